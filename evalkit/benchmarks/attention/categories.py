@@ -7,8 +7,8 @@ The paper has four groups: special tokens and punctuation (here BOS, SPECIAL and
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from itertools import groupby
 from operator import itemgetter
@@ -38,8 +38,6 @@ _EXCLUDED = ("ner", "lemmatizer", "senter")
 """Components that do not affect tags."""
 _SPACY = "3.8"
 """Minor version of spaCy that the model is used with; another one may split words differently."""
-CACHED_TEXTS = 256
-"""Number of texts whose words are remembered: some 200 MB if each has 8K tokens."""
 _WITHOUT = "leave mass out of --measures, the only one that needs it"
 
 
@@ -54,36 +52,11 @@ class Word(NamedTuple):
     """Universal part of speech, or SPACE."""
 
 
-TagTexts = Callable[[Sequence[str]], Iterable[Sequence[Word]]]
-"""Function that returns the words of each text, in order."""
+Tagger = Callable[[Iterable[str]], Mapping[str, Sequence[Word]]]
+"""Function that returns the words of each text; several at once take less time."""
 
 
-class CachedTagger:
-    """A tagger that remembers the texts it was last asked for: the prompts of a task repeat their instruction."""
-
-    def __init__(self, tag_texts: TagTexts, size: int = CACHED_TEXTS) -> None:
-        self._tag_texts, self._size = tag_texts, size
-        self._known: OrderedDict[str, Sequence[Word]] = OrderedDict()
-
-    def __call__(self, text: str) -> Sequence[Word]:
-        """Return the words of a text."""
-        if text not in self._known:
-            self.prepare([text])
-        self._known.move_to_end(text)
-        return self._known[text]
-
-    def prepare(self, texts: Iterable[str]) -> None:
-        """Tag texts that will be asked for, at most `size` of them; faster than one at a time."""
-        unique = dict.fromkeys(texts)
-        for text in unique.keys() & self._known.keys():
-            self._known.move_to_end(text)
-        new = [text for text in unique if text not in self._known]
-        self._known.update(zip(new, self._tag_texts(new), strict=True))
-        while len(self._known) > self._size:
-            self._known.popitem(last=False)
-
-
-def load_tagger(say: Say) -> CachedTagger:
+def load_tagger(say: Say) -> Tagger:
     """Load spaCy's English model; fetch it if it is not in the cache.
 
     Raises:
@@ -105,7 +78,7 @@ def load_tagger(say: Say) -> CachedTagger:
                 f"Point pip at an index that has this package, or {_WITHOUT}"
             ) from error
         pipeline = spacy.load(folder, exclude=_EXCLUDED)
-    return CachedTagger(lambda texts: _tagged(pipeline, texts))
+    return partial(_tagged, pipeline)
 
 
 def tagger_identity() -> str:
@@ -129,14 +102,17 @@ def _missing(reason: str) -> UsageError:
     )
 
 
-def _tagged(pipeline: Any, texts: Sequence[str]) -> Iterable[list[Word]]:
-    for text in texts:
+def _tagged(pipeline: Any, texts: Iterable[str]) -> dict[str, list[Word]]:
+    unique = list(dict.fromkeys(texts))
+    for text in unique:
         if len(text) > pipeline.max_length:
             raise DataError(
                 f"a text of {len(text):,} characters is too long for spaCy (at most {pipeline.max_length:,})"
             )
-    for document in pipeline.pipe(texts):
-        yield [Word(word.idx, word.idx + len(word.text), word.pos_) for word in document]
+    return {
+        text: [Word(word.idx, word.idx + len(word.text), word.pos_) for word in document]
+        for text, document in zip(unique, pipeline.pipe(unique), strict=True)
+    }
 
 
 BOS, SPECIAL, PUNCTUATION, CONTENT, FUNCTION, OTHER = range(len(CATEGORIES))
@@ -155,7 +131,7 @@ Piece = tuple[bool, str]
 
 
 def categories_of(
-    pieces: Sequence[Piece], offsets: ArrayLike, tagger: Callable[[str], Sequence[Word]]
+    pieces: Sequence[Piece], offsets: ArrayLike, words_of: Callable[[str], Sequence[Word]]
 ) -> NDArray[np.int8]:
     """Return the category of each token of a prompt, [tokens] indices into `CATEGORIES`.
 
@@ -167,7 +143,7 @@ def categories_of(
         pieces: the prompt's text.
         offsets: [tokens, 2] first character of each token and one past its last, as fast tokenizers return them. Of an
             empty span, which tokenizers give to white space, the last character is the one before its end.
-        tagger: returns the words of a text.
+        words_of: returns the words of each of the `tagged_texts`.
 
     Raises:
         DataError: the tagger returned an unknown tag, or no word for a character.
@@ -182,12 +158,12 @@ def categories_of(
     is_marker = np.repeat([is_marker for is_marker, _ in pieces], [len(text) for _, text in pieces])
     of_characters = np.where(is_marker, SPECIAL, OTHER).astype(np.int8)
     for start, run in _runs(pieces):
-        of_characters[start : start + len(run)] = _of_text(run, tagger(run))
+        of_characters[start : start + len(run)] = _of_text(run, words_of(run))
     return of_characters[np.where(inside, nearest, last)]
 
 
 def tagged_texts(pieces: Sequence[Piece]) -> list[str]:
-    """Return the texts that `categories_of` passes to its tagger, to tag those of many prompts at once."""
+    """Return the texts whose words `categories_of` needs."""
     return [text for _, text in _runs(pieces)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.attention.categories import BOS, CachedTagger, categories_of, load_tagger, tagged_texts
+from evalkit.benchmarks.attention.categories import (
+    BOS,
+    Piece,
+    Tagger,
+    Word,
+    categories_of,
+    load_tagger,
+    tagged_texts,
+)
 from evalkit.benchmarks.attention.categories import SPECIAL as SPECIAL_TOKEN
 from evalkit.benchmarks.attention.groups import MASS, RANK, RANKED_LAYERS, chosen_layers
 from evalkit.benchmarks.attention.plan import TEXT, AttentionPlan, key_of, work_of
@@ -31,7 +39,7 @@ from evalkit.models.tokenizer_alone import window_of
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.computing import AttentionFacts
     from evalkit.benchmarks.multiple_choice.tasks import Question
-    from evalkit.runs.finished_rows import FinishedRows, Key
+    from evalkit.runs.finished_rows import FinishedRows
 
 
 _BATCH = 4
@@ -68,7 +76,10 @@ def planned_batches(
     plan: AttentionPlan, facts: AttentionFacts, tokenizer: Any, finished: FinishedRows, say: Say
 ) -> Planned:
     """Plan the batches of the documents that have no rows; work is counted in characters, of a text in tokens."""
-    work = _text_work(plan, facts.window, tokenizer) if plan.choices is None else plan.work
+    work = plan.work
+    if plan.choices is None:
+        windows = _text_windows(plan, facts.window, tokenizer)
+        work = {(TEXT, TEXT, number): len(tokens) for number, tokens, _ in windows}
     done = sum(size for key, size in work.items() if key in finished)
     return Planned(batches_of(plan, facts.window, tokenizer, finished, say), sum(work.values()), done)
 
@@ -90,7 +101,7 @@ def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: Finis
 
 
 def sequences_of(
-    plan: AttentionPlan, prompter: Prompter, questions: Sequence[Question], tagger: CachedTagger | None, bos: int | None
+    plan: AttentionPlan, prompter: Prompter, questions: Sequence[Question], tagger: Tagger | None, bos: int | None
 ) -> Iterator[AnalysedSequence]:
     """Yield the sequences of documents: of the gold choice, or of every choice."""
     every = plan.request.continuation == "all"
@@ -101,8 +112,7 @@ def sequences_of(
     ]
     alone = [_with_choice(question, choice) for question, choice in chosen]
     rendered = [[(code in _MARKERS, text) for code, text in prompter.render(question, 0)] for question in alone]
-    if tagger is not None:
-        tagger.prepare(chain(*map(tagged_texts, rendered)))
+    words = None if tagger is None else tagger(chain(*map(tagged_texts, rendered)))
     for (question, choice), pieces, encoded in zip(chosen, rendered, prompter.encode(alone), strict=True):
         [sequence] = encoded.sequences
         # BOS is added as an id, or written by a chat template
@@ -116,7 +126,7 @@ def sequences_of(
             np.flatnonzero(sequence.segments == CONTINUATION),
             has_bos,
             sequence.truncated,
-            None if tagger is None else _categories(sequence, pieces, tagger, has_bos),
+            None if words is None else _categories(sequence, pieces, words, has_bos),
         )
 
 
@@ -133,66 +143,59 @@ def _with_choice(question: Question, choice: int) -> Question:
 
 
 def _categories(
-    sequence: TokenSequence, pieces: Sequence[tuple[bool, str]], tagger: CachedTagger, has_bos: bool
+    sequence: TokenSequence, pieces: Sequence[Piece], words: Mapping[str, Sequence[Word]], has_bos: bool
 ) -> NDArray[np.int8]:
     """Return the category of each token; tokens that are added as ids are BOS or special."""
     assert sequence.characters is not None
     added = sequence.characters[:, 0] < 0
     categories = np.full(len(sequence.tokens), SPECIAL_TOKEN, np.int8)
-    categories[~added] = categories_of(pieces, sequence.characters[~added], tagger)
+    categories[~added] = categories_of(pieces, sequence.characters[~added], words.__getitem__)
     if has_bos:
         categories[0] = BOS
     return categories
 
 
-def _text_tokens(plan: AttentionPlan, tokenizer: Any) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the tokens of a plan's text, [n], and their characters, [n, 2]."""
+def _text_windows(
+    plan: AttentionPlan, window: int, tokenizer: Any
+) -> list[tuple[int, NDArray[np.int32], NDArray[np.int32]]]:
+    """Return (number, tokens, their characters) of the sampled windows of a text, which do not overlap, without BOS.
+
+    A last window that is shorter is left out, unless it is the only one.
+    """
     check_text(plan.text, f"--text {plan.request.text}")
     encoding = tokenizer(plan.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     tokens = np.asarray(encoding["input_ids"], np.int32)
     if len(tokens) < 2:
         raise ScoringError(f"--text {plan.request.text}: has {len(tokens)} tokens; give a longer text")
-    return tokens, np.asarray(encoding["offset_mapping"], np.int32).reshape(-1, 2)
-
-
-def _window_starts(plan: AttentionPlan, tokens: int, size: int) -> list[tuple[int, int]]:
-    """Return (number, first token) of the sampled windows of so many tokens of a text, which do not overlap.
-
-    A last window that is shorter is left out, unless it is the only one.
-    """
-    sample = DocumentSample(plan.request.sample, plan.request.seed)
-    return [(number, number * size) for number in sample.places(TEXT, [TEXT] * max(1, tokens // size))]
-
-
-def _text_work(plan: AttentionPlan, window: int, tokenizer: Any) -> dict[Key, int]:
-    """Return the key of each window of a text → its tokens."""
-    tokens, _ = _text_tokens(plan, tokenizer)
+    characters = np.asarray(encoding["offset_mapping"], np.int32).reshape(-1, 2)
     size = window - (tokenizer.bos_token_id is not None)
-    return {(TEXT, TEXT, number): min(size, len(tokens)) for number, _ in _window_starts(plan, len(tokens), size)}
+    sample = DocumentSample(plan.request.sample, plan.request.seed)
+    numbers = sample.places(TEXT, [TEXT] * max(1, len(tokens) // size))
+    spans = ((number, slice(number * size, (number + 1) * size)) for number in numbers)
+    return [(number, tokens[span], characters[span]) for number, span in spans]
 
 
 def _text_batches(
-    plan: AttentionPlan, window: int, tokenizer: Any, tagger: CachedTagger | None, finished: FinishedRows
+    plan: AttentionPlan, window: int, tokenizer: Any, tagger: Tagger | None, finished: FinishedRows
 ) -> Batches:
-    tokens, characters = _text_tokens(plan, tokenizer)
     bos: int | None = tokenizer.bos_token_id
-    size = window - (bos is not None)
-    for number, start in _window_starts(plan, len(tokens), size):
+    for number, part, spans in _text_windows(plan, window, tokenizer):
         if (TEXT, TEXT, number) in finished:
             continue
-        part, spans = tokens[start : start + size], characters[start : start + size]
         categories = None
         if tagger is not None:
             first, last = int(spans[0, 0]), int(spans[-1, 1])
-            categories = categories_of([(False, plan.text[first:last])], spans - first, tagger)
+            pieces = [(False, plan.text[first:last])]
+            categories = categories_of(pieces, spans - first, tagger(tagged_texts(pieces)).__getitem__)
             categories[np.isin(part, tokenizer.all_special_ids)] = SPECIAL_TOKEN
+        tokens = part
         if bos is not None:
-            part = np.concatenate(([bos], part)).astype(np.int32)
+            tokens = np.concatenate(([bos], part)).astype(np.int32)
             if categories is not None:
                 categories = np.concatenate(([BOS], categories)).astype(np.int8)
-        readers = np.arange(1, len(part))
-        sequence = AnalysedSequence(TEXT, number, 0, number, part, readers, bos is not None, 0, categories)
-        yield Batch(TEXT, number, (sequence,), float(len(part)), 1)
+        readers = np.arange(1, len(tokens))
+        sequence = AnalysedSequence(TEXT, number, 0, number, tokens, readers, bos is not None, 0, categories)
+        yield Batch(TEXT, number, (sequence,), float(len(tokens)), 1)
 
 
 def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
@@ -200,7 +203,7 @@ def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> li
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     if plan.choices is None:
         window = min(window, plan.manifest["specification"].get("window", window))
-        lengths = list(_text_work(plan, window, tokenizer).values())
+        lengths = [len(tokens) for _, tokens, _ in _text_windows(plan, window, tokenizer)]
         return [_costs(plan, TEXT, lengths, len(lengths), len(lengths))]
     prompter = Prompter(plan.choices.template, tokenizer, window - 1, say)
     costs = []
