@@ -47,19 +47,19 @@ def attention_modules(model: Any) -> dict[int, Any]:
             "convert it to an evalkit checkpoint with `evalkit models convert`"
         )
     if names_attention(model):
-        found = {module.layer_idx: module for module in model.modules() if isinstance(module, kind)}
+        modules = {module.layer_idx: module for module in model.modules() if isinstance(module, kind)}
     # A state in place of keys (RWKV) is no attention, whatever its module is called
     elif kind is None and keeps_state(model):
-        found = {}
+        modules = {}
     else:
-        found = {}
+        modules = {}
         for number, layer in enumerate(layers_of(model)):
             named = (module for module in layer.modules() if _ATTENTION.search(type(module).__name__))
             if (outermost := next(named, None)) is not None:
-                found[number] = outermost
-    if not found:
+                modules[number] = outermost
+    if not modules:
         raise CheckpointError(f"{type(model).__name__} has no attention modules that transformers names, so no maps")
-    return dict(sorted(found.items()))
+    return dict(sorted(modules.items()))
 
 
 def names_attention(model: Any) -> bool:

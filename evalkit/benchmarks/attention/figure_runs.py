@@ -161,7 +161,9 @@ def of_groups(
     chosen = run.layers(first, layers)
     sums: dict[str, pd.Series] = {}
     for title, measures in groups.items():
-        tables = [run.by_head(one) if band == "heads" else run.by_sample(one).assign(n=1) for one in measures]
+        tables = [
+            run.by_head(measure) if band == "heads" else run.by_sample(measure).assign(n=1) for measure in measures
+        ]
         rows = pd.concat(tables).groupby(key, observed=True)
         sums[title] = rows["value"].sum()
         count = rows["n"].max()
@@ -237,26 +239,27 @@ def figure_notes(runs: Sequence[AnalysedRun], tables: Sequence[pd.DataFrame], wo
 
 def _smaller_counts(runs: Sequence[AnalysedRun], tables: Sequence[pd.DataFrame]) -> list[str]:
     """Return a sentence for measures that apply to some documents only, such as those of sinks to 64 tokens or more."""
-    found: dict[str, int] = {}
-    least = min(len(one.samples) for one in runs)
+    counts: dict[str, int] = {}
+    least = min(len(run.samples) for run in runs)
     for table in tables:
         if "n" in table and "position" not in table and (most := int(table.groupby("id")["n"].max().min())) < least:
-            found |= dict.fromkeys(table["measure"].unique(), most)
+            counts |= dict.fromkeys(table["measure"].unique(), most)
     return [
-        f"{'; '.join(f'{name}: {count:,} documents, to which it applies' for name, count in found.items())}."
-    ] * bool(found)
+        f"{'; '.join(f'{name}: {count:,} documents, to which it applies' for name, count in counts.items())}."
+    ] * bool(counts)
 
 
 def run_differences(runs: Sequence[AnalysedRun]) -> list[str]:
     """Return a sentence if runs differ in what changes their numbers besides the model; compared with the first run."""
-    found: dict[str, list[str]] = {}
+    values_of: dict[str, list[str]] = {}
     for other in runs[1:]:
         for name, mine, theirs in _differing(runs[0], other):
-            found.setdefault(name, [mine]).append(f"{theirs} ({short_name(other.name)})")
-    if not found:
+            values_of.setdefault(name, [mine]).append(f"{theirs} ({short_name(other.name)})")
+    if not values_of:
         return []
     listed = "; ".join(
-        f"{name}: {values[0]} ({short_name(runs[0].name)}), {', '.join(values[1:])}" for name, values in found.items()
+        f"{name}: {values[0]} ({short_name(runs[0].name)}), {', '.join(values[1:])}"
+        for name, values in values_of.items()
     )
     return [printable(f"The runs differ in more than their models: {listed}.")]
 
@@ -267,21 +270,21 @@ def _layers(layers: Sequence[int]) -> str:
     return f"Layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))} (from 0)"
 
 
-def _differing(one: AnalysedRun, other: AnalysedRun) -> list[tuple[str, str, str]]:
+def _differing(first: AnalysedRun, other: AnalysedRun) -> list[tuple[str, str, str]]:
     """Return (what, the first run's value, the other's) of each difference."""
-    found = [(a.name, a.value, b.value) for a, b in differences(one.run, other.run) if a.refused]
-    mine, theirs = (run.run.manifest["specification"] for run in (one, other))
-    found += [
+    differing = [(a.name, a.value, b.value) for a, b in differences(first.run, other.run) if a.refused]
+    mine, theirs = (run.run.manifest["specification"] for run in (first, other))
+    differing += [
         (words, _shown(mine.get(key)), _shown(theirs.get(key)))
         for key, words in _COMPARED.items()
         if mine.get(key) != theirs.get(key)
     ]
-    if one.tasks != other.tasks:
-        found.append(("tasks", _shown(one.tasks), _shown(other.tasks)))
-    if not found and not one.has_samples_of(other):
-        counts = [f"{int(run.samples['tokens'].sum()):,} tokens" for run in (one, other)]
-        found.append(("documents", counts[0], counts[1]))
-    return found
+    if first.tasks != other.tasks:
+        differing.append(("tasks", _shown(first.tasks), _shown(other.tasks)))
+    if not differing and not first.has_samples_of(other):
+        counts = [f"{int(run.samples['tokens'].sum()):,} tokens" for run in (first, other)]
+        differing.append(("documents", counts[0], counts[1]))
+    return differing
 
 
 def _shown(value: Any) -> str:

@@ -78,7 +78,7 @@ def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
 def draw(figure: Figure, runs: Runs, path: Path) -> None:
     """Draw a figure from `make` of the same runs into a .png, .pdf or .svg file; raise a `RunError` if it fails."""
     notes = figure_notes(runs, [panel.table for panel in figure.panels], figure.words)
-    draw_panels(figure.panels, [one.name for one in runs], figure.columns, notes, path, figure.share_y)
+    draw_panels(figure.panels, [run.name for run in runs], figure.columns, notes, path, figure.share_y)
 
 
 def write(figure: Figure, runs: Runs, paths: Sequence[Path]) -> list[Path]:
@@ -100,10 +100,10 @@ def _check_own(path: Path) -> None:
     """Raise a `UsageError` if a .csv exists that is not of a figure."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            own = file.readline().startswith("panel,run,id,")
+            is_ours = file.readline().startswith("panel,run,id,")
     except OSError:  # does not exist, or writing it reports why
         return
-    if not own:
+    if not is_ours:
         raise UsageError(
             f"{path} exists and is not of a figure, and the drawn numbers go there; choose another --output"
         )
@@ -158,13 +158,13 @@ def _categories(runs: Runs, request: FigureRequest) -> Figure:
     kind = "mass" if request.paper else "mass_abs"
     groups = {title: [f"{kind}_{name}" for name in names] for title, names in _FOUR.items()}
     assert sum(map(len, groups.values())) == len(CATEGORIES)
-    by_run = [of_groups(one, groups, band, request.layers, request.paper) for one in runs]
+    by_run = [of_groups(run, groups, band, request.layers, request.paper) for run in runs]
     panels = []
     for title in groups:
         tables = []
-        for one, values in zip(runs, by_run, strict=True):
+        for run, values in zip(runs, by_run, strict=True):
             sums = values.rename(columns={title: "value"})[["layer", "value", "n"]]
-            tables.append(one.labelled(spread_of(sums, ["layer"]), f"{kind}: {title}"))
+            tables.append(run.labelled(spread_of(sums, ["layer"]), f"{kind}: {title}"))
         table, label = pd.concat(tables, ignore_index=True), "softmax" if request.paper else "%"
         panels.append(FigurePanel(title, table, "layer", label, percent=not request.paper))
     value = "share of |weights| of the continuation's tokens on each kind of tokens"
@@ -190,7 +190,7 @@ def _negative(runs: Runs, request: FigureRequest) -> Figure:
 
 def _summary(runs: Runs, request: FigureRequest) -> Figure:
     """Return the panels whose measures every run has."""
-    measures = [measure for measure in _SUMMARY if all(one.has(measure) for one in runs)]
+    measures = [measure for measure in _SUMMARY if all(run.has(measure) for run in runs)]
     return _by_layer("summary", runs, request, measures or _SUMMARY, 2)
 
 
@@ -219,7 +219,7 @@ def _rank(runs: Runs, request: FigureRequest) -> Figure:
     panels = [FigurePanel(f"{measure}, median over heads", ranks, "layer", measure)]
     words = "Line: mean over documents of the median over heads; band: ± 1 standard deviation over documents"
     if others:
-        shares = [one.labelled(share_above(first, one, measure, request.layers), measure) for one in others]
+        shares = [run.labelled(share_above(first, run, measure, request.layers), measure) for run in others]
         title, table = f"documents above {short_name(first.name)}", pd.concat(shares, ignore_index=True)
         panels.append(FigurePanel(title, table, "layer", "%", percent=True, reference=0.5))
         words += "; right: share of documents whose median is above that of the first run, band: ± 1 standard error"
@@ -229,12 +229,12 @@ def _rank(runs: Runs, request: FigureRequest) -> Figure:
 def _heatmap(runs: Runs, request: FigureRequest) -> Figure:
     measure = request.measure_of("heatmap")
     panels = []
-    for one in runs:
-        values = one.by_head(measure)
-        chosen = values[values["layer"].isin(one.layers(measure, request.layers))].reset_index(drop=True)
+    for run in runs:
+        values = run.by_head(measure)
+        chosen = values[values["layer"].isin(run.layers(measure, request.layers))].reset_index(drop=True)
         label, percent = label_of(measure), MEASURES[measure].in_percent
         panels.append(
-            FigurePanel(short_name(one.name), one.labelled(chosen, measure), "head", label, "layer", percent=percent)
+            FigurePanel(short_name(run.name), run.labelled(chosen, measure), "head", label, "layer", percent=percent)
         )
     words = f"Colour: mean over documents of each head, one scale for all runs. {described([measure])}"
     return Figure(tuple(panels), 2 if len(panels) == 4 else 3, words)
@@ -255,7 +255,7 @@ _FIGURES: Mapping[str, Callable[[Runs, FigureRequest], Figure]] = {
 def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
     """Return the figures that all runs have the measures of; the names are unique."""
     analysed = [AnalysedRun(name, run) for name, run in zip(names, runs, strict=True)]
-    found = []
+    figures = []
     for name, kind in KINDS.items():
         try:
             figure = make(name, analysed, FigureRequest())
@@ -263,5 +263,5 @@ def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
             continue
         measure = f" ({FigureRequest().measure_of(name)})" if kind.measures else ""
         words = f"{kind.words[:1].upper()}{kind.words[1:]}{measure}: {', '.join(names)}."
-        found.append(RunFigure(name, words, partial(draw, figure, analysed)))
-    return found
+        figures.append(RunFigure(name, words, partial(draw, figure, analysed)))
+    return figures

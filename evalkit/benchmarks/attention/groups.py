@@ -134,13 +134,13 @@ def layer_of(number: int, layers: Sequence[int]) -> int | None:
 
 def chosen_layers(given: Sequence[int], layers: Sequence[int]) -> list[int]:
     """Return the layers that numbers mean (`layer_of`), ascending; all for no numbers."""
-    found = {number: layer_of(number, layers) for number in given}
-    if unknown := [number for number, layer in found.items() if layer is None]:
+    meant = {number: layer_of(number, layers) for number in given}
+    if unknown := [number for number, layer in meant.items() if layer is None]:
         raise UsageError(
             f"--layers: the model has no attention layer {unknown[0]}; its layers are {layers[0]} to {layers[-1]}, or "
             f"-1 to {-len(layers)}"
         )
-    return sorted({layer for layer in found.values() if layer is not None}) or list(layers)
+    return sorted({layer for layer in meant.values() if layer is not None}) or list(layers)
 
 
 def described_layers(measured: Sequence[int], layers: Sequence[int]) -> str:

@@ -86,13 +86,16 @@ class AttentionPlan:
     @property
     def subtasks(self) -> dict[str, list[str]]:
         """Task → its subtasks."""
-        subtasks = {task: list(dict.fromkeys(one.subtask for one in found)) for task, found in self.questions.items()}
+        subtasks = {
+            task: list(dict.fromkeys(question.subtask for question in members))
+            for task, members in self.questions.items()
+        }
         return subtasks or {TEXT: [TEXT]}
 
     @property
     def work(self) -> dict[Key, int]:
         """Key of each document in the journal → its expected cost; empty for a text, whose windows are not known."""
-        return {key_of(question): work_of(question) for found in self.questions.values() for question in found}
+        return {key_of(question): work_of(question) for members in self.questions.values() for question in members}
 
     def is_missing(self, finished: FinishedRows) -> bool:
         """Return whether a document has no rows; of a text, true."""

@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"-?\d{1,6}")
 def attention_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
     """Return the measures of each layer, and of all layers in the last line; other arguments change nothing."""
     stored = run.stored
-    lines = [(str(one["layer"]), one["measures"]) for one in stored["layers"]] + [("all", stored["measures"])]
+    lines = [(str(layer["layer"]), layer["measures"]) for layer in stored["layers"]] + [("all", stored["measures"])]
     names = [name for name in stored["measures"] if not _repeats(name, lines)]
     masses = [name for name in names if MEASURES[name].group == MASS]
     split = {ATTENTION: [name for name in names if name not in masses], MASS: masses}
@@ -55,10 +55,10 @@ def _table(title: str, names: list[str], lines: list[tuple[str, Any]]) -> Table:
     return simple_table(title, ["layer", *names], rows, ruled={len(lines) - 1})
 
 
-def _cell(name: str, found: dict[str, Any] | None) -> str:
-    if found is None:
+def _cell(name: str, measured: dict[str, Any] | None) -> str:
+    if measured is None:
         return "–"
-    return percent(found["value"]) if MEASURES[name].in_percent else fixed(found["value"], 2)
+    return percent(measured["value"]) if MEASURES[name].in_percent else fixed(measured["value"], 2)
 
 
 def _notes(run: Run, names: list[str]) -> list[str]:
@@ -102,9 +102,9 @@ class AttentionDocuments(Comparable):
     @cached_property
     def documents(self) -> pd.DataFrame:
         """One row for each document; of several continuations, `sequence` is the sum of theirs."""
-        found = documents_of(self._table)
-        found[["task", "subtask"]] = found[["task", "subtask"]].astype(str)
-        return found.rename(columns={"cluster": CLUSTER})
+        documents = documents_of(self._table)
+        documents[["task", "subtask"]] = documents[["task", "subtask"]].astype(str)
+        return documents.rename(columns={"cluster": CLUSTER})
 
     @cached_property
     def rules(self) -> Sequence[str]:
@@ -147,9 +147,9 @@ class AttentionDocuments(Comparable):
         """Return the values of a measure; one row for each document, as in `documents`, and one column for a layer."""
         rows = self._table[self._table["measure"] == name].astype({"task": str, "subtask": str})
         wide = rows.pivot_table(index=SAMPLE, columns="layer", values="value", aggfunc="mean", sort=False)
-        found = wide.reindex(pd.MultiIndex.from_frame(self.documents[SAMPLE]))
-        found.columns = [int(layer) for layer in found.columns]
-        return found
+        by_layer = wide.reindex(pd.MultiIndex.from_frame(self.documents[SAMPLE]))
+        by_layer.columns = [int(layer) for layer in by_layer.columns]
+        return by_layer
 
     @property
     def _layers(self) -> list[int]:

@@ -60,7 +60,7 @@ class LongBench(GeneratedBenchmark):
 
     def documents(self, plan: LongBenchPlan) -> dict[str, list[str]]:
         """See `GeneratedBenchmark`."""
-        return {task.name: [row.id for row in found.rows] for task, found in plan.rows.items()}
+        return {task.name: [row.id for row in loaded.rows] for task, loaded in plan.rows.items()}
 
     def generation_requests(
         self, plan: LongBenchPlan, task: str, facts: GeneratingFacts, tokenizer: Any
@@ -76,8 +76,8 @@ class LongBench(GeneratedBenchmark):
     def sampled(self, plan: LongBenchPlan, count: int) -> LongBenchPlan:
         """See `GeneratedBenchmark`."""
         rows = {
-            task: replace(found, rows=tuple(found.rows[place] for place in spread(len(found.rows), count)))
-            for task, found in plan.rows.items()
+            task: replace(loaded, rows=tuple(loaded.rows[place] for place in spread(len(loaded.rows), count)))
+            for task, loaded in plan.rows.items()
         }
         return replace(plan, rows=rows)
 

@@ -46,16 +46,16 @@ def _distinct_words(sentences: Iterable[list[str]]) -> int:
 
 
 def _union_of_subsequences(expected: list[list[str]], predicted: list[list[str]]) -> set[str]:
-    found: set[str] = set()
+    common: set[str] = set()
     # Equal sentences, frequent in repetitive predictions, have equal subsequences
     candidates = [(list(sentence), set(sentence)) for sentence in dict.fromkeys(map(tuple, predicted))]
     for reference in expected:
         words = set(reference)
         for candidate, candidate_words in candidates:
             # A pair only adds words that both sentences have
-            if not words & candidate_words <= found:
-                found |= _common_subsequence(reference, candidate, words)
-    return found
+            if not words & candidate_words <= common:
+                common |= _common_subsequence(reference, candidate, words)
+    return common
 
 
 def _common_subsequence(reference: list[str], candidate: list[str], words: set[str]) -> set[str]:
@@ -77,17 +77,17 @@ def _common_subsequence(reference: list[str], candidate: list[str], words: set[s
         kept = row & places.get(word, 0)
         row = ((row + kept) | (row - kept)) & every
         rows.append(row)
-    found: set[str] = set()
+    common: set[str] = set()
     i, j = len(reference) - 1, len(candidate) - 1
     while i >= 0 and j >= 0:
         if reference[i] == candidate[j]:
-            found.add(reference[i])
+            common.add(reference[i])
             i, j = i - 1, j - 1
         elif rows[i] >> j & 1:
             j -= 1
         else:
             i -= 1
-    return found
+    return common
 
 
 EditVariant = Literal["difflib", "rapidfuzz"]

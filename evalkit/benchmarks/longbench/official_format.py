@@ -57,9 +57,9 @@ def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> P
         notes.append(f"skipped, since LongBench-E has no such task: {', '.join(absent)}")
     if not files:
         raise DataError("no predictions to score: " + ("; ".join(notes) or "no files were given"))
-    found = {file: _read(find_task(name), file, suite) for name, file in files.items()}
-    notes += _miscounted(found, suite)
-    return Predictions(pd.DataFrame([row for rows in found.values() for row in rows]), tuple(notes))
+    rows_of = {file: _read(find_task(name), file, suite) for name, file in files.items()}
+    notes += _miscounted(rows_of, suite)
+    return Predictions(pd.DataFrame([row for rows in rows_of.values() for row in rows]), tuple(notes))
 
 
 def write_predictions(generations: pd.DataFrame, folder: Path) -> list[Path]:
@@ -157,7 +157,7 @@ def _row(task: Task, line: bytes, index: int, suite: SuiteName) -> dict[str, Any
     }
 
 
-def _miscounted(found: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteName) -> list[str]:
+def _miscounted(rows_of: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteName) -> list[str]:
     """Return a note on files that do not have one row for each document, if there are any.
 
     The official code appends to the file of an earlier run. Documents are identified by gold answers and length, since
@@ -166,7 +166,7 @@ def _miscounted(found: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteName
     """
     irregular: list[str] = []
     too_many = maybe_e = False
-    for path, rows in found.items():
+    for path, rows in rows_of.items():
         copies = Counter((row["answers"], row["length"]) for row in rows)
         times, official = gcd(*copies.values()), find_task(rows[0]["task"]).documents
         if times > 1 and len(rows) > times:

@@ -83,12 +83,12 @@ def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
         **numerics(request.model, checkpoint, request.limit, say),
         **request.selection.specification,
         "suite": request.suite,
-        "documents": {task.name: found.sha for task, found in rows.items()},
+        "documents": {task.name: loaded.sha for task, loaded in rows.items()},
         "max_prompt_tokens": most,
     }
     documents = {
-        task.name: {"source": found.source, "official": found.official, "count": len(found.rows)}
-        for task, found in rows.items()
+        task.name: {"source": loaded.source, "official": loaded.official, "count": len(loaded.rows)}
+        for task, loaded in rows.items()
     }
     manifest = generated_manifest(LONGBENCH, request.model, checkpoint, context, specification, request.chat, documents)
     return LongBenchPlan(request, checkpoint, rows, manifest | ({"left_out": left_out} if left_out else {}))

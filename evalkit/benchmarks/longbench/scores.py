@@ -112,14 +112,14 @@ class LongBenchResults:
 def save_generations(plan: LongBenchPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
     """Write the generations table, a row for each document in the order of tasks and files, and the results."""
     parts = []
-    for task, found in plan.rows.items():
-        pairs = zip(found.rows, answers[task.name], strict=True)
+    for task, loaded in plan.rows.items():
+        pairs = zip(loaded.rows, answers[task.name], strict=True)
         part = pd.DataFrame([_table_row(row, answer) for row, answer in pairs])
         part["score"] = score_rows(task, part)
         parts.append(part)
     table = pd.concat(parts, ignore_index=True)
     writer.save_table(GENERATIONS, table)
-    official = {task.name: found.official for task, found in plan.rows.items()}
+    official = {task.name: loaded.official for task, loaded in plan.rows.items()}
     results = score_generations(table, plan.request.suite, "difflib", official)
     averages = [
         {"name": mean.name, "accuracy": (mean.all.score or 0.0) / 100, "stderr": None}

@@ -41,8 +41,8 @@ def save_needles(plan: NeedlePlan, answers: Mapping[str, Sequence[GeneratedAnswe
         rows.append(about | {"tokens_sha256": answer.prompt_sha256} | kept | {"found": is_found(case, answer.text)})
     table = pd.DataFrame(rows)
     writer.save_table(NEEDLES, table)
-    found = table.pivot_table(index="depth", columns="length", values="found", aggfunc="mean")
-    depths, lengths = [float(depth) for depth in found.index], [int(length) for length in found.columns]
+    shares = table.pivot_table(index="depth", columns="length", values="found", aggfunc="mean")
+    depths, lengths = [float(depth) for depth in shares.index], [int(length) for length in shares.columns]
     share = float(table["found"].mean())
     writer.save_results(
         {
@@ -51,13 +51,13 @@ def save_needles(plan: NeedlePlan, answers: Mapping[str, Sequence[GeneratedAnswe
             "depths": depths,
             "lengths": lengths,
             "repeats": plan.request.repeats,
-            "found": found.to_numpy(float).tolist(),
+            "found": shares.to_numpy(float).tolist(),
         }
     )
     # Last, since a heatmap can be drawn again from the results
     try:
         for name in HEATMAPS:
-            needle_heatmap(found.to_numpy(float), depths, lengths, writer.folder / name)
+            needle_heatmap(shares.to_numpy(float), depths, lengths, writer.folder / name)
     except RunError as error:
         raise RunError(f"{error}; the results are saved; run the same command again to draw the heatmap") from error
 
@@ -91,10 +91,10 @@ class Needles(GradedAnswers):
 def needle_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
     """Return the percentage of needles found, by depth and length; other arguments change nothing."""
     stored = run.stored
-    lengths, depths, found = stored["lengths"], stored["depths"], stored["found"]
-    by_depth = list(zip(depths, found, strict=True))
+    lengths, depths, shares_by_depth = stored["lengths"], stored["depths"], stored["found"]
+    by_depth = list(zip(depths, shares_by_depth, strict=True))
     rows = [[f"{depth:g} %", *(percent(share, 0) for share in shares)] for depth, shares in by_depth]
-    rows.append(["all", *(percent(sum(column) / len(column), 0) for column in zip(*found, strict=True))])
+    rows.append(["all", *(percent(sum(column) / len(column), 0) for column in zip(*shares_by_depth, strict=True))])
     [task] = stored["tasks"]
     texts = stored["repeats"]
     notes = (

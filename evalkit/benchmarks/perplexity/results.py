@@ -128,7 +128,7 @@ def results_of(documents: pd.DataFrame, positions: pd.DataFrame, seconds: dict[s
         "tasks": tasks,
         "averages": [],
         "whole": summary(documents),
-        "positions": [one._asdict() for one in by_position(positions)],
+        "positions": [bin._asdict() for bin in by_position(positions)],
     }
 
 
@@ -160,18 +160,18 @@ def summary(documents: pd.DataFrame) -> dict[str, Any]:
 def _documents(members: Sequence[TextDocument], sums: pd.DataFrame, writer: RunWriter) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of the table of documents."""
     by_number = {int(row["document"]): row for row in sums.reset_index().to_dict("records")}
-    for one in members:
-        found, size = by_number.get(one.number), len(one.content)
+    for document in members:
+        found, size = by_number.get(document.number), len(document.content)
         if found is None or found["bytes"] != size:
             # Happens only if lines of the journal were removed while it was read
             raise RunError(
-                f"the journal of {writer.folder} lacks a part of {one.place}; delete the folder and run the command "
-                "again"
+                f"the journal of {writer.folder} lacks a part of {document.place}; delete the folder and run the "
+                "command again"
             )
         nats = float(found["nats"])
         # As lm-eval counts them: the parts between white space, empty ones at the ends too
-        words = len(_SPACES.split(one.text))
-        about = (one.task, one.number, one.place, size, words)
+        words = len(_SPACES.split(document.text))
+        about = (document.task, document.number, document.place, size, words)
         yield *about, int(found["tokens"]), int(found["windows"]), nats, nats / math.log(2) / size
 
 

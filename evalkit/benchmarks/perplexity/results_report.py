@@ -104,13 +104,13 @@ def _positions(runs: Mapping[str, Run]) -> Table:
     found = _position_bins(list(runs.values()), MOST)
     longest = max(found, key=len)
     windows = [window for run in runs.values() if (window := _original_window(run))]
-    starts = {one.first: one for one in longest}
-    names = [f"{one.first:,}–{one.last:,}" + "*" * bool(windows and one.first > min(windows)) for one in longest]
+    starts = {bin.first: bin for bin in longest}
+    names = [f"{bin.first:,}–{bin.last:,}" + "*" * bool(windows and bin.first > min(windows)) for bin in longest]
     if len(found) == 1:
         headers = ["positions", "documents", "tokens", _BITS, "± SE", "nats/token"]
-        rows = [[name, *_bin_cells(one)] for name, one in zip(names, longest, strict=True)]
+        rows = [[name, *_bin_cells(bin)] for name, bin in zip(names, longest, strict=True)]
         return simple_table("positions", headers, rows)
-    by_first = [{one.first: one for one in bins} for bins in found]
+    by_first = [{bin.first: bin for bin in bins} for bins in found]
     rows = [
         [
             name,
@@ -177,13 +177,13 @@ def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
     for place, run in enumerate(runs):
         specification = run.manifest["specification"]
         groups.setdefault(json.dumps([specification["documents"], specification["limit"]]), []).append(place)
-    found = []
+    figures = []
     for places in groups.values():
         members, named = [runs[place] for place in places], [names[place] for place in places]
         name = f"bits-per-byte-{members[0].manifest['id']}" if len(groups) > 1 else "bits-per-byte"
         words = f"Bits per byte by position in the context window: {', '.join(named)}."
-        found.append(RunFigure(name, words, partial(draw_positions, members, named)))
-    return found
+        figures.append(RunFigure(name, words, partial(draw_positions, members, named)))
+    return figures
 
 
 def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
@@ -236,11 +236,11 @@ def _marked(run: Run) -> int | None:
 def _figure_notes(runs: Sequence[Run]) -> list[str]:
     """Return what the documents, the bands and the dotted line are."""
     whole, texts = runs[0].stored["whole"], ", ".join(runs[0].manifest["documents"])
-    found = [f"{texts}: {counted(whole['n'], 'document')}, {whole['bytes']:,} bytes."]
+    sentences = [f"{texts}: {counted(whole['n'], 'document')}, {whole['bytes']:,} bytes."]
     if whole["n"] == 1:
-        found.append("One document, so there are no bands.")
+        sentences.append("One document, so there are no bands.")
     else:
-        found.append("Bands: 95 % intervals over documents, none where one document remains.")
-        found += ["They are of each line alone; a paired comparison is sharper."] if len(runs) > 1 else []
-    found += ["Dotted: the window of training."] if any(map(_marked, runs)) else []
-    return [" ".join(found)]
+        sentences.append("Bands: 95 % intervals over documents, none where one document remains.")
+        sentences += ["They are of each line alone; a paired comparison is sharper."] if len(runs) > 1 else []
+    sentences += ["Dotted: the window of training."] if any(map(_marked, runs)) else []
+    return [" ".join(sentences)]
