@@ -95,7 +95,6 @@ class Attention(Benchmark):
         ]
 
     def suites(self) -> Mapping[str, str]:
-        """Return the one suite."""
         return {ATTENTION: "measures of attention maps, by layer and head"}
 
     def label(self, run: Run, task: str) -> Label:

@@ -59,13 +59,11 @@ class LongBench(GeneratedBenchmark):
     figures = calling("evalkit.benchmarks.longbench.results_report:run_figures")
 
     def documents(self, plan: LongBenchPlan) -> dict[str, list[str]]:
-        """See `GeneratedBenchmark`."""
         return {task.name: [row.id for row in loaded.rows] for task, loaded in plan.rows.items()}
 
     def generation_requests(
         self, plan: LongBenchPlan, task: str, facts: GeneratingFacts, tokenizer: Any
     ) -> list[GenerationRequest]:
-        """See `GeneratedBenchmark`."""
         from evalkit.benchmarks.longbench.prompts import generation_requests
 
         most, context = plan.manifest["specification"]["max_prompt_tokens"], plan.manifest["context"]
@@ -74,7 +72,6 @@ class LongBench(GeneratedBenchmark):
         return generation_requests(protocol, rows, tokenizer, facts.ends, most, context, plan.request.chat)
 
     def sampled(self, plan: LongBenchPlan, count: int) -> LongBenchPlan:
-        """See `GeneratedBenchmark`."""
         rows = {
             task: replace(loaded, rows=tuple(loaded.rows[place] for place in spread(len(loaded.rows), count)))
             for task, loaded in plan.rows.items()
@@ -104,14 +101,12 @@ class LongBench(GeneratedBenchmark):
         ]
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """See `Benchmark`."""
         from evalkit.benchmarks.longbench.results_report import report_of
 
         self.refuse_rule(run, rule)
         return report_of(run)
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """See `Benchmark`."""
         from evalkit.benchmarks.document_views import AnswerView, answered
         from evalkit.benchmarks.longbench.scores import load_generations
 
@@ -125,22 +120,18 @@ class LongBench(GeneratedBenchmark):
                 yield AnswerView(str(task), find_task(str(task)).metric, documents)
 
     def label(self, run: Run, task: str) -> Label:
-        """See `Benchmark`."""
         return Label(*[LABELS.get(task, task)] * 2)
 
     def dataset(self, run: Run, task: str) -> HubSplit:
-        """See `Benchmark`."""
         from evalkit.data import HubSplit
 
         e = "_e" * (run.suite == "longbench-e")
         return HubSplit(path="THUDM/LongBench", config=f"{task}{e}", split="test")
 
     def suites(self) -> Mapping[str, str]:
-        """See `Benchmark`."""
         return {str(suite): what for suite, what in SUITES.items()}
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """See `Benchmark`."""
         return {suite: _averages(suite) for suite in SUITES}
 
 

@@ -16,7 +16,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from math import isnan, nan
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -252,54 +253,47 @@ def bucket(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.searchsorted(_EDGES, np.asarray(lengths), side="right")
 
 
-@dataclass(frozen=True)
-class _Cell:
+class _Cell(NamedTuple):
     """A mean with its resampled means, in percent."""
 
     n: int
-    mean: float | None
+    mean: float
+    """NaN without rows."""
     resampled: np.ndarray
-    """Resampled means, [resamples]; empty if there is no interval."""
+    """[resamples] means; NaN if there is no interval."""
 
     def score(self) -> Score:
-        if self.mean is None or not len(self.resampled):
-            return Score(self.n, None if self.mean is None else round(self.mean, 2), None, None)
-        low, high = percentile_interval(self.resampled)
-        return Score(self.n, round(self.mean, 2), round(low, 2), round(high, 2))
+        numbers = (self.mean, *percentile_interval(self.resampled))
+        return Score(self.n, *(None if isnan(number) else round(number, 2) for number in numbers))
 
 
 _Cells = list[_Cell]
 """A cell for all rows, and in LongBench-E one for each bucket."""
 
-_NONE = np.empty(0)
-
 
 def _resampled(task: str, part: int, scores: np.ndarray, sources: np.ndarray) -> _Cell:
     """Return the mean of scores, resampled by source, since rows with the same document are not independent."""
-    n = len(scores)
-    if n == 0:
-        return _Cell(0, None, _NONE)
+    if not len(scores):
+        return _Cell(0, nan, np.full(_RESAMPLES, nan))
     mean = round(100 * float(np.mean(scores)), 2)
     codes, names = pd.factorize(sources)
     if len(names) == 1:
-        return _Cell(n, mean, _NONE)
+        return _Cell(len(scores), mean, np.full(_RESAMPLES, nan))
     # Seeded by task, so that its interval does not depend on the other tasks in the table
     seed = [_SEED, crc32(task.encode()), part]
-    return _Cell(n, mean, resampled_means(scores, codes, _RESAMPLES, seed, 100))
+    return _Cell(len(scores), mean, resampled_means(scores, codes, _RESAMPLES, seed, 100))
 
 
 def _mean_cells(members: Collection[_Cells]) -> _Cells:
-    return [_mean_cell(cells) for cells in zip(*members, strict=True)]
-
-
-def _mean_cell(cells: Sequence[_Cell]) -> _Cell:
-    """Return the unweighted mean of the rounded scores, which readers can recompute."""
-    n = sum(cell.n for cell in cells)
-    means = [cell.mean for cell in cells if cell.mean is not None]
-    if len(means) < len(cells):
-        return _Cell(n, None, _NONE)
-    resampled = [cell.resampled for cell in cells if len(cell.resampled)]
-    return _Cell(n, sum(means) / len(means), np.mean(resampled, axis=0) if len(resampled) == len(cells) else _NONE)
+    """Return the unweighted means of the rounded scores, which readers can recompute; NaN if a member has no rows."""
+    return [
+        _Cell(
+            sum(cell.n for cell in cells),
+            sum(cell.mean for cell in cells) / len(cells),
+            np.mean([cell.resampled for cell in cells], axis=0),
+        )
+        for cells in zip(*members, strict=True)
+    ]
 
 
 def _mean(name: str, cells: _Cells, count: int, size: int) -> Mean:

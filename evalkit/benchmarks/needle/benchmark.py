@@ -99,7 +99,6 @@ class Needle(GeneratedBenchmark):
         return [Metric(NEEDLE, "found", task["n"], task["found"] / task["n"], None)]
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """Yield the answers of all cases."""
         from evalkit.benchmarks.document_views import AnswerView, answered
         from evalkit.benchmarks.needle.results import case_table
 
@@ -109,5 +108,4 @@ class Needle(GeneratedBenchmark):
             yield AnswerView(NEEDLE, "found", documents)
 
     def suites(self) -> Mapping[str, str]:
-        """Return the one suite."""
         return {NEEDLE: "retrieval of a number from a long text, by length and depth"}

@@ -48,13 +48,6 @@ class _PerplexityTask(StoredTask, _Sums):
 
 class _StoredBin(Stored):
     first: int
-    last: int
-    documents: int
-    tokens: int
-    bytes: int
-    nats: float
-    bits_per_byte: float | None
-    stderr: float | None
 
 
 class _PerplexityResults(Stored):
@@ -96,5 +89,4 @@ class Perplexity(Benchmark):
         ]
 
     def suites(self) -> Mapping[str, str]:
-        """Return the one suite."""
         return {PERPLEXITY: "bits per byte of texts, by document and position"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,8 +48,9 @@ _PLACES = 4
 def headline(run: Run, rule: str | None = None) -> tuple[float | None, str]:
     """Return bits per byte over all documents; as the sort key negative, since lower is better."""
     whole = run.stored["whole"]
-    error = "" if whole["stderr"] is None else f" ± {fixed(whole['stderr'], _PLACES)}"
-    return -whole["bits_per_byte"], f"{fixed(whole['bits_per_byte'], _PLACES)}{error} bits per byte"
+    value, error = _value(whole["bits_per_byte"], whole["stderr"])
+    shown = value if whole["stderr"] is None else f"{value} {error}"
+    return -whole["bits_per_byte"], f"{shown} bits per byte"
 
 
 def perplexity_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -95,38 +97,35 @@ def _original_window(run: Run) -> int | None:
 def _sums(values: Mapping[str, Any]) -> list[str]:
     counts = [f"{values[name]:,}" for name in ("n", "bytes", "tokens")]
     perplexities = [fixed(values[f"{unit}_perplexity"], 3) for unit in ("byte", "word", "token")]
-    error = "–" if values["stderr"] is None else f"± {fixed(values['stderr'], _PLACES)}"
-    return [*counts, fixed(values["bits_per_byte"], _PLACES), error, *perplexities]
+    return [*counts, *_value(values["bits_per_byte"], values["stderr"]), *perplexities]
 
 
 def _positions(runs: Mapping[str, Run]) -> Table:
     """Return bits per byte by position: of one run with more columns, of several a column each."""
-    found = _position_bins(list(runs.values()), MOST)
-    longest = max(found, key=len)
-    windows = [window for run in runs.values() if (window := _original_window(run))]
-    starts = {bin.first: bin for bin in longest}
-    names = [f"{bin.first:,}–{bin.last:,}" + "*" * bool(windows and bin.first > min(windows)) for bin in longest]
-    if len(found) == 1:
+    by_run = _position_bins(list(runs.values()), MOST)
+    longest = max(by_run, key=len)
+    trained = min((window for run in runs.values() if (window := _original_window(run))), default=math.inf)
+    names = [f"{bin.first:,}–{bin.last:,}" + "*" * (bin.first > trained) for bin in longest]
+    if len(runs) == 1:
         headers = ["positions", "documents", "tokens", _BITS, "± SE", "nats/token"]
-        rows = [[name, *_bin_cells(bin)] for name, bin in zip(names, longest, strict=True)]
-        return simple_table("positions", headers, rows)
-    by_first = [{bin.first: bin for bin in bins} for bins in found]
-    rows = [
-        [
-            name,
-            f"{starts[first].tokens:,}",
-            *(fixed(own[first].bits_per_byte if first in own else None, _PLACES) for own in by_first),
+        rows = [
+            [
+                f"{bin.documents:,}",
+                f"{bin.tokens:,}",
+                *_value(bin.bits_per_byte, bin.stderr),
+                fixed(bin.nats_per_token, 3),
+            ]
+            for bin in longest
         ]
-        for name, first in zip(names, starts, strict=True)
-    ]
-    headers = ["positions", "tokens", *(f"{name}{LOWER_IS_BETTER}" for name in runs)]
-    return simple_table("positions", headers, rows)
+    else:
+        headers = ["positions", "tokens", *(f"{name}{LOWER_IS_BETTER}" for name in runs)]
+        values = [{bin.first: fixed(bin.bits_per_byte, _PLACES) for bin in bins} for bins in by_run]
+        rows = [[f"{bin.tokens:,}", *(of_run.get(bin.first, "–") for of_run in values)] for bin in longest]
+    return simple_table("positions", headers, [[name, *row] for name, row in zip(names, rows, strict=True)])
 
 
-def _bin_cells(one: PositionBin) -> list[str]:
-    error = "–" if one.stderr is None else f"± {fixed(one.stderr, _PLACES)}"
-    value = fixed(one.bits_per_byte, _PLACES)
-    return [f"{one.documents:,}", f"{one.tokens:,}", value, error, fixed(one.nats_per_token, 3)]
+def _value(bits: float | None, stderr: float | None) -> tuple[str, str]:
+    return fixed(bits, _PLACES), "–" if stderr is None else f"± {fixed(stderr, _PLACES)}"
 
 
 def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
@@ -143,7 +142,7 @@ def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
         yield "one document: its tokens are not independent, so there is no standard error"
     yield "position: tokens before the scored one in its window, with the prefix"
     windows = _original_window(run)
-    if windows and any(one["first"] > windows for one in run.stored["positions"]):
+    if windows and any(bin["first"] > windows for bin in run.stored["positions"]):
         yield f"*: past the {windows:,} tokens of the window of training"
     if loaded.get("adds_tokens"):
         yield "the tokenizer adds tokens, such as BOS, to each document; as in lm-eval they are scored too"
@@ -188,7 +187,7 @@ def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
 
 def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
     """Draw bits per byte by position into a .png, .pdf or .svg file, a line with a 95 % band for each run."""
-    lines = wrapped("\n".join(_figure_notes(runs)), _WIDTH)
+    lines = wrapped(_figure_notes(runs), _WIDTH)
     figure = new_figure(_WIDTH, _HEIGHT + notes_height(lines))
     panel = figure.subplots()
     for number, (name, bins) in enumerate(zip(names, _position_bins(runs, _MOST), strict=True)):
@@ -209,22 +208,22 @@ def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> Non
 
 
 def _draw(panel: Axes, number: int, name: str, bins: Sequence[PositionBin]) -> None:
-    kept = [one for one in bins if one.bits_per_byte is not None]
-    middles = np.array([(one.first + one.last) / 2 for one in kept])
-    values = np.array([one.bits_per_byte for one in kept], float)
+    kept = [bin for bin in bins if bin.bits_per_byte is not None]
+    middles = np.array([(bin.first + bin.last) / 2 for bin in kept])
+    values = np.array([bin.bits_per_byte for bin in kept], float)
     look = line_look(number)
     panel.plot(middles, values, label=name, linewidth=1.5, markersize=3.5, linestyle=dashes(number), **look)
-    halves = np.array([_half(one) for one in kept])
+    halves = np.array([_half(bin) for bin in kept])
     known = ~np.isnan(halves)
     low = np.maximum(values - halves, 0.0)
     panel.fill_between(middles, low, values + halves, where=known, color=look["color"], alpha=0.15, lw=0)
 
 
-def _half(one: PositionBin) -> float:
+def _half(bin: PositionBin) -> float:
     """Return half of the width of a bin's 95 % interval; NaN of one document."""
-    if one.stderr is None or one.freedom is None:
-        return float("nan")
-    return t_quantile((1 + CONFIDENCE) / 2, one.freedom) * one.stderr
+    if bin.stderr is None or bin.freedom is None:
+        return math.nan
+    return t_quantile((1 + CONFIDENCE) / 2, bin.freedom) * bin.stderr
 
 
 def _marked(run: Run) -> int | None:
@@ -233,7 +232,7 @@ def _marked(run: Run) -> int | None:
     return window if window and run.stored["positions"][-1]["first"] > window else None
 
 
-def _figure_notes(runs: Sequence[Run]) -> list[str]:
+def _figure_notes(runs: Sequence[Run]) -> str:
     """Return what the documents, the bands and the dotted line are."""
     whole, texts = runs[0].stored["whole"], ", ".join(runs[0].manifest["documents"])
     sentences = [f"{texts}: {counted(whole['n'], 'document')}, {whole['bytes']:,} bytes."]
@@ -243,4 +242,4 @@ def _figure_notes(runs: Sequence[Run]) -> list[str]:
         sentences.append("Bands: 95 % intervals over documents, none where one document remains.")
         sentences += ["They are of each line alone; a paired comparison is sharper."] if len(runs) > 1 else []
     sentences += ["Dotted: the window of training."] if any(map(_marked, runs)) else []
-    return [" ".join(sentences)]
+    return " ".join(sentences)
