@@ -63,10 +63,7 @@ def attention_modules(model: Any) -> dict[int, Any]:
 
 
 def names_attention(model: Any) -> bool:
-    """Return whether transformers registers a class of attention modules for a model.
-
-    These modules return their maps unasked, if their attention function does; others on request.
-    """
+    """Return whether transformers registers a class of attention modules for a model, which return maps unasked."""
     return isinstance(model.can_record_outputs.get("attentions"), type)
 
 

@@ -111,12 +111,8 @@ class MapReader:
     """Reads the attention maps of a model.
 
     Runs the model once over four tokens to find its layers, their heads, and whether their maps can be computed from
-    queries and keys.
-
-    Args:
-        model: a Hugging Face causal language model.
-        say: called with a line if the model must be read with eager attention.
-        elements: maximum elements of a block.
+    queries and keys; `say` is called with a line if the model must be read with eager attention. Blocks have at most so
+    many elements.
 
     Raises:
         CheckpointError: the model has no attention maps, or hides them.
@@ -151,14 +147,9 @@ class MapReader:
     def read(
         self, tokens: NDArray[np.integer[Any]], layers: Collection[int], use: Callable[[int, MapBlocks], None]
     ) -> None:
-        """Run the model once over a sequence and pass the maps of some layers to a callback.
+        """Run the model once over [tokens] ids, up to the last of some layers, numbered from 0, and pass on their maps.
 
-        Layers after the last requested one are not run.
-
-        Args:
-            tokens: [tokens] ids.
-            layers: numbers from 0.
-            use: called with (layer, map) in the layers' order; the map may be read until it returns.
+        `use` is called with (layer, map) in the layers' order; the map may be read until it returns.
 
         Raises:
             UsageError: there is no such layer.

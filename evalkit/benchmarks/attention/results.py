@@ -75,7 +75,7 @@ def _notes(run: Run, names: list[str]) -> list[str]:
         *([f"left out, equal without negative weights: {', '.join(hidden)}"] if hidden else []),
         *(f"{name}: {MEASURES[name].words}" for name in names),
     ]
-    few = {name: found["n"] for name, found in run.stored["measures"].items() if found["n"] < total}
+    few = {name: measured["n"] for name, measured in run.stored["measures"].items() if measured["n"] < total}
     notes += [f"{', '.join(n for n in few if few[n] == count)}: of {counted(count, 'document')}, to which they apply"
               for count in dict.fromkeys(few.values())]  # fmt: skip
     measured = {MEASURES[name].group for name in run.stored["measures"]}
@@ -125,8 +125,8 @@ class AttentionDocuments(Comparable):
         if layer == _EVERY:
             every: Floats = by_layer.to_numpy(float)
             return every
-        found: Floats = (by_layer.mean(axis=1) if layer is None else by_layer[layer]).to_numpy(float)
-        return found
+        values: Floats = (by_layer.mean(axis=1) if layer is None else by_layer[layer]).to_numpy(float)
+        return values
 
     def measure(self, rule: str) -> Measure:
         """Return what a rule measures; neither direction is better."""

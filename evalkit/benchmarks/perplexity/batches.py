@@ -89,7 +89,7 @@ def setup_of(plan: PerplexityPlan) -> PerplexitySetup:
     documents = _documents(plan)
     first = replace(documents[0], text=documents[0].text[:_CHECKED_CHARACTERS])
     # Where a document is short, its window is scored alone too
-    is_long = len(documents) == 1 or all(len(one.content) >= _BYTES_PER_TOKEN * LONG for one in documents)
+    is_long = len(documents) == 1 or all(len(document.content) >= _BYTES_PER_TOKEN * LONG for document in documents)
     return PerplexitySetup(first, plan.window, plan.request.stride, is_long)
 
 
@@ -120,7 +120,7 @@ def _batches(plan: PerplexityPlan, facts: PerplexityFacts, tokenizer: Any, finis
         windows = (window for document in documents for window in windows_of(document, tokenizer, settings))
         for number, members in enumerate(packed(windows, facts.token_budget)):
             # A finished batch is left out as a whole: the others' numbers stay the same
-            if any((task, one.document, one.number, one.is_last) not in finished for one in members):
+            if any((task, window.document, window.number, window.is_last) not in finished for window in members):
                 work = float(sum(int(window.bytes.sum()) for window in members))
                 ended = sum(window.is_last for window in members)
                 yield Batch(task, number, _content_of(task, members), work, ended)

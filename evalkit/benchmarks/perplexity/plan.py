@@ -53,7 +53,7 @@ class TextTask:
     @cached_property
     def digest(self) -> str:
         """Hash of all documents, in order."""
-        hashes = (hashlib.sha256(one.content).digest() for one in self.documents)
+        hashes = (hashlib.sha256(document.content).digest() for document in self.documents)
         return hashlib.sha256(b"".join(hashes)).hexdigest()
 
 
@@ -71,11 +71,11 @@ def read_texts(given: Sequence[Path], key: str) -> dict[str, TextTask]:
         raise UsageError(
             "name a text: --text FILE, a .txt file (one document), a .jsonl file (one on each line), or a folder"
         )
-    found: dict[str, TextTask] = {}
-    for path, files in _sources([one.expanduser() for one in given]):
+    tasks: dict[str, TextTask] = {}
+    for path, files in _sources([path.expanduser() for path in given]):
         name = printable(path.name if path.is_dir() else path.stem)
-        if name in found:
-            raise UsageError(f"--text {path} and {found[name].source} would both be task {name}; rename one")
+        if name in tasks:
+            raise UsageError(f"--text {path} and {tasks[name].source} would both be task {name}; rename one")
         texts = _lines(path, name, key) if path.suffix == _LINES else _whole(files)
         documents = []
         for number, (text, place) in enumerate(texts):
@@ -83,8 +83,8 @@ def read_texts(given: Sequence[Path], key: str) -> dict[str, TextTask]:
             documents.append(TextDocument(name, number, text, place))
         if not documents:
             raise DataError(f"--text {path}: has no documents; give a file with one JSON object on each line")
-        found[name] = TextTask(path, tuple(documents))
-    return found
+        tasks[name] = TextTask(path, tuple(documents))
+    return tasks
 
 
 def selected(tasks: Mapping[str, TextTask], selection: DocumentSelection) -> dict[str, tuple[TextDocument, ...]]:
@@ -103,11 +103,11 @@ def _sources(given: Sequence[Path]) -> Iterator[tuple[Path, list[Path]]]:
                 raise UsageError(f"--text {path}: {path.suffix} files are not read; give .txt or .jsonl")
             yield path, [path]
             continue
-        inside = sorted(path.iterdir(), key=lambda one: by_number(one.name))
-        if texts := [one for one in inside if one.suffix == _TEXT]:
+        inside = sorted(path.iterdir(), key=lambda file: by_number(file.name))
+        if texts := [file for file in inside if file.suffix == _TEXT]:
             yield path.resolve(), texts
-        lines = [one for one in inside if one.suffix == _LINES]
-        yield from ((one, [one]) for one in lines)
+        lines = [file for file in inside if file.suffix == _LINES]
+        yield from ((file, [file]) for file in lines)
         if not texts and not lines:
             raise UsageError(f"--text {path}: the folder has no .txt or .jsonl files")
 
@@ -128,7 +128,7 @@ def _lines(path: Path, task: str, key: str) -> Iterator[tuple[str, str]]:
         if not isinstance(record, dict):
             raise DataError(f"{where}: expected a JSON object with the text under '{key}', found {record!r:.40}")
         if key not in record:
-            named = ", ".join(f"'{one}'" for one in list(record)[:8]) or "no keys"
+            named = ", ".join(f"'{name}'" for name in list(record)[:8]) or "no keys"
             raise DataError(f"{where}: has no key '{key}', but {named}; name the key of the text with --key")
         text = record[key]
         if not isinstance(text, str):

@@ -68,8 +68,8 @@ def by_position(positions: pd.DataFrame, width: int | None = None, most: int = M
     """Return bins of all documents, of a width that is a multiple of `WIDTH`, or else at most so many of them."""
     width = width or width_of(positions, most)
     groups = positions.assign(bin=(positions["position"] - 1) // width)
-    found = groups.groupby(["bin", "task", "document"], sort=True)[["tokens", "bytes", "nats"]].sum().reset_index()
-    return [_bin(int(members["bin"].iloc[0]), width, members) for _, members in found.groupby("bin")]
+    sums = groups.groupby(["bin", "task", "document"], sort=True)[["tokens", "bytes", "nats"]].sum().reset_index()
+    return [_bin(int(members["bin"].iloc[0]), width, members) for _, members in sums.groupby("bin")]
 
 
 def width_of(positions: pd.DataFrame, most: int = MOST) -> int:
@@ -92,10 +92,10 @@ def _bin(number: int, width: int, members: pd.DataFrame) -> PositionBin:
     size, nats = int(members["bytes"].sum()), float(members["nats"].sum())
     value = stderr = freedom = None
     if size:
-        found = ratio(members["nats"].to_numpy(np.float64) / math.log(2), members["bytes"].to_numpy(np.float64))
-        value = found.value
-        if not math.isnan(found.variance):
-            stderr, freedom = found.stderr, found.freedom
+        estimate = ratio(members["nats"].to_numpy(np.float64) / math.log(2), members["bytes"].to_numpy(np.float64))
+        value = estimate.value
+        if not math.isnan(estimate.variance):
+            stderr, freedom = estimate.stderr, estimate.freedom
     first = number * width + 1
     documents, tokens = len(members), int(members["tokens"].sum())
     return PositionBin(first, first + width - 1, documents, tokens, size, nats, value, stderr, freedom)
@@ -161,18 +161,18 @@ def _documents(members: Sequence[TextDocument], sums: pd.DataFrame, writer: RunW
     """Yield the rows of the table of documents."""
     by_number = {int(row["document"]): row for row in sums.reset_index().to_dict("records")}
     for document in members:
-        found, size = by_number.get(document.number), len(document.content)
-        if found is None or found["bytes"] != size:
+        row_sums, size = by_number.get(document.number), len(document.content)
+        if row_sums is None or row_sums["bytes"] != size:
             # Happens only if lines of the journal were removed while it was read
             raise RunError(
                 f"the journal of {writer.folder} lacks a part of {document.place}; delete the folder and run the "
                 "command again"
             )
-        nats = float(found["nats"])
+        nats = float(row_sums["nats"])
         # As lm-eval counts them: the parts between white space, empty ones at the ends too
         words = len(_SPACES.split(document.text))
         about = (document.task, document.number, document.place, size, words)
-        yield *about, int(found["tokens"]), int(found["windows"]), nats, nats / math.log(2) / size
+        yield *about, int(row_sums["tokens"]), int(row_sums["windows"]), nats, nats / math.log(2) / size
 
 
 def comparable_documents(run: Run) -> GradedAnswers:

@@ -38,32 +38,32 @@ def token_bytes(text: str, spans: NDArray[np.int64], added: NDArray[np.bool_], p
         added: [tokens] whether the tokenizer added it; it has no bytes unless no other token has.
         pieces: [tokens] the tokens as the vocabulary spells them.
     """
-    found = np.zeros(len(spans), np.int64)
-    own = np.flatnonzero(~(added & (spans[:, 0] == spans[:, 1])))
-    if not len(own):
-        found[:1] = len(text.encode())
-        return found
-    spelled = [pieces[token] for token in own.tolist()]
+    sizes = np.zeros(len(spans), np.int64)
+    kept = np.flatnonzero(~(added & (spans[:, 0] == spans[:, 1])))
+    if not len(kept):
+        sizes[:1] = len(text.encode())
+        return sizes
+    spelled = [pieces[token] for token in kept.tolist()]
     if "".join(spelled) == text.encode().decode("latin-1").translate(_SPELLING):
-        found[own] = [len(piece) for piece in spelled]
-        return found
+        sizes[kept] = [len(piece) for piece in spelled]
+        return sizes
     offsets = _byte_offsets(text)
-    starts, stops = spans[own, 0], np.maximum.accumulate(spans[own, 1])
+    starts, stops = spans[kept, 0], np.maximum.accumulate(spans[kept, 1])
     # A token that begins before the end of an earlier one shares a character with it; so does one without characters
-    fresh = np.ones(len(own), bool)
-    fresh[1:] = (starts[1:] >= stops[:-1]) & (spans[own[1:], 0] < spans[own[1:], 1])
+    fresh = np.ones(len(kept), bool)
+    fresh[1:] = (starts[1:] >= stops[:-1]) & (spans[kept[1:], 0] < spans[kept[1:], 1])
     firsts = np.flatnonzero(fresh)
-    ends = offsets[stops[np.append(firsts[1:], len(own)) - 1]]
+    ends = offsets[stops[np.append(firsts[1:], len(kept)) - 1]]
     ends[-1] = offsets[-1]
     begins = np.concatenate(([0], ends[:-1]))
-    counts = np.diff(np.append(firsts, len(own)))
+    counts = np.diff(np.append(firsts, len(kept)))
     alone = counts == 1
-    found[own[firsts[alone]]] = (ends - begins)[alone]
+    sizes[kept[firsts[alone]]] = (ends - begins)[alone]
     for group in np.flatnonzero(~alone):
-        members = own[firsts[group] : firsts[group] + counts[group]]
+        members = kept[firsts[group] : firsts[group] + counts[group]]
         total, gap = int(ends[group] - begins[group]), int(offsets[starts[firsts[group]]] - begins[group])
-        found[members] = _shared([pieces[member] for member in members], total, gap)
-    return found
+        sizes[members] = _shared([pieces[member] for member in members], total, gap)
+    return sizes
 
 
 def encoding_bytes(text: str, encoding: Any, tokenizer: Any) -> Counts:
@@ -135,15 +135,15 @@ def windows_of(document: TextDocument, tokenizer: Any, settings: WindowSettings)
         ScoringError: the document has no tokens.
     """
     tokens, sizes = _encoded(document, tokenizer, settings.prefix_text)
-    found: list[TextWindow] = []
+    windows: list[TextWindow] = []
     for start, context, stop in spans(len(tokens), settings.window, settings.stride):
         first = start + context  # the first scored token; the window before it begins with the prefix if start is -1
         sequence = tokens[max(start, 0) : stop]
         if start < 0:
             sequence = np.concatenate((np.array([settings.prefix_id], np.int32), sequence))
         last = stop == len(tokens)
-        found.append(TextWindow(document.number, len(found), last, context, sequence, sizes[first:stop]))
-    return found
+        windows.append(TextWindow(document.number, len(windows), last, context, sequence, sizes[first:stop]))
+    return windows
 
 
 def spans(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
