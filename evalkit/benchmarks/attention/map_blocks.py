@@ -38,7 +38,7 @@ _TOLERANCE = 1e-5
 _CHECKED = 64
 """Maximum tokens that `MapReader.check` compares."""
 _PROBE = 4
-"""Tokens of the sequence that determines the heads of each layer."""
+"""Tokens of the first sequence, which shows whether maps can be read."""
 
 UseMap = Callable[[int, torch.Tensor], None]
 """Callback with a layer's number, from 0, and its map, [batch, heads, query, key]."""
@@ -110,9 +110,8 @@ def _requested(modules: Mapping[int, Any], layers: Collection[int] | None) -> di
 class MapReader:
     """Reads the attention maps of a model.
 
-    Runs the model once over four tokens to find its layers, their heads, and whether their maps can be computed from
-    queries and keys; `say` is called with a line if the model must be read with eager attention. Blocks have at most so
-    many elements.
+    Runs the model once over four tokens to find whether its maps can be computed from queries and keys; otherwise `say`
+    is called with a line, and maps are read whole with eager attention. Blocks have at most so many elements.
 
     Raises:
         CheckpointError: the model has no attention maps, or hides them.
@@ -122,17 +121,15 @@ class MapReader:
         self._model, self._say, self._elements = model, say, elements
         self._modules = attention_modules(model)
         self._eager = False
-        self.heads: dict[int, int] = {}
-        """Heads of each layer; pairs of heads of differential attention."""
         probe = np.arange(_PROBE) % model.get_input_embeddings().num_embeddings
         try:
             # Code of such models may fail under an unknown name of attention (MPT)
             if not (model.is_backend_compatible() or names_attention(model)):
                 raise Unrecorded("its attention does not use transformers' registry of attention functions")
-            self.read(probe, self.layers, self._count)
+            self.read(probe, self.layers, lambda layer, blocks: None)
         except Unrecorded as reason:
             self._read_eagerly(str(reason))
-            self.read(probe, self.layers, self._count)
+            self.read(probe, self.layers, lambda layer, blocks: None)
 
     @property
     def kind(self) -> str:
@@ -219,9 +216,6 @@ class MapReader:
         if hasattr(module, "effective_map"):
             combine = partial(module.effective_map, dtype=call.query.dtype)
         return CallMap(call, combine, self._elements)
-
-    def _count(self, layer: int, blocks: MapBlocks) -> None:
-        self.heads[layer] = blocks.heads
 
     def _read_eagerly(self, reason: str) -> None:
         self._eager = True

@@ -14,7 +14,7 @@ itself, and is left out of means over rows, but of those over all tokens.
   together, and of the normalised weights.
 - entropy: `entropy_shifted`, `entropy`: of the row `last`, in nats; `entropy_by_position` of all rows i ≥ 1.
 - negative: `bos_negative`: share of rows i ≥ 1 whose weight of the first token is negative.
-- rank: `rank`, `rank_squares`, `rank_stable`: see `Ranks`; they need each head's whole map.
+- rank: `rank`, `rank_squares`, `rank_stable`: see `_ranks_of`; they need each head's whole map.
 - sink: `sink`, `sink_abs`: mean over the first 64 rows of the first token's weight, and of its normalised weight.
 - distance: `distance`: mean over rows i ≥ 1 of Σ_j (i − j) under the normalised weights, in tokens.
 - all_tokens: `bos_all`, `bos_negative_all`: as `bos` and `bos_negative`, over all rows, as in the paper.
@@ -35,7 +35,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -195,38 +194,34 @@ def _divided(parts: Floats, wholes: Floats) -> Floats:
     return np.divide(parts, wholes, out=np.zeros_like(parts), where=wholes != 0)
 
 
-class Ranks(NamedTuple):
-    """Effective ranks under three definitions, from the singular values σ₁ ≥ σ₂ ≥ … of a map."""
-
-    entropy: float
-    """exp of the entropy of σ / Σσ; Roy and Vetterli, "The effective rank" (EUSIPCO 2007), definition 1."""
-    squares: float
-    """The same of σ² / Σσ²: exp of the entropy of the shares of variance."""
-    stable: float
-    """Stable rank, Σσ² / σ₁²: the squared ratio of the Frobenius norm and the spectral norm."""
+def _ranks(blocks: MapBlocks) -> dict[str, Floats]:
+    """Compute the ranks head by head, so that one head's map is in memory."""
+    ranks = np.array([_ranks_of(blocks.head(head)) for head in range(blocks.heads)])
+    return dict(zip(("rank", "rank_squares", "rank_stable"), ranks.T, strict=True))
 
 
-def ranks_of(head: torch.Tensor) -> Ranks:
-    """Compute the effective ranks of a map, [tokens, tokens]; the singular values in its dtype, sums in float64."""
+def _ranks_of(head: torch.Tensor) -> tuple[float, float, float]:
+    """Compute three effective ranks of a map, [tokens, tokens], from its singular values σ₁ ≥ σ₂ ≥ …
+
+    - exp of the entropy of σ / Σσ; Roy and Vetterli, "The effective rank" (EUSIPCO 2007), definition 1;
+    - the same of σ² / Σσ²: exp of the entropy of the shares of variance;
+    - the stable rank, Σσ² / σ₁²: the squared ratio of the Frobenius norm and the spectral norm.
+
+    The singular values are computed in the map's dtype, sums in float64.
+    """
     values = torch.linalg.svdvals(head).double()
     largest = float(values.max())
     if largest == 0:
-        return Ranks(0.0, 0.0, 0.0)
+        return 0.0, 0.0, 0.0
     values = values / largest
     squares = values.square()
-    return Ranks(_exponential(values), _exponential(squares), float(squares.sum()))
+    return _exponential(values), _exponential(squares), float(squares.sum())
 
 
 def _exponential(weights: torch.Tensor) -> float:
     """Return exp of the entropy of weights that are divided by their sum."""
     shares = weights / weights.sum()
     return float(torch.special.entr(shares).sum().exp())
-
-
-def _ranks(blocks: MapBlocks) -> dict[str, Floats]:
-    """Compute the ranks head by head, so that one head's map is in memory."""
-    ranks = np.array([ranks_of(blocks.head(head)) for head in range(blocks.heads)])
-    return dict(zip(("rank", "rank_squares", "rank_stable"), ranks.T, strict=True))
 
 
 def position_edges(tokens: int) -> tuple[int, ...]:

@@ -91,7 +91,6 @@ def _common_subsequence(reference: list[str], candidate: list[str], words: set[s
 
 
 EditVariant = Literal["difflib", "rapidfuzz"]
-EDIT_VARIANTS: tuple[EditVariant, ...] = ("difflib", "rapidfuzz")
 """The official code's edit similarity without and with python-Levenshtein; published scores use the first."""
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
