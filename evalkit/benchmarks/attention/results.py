@@ -114,7 +114,7 @@ class AttentionDocuments(Comparable):
 
     def by_rule(self, rule: str) -> Floats:
         """Return [documents] values of a measure, or [documents, layers] of "MEASURE@all"."""
-        name, layer = self._parsed(rule)
+        name, given, layers = self._parsed(rule)
         by_layer = self._by_layer(name)
         if absent := by_layer.index[by_layer.isna().any(axis=1)].tolist():
             _, subtask, doc_id = absent[0]
@@ -122,21 +122,18 @@ class AttentionDocuments(Comparable):
                 f"run {self.run.folder.name} has no {name} of {len(absent)} documents, such as {subtask} document "
                 f"{doc_id}, which is too short; compare by another measure"
             )
-        if layer == _EVERY:
-            every: Floats = by_layer.to_numpy(float)
-            return every
-        values: Floats = (by_layer.mean(axis=1) if layer is None else by_layer[layer]).to_numpy(float)
+        values: Floats = (by_layer if given == _EVERY else by_layer[layers].mean(axis=1)).to_numpy(float)
         return values
 
     def measure(self, rule: str) -> Measure:
         """Return what a rule measures; neither direction is better."""
-        name, layer = self._parsed(rule)
+        name, given, layers = self._parsed(rule)
         info = MEASURES[name]
-        averaged = described_layers(list(map(int, self._by_layer(name).columns)), self._layers) if layer is None else ""
-        where = f"mean over {averaged}" if averaged else "by layer" if layer == _EVERY else f"layer {layer}"
-        unit = "; in %" if info.in_percent else ""
-        layers = tuple(map(int, self._by_layer(name).columns)) if layer == _EVERY else ()
-        return Measure(f"{info.words}; {where}{unit}", True, rule, info.bounds, None, layers, averaged=averaged)
+        averaged = "" if given else described_layers(layers, self._layers)
+        where = f"mean over {averaged}" if averaged else "by layer" if given == _EVERY else f"layer {layers[0]}"
+        words = f"{info.words}; {where}{'; in %' if info.in_percent else ''}"
+        every = tuple(layers) if given == _EVERY else ()
+        return Measure(words, True, rule, info.bounds, None, every, averaged=averaged)
 
     @cached_property
     def _table(self) -> pd.DataFrame:
@@ -156,8 +153,8 @@ class AttentionDocuments(Comparable):
         """The model's layers with attention."""
         return list(self.run.manifest["attention_layers"])
 
-    def _parsed(self, rule: str) -> tuple[str, int | str | None]:
-        """Return the measure and the layer of a rule: a number, "all", or None for the mean over layers."""
+    def _parsed(self, rule: str) -> tuple[str, str, list[int]]:
+        """Return the measure of a rule, the layer as it is given ("all", or "" for the mean), and the layers read."""
         name, at, given = rule.partition("@")
         if name == ATTENTION:
             raise UsageError(
@@ -166,12 +163,12 @@ class AttentionDocuments(Comparable):
             )
         if name not in self.rules:
             raise UnknownNameError(f"measure of run {self.run.folder.name}", name, self.rules)
+        measured = [int(layer) for layer in self._by_layer(name).columns]
         if not at or given == _EVERY:
-            return name, given or None
-        layers = [int(layer) for layer in self._by_layer(name).columns]
+            return name, given, measured
         layer = layer_of(int(given), self._layers) if _NUMBER.fullmatch(given) else None
-        if layer not in layers:
+        if layer is None or layer not in measured:
             raise UsageError(
-                f"--rule {rule}: run {self.run.folder.name} has {name} of layers {min(layers)} to {max(layers)}"
+                f"--rule {rule}: run {self.run.folder.name} has {name} of layers {min(measured)} to {max(measured)}"
             )
-        return name, layer
+        return name, given, [layer]
