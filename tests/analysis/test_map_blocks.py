@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MambaConfig, RwkvConfig
 
-from evalkit.benchmarks.attention.blocks import MapBlocks
+from evalkit.benchmarks.attention.attention_calls import MapBlocks
 from evalkit.benchmarks.attention.map_blocks import MapReader
 from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, UsageError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from evalkit.benchmarks.attention.blocks import MapBlocks, WholeMap
+from evalkit.benchmarks.attention.attention_calls import MapBlocks, WholeMap
 from evalkit.benchmarks.attention.map_blocks import MapReader
 from evalkit.benchmarks.attention.measures import (
     CATEGORIES,

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.attention.blocks import MapBlocks
+from evalkit.benchmarks.attention.attention_calls import MapBlocks
 from evalkit.benchmarks.attention.documents import AnalysedSequence
 from evalkit.benchmarks.attention.groups import FINISHED, RANK, RANKED_LAYERS, SINK_SHARE, AttentionRow, chosen_layers
 from evalkit.benchmarks.attention.map_blocks import MapReader

@@ -11,6 +11,7 @@ whole maps are passed in the same blocks, a layer at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -21,18 +22,25 @@ import torch
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.attention.attention_calls import (
+    ELEMENTS,
+    CallMap,
+    Combine,
+    MapBlocks,
     Recording,
     Unrecorded,
-    attention_modules,
-    names_attention,
+    WholeMap,
     recording,
-    run_layers,
 )
-from evalkit.benchmarks.attention.blocks import ELEMENTS, CallMap, Combine, MapBlocks, WholeMap
-from evalkit.compatibility.transformers import attention_of
+from evalkit.compatibility.transformers import attention_of, keeps_state
 from evalkit.errors import CheckpointError, UsageError
+from evalkit.models.parts import base_of, layers_of
 from evalkit.scoring.probe import HALF, in_float32
 
+After = Callable[[int, Any, Any], None]
+"""Callback with a layer's number, from 0, its attention module and the module's output."""
+
+_ATTENTION = re.compile(r"(?<!Cross)(?<!Linear)(?<!Lightning)Attention")
+"""Class names of attention modules; linear attention has no map."""
 _TOLERANCE = 1e-5
 """Largest allowed difference of a weight from eager attention's in `MapReader.check`, in float32."""
 _CHECKED = 64
@@ -42,6 +50,83 @@ _PROBE = 4
 
 UseMap = Callable[[int, torch.Tensor], None]
 """Callback with a layer's number, from 0, and its map, [batch, heads, query, key]."""
+
+
+def attention_modules(model: Any) -> dict[int, Any]:
+    """Return a model's attention modules by layer.
+
+    They are of the class that transformers registers for the model. Models without such a class (BLOOM, MPT, Falcon,
+    GPT-2) are searched for the outermost module of each layer whose class is named as attention. Layers without
+    attention, which hybrid models have, are left out.
+
+    Raises:
+        CheckpointError: the model has no attention, or hides its maps.
+    """
+    kind: Any = model.can_record_outputs.get("attentions")
+    if getattr(kind, "__name__", "") == "DiffLlamaAttention":
+        raise CheckpointError(
+            "DiffLlama returns the two softmax maps of each pair and not their difference; "
+            "convert it to an evalkit checkpoint with `evalkit models convert`"
+        )
+    if names_attention(model):
+        modules = {module.layer_idx: module for module in model.modules() if isinstance(module, kind)}
+    # A state in place of keys (RWKV) is no attention, whatever its module is called
+    elif kind is None and keeps_state(model):
+        modules = {}
+    else:
+        modules = {}
+        for number, layer in enumerate(layers_of(model)):
+            named = (module for module in layer.modules() if _ATTENTION.search(type(module).__name__))
+            if (outermost := next(named, None)) is not None:
+                modules[number] = outermost
+    if not modules:
+        raise CheckpointError(f"{type(model).__name__} has no attention modules that transformers names, so no maps")
+    return dict(sorted(modules.items()))
+
+
+def names_attention(model: Any) -> bool:
+    """Return whether transformers registers a class of attention modules for a model, which return maps unasked."""
+    return isinstance(model.can_record_outputs.get("attentions"), type)
+
+
+def run_layers(
+    model: Any,
+    modules: Mapping[int, Any],
+    input_ids: torch.Tensor,
+    after: After,
+    *,
+    attention_mask: torch.Tensor | None = None,
+    maps: bool = False,
+) -> None:
+    """Run a model on [batch, tokens] ids up to the last of some attention modules; call a function after each of them.
+
+    With `maps`, maps are requested from the modules, for those that return them on request only.
+    """
+    last = max(modules)
+
+    def hook_of(layer: int) -> Callable[[Any, Any, Any], None]:
+        def hook(module: Any, _: Any, output: Any) -> None:
+            after(layer, module, output)
+            if layer == last:
+                raise _LastLayerDone
+
+        return hook
+
+    # Before other hooks, which may restore weights that were widened for the module's run
+    hooks = [module.register_forward_hook(hook_of(layer), prepend=True) for layer, module in modules.items()]
+    requests = {"output_attentions": True} if maps else {}
+    try:
+        with torch.no_grad():
+            base_of(model)(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **requests)
+    except _LastLayerDone:
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _LastLayerDone(Exception):
+    """The last requested layer has run."""
 
 
 def stream_attention_maps(

@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.attention.blocks import MapBlocks
+from evalkit.benchmarks.attention.attention_calls import MapBlocks
 from evalkit.benchmarks.attention.groups import CATEGORIES, GROUPS
 
 Floats = NDArray[np.float64]
