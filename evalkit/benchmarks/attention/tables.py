@@ -37,13 +37,8 @@ HEAD = ["task", "layer", "head", "measure", "position"]
 """Key columns of the table over documents."""
 _SEQUENCE = ["subtask", "doc_id", "choice", "tokens", "truncated"]
 _NUMBERS = {
-    "layer": "int16",
-    "head": "int16",
-    "choice": "int16",
-    "doc_id": "int32",
-    "cluster": "int32",
-    "tokens": "int32",
-    "truncated": "int32",
+    **dict.fromkeys(("layer", "head", "choice"), "int16"),
+    **dict.fromkeys(("doc_id", "cluster", "tokens", "truncated"), "int32"),
     "position": "Int32",
 }
 _WORD = pa.dictionary(pa.int32(), pa.string())
