@@ -201,7 +201,7 @@ def _ranks(blocks: MapBlocks) -> dict[str, Floats]:
 
 
 def _ranks_of(head: torch.Tensor) -> tuple[float, float, float]:
-    """Compute three effective ranks of a map, [tokens, tokens], from its singular values σ₁ ≥ σ₂ ≥ …
+    """Compute three effective ranks of a map, [tokens, tokens], with the singular values σ₁ ≥ σ₂ ≥ … ≥ 0.
 
     - exp of the entropy of σ / Σσ; Roy and Vetterli, "The effective rank" (EUSIPCO 2007), definition 1;
     - the same of σ² / Σσ²: exp of the entropy of the shares of variance;
