@@ -14,7 +14,7 @@ from evalkit.errors import UsageError
 from evalkit.escape import printable
 
 if TYPE_CHECKING:
-    from evalkit.pages.contents import PageContents
+    from evalkit.pages.report import PageContents
 
 
 @click.command()
@@ -104,7 +104,7 @@ def _contents(
     rule: str | None,
     names: tuple[str, ...] | None,
 ) -> PageContents:
-    from evalkit.pages.contents import contents_of_runs, contents_of_study
+    from evalkit.pages.report import contents_of_runs, contents_of_study
 
     if study is not None:
         from evalkit.studies.results import read_results

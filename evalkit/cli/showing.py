@@ -72,8 +72,7 @@ def show(
     with doing("reading runs"):
         from evalkit.comparison.sides import names
         from evalkit.inspection.reports import document_report, list_report, prompt_text
-        from evalkit.inspection.selection import Criteria
-        from evalkit.inspection.showing import show_document, show_list
+        from evalkit.inspection.selection import Criteria, show_document, show_list
         from evalkit.runs.finding import find_run
 
         found = [find_run(one, output) for one in runs]

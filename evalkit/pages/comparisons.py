@@ -10,36 +10,34 @@ from evalkit.comparison.breakdowns import agreements, subject_differences
 from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report, headline
 from evalkit.comparison.curves import Curve, curve_report
-from evalkit.comparison.differences import UNDECIDED, Comparison, TaskDifference, interval_text, p_text, unit_of
+from evalkit.comparison.differences import UNDECIDED, Comparison, interval_text, p_text, unit_of
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import EvalkitError
 from evalkit.pages.page import PageFigure, Panel, svg_of
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import Table, simple_table
+from evalkit.reporting.table import simple_table
 
 
 def comparison_panels(
     sides: Sequence[Side], rule: str | None = None, suite: str = "", name: str = "comparison"
 ) -> tuple[Panel, ...]:
-    """Return a panel for each side but the first, which it is compared with.
+    """Return a panel for each side but the first, the baseline.
 
     A side that cannot be compared has a panel with the reason, so that the others are still shown.
 
     Args:
-        sides: the baseline and at least one other, as `comparison.sides` makes them.
+        sides: the baseline and at least one other.
         rule: scoring rule; None: the runs' own.
         suite: added to the titles of a page with several.
         name: beginning of the panels' anchors.
     """
     baseline, *others = sides
     graded: dict[str, Comparable] = {}
-    about = f": {suite}" if suite else ""
+    titles = (f"{other.name} against {baseline.name}" + (f": {suite}" if suite else "") for other in others)
     return tuple(
-        _comparison_panel(
-            f"{name}-{number}", f"{other.name} against {baseline.name}{about}", baseline, other, graded, rule
-        )
-        for number, other in enumerate(others, 1)
+        _comparison_panel(f"{name}-{number}", title, baseline, other, graded, rule)
+        for number, (title, other) in enumerate(zip(titles, others, strict=True), 1)
     )
 
 
@@ -59,14 +57,10 @@ def _comparison_panel(
 ) -> Panel:
     try:
         pairing = pair(a, b, graded)
-        found = compare(pairing, rule)
-        return Panel(
-            name,
-            title,
-            comparison_report([found]).parts,
-            (_forest(f"{name}-forest", found),),
-            panels=(*_agreement_panels(name, pairing, found), *_subject_panels(name, pairing, found)),
-        )
+        compared = compare(pairing, rule)
+        figure = _forest(f"{name}-forest", compared)
+        panels = (*_agreement_panels(name, pairing, compared), *_subject_panels(name, pairing, compared))
+        return Panel(name, title, comparison_report([compared]).parts, (figure,), panels=panels)
     except EvalkitError as error:
         reason = str(error).rstrip(".")
         return Panel(name, title, (Report((), facts=(f"{b.name} is not compared with {a.name}: {reason}.",)),))
@@ -82,32 +76,26 @@ def _forest(name: str, found: Comparison) -> PageFigure:
 
 def _agreement_panels(name: str, pairing: Pairing, found: Comparison) -> Iterator[Panel]:
     """Yield the panel of agreement by document; none for groups of runs."""
-    if len(pairing.graded) == 2:
-        table = _graded_table if found.measure.graded else _right_table
-        report = Report((table(pairing, found.rule),), facts=(f"A: {found.a}", f"B: {found.b}"))
-        yield Panel(f"{name}-agreement", "Agreement by document", (report,))
-
-
-def _right_table(pairing: Pairing, rule: str) -> Table:
+    if len(pairing.graded) != 2:
+        return
+    rule = found.rule
+    if found.measure.graded:
+        title = f"Documents by which score is higher ({pairing.measure(rule).name})"
+        columns = {"n": "n", "A higher": "a_higher", "equal": "equal", "B higher": "b_higher"}
+    else:
+        title = f"Documents by the answers of both, rule {rule}"
+        columns = {"n": "n", "both right": "both_right", "A right, B wrong": "a_higher",
+                   "A wrong, B right": "b_higher", "both wrong": "both_wrong"}  # fmt: skip
     rows = [
-        [pairing.label(one.task).full, *_counts(one.n, one.both_right, one.a_higher, one.b_higher, one.both_wrong)]
-        for one in agreements(pairing, rule)
+        [pairing.label(task.task).full, *(f"{getattr(task, count):,}" for count in columns.values())]
+        for task in agreements(pairing, rule)
     ]
-    headers = ["task", "n", "both right", "A right, B wrong", "A wrong, B right", "both wrong"]
-    return simple_table("agreement", headers, rows, title=f"Documents by the answers of both, rule {rule}")
+    table = simple_table("agreement", ["task", *columns], rows, title=title)
+    yield Panel(f"{name}-agreement", "Agreement by document", (Report((table,), facts=_sides(found)),))
 
 
-def _graded_table(pairing: Pairing, rule: str) -> Table:
-    rows = [
-        [pairing.label(one.task).full, *_counts(one.n, one.a_higher, one.equal, one.b_higher)]
-        for one in agreements(pairing, rule)
-    ]
-    title = f"Documents by which score is higher ({pairing.measure(rule).name})"
-    return simple_table("agreement", ["task", "n", "A higher", "equal", "B higher"], rows, title=title)
-
-
-def _counts(*counts: int | None) -> list[str]:
-    return [f"{count:,}" for count in counts if count is not None]
+def _sides(found: Comparison) -> tuple[str, str]:
+    return f"A: {found.a}", f"B: {found.b}"
 
 
 def _subject_panels(name: str, pairing: Pairing, found: Comparison) -> Iterator[Panel]:
@@ -128,10 +116,6 @@ def _subject_report(pairing: Pairing, task: PairedTask, found: Comparison) -> Re
         "p: corrected by Holm's method over the subjects of this task; intervals are not corrected",
         "the comparison of the tasks does not depend on this table, which is for exploration",
     )
-    return Report((_subject_table(task, subjects, found),), (verdict,), (f"A: {found.a}", f"B: {found.b}"), notes)
-
-
-def _subject_table(task: PairedTask, subjects: Sequence[TaskDifference], found: Comparison) -> Table:
     unit = unit_of(found.measure, [one.stderr for one in subjects])
     rows = [
         [
@@ -147,4 +131,5 @@ def _subject_table(task: PairedTask, subjects: Sequence[TaskDifference], found: 
         for one in subjects
     ]
     headers = ["subject", "n", "A", "B", "B − A", "95 % interval", "p (Holm)", "B is"]
-    return simple_table(f"subjects-{task.task}", headers, rows)
+    table = simple_table(f"subjects-{task.task}", headers, rows)
+    return Report((table,), (verdict,), _sides(found), notes)

@@ -6,16 +6,21 @@ Decisions are computed here, by the rules themselves; the page only shows them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
 from evalkit.benchmarks.alike import document_difference
-from evalkit.benchmarks.document_views import ChoiceView
+from evalkit.benchmarks.document_views import AnsweredDocument, AnswerView, ChoiceText, ChoiceView
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import Say
-from evalkit.pages.blocks import DocumentData, ViewOfRun
-from evalkit.pages.choices import answers_block, choices_block
+from evalkit.errors import RunError
+from evalkit.inspection.outcomes import decisions
+from evalkit.pages.blocks import DocumentData, DocumentName, Union, ViewOfRun, encoded, indexed, problem_of
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import SEGMENTS
 
@@ -92,3 +97,181 @@ def _block(members: Sequence[ViewOfRun], sample: DocumentSample | None) -> tuple
         "official": run.manifest["documents"].get(task, {}).get("official"),
     }
     return general | about, block
+
+
+ABSENT = 65535
+"""Prediction of a run that does not have the document."""
+UNKNOWN = -1
+"""Number of tokens in a run that does not know it, as one imported from a log."""
+_Arrays = dict[str, tuple[str, NDArray[Any]]]
+
+
+def choices_block(members: Sequence[ViewOfRun], sample: DocumentSample | None) -> tuple[dict[str, Any], str]:
+    """Return the entries of a task in the page's index, and its block.
+
+    Raises:
+        RunError: two runs have different choices or gold answers of a document.
+    """
+    views = [member.view for member in members if isinstance(member.view, ChoiceView)]
+    tables = [_Documents(view) for view in views]
+    union = Union(views[0].task, [table.names for table in tables], sample)
+    rules = [rule for rule in views[0].rules if all(rule in view.rules for view in views)]
+    gold, choices = _agreed(members, tables, union)
+    header: dict[str, Any] = {
+        "ids": [number for _, number in union.names],
+        "options": _options(views, union),
+        "prompts": _prompts(members, views, union),
+        "problem": problem_of(views),
+    }
+    arrays: _Arrays = {
+        "subtask": ("u2", union.subtask_numbers()),
+        "gold": ("u2", gold),
+        "choices": ("u2", choices),
+    }
+    for member, table in zip(members, tables, strict=True):
+        places = union.places(table.names)
+        for rule in table.view.rules:
+            arrays |= _decided(f"{member.number}/{rule}", table, rule, places, len(gold))
+        arrays |= _scores(str(member.number), table, places, choices)
+    return union.about() | {"kind": "choices", "rules": rules, "metric": "accuracy"}, encoded(header, arrays)
+
+
+class _Documents:
+    """The score table of a task by document."""
+
+    def __init__(self, view: ChoiceView) -> None:
+        self.view, self.scores = view, view.scores
+        self.starts = np.flatnonzero(view.scores["choice"].to_numpy() == 0)
+        first = view.scores.iloc[self.starts]
+        ids = first["doc_id"].to_numpy().tolist()
+        self.names: list[DocumentName] = list(zip(first["subtask"].astype(str), ids, strict=True))
+        self.gold, self.choices = (first[name].to_numpy() for name in ("gold", "choices"))
+
+
+def _agreed(
+    members: Sequence[ViewOfRun], tables: Sequence[_Documents], union: Union
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return gold answer and number of choices of each document; raise `RunError` where two runs disagree."""
+    gold, choices = (np.full(len(union.names), -1, np.int64) for _ in range(2))
+    for member, table in zip(members, tables, strict=True):
+        places = union.places(table.names)
+        kept = places >= 0
+        for known, found in ((gold, table.gold), (choices, table.choices)):
+            before = known[places[kept]]
+            if (wrong := (before >= 0) & (before != found[kept])).any():
+                subtask, number = union.names[int(places[kept][np.argmax(wrong)])]
+                raise RunError(
+                    f"run {member.run.folder} has other choices or another gold answer of {subtask} document {number} "
+                    f"than run {members[0].run.folder}; give runs of the same documents"
+                )
+            known[places[kept]] = found[kept]
+    return gold, choices
+
+
+def _decided(name: str, table: _Documents, rule: str, places: NDArray[np.int64], documents: int) -> _Arrays:
+    found, kept = decisions(table.view, rule), places >= 0
+    prediction = np.full(documents, ABSENT, np.int64)
+    tie, margin = np.zeros(documents, np.int64), np.full(documents, np.nan)
+    for values, source in ((prediction, found.prediction), (tie, found.tie), (margin, found.margin)):
+        values[places[kept]] = source[kept]
+    return {
+        f"{name}/prediction": ("u2", prediction),
+        f"{name}/tie": ("u1", tie),
+        f"{name}/margin": ("f4", margin),
+    }
+
+
+def _scores(name: str, table: _Documents, places: NDArray[np.int64], choices: NDArray[np.int64]) -> _Arrays:
+    """Return log-likelihoods and tokens, [rows, segments], of the union's choices in its order."""
+    first = np.cumsum(choices) - choices
+    place = np.repeat(places, table.choices)
+    kept = place >= 0
+    rows = first[place[kept]] + table.scores["choice"].to_numpy()[kept]
+    total, width = int(choices.sum()), len(SEGMENTS)
+    likelihoods, tokens = np.full((total, width), np.nan), np.zeros((total, width), np.int64)
+    likelihoods[rows] = _columns(table.scores, "ll", kept)
+    tokens[rows] = np.nan_to_num(_columns(table.scores, "n", kept), nan=UNKNOWN)
+    truncated = np.zeros(total, np.int64)
+    truncated[rows] = np.nan_to_num(table.scores["truncated"].to_numpy()[kept])
+    return {
+        f"{name}/ll": ("f4", likelihoods),
+        f"{name}/n": ("i4", tokens),
+        f"{name}/truncated": ("i4", truncated),
+    }
+
+
+def _columns(scores: pd.DataFrame, kind: str, kept: NDArray[np.bool_]) -> NDArray[Any]:
+    return scores[[f"{kind}_{segment}" for segment in SEGMENTS]].to_numpy(float)[kept]
+
+
+def _text_of(views: Sequence[ChoiceView], name: DocumentName) -> ChoiceText | None:
+    return next((view.texts[name] for view in views if name in view.texts), None)
+
+
+def _options(views: Sequence[ChoiceView], union: Union) -> list[list[str]]:
+    """Return the answer options of each document; none where each choice's text shows its option."""
+    found = (_text_of(views, name) for name in union.names)
+    return [[] if text is None or _shows_options(text) else list(text.options) for text in found]
+
+
+def _shows_options(text: ChoiceText) -> bool:
+    return all(
+        any(piece.segment == "continuation" and piece.text.strip() == option.strip() for piece in pieces)
+        for pieces, option in zip(text.choices, text.options, strict=True)
+    )
+
+
+def _prompts(members: Sequence[ViewOfRun], views: Sequence[ChoiceView], union: Union) -> list[dict[str, Any]]:
+    """Return the distinct prompts, each with its runs: those whose texts of common documents are the same."""
+    found: list[tuple[list[int], dict[DocumentName, ChoiceText]]] = []
+    for member, view in zip(members, views, strict=True):
+        if not view.texts:
+            continue
+        same = (one for one in found if all(one[1].get(name, text) == text for name, text in view.texts.items()))
+        if (prompt := next(same, None)) is None:
+            found.append(prompt := ([], {}))
+        prompt[0].append(member.number)
+        prompt[1].update(view.texts)  # runs may have other limits
+    return [_prompt(numbers, texts, union) for numbers, texts in found]
+
+
+def _prompt(runs: Sequence[int], texts: Mapping[DocumentName, ChoiceText], union: Union) -> dict[str, Any]:
+    found = [texts.get(name) for name in union.names]
+    return {
+        "runs": list(runs),
+        "common": [[] if text is None else indexed(text.common) for text in found],
+        "choices": [[] if text is None else list(map(indexed, text.choices)) for text in found],
+    }
+
+
+def answers_block(members: Sequence[ViewOfRun], sample: DocumentSample | None) -> tuple[dict[str, Any], str]:
+    """Return the entries of a task in the page's index, and its block."""
+    views = [member.view for member in members if isinstance(member.view, AnswerView)]
+    by_run = [{(one.subtask, one.id): one for one in view.documents} for view in views]
+    union = Union(views[0].task, [list(found) for found in by_run], sample)
+    first = [next(found[name] for found in by_run if name in found) for name in union.names]
+    header: dict[str, Any] = {
+        "ids": [number for _, number in union.names],
+        "references": [list(one.references) for one in first],
+        "prompts": [indexed(one.prompt) for one in first] if any(one.prompt for one in first) else [],
+        "problem": problem_of(views),
+        "runs": {str(member.number): _of_run(found, union) for member, found in zip(members, by_run, strict=True)},
+    }
+    arrays = {"subtask": ("u2", union.subtask_numbers())} | {
+        f"{member.number}/score": ("f8", _answers_scores(found, union))
+        for member, found in zip(members, by_run, strict=True)
+    }
+    return union.about() | {"kind": "answers", "rules": [], "metric": views[0].metric}, encoded(header, arrays)
+
+
+def _of_run(found: Mapping[DocumentName, AnsweredDocument], union: Union) -> dict[str, Any]:
+    ordered = [found.get(name) for name in union.names]
+    return {
+        "answers": [None if one is None else one.answer for one in ordered],
+        "facts": [{} if one is None else dict(one.facts) for one in ordered],
+    }
+
+
+def _answers_scores(found: Mapping[DocumentName, AnsweredDocument], union: Union) -> np.ndarray:
+    ordered = (found.get(name) for name in union.names)
+    return np.array([np.nan if one is None or one.score is None else one.score for one in ordered], float)

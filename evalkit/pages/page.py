@@ -25,10 +25,10 @@ from evalkit.benchmarks.document_views import Piece
 from evalkit.escape import in_json, printable
 from evalkit.pages.blocks import DocumentData
 from evalkit.paths import replace_file
+from evalkit.reporting.formats import html_lines, html_table
 from evalkit.reporting.markup import SUFFIXES, Format
 from evalkit.reporting.report import Report, render
 from evalkit.reporting.table import Table
-from evalkit.reporting.web import html_lines, html_table
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 from evalkit.benchmarks.longbench.protocol import LABELS
 from evalkit.benchmarks.longbench.scores import BUCKETS, LongBenchResults, Mean, Score, TaskScore
-from evalkit.reporting.data import Record
 from evalkit.reporting.decimals import fixed
+from evalkit.reporting.formats import Record
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 
