@@ -6,7 +6,7 @@ Decisions are computed here, by the rules themselves; the page only shows them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.alike import document_difference
-from evalkit.benchmarks.document_views import AnsweredDocument, AnswerView, ChoiceText, ChoiceView
+from evalkit.benchmarks.document_views import AnswerView, ChoiceText, ChoiceView
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import Say
@@ -28,13 +28,7 @@ from evalkit.runs.score_table import SEGMENTS
 def document_data(
     runs: Sequence[Run], names: Sequence[str], say: Say, sample: DocumentSample | None = None
 ) -> DocumentData:
-    """Collect the documents of all runs.
-
-    Args:
-        runs: finished runs.
-        names: their names in the page.
-        say: called with messages for the user.
-        sample: which documents to take; None: all.
+    """Collect all documents of finished runs, which have `names` in the page, or a sample of them.
 
     Documents that runs share are read once within `remembering`.
 
@@ -46,8 +40,14 @@ def document_data(
     used: set[str] = set()
     problems: dict[str, list[str]] = {}
     for members in _by_documents(runs, say):
-        about, block = _block(members, sample)
-        numbers = [member.number for member in members]
+        first, numbers = members[0], [member.number for member in members]
+        make = choices_block if isinstance(first.view, ChoiceView) else answers_block
+        task, (of_kind, block) = first.view.task, make(members, sample)
+        about = {
+            "task": task,
+            "label": benchmark_of(first.run).label(first.run, task).full,
+            "official": first.run.manifest["documents"].get(task, {}).get("official"),
+        } | of_kind
         if about["task"] in used:  # other documents under the same name
             of = ", ".join(names[number] for number in numbers)
             about |= {"task": f"{about['task']} ({of})", "label": f"{about['label']} ({of})"}
@@ -76,27 +76,9 @@ def _by_documents(runs: Sequence[Run], say: Say) -> Iterator[list[ViewOfRun]]:
             part.append((number, run))
     for (_, task), parts in order.items():
         for part in parts:
-            found = [
-                ViewOfRun(number, run, view)
-                for number, run in part
-                for view in benchmark_of(run).views(run, (task,), say)
-            ]
-            if found:
-                yield found
-
-
-def _block(members: Sequence[ViewOfRun], sample: DocumentSample | None) -> tuple[dict[str, Any], str]:
-    """Return a task's entry in the index and its block."""
-    first = members[0]
-    make = choices_block if isinstance(first.view, ChoiceView) else answers_block
-    about, block = make(members, sample)
-    task, run = first.view.task, first.run
-    general = {
-        "task": task,
-        "label": benchmark_of(run).label(run, task).full,
-        "official": run.manifest["documents"].get(task, {}).get("official"),
-    }
-    return general | about, block
+            views = ((number, run, benchmark_of(run).views(run, (task,), say)) for number, run in part)
+            if members := [ViewOfRun(number, run, view) for number, run, of_task in views for view in of_task]:
+                yield members
 
 
 ABSENT = 65535
@@ -107,7 +89,7 @@ _Arrays = dict[str, tuple[str, NDArray[Any]]]
 
 
 def choices_block(members: Sequence[ViewOfRun], sample: DocumentSample | None) -> tuple[dict[str, Any], str]:
-    """Return the entries of a task in the page's index, and its block.
+    """Return the index entries and the block of a task whose choices were scored: texts, log-likelihoods, decisions.
 
     Raises:
         RunError: two runs have different choices or gold answers of a document.
@@ -117,9 +99,11 @@ def choices_block(members: Sequence[ViewOfRun], sample: DocumentSample | None) -
     union = Union(views[0].task, [table.names for table in tables], sample)
     rules = [rule for rule in views[0].rules if all(rule in view.rules for view in views)]
     gold, choices = _agreed(members, tables, union)
+    texts = (next((view.texts[name] for view in views if name in view.texts), None) for name in union.names)
     header: dict[str, Any] = {
         "ids": [number for _, number in union.names],
-        "options": _options(views, union),
+        # None where each choice's text shows its option
+        "options": [[] if text is None or _shows_options(text) else list(text.options) for text in texts],
         "prompts": _prompts(members, views, union),
         "problem": problem_of(views),
     }
@@ -169,10 +153,10 @@ def _agreed(
 
 
 def _decided(name: str, table: _Documents, rule: str, places: NDArray[np.int64], documents: int) -> _Arrays:
-    found, kept = decisions(table.view, rule), places >= 0
+    made, kept = decisions(table.view, rule), places >= 0
     prediction = np.full(documents, ABSENT, np.int64)
     tie, margin = np.zeros(documents, np.int64), np.full(documents, np.nan)
-    for values, source in ((prediction, found.prediction), (tie, found.tie), (margin, found.margin)):
+    for values, source in ((prediction, made.prediction), (tie, made.tie), (margin, made.margin)):
         values[places[kept]] = source[kept]
     return {
         f"{name}/prediction": ("u2", prediction),
@@ -204,16 +188,6 @@ def _columns(scores: pd.DataFrame, kind: str, kept: NDArray[np.bool_]) -> NDArra
     return scores[[f"{kind}_{segment}" for segment in SEGMENTS]].to_numpy(float)[kept]
 
 
-def _text_of(views: Sequence[ChoiceView], name: DocumentName) -> ChoiceText | None:
-    return next((view.texts[name] for view in views if name in view.texts), None)
-
-
-def _options(views: Sequence[ChoiceView], union: Union) -> list[list[str]]:
-    """Return the answer options of each document; none where each choice's text shows its option."""
-    found = (_text_of(views, name) for name in union.names)
-    return [[] if text is None or _shows_options(text) else list(text.options) for text in found]
-
-
 def _shows_options(text: ChoiceText) -> bool:
     return all(
         any(piece.segment == "continuation" and piece.text.strip() == option.strip() for piece in pieces)
@@ -223,55 +197,44 @@ def _shows_options(text: ChoiceText) -> bool:
 
 def _prompts(members: Sequence[ViewOfRun], views: Sequence[ChoiceView], union: Union) -> list[dict[str, Any]]:
     """Return the distinct prompts, each with its runs: those whose texts of common documents are the same."""
-    found: list[tuple[list[int], dict[DocumentName, ChoiceText]]] = []
+    distinct: list[tuple[list[int], dict[DocumentName, ChoiceText]]] = []
     for member, view in zip(members, views, strict=True):
         if not view.texts:
             continue
-        same = (one for one in found if all(one[1].get(name, text) == text for name, text in view.texts.items()))
+        same = (one for one in distinct if all(one[1].get(name, text) == text for name, text in view.texts.items()))
         if (prompt := next(same, None)) is None:
-            found.append(prompt := ([], {}))
+            distinct.append(prompt := ([], {}))
         prompt[0].append(member.number)
         prompt[1].update(view.texts)  # runs may have other limits
-    return [_prompt(numbers, texts, union) for numbers, texts in found]
-
-
-def _prompt(runs: Sequence[int], texts: Mapping[DocumentName, ChoiceText], union: Union) -> dict[str, Any]:
-    found = [texts.get(name) for name in union.names]
-    return {
-        "runs": list(runs),
-        "common": [[] if text is None else indexed(text.common) for text in found],
-        "choices": [[] if text is None else list(map(indexed, text.choices)) for text in found],
-    }
+    prompts = []
+    for numbers, by_name in distinct:
+        texts = [by_name.get(name) for name in union.names]
+        common = [[] if text is None else indexed(text.common) for text in texts]
+        choices = [[] if text is None else list(map(indexed, text.choices)) for text in texts]
+        prompts.append({"runs": numbers, "common": common, "choices": choices})
+    return prompts
 
 
 def answers_block(members: Sequence[ViewOfRun], sample: DocumentSample | None) -> tuple[dict[str, Any], str]:
-    """Return the entries of a task in the page's index, and its block."""
+    """Return the index entries and the block of a task whose documents were answered."""
     views = [member.view for member in members if isinstance(member.view, AnswerView)]
-    by_run = [{(one.subtask, one.id): one for one in view.documents} for view in views]
-    union = Union(views[0].task, [list(found) for found in by_run], sample)
-    first = [next(found[name] for found in by_run if name in found) for name in union.names]
+    by_run = [{(document.subtask, document.id): document for document in view.documents} for view in views]
+    union = Union(views[0].task, [list(documents) for documents in by_run], sample)
+    first = [next(documents[name] for documents in by_run if name in documents) for name in union.names]
     header: dict[str, Any] = {
         "ids": [number for _, number in union.names],
-        "references": [list(one.references) for one in first],
-        "prompts": [indexed(one.prompt) for one in first] if any(one.prompt for one in first) else [],
+        "references": [list(document.references) for document in first],
+        "prompts": [indexed(document.prompt) for document in first] if any(one.prompt for one in first) else [],
         "problem": problem_of(views),
-        "runs": {str(member.number): _of_run(found, union) for member, found in zip(members, by_run, strict=True)},
+        "runs": {},
     }
-    arrays = {"subtask": ("u2", union.subtask_numbers())} | {
-        f"{member.number}/score": ("f8", _answers_scores(found, union))
-        for member, found in zip(members, by_run, strict=True)
-    }
+    arrays: _Arrays = {"subtask": ("u2", union.subtask_numbers())}
+    for member, documents in zip(members, by_run, strict=True):
+        ordered = [documents.get(name) for name in union.names]
+        header["runs"][str(member.number)] = {
+            "answers": [document and document.answer for document in ordered],
+            "facts": [dict(document.facts) if document else {} for document in ordered],
+        }
+        scores = [np.nan if document is None or document.score is None else document.score for document in ordered]
+        arrays[f"{member.number}/score"] = ("f8", np.array(scores, float))
     return union.about() | {"kind": "answers", "rules": [], "metric": views[0].metric}, encoded(header, arrays)
-
-
-def _of_run(found: Mapping[DocumentName, AnsweredDocument], union: Union) -> dict[str, Any]:
-    ordered = [found.get(name) for name in union.names]
-    return {
-        "answers": [None if one is None else one.answer for one in ordered],
-        "facts": [{} if one is None else dict(one.facts) for one in ordered],
-    }
-
-
-def _answers_scores(found: Mapping[DocumentName, AnsweredDocument], union: Union) -> np.ndarray:
-    ordered = (found.get(name) for name in union.names)
-    return np.array([np.nan if one is None or one.score is None else one.score for one in ordered], float)

@@ -60,14 +60,7 @@ class Panel:
 
 
 def svg_of(draw: Callable[[Path], None]) -> str:
-    """Return what a function draws as an SVG document; the same figure gives the same text.
-
-    Args:
-        draw: writes a figure into the file that it is given, whose name ends in .svg.
-
-    Raises:
-        EvalkitError: the figure cannot be drawn.
-    """
+    """Return what a function draws into a file that ends in .svg; the same figure gives the same text."""
     with TemporaryDirectory(prefix="evalkit-") as folder:
         path = Path(folder) / "figure.svg"
         draw(path)
@@ -111,7 +104,7 @@ class Page:
         return [one for one in chapters if one[2] or (one[0] == "documents" and self.documents is not None)]
 
 
-class CopiedTables:
+class _CopiedTables:
     """Tables in the order of the page, with the texts that their buttons copy."""
 
     def __init__(self) -> None:
@@ -130,7 +123,7 @@ class CopiedTables:
         return {"number": number, "name": printable(table.name), "html": element}
 
     def json(self) -> Markup:
-        """Return the texts of all tables added so far, for a JSON element."""
+        """Return the texts of all tables added so far."""
         return _json(self._texts)
 
 
@@ -140,40 +133,27 @@ def render_page(page: Page) -> str:
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Write the page atomically; characters that UTF-8 cannot represent are written by their code.
-
-    Raises:
-        OSError: the disk is full or read-only; no partial file is left.
-    """
+    """Write the page atomically; characters that UTF-8 cannot represent are written by their code."""
     replace_file(path, (chunk.encode("utf-8", "backslashreplace") for chunk in _chunks(page)))
 
 
 def _chunks(page: Page) -> Iterator[str]:
     with_documents = page.documents is not None
     script, style = _script(with_documents), _style(with_documents)
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .generate(
-            page=page,
-            tables=CopiedTables(),
-            index=_json(page.documents.index) if page.documents else "",
-            script=Markup(script),
-            style=Markup(style),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        )
-    )
+    return _environment().get_template("page.html.j2").generate(
+        page=page,
+        tables=_CopiedTables(),
+        index=_json(page.documents.index) if page.documents else "",
+        script=Markup(script),
+        style=Markup(style),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )  # fmt: skip
 
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_ASSETS),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
+    environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+                              undefined=StrictUndefined)  # fmt: skip
     environment.filters["printable"] = printable
     environment.filters["prompt"] = lambda text: printable(text, "\n\t")
     environment.globals |= {
@@ -195,11 +175,7 @@ def _json(content: Any) -> Markup:
 
 
 def _script(with_documents: bool) -> str:
-    """Return the page's one script.
-
-    Raises:
-        ValueError: a script has text that would end its element.
-    """
+    """Return the page's one script; a `ValueError` if its text would end its element."""
     own = ["elements.js", *(_DOCUMENT_SCRIPTS if with_documents else ()), "page.js"]
     body = "\n".join(map(_asset, own))
     library = _asset(f"{_TABULATOR}.js") if with_documents else ""
