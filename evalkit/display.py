@@ -1,8 +1,9 @@
-"""Status line of the current activity on standard error, so that no command is silent for a second.
+"""What a command shows on standard error while it works, so that none is silent for a second.
 
-In: `with doing("hashing model.safetensors (2.5 GB)")` around work that may take long. Out: the activity, once there has
-been no output for `_SILENCE` seconds: printed as a line, or on a terminal as a line that is erased when the work ends.
-Fast work prints nothing. Only the command line turns this on (`shown_activity`); evalkit used as a library is silent.
+`with doing("hashing model.safetensors (2.5 GB)")` names an activity, which is shown once there has been no output for
+`_SILENCE` seconds: printed as a line, or on a terminal as a line that is erased when the work ends. Only the command
+line turns this on (`shown_activity`). `Progress` is for work with a known total: a live bar, or plain lines now and
+then. In both, messages stand above the line that changes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from types import TracebackType
 from typing import Any
 
 from evalkit.escape import printable
@@ -26,6 +26,8 @@ _SILENCE = 0.4
 """Seconds without output after which the current activity is shown."""
 _SHORTEST = 0.1
 """Minimum seconds that an activity lasts before it is shown."""
+_LINE_EVERY = 15.0
+"""Seconds between plain lines of progress."""
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def shown_activity() -> Iterator[None]:
         yield
     finally:
         _status.switch(before)
-        _status.forget()
+        _status.printed.clear()
 
 
 @contextmanager
@@ -82,7 +84,7 @@ class _Status:
         self._lock = threading.RLock()
         self._on = False
         self._activities: list[str] = []
-        self._printed: set[str] = set()
+        self.printed: set[str] = set()
         """Activities that have been printed as a line."""
         self._line = ""
         """The activity on the terminal's last line."""
@@ -95,7 +97,7 @@ class _Status:
     def begin(self, what: str, slow: bool) -> None:
         with self._lock:
             self._activities.append(what)
-            self._schedule(0.0 if slow else None)
+            self._schedule(at_once=slow)
 
     def end(self) -> None:
         with self._lock:
@@ -113,11 +115,6 @@ class _Status:
             self._schedule()
             return before
 
-    def forget(self) -> None:
-        """Forget which activities were printed, so that they are printed again."""
-        with self._lock:
-            self._printed.clear()
-
     def print(self, line: str) -> None:
         with self._lock:
             self._erase()
@@ -125,18 +122,17 @@ class _Status:
             self._last = time.monotonic()
             self._schedule()
 
-    def _schedule(self, delay: float | None = None) -> None:
-        """Show the innermost activity after a delay; None: after `_SILENCE` seconds without output."""
+    def _schedule(self, at_once: bool = False) -> None:
+        """Show the innermost activity, at once or after `_SILENCE` seconds without output."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if not self._on or not self._activities or self._activities[-1] == self._line:
             return
-        if delay is None:
-            delay = max(_SHORTEST, _SILENCE - (time.monotonic() - self._last))
-        if not delay:
+        if at_once:
             self._show()
             return
+        delay = max(_SHORTEST, _SILENCE - (time.monotonic() - self._last))
         self._timer = threading.Timer(delay, self._show_late)
         self._timer.daemon = True
         self._timer.start()
@@ -149,18 +145,15 @@ class _Status:
 
     def _show(self) -> None:
         activity = self._activities[-1]
-        what = f"{activity} …"
         # A closed standard error is not a reason to stop
         with suppress(OSError, ValueError, AttributeError):
             if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
                 self._erase()
                 self._line, self._columns = activity, shutil.get_terminal_size().columns - 1
-                sys.stderr.write(_fitted(what, self._columns))
-            elif what not in self._printed:
-                self._printed.add(what)
-                sys.stderr.write(f"{what}\n")
-            else:
-                return
+                sys.stderr.write(_fitted(f"{activity} …", self._columns))
+            elif activity not in self.printed:
+                self.printed.add(activity)
+                sys.stderr.write(f"{activity} …\n")
             sys.stderr.flush()
             self._last = time.monotonic()
 
@@ -182,10 +175,6 @@ def _fitted(text: str, columns: int) -> str:
 _status = _Status()
 
 
-_LINE_EVERY = 15.0
-"""Seconds between plain lines."""
-
-
 class Progress:
     """Progress of work whose total is known, in a unit that takes about constant time.
 
@@ -197,22 +186,18 @@ class Progress:
         self._live = sys.stderr.isatty() if live is None else live
         self._bar: Any = None
         self._after = ExitStack()
-        self._bar_task: Any = None
+        self._label = ""
         self._total = self._done = self._skipped = 0.0
         self._documents = 0
         self._end: float | None = None
         """When all is expected to be finished, if the caller estimates it; seconds of a monotonic clock."""
-        self._label = ""
         self._started = self._last_line = time.monotonic()
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar = None
-        self._after.close()
+    def __exit__(self, *_: object) -> None:
+        self._end_bar()
 
     def say(self, line: str) -> None:
         """Print a message on one line, above the bar."""
@@ -224,27 +209,24 @@ class Progress:
 
     def start(self, total: float, done: float) -> None:
         """Start, with `done` of `total` finished in an earlier session; ends the bar of the work before."""
-        self._bar = None
-        self._after.close()
+        self._end_bar()
         self._total, self._done, self._skipped, self._documents = total, done, done, 0
         self._started = self._last_line = time.monotonic()
         self._end = None
         if self._live:
-            self._start_bar(total, done)
+            self._start_bar()
 
     def task(self, label: str) -> None:
         """Set the label of the current task."""
-        self._label = label = printable(label)
-        if self._bar is not None:
-            self._bar.update(self._bar_task, description=label)
+        self._label = printable(label)
+        self._draw()
 
     def advance(self, work: float, documents: int) -> None:
         """Add finished work and its number of documents."""
         self._done += work
         self._documents += documents
-        if self._bar is not None:
-            self._bar.update(self._bar_task, completed=self._done, rate=self._rate())
-        elif time.monotonic() - self._last_line >= _LINE_EVERY:
+        self._draw()
+        if self._bar is None and time.monotonic() - self._last_line >= _LINE_EVERY:
             self._last_line = time.monotonic()
             self.say(self.line())
 
@@ -258,8 +240,7 @@ class Progress:
         """
         self._done, self._total = done, total
         self._end = None if seconds is None else time.monotonic() + seconds
-        if self._bar is not None:
-            self._bar.update(self._bar_task, completed=done, total=total, end=self._end)
+        self._draw()
 
     def share(self) -> float:
         """Return the finished share of the work, from 0 to 1."""
@@ -267,66 +248,57 @@ class Progress:
 
     def seconds_left(self) -> float | None:
         """Return the estimated time left; None before anything is finished."""
-        return self._left() if self._is_known() else None
+        if self._end is not None:
+            return max(self._end - time.monotonic(), 0.0)
+        if self._done <= self._skipped:
+            return None
+        elapsed = time.monotonic() - self._started
+        return elapsed / (self._done - self._skipped) * (self._total - self._done)
 
     def line(self) -> str:
         """Return the state in one line: task, share, rate, time left."""
         label = f"{self._label}: " if self._label else ""
-        left = f", about {clock(self._left())} left" if self._is_known() else ""
+        seconds = self.seconds_left()
+        left = "" if seconds is None else f", about {clock(seconds)} left"
         return f"{label}{self.share():4.0%} of all, {self._rate()}{left}"
 
     def _rate(self) -> str:
         elapsed = time.monotonic() - self._started
         return f"{self._documents / elapsed:.1f} documents/s" if elapsed > 0 else "–"
 
-    def _is_known(self) -> bool:
-        return self._end is not None or self._done > self._skipped
+    def _time(self) -> str:
+        """Return the time left; when all is finished, the time that it took."""
+        finished = self._done >= self._total
+        seconds = time.monotonic() - self._started if finished else self.seconds_left()
+        return "-:--:--" if seconds is None else clock(seconds)
 
-    def _left(self) -> float:
-        if self._end is not None:
-            return max(self._end - time.monotonic(), 0.0)
-        worked = self._done - self._skipped
-        elapsed = time.monotonic() - self._started
-        return elapsed / worked * (self._total - self._done) if worked else 0.0
-
-    def _start_bar(self, total: float, done: float) -> None:
+    def _start_bar(self) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            TaskProgressColumn,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-        from rich.progress import (
-            Progress as Bar,
-        )
+        from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn
+        from rich.progress import Progress as Bar
         from rich.text import Text
 
-        class TimeLeftColumn(TimeRemainingColumn):
-            """The caller's estimate if there is one."""
+        class TimeLeft(ProgressColumn):
+            def render(_, task: Any) -> Text:
+                return Text(self._time(), style="progress.remaining")
 
-            def render(self, task: Any) -> Text:
-                """Return the text of the column."""
-                end = task.fields.get("end")
-                if end is None or task.finished:
-                    return super().render(task)
-                return Text(clock(max(end - time.monotonic(), 0.0)), style="progress.remaining")
-
-        self._bar = Bar(
-            TextColumn("{task.description:<14}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeLeftColumn(elapsed_when_finished=True),
-            console=Console(stderr=True),
-            # Averaged over minutes, since tasks differ in speed
-            speed_estimate_period=300,
-        )
-        self._bar_task = self._bar.add_task("", total=total, completed=done, rate="")
+        columns = (TextColumn("{task.description:<14}"), BarColumn(), TaskProgressColumn(),
+                   TextColumn("{task.fields[rate]}"), TimeLeft())  # fmt: skip
+        self._bar = Bar(*columns, console=Console(stderr=True))
+        self._bar.add_task("", total=self._total, completed=self._done, rate="")
         # From now on the bar uses the terminal's last line
         self._after.enter_context(hidden_activity())
         self._bar.start()
         self._after.callback(self._bar.stop)
+
+    def _draw(self) -> None:
+        if self._bar is not None:
+            of_all = {"completed": self._done, "total": self._total, "rate": self._rate()}
+            self._bar.update(self._bar.task_ids[0], description=self._label, **of_all)
+
+    def _end_bar(self) -> None:
+        self._bar = None
+        self._after.close()
 
 
 def clock(seconds: float) -> str:
