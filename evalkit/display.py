@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 from evalkit.escape import printable
@@ -30,51 +30,9 @@ _LINE_EVERY = 15.0
 """Seconds between plain lines of progress."""
 
 
-@contextmanager
-def doing(what: str, *, slow: bool = False) -> Iterator[None]:
-    """Name the activity of a block; of nested ones, the innermost is shown.
-
-    Args:
-        what: an activity with its object, such as "loading demo".
-        slow: show it at once, because it is known to take seconds, such as the first import of torch: an import of
-            compiled code can keep other threads from running.
-    """
-    _status.begin(printable(what), slow)
-    try:
-        yield
-    finally:
-        _status.end()
-
-
 def imports(package: str) -> bool:
-    """Return whether a package is not imported yet: a value for `slow`."""
+    """Return whether a package is not imported yet: a value for `slow` of `doing`."""
     return package not in sys.modules
-
-
-@contextmanager
-def shown_activity() -> Iterator[None]:
-    """Show activities on standard error within the block."""
-    before = _status.switch(True)
-    try:
-        yield
-    finally:
-        _status.switch(before)
-        _status.printed.clear()
-
-
-@contextmanager
-def hidden_activity() -> Iterator[None]:
-    """Show no activities within the block, while a progress bar uses the terminal's last line."""
-    before = _status.switch(False)
-    try:
-        yield
-    finally:
-        _status.switch(before)
-
-
-def news(line: str) -> None:
-    """Print a line on standard error, above the activity that is shown."""
-    _status.print(line)
 
 
 class _Status:
@@ -84,43 +42,61 @@ class _Status:
         self._lock = threading.RLock()
         self._on = False
         self._activities: list[str] = []
-        self.printed: set[str] = set()
+        self._printed: set[str] = set()
         """Activities that have been printed as a line."""
-        self._line = ""
-        """The activity on the terminal's last line."""
-        self._columns = 0
-        """Columns of the terminal that the activity may use."""
+        self._line, self._columns = "", 0
+        """The activity on the terminal's last line, and the columns that it may use."""
         self._timer: threading.Timer | None = None
         self._last = time.monotonic()
         """Time of the last output, or of the process's start."""
 
-    def begin(self, what: str, slow: bool) -> None:
-        with self._lock:
-            self._activities.append(what)
-            self._schedule(at_once=slow)
+    @contextmanager
+    def doing(self, what: str, *, slow: bool = False) -> Iterator[None]:
+        """Name the activity of a block; of nested ones, the innermost is shown.
 
-    def end(self) -> None:
+        Args:
+            what: an activity with its object, such as "loading demo".
+            slow: show it at once, because it is known to take seconds, such as the first import of torch: an import of
+                compiled code can keep other threads from running.
+        """
         with self._lock:
-            self._activities.pop()
-            if self._activities[-1:] != [self._line]:
-                self._erase()
+            self._activities.append(printable(what))
+            self._schedule(at_once=slow)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._activities.pop()
+                if self._activities[-1:] != [self._line]:
+                    self._erase()
+                self._schedule()
+
+    def news(self, line: str) -> None:
+        """Print a line on standard error, above the activity that is shown."""
+        with self._lock:
+            self._erase()
+            print(line, file=sys.stderr, flush=True)
+            self._last = time.monotonic()
             self._schedule()
 
-    def switch(self, on: bool) -> bool:
-        """Turn the display on or off; return the previous state."""
+    @contextmanager
+    def shown(self, on: bool) -> Iterator[None]:
+        """Show activities within the block, or hide them."""
+        before = self._switch(on)
+        try:
+            yield
+        finally:
+            self._switch(before)
+            if on:
+                self._printed.clear()
+
+    def _switch(self, on: bool) -> bool:
         with self._lock:
             before, self._on = self._on, on
             self._last = time.monotonic()
             self._erase()
             self._schedule()
             return before
-
-    def print(self, line: str) -> None:
-        with self._lock:
-            self._erase()
-            print(line, file=sys.stderr, flush=True)
-            self._last = time.monotonic()
-            self._schedule()
 
     def _schedule(self, at_once: bool = False) -> None:
         """Show the innermost activity, at once or after `_SILENCE` seconds without output."""
@@ -151,8 +127,8 @@ class _Status:
                 self._erase()
                 self._line, self._columns = activity, shutil.get_terminal_size().columns - 1
                 sys.stderr.write(_fitted(f"{activity} …", self._columns))
-            elif activity not in self.printed:
-                self.printed.add(activity)
+            elif activity not in self._printed:
+                self._printed.add(activity)
                 sys.stderr.write(f"{activity} …\n")
             sys.stderr.flush()
             self._last = time.monotonic()
@@ -166,21 +142,28 @@ class _Status:
 
 
 def _fitted(text: str, columns: int) -> str:
-    """Truncate a text to a terminal's columns; some characters take two."""
+    """Truncate a text to a terminal's columns, of which some characters take two."""
     from wcwidth import clip, wcswidth
 
     return text if wcswidth(text) <= columns else clip(text, 0, columns - 1) + "…"
 
 
 _status = _Status()
+doing, news = _status.doing, _status.news
+
+
+def shown_activity() -> AbstractContextManager[None]:
+    """Show activities on standard error within a block."""
+    return _status.shown(True)
+
+
+def hidden_activity() -> AbstractContextManager[None]:
+    """Show no activities within a block, while a progress bar uses the terminal's last line."""
+    return _status.shown(False)
 
 
 class Progress:
-    """Progress of work whose total is known, in a unit that takes about constant time.
-
-    Args:
-        live: draw a bar; None: if standard error is a terminal.
-    """
+    """Progress of work with a known total, in a unit that takes about constant time: a bar if `live` or a terminal."""
 
     def __init__(self, live: bool | None = None) -> None:
         self._live = sys.stderr.isatty() if live is None else live
@@ -231,13 +214,7 @@ class Progress:
             self.say(self.line())
 
     def expect(self, done: float, total: float, seconds: float | None) -> None:
-        """Replace the finished and the total work by better estimates, and the time left by the caller's.
-
-        Args:
-            done: finished work, which may be less than before.
-            total: all work.
-            seconds: time left; None: by the rate so far.
-        """
+        """Replace finished (perhaps less than before) and total work, and the time left; None: by the rate so far."""
         self._done, self._total = done, total
         self._end = None if seconds is None else time.monotonic() + seconds
         self._draw()

@@ -87,14 +87,11 @@ def audit_averages(table: Audited) -> Iterator[Finding]:
             printed, number = table.printed.values.get(key), cells.get(key)
             if printed is None or number is None or printed == half_up(number.value, places):
                 continue
-            exact = f"the mean is {_exact(number.value)}"
-            if could_print(printed, number.value, places):
-                why = f"{exact}; the rounding of its parts can explain it"
-            else:
-                why = f"{exact}; no rounding of its parts explains it"
-            place = _name(layout, model.key), plain(measure.label)
-            row, column = place if layout.models_are_rows else place[::-1]
-            yield Finding(layout.name, row, column, to_text(printed, places), to_text(number.value, places), why)
+            possible = could_print(printed, number.value, places)
+            why = "the rounding of its parts can explain it" if possible else "no rounding of its parts explains it"
+            why = f"the mean is {_exact(number.value)}; {why}"
+            place = _place(layout, _name(layout, model.key), plain(measure.label))
+            yield Finding(layout.name, *place, to_text(printed, places), to_text(number.value, places), why)
 
 
 def audit_marks(table: Audited) -> Iterator[Finding]:
@@ -127,9 +124,12 @@ def audit_marks(table: Audited) -> Iterator[Finding]:
         whole = len(contest.models) == len(layout.models)
         models = "all" if whole else f"{_name(layout, first)} to {_name(layout, last)}"
         measure = next(plain(item.label) for item in layout.measures if item.key == contest.measure)
-        place = (models, measure) if layout.models_are_rows else (measure, models)
         yield Finding(
-            layout.name, *place, shown(contest, marked, as_printed), shown(contest, contest.winners, values), why
+            layout.name,
+            *_place(layout, models, measure),
+            shown(contest, marked, as_printed),
+            shown(contest, contest.winners, values),
+            why,
         )
 
 
@@ -161,19 +161,22 @@ def audit_rows(tables: Sequence[Audited]) -> Iterator[Finding]:
 def verdict_sections(verdicts: Sequence[Verdict]) -> Iterator[Section]:
     """Yield the verdicts on claims, those that do not follow first."""
     for title, kinds in CLAIM_KINDS.items():
-        if lines := tuple(_verdict_line(verdict) for verdict in verdicts if verdict.verdict in kinds):
-            yield Section(literal(title), "heading", lines)
-
-
-def _verdict_line(verdict: Verdict) -> Line:
-    claim = verdict.claim
-    why = "; ".join(filter(None, (verdict.verdict if not claim.unchecked else "", claim.unchecked, claim.note)))
-    texts = (", ".join(sorted(verdict.tables)) or "text", claim.where, claim.says, claim.printed, verdict.computed, why)
-    return _line(*texts, key=verdict.key)
+        lines = []
+        for key, claim, verdict, computed_, names in verdicts:
+            if verdict in kinds:
+                why = "; ".join(filter(None, (claim.unchecked or verdict, claim.note)))
+                label = ", ".join(sorted(names)) or "text"
+                lines.append(_line(label, claim.where, claim.says, claim.printed, computed_, why, key=key))
+        if lines:
+            yield Section(literal(title), "heading", tuple(lines))
 
 
 def _line(label: str, *texts: str, key: str = "") -> Line:
     return Line(key or label, literal(label), False, tuple(map(literal, texts)), ())
+
+
+def _place(layout: TableLayout, model: str, measure: str) -> tuple[str, str]:
+    return (model, measure) if layout.models_are_rows else (measure, model)
 
 
 def _listed(table: Audited, model: LayoutItem, tasks: Sequence[str]) -> str:

@@ -69,9 +69,7 @@ class PaperClaim(FileSettings):
     figure: _Written = ""
     """The printed figure as a number, where `printed` is not one."""
     computed: Any = None
-    """Expression whose value must equal the figure."""
     holds: Listed[dict[str, list[Any]]] = ()
-    """Relations, in place of a figure."""
     unchecked: _Written = ""
     """Why the tables cannot verify it."""
     note: _Written = ""
@@ -107,16 +105,14 @@ CLAIM_KINDS = {
 
 
 class Verdict(NamedTuple):
-    """Result of checking a claim."""
+    """Result of checking a claim: what the tables give, and which tables were used."""
 
     key: str
     claim: PaperClaim
     verdict: str
     """`HOLDS`, `BY_PRINTED`, `FAILS` or `UNCHECKED`."""
     computed: str
-    """Values from the tables."""
     tables: frozenset[str]
-    """Tables that it was checked against."""
 
 
 def check_claims(content: Claims, tables: Sequence[Audited]) -> list[Verdict]:
@@ -207,9 +203,7 @@ class _Facts:
         return Fraction(look_up[name](**operands))
 
     def _size(self, table: str, of: str) -> int:
-        layout = self._layouts[table]
-        sizes = {"models": len(layout.models), "measures": len(_read(layout)), "groups": len(_groups(layout))}
-        return sizes[of]
+        return len(self._layouts[table].models if of == "models" else _measures(self._layouts[table], of))
 
     def _wins(
         self, table: str, model: str, among: Sequence[str] = (), alone: bool = False, of: str = "measures"
@@ -223,17 +217,12 @@ class _Facts:
             value, best = values[model, measure], max(values[o, measure] for o in others if (o, measure) in values)
             return value > best or (value == best and not alone)
 
-        measures: list[tuple[str, ...]] = [(measure,) for measure in _read(layout)]
-        return sum(all(map(wins, group)) for group in {"measures": measures, "groups": _groups(layout)}[of])
+        return sum(all(map(wins, group)) for group in _measures(layout, of))
 
     def _shape(self, model: str, of: str) -> int:
         shape = self._shapes[model] if model in self._shapes else _named_shape(model)
-        kinds = {
-            "parameters": parameters(shape).total,
-            "head_size": shape.attention.head_size,
-            "layers": shape.attention.layers,
-        }
-        return kinds[of]
+        attention = shape.attention
+        return {"parameters": parameters(shape).total, "head_size": attention.head_size, "layers": attention.layers}[of]
 
 
 @cache
@@ -241,14 +230,11 @@ def _named_shape(name: str) -> ModelShape:
     return named_model(name).shape
 
 
-def _groups(layout: TableLayout) -> list[tuple[str, ...]]:
-    """Return the measures of each column group, without averages."""
+def _measures(layout: TableLayout, of: str) -> list[tuple[str, ...]]:
+    """Return the measures of each column group, or each measure alone; without averages."""
     groups = [tuple(i.key for i in group.items if i.key not in layout.averages) for group in layout.measure_groups]
-    return [group for group in groups if group]
-
-
-def _read(layout: TableLayout) -> list[str]:
-    return [measure for group in _groups(layout) for measure in group]
+    alone: list[tuple[str, ...]] = [(measure,) for group in groups for measure in group]
+    return {"groups": [group for group in groups if group], "measures": alone}[of]
 
 
 def _tables_in(raw: Any) -> Iterator[str]:

@@ -56,13 +56,13 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
     if run.suite != layout.suite:
         raise UsageError(f"run {run.folder} is of suite {run.suite}; the published numbers are of suite {layout.suite}")
     protocols = read_protocols()
-    own = rule or str(run.manifest["rule"])
+    own_rule = rule or str(run.manifest["rule"])
     name = str(run.manifest["model"]).rstrip("/").rsplit("/", 1)[-1]
-    rows = {f"{name}, {own}": _values(layout, run, {"default": own})}
+    rows = {f"{name}, {own_rule}": _values(layout, run, {"default": own_rule})}
     rows |= {f"as {' and '.join(names)}": _values(layout, run, rules) for names, rules in _by_rules(protocols)}
     table = fill(layout, Filling(published_numbers(layout)))
     section = Section((), "line", tuple(_line(layout, run, label, tokens, row) for label, row in rows.items()))
-    notes = [*_differences(layout, run, protocols), *_protocol(run, own, list(protocols.values()))]
+    notes = [*_differences(layout, run, protocols), *_protocol(run, own_rule, list(protocols.values()))]
     return table._replace(
         name="integrity",
         caption=literal(f"{run.manifest['model']} beside the rows of the paper's table {LAYOUT}; accuracy in %."),
@@ -142,19 +142,18 @@ def _in_words(rules: Mapping[str, str]) -> str:
 
 
 def _protocol(run: Run, rule: str, protocols: list[PublishedProtocol]) -> Iterator[str]:
-    own = traits(run, rule)
+    here = traits(run, rule)
     yield f"Your run: {'; '.join([summary(run, rule), *origin_notes(run.manifest)])}."
     for protocol in protocols:
         yield f"{protocol.name}: believed scored by {_in_words(protocol.rules)}: {protocol.why}."
-    template = run.template
-    if other := [protocol.name for protocol in protocols if protocol.prompts != template]:
-        prompts = {protocol.prompts for protocol in protocols if protocol.prompts != template}
-        yield f"Prompts differ: template {template} here; {' and '.join(other)} as {' or '.join(sorted(prompts))}."
-    if own["limit"].value != "none":
-        yield f"Documents differ: {own['limit'].words} here, all of them in the published numbers."
+    if other := [protocol for protocol in protocols if protocol.prompts != run.template]:
+        names, prompts = (protocol.name for protocol in other), sorted({protocol.prompts for protocol in other})
+        yield f"Prompts differ: template {run.template} here; {' and '.join(names)} as {' or '.join(prompts)}."
+    if here["limit"].value != "none":
+        yield f"Documents differ: {here['limit'].words} here, all of them in the published numbers."
     for kind, tasks in unofficial(run.manifest).items():
         yield f"{kind.capitalize()} differ: not the official ones of {', '.join(tasks)} here."
-    if own["solved examples"].value != "0":
-        yield f"Prompts differ: {own['solved examples'].words} here, zero-shot in the published numbers."
-    if own["context extension"].value != "none":
-        yield f"Context differs: {own['context extension'].words} here, none is said to be in the published numbers."
+    if here["solved examples"].value != "0":
+        yield f"Prompts differ: {here['solved examples'].words} here, zero-shot in the published numbers."
+    if here["context extension"].value != "none":
+        yield f"Context differs: {here['context extension'].words} here, none is said to be in the published numbers."

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.reporting.markup import Text, literal, parse, plain
+from evalkit.reporting.markup import literal, parse, plain
 from evalkit.reporting.table import Table
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.outcomes import ACCURACY, OUTCOMES, outcome_key
@@ -38,26 +38,21 @@ def retitled(layout: TableLayout, caption: str | None, titles: Mapping[str, str]
     known = {plain(group.title) for group in (*layout.rows, *layout.columns) if group.title}
     if unknown := next((title for title in titles if title not in known), None):
         raise UnknownNameError(f"title of table {layout.name} ({where})", unknown, known)
-    texts = {title: _text(given, f"{where}, title '{title}'") for title, given in titles.items()}
+    texts = {title: parse(" ".join(given.split()), f"{where}, title '{title}'") for title, given in titles.items()}
 
     def renamed(groups: tuple[Group, ...]) -> tuple[Group, ...]:
         return tuple(group._replace(title=texts.get(plain(group.title), group.title)) for group in groups)
 
     return replace(
         layout,
-        caption=layout.caption if caption is None else _text(caption, f"{where}, caption"),
+        caption=layout.caption if caption is None else parse(" ".join(caption.split()), f"{where}, caption"),
         rows=renamed(layout.rows),
         columns=renamed(layout.columns),
     )
 
 
-def of_outcome(layout: TableLayout, name: str) -> TableLayout:
-    """Return a layout for the means of a continuous outcome: another caption, its decimals, and marks by its direction.
-
-    Raises:
-        UnknownNameError: there is no such outcome.
-        UsageError: the layout does not show means.
-    """
+def _of_outcome(layout: TableLayout, name: str) -> TableLayout:
+    """Return a layout for the means of an outcome: another caption, its decimals, and marks by its direction."""
     if name not in OUTCOMES:
         raise UnknownNameError("outcome", name, (ACCURACY, *OUTCOMES))
     if layout.pairs:
@@ -96,13 +91,9 @@ def _filled(items: tuple[LayoutItem, ...], filled: Collection[str], indented: bo
     return tuple(item for item in items if item.key in kept)
 
 
-def _text(given: str, where: str) -> Text:
-    return parse(" ".join(given.split()), where)
-
-
 @dataclass(frozen=True)
 class TableRequest:
-    """A table with its source and options."""
+    """A table with its source and the options of `evalkit table`."""
 
     name: str
     """Name of a layout, or a layout file."""
@@ -113,16 +104,13 @@ class TableRequest:
     runs: tuple[str, ...] = ()
     """Runs in place of a mapping, by folder or name; they are assigned to rows by their models."""
     drop_empty: bool = False
-    """Leave out rows without a run, and sections without rows."""
     rule: str | None = None
     outcome: str | None = None
-    """Continuous outcome in place of accuracy (`scores.outcomes`)."""
+    """Continuous outcome in place of accuracy (`runs.outcomes`)."""
     as_printed: bool = False
-    """Print the paper's own averages and marks."""
     spreads: bool = False
     """Print ±."""
     significance: bool = False
-    """Mark best numbers with a significant lead."""
     mixed: bool = False
     """Mark runs with another protocol instead of rejecting them."""
 
@@ -149,7 +137,7 @@ def make(request: TableRequest) -> Table:
 def requested_layout(request: TableRequest) -> TableLayout:
     """Return the layout of a request, for its outcome."""
     layout = load_layout(request.name)
-    return of_outcome(layout, request.outcome) if request.outcome and _has_other_outcome(request) else layout
+    return _of_outcome(layout, request.outcome) if request.outcome and _has_other_outcome(request) else layout
 
 
 def made_of_runs(layout: TableLayout, mapping: RunMapping, request: TableRequest, remarks: Sequence[str] = ()) -> Table:
