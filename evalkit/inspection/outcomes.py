@@ -32,7 +32,6 @@ class Decisions:
     starts: Places
     """The document's first row in the table."""
     gold: Places
-    """Index of the gold choice."""
     prediction: Places
     """Index of the predicted choice; the first one in a tie, as in lm-eval."""
     tie: Flags
@@ -71,7 +70,7 @@ def _margins(scores: Floats, starts: Places, gold_rows: Places) -> Floats:
     return np.where(np.diff(np.append(starts, len(scores))) == 1, np.inf, margin)
 
 
-BEST = 1.0
+_BEST = 1.0
 """Best score of an answer."""
 
 DocumentName = tuple[str, str]
@@ -145,20 +144,19 @@ def run_outcomes(run: Run, tasks: Collection[str], rule: str | None, say: Say) -
     if rule is not None:
         run.require_choices()
     for view in benchmark_of(run).views(run, tasks, say):
-        yield _choices(run, view, rule) if isinstance(view, ChoiceView) else _answers(run, view)
+        yield _of_choices(run, view, rule or str(run.rule)) if isinstance(view, ChoiceView) else _of_answers(run, view)
 
 
 def check_scores(outcomes: TaskOutcomes) -> None:
     """Raise a `UsageError` if scores of a task's answers have other bounds than 0 and 1, so that none is right."""
-    if outcomes.decided is None and ((outcomes.value < 0) | (outcomes.value > BEST)).any():
+    if outcomes.decided is None and ((outcomes.value < 0) | (outcomes.value > _BEST)).any():
         raise UsageError(
             f"task {outcomes.view.task}: its metric is not between 0 and 1, so that no document is right or wrong; "
             "leave out --wrong, --right, --won and --lost"
         )
 
 
-def _choices(run: Run, view: ChoiceView, rule: str | None) -> TaskOutcomes:
-    rule = rule or str(run.rule)
+def _of_choices(run: Run, view: ChoiceView, rule: str) -> TaskOutcomes:
     made = decisions(view, rule)
     first = view.scores.iloc[made.starts]
     keys = zip(first["subtask"].astype(str).tolist(), first["doc_id"].astype(str).tolist(), strict=True)
@@ -166,11 +164,11 @@ def _choices(run: Run, view: ChoiceView, rule: str | None) -> TaskOutcomes:
     return TaskOutcomes(run, view, tuple(keys), made.right, made.margin, made.tie, cut, made, rule)
 
 
-def _answers(run: Run, view: AnswerView) -> TaskOutcomes:
+def _of_answers(run: Run, view: AnswerView) -> TaskOutcomes:
     scores = np.array([np.nan if document.score is None else document.score for document in view.documents], float)
     keys = tuple((document.subtask, document.id) for document in view.documents)
     cut = np.array([CUT in document.facts for document in view.documents], bool)
-    return TaskOutcomes(run, view, keys, scores >= BEST, scores, np.zeros(len(keys), bool), cut, None)
+    return TaskOutcomes(run, view, keys, scores >= _BEST, scores, np.zeros(len(keys), bool), cut, None)
 
 
 def run_record(task: TaskOutcomes, place: int) -> dict[str, Any]:
@@ -182,28 +180,15 @@ def run_record(task: TaskOutcomes, place: int) -> dict[str, Any]:
 
 def outcome_record(task: TaskOutcomes, place: int) -> dict[str, Any]:
     """Return the outcome of a document: of choices the prediction, of an answer its text and score."""
-    verdict = bool(task.right[place]) if task.right[place] or task.wrong[place] else None
-    truncated = bool(task.truncated[place])
-    if answer := task.answer(place):
-        assert isinstance(task.view, AnswerView)
-        return {
-            "answer": answer.answer,
-            "references": list(answer.references),
-            "metric": task.view.metric,
-            "score": answer.score,
-            "right": verdict,
-            "truncated": truncated,
-            **answer.facts,
-        }
+    right = {"right": bool(task.right[place]) if task.right[place] or task.wrong[place] else None}
+    truncated = {"truncated": bool(task.truncated[place])}
+    if isinstance(task.view, AnswerView):
+        document = task.view.documents[place]
+        given = {"answer": document.answer, "references": list(document.references)}
+        return given | {"metric": task.view.metric, "score": document.score} | right | truncated | dict(document.facts)
     assert task.decided is not None
-    return {
-        "gold": int(task.decided.gold[place]),
-        "prediction": int(task.decided.prediction[place]),
-        "right": verdict,
-        "tie": bool(task.tie[place]),
-        "margin": float(task.value[place]),
-        "truncated": truncated,
-    }
+    chosen = {"gold": int(task.decided.gold[place]), "prediction": int(task.decided.prediction[place])}
+    return chosen | right | {"tie": bool(task.tie[place]), "margin": float(task.value[place])} | truncated
 
 
 def _choice(row: Mapping[Any, Any]) -> dict[str, dict[str, float | None]]:

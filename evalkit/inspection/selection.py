@@ -41,7 +41,7 @@ class Criteria:
 
     @property
     def judges(self) -> bool:
-        """Whether a criterion needs right and wrong."""
+        """Whether a criterion needs to know which documents are right."""
         return self.wrong or self.right or self.won or self.lost
 
 
@@ -49,9 +49,8 @@ class SelectedDocument(NamedTuple):
     """A document in each run."""
 
     outcomes: InRuns
-    """Its task, in each run."""
     places: tuple[int, ...]
-    """Its index, in each run."""
+    """Its index in the task, in each run."""
 
     @property
     def value(self) -> float:
@@ -63,12 +62,10 @@ class SelectedDocument(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name on the command line."""
         return self.outcomes[0].name(self.places[0])
 
     @property
     def key(self) -> DocumentName:
-        """Its subtask and id."""
         return self.outcomes[0].keys[self.places[0]]
 
 
