@@ -40,7 +40,6 @@ class PageFigure:
     words: str
     """What it shows, in one sentence: the caption, and the text in place of the picture."""
     svg: str
-    """A complete SVG document, text as text."""
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def contents_of_runs(
 
 
 def _own_names(runs: Sequence[Run]) -> list[str]:
-    """Return a name for each run, which tells it from others of its suite; with its suite where suites share names."""
+    """Return a name for each run, unique in its suite; with its suite where suites share names."""
     short = [""] * len(runs)
     for places in places_by_suite(runs).values():
         for place, name in zip(places, names([runs[place] for place in places]), strict=True):
@@ -199,7 +199,6 @@ class PageRequest:
     """What a page of runs contains besides results."""
 
     title: str | None = None
-    """None: the names of the runs."""
     documents: bool = True
     sample: DocumentSample | None = None
     """Which documents of each task; None: all."""
@@ -249,7 +248,7 @@ def _prepare(path: Path) -> None:
 
 
 def _compared(comparison: PageComparison, number: int, several: bool) -> Iterator[Panel]:
-    """Yield the panels of a comparison and of its curves; titles of several name the suite."""
+    """Yield the panels of a comparison, and of its curves; titles of several name the suite."""
     suite = comparison.title if several else ""
     if len(comparison.sides) > 1:
         yield from comparison_panels(comparison.sides, comparison.rule, suite, f"comparison-{number}")

@@ -15,7 +15,6 @@ class Cell(NamedTuple):
     """One number as printed."""
 
     value: str = MISSING
-    """The number with the table's decimals and unit."""
     spread: str = ""
     """A standard error or deviation, printed after ±."""
     difference: str = ""
