@@ -84,8 +84,7 @@ def show_list(
         say: called with messages for the user.
 
     Raises:
-        EvalkitError: an unknown name, a run that is damaged, runs of other documents, or a criterion that does not
-            apply to a task or to the number of runs.
+        EvalkitError: an unknown name, a damaged run, runs of other documents, or a criterion that does not apply.
     """
     if len(runs) == 1 and (criteria.won or criteria.lost):
         raise UsageError("--won and --lost compare two runs; name both: evalkit show RUN_A RUN_B --won")

@@ -22,15 +22,9 @@ from evalkit.reporting.table import simple_table
 def comparison_panels(
     sides: Sequence[Side], rule: str | None = None, suite: str = "", name: str = "comparison"
 ) -> tuple[Panel, ...]:
-    """Return a panel for each side but the first, the baseline.
+    """Return a panel for each side but the first, the baseline; with the reason for a side that cannot be compared.
 
-    A side that cannot be compared has a panel with the reason, so that the others are still shown.
-
-    Args:
-        sides: the baseline and at least one other.
-        rule: scoring rule; None: the runs' own.
-        suite: added to the titles of a page with several.
-        name: beginning of the panels' anchors.
+    `suite` is added to the titles of a page with several, and `name` is the beginning of the panels' anchors.
     """
     baseline, *others = sides
     graded: dict[str, Comparable] = {}

@@ -98,14 +98,13 @@ def write_notes(figure: Figure, lines: list[str]) -> None:
 
 @dataclass(frozen=True)
 class RunFigure:
-    """A figure of one or more runs of a benchmark."""
+    """A figure of one or more runs of a benchmark, and a function that draws it into a .png, .pdf or .svg file."""
 
     name: str
     """Unique among the figures of the runs: letters, digits, hyphens."""
     words: str
     """What it shows, in one sentence."""
     draw: Callable[[Path], None]
-    """Draws it into a file that ends in .png, .pdf or .svg."""
 
 
 _DPI = 160
@@ -121,11 +120,7 @@ _METADATA: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"
 
 
 def check_figure_path(path: Path) -> None:
-    """Validate a figure's path before hours of work.
-
-    Raises:
-        UsageError: another file type, or an invalid path.
-    """
+    """Raise a `UsageError` for another file type or an invalid path, before hours of work."""
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise UsageError(
             f"{path}: figures are written as .png, .pdf or .svg; give a file name with one of these endings"
@@ -148,12 +143,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure atomically; the same figure gives the same bytes.
-
-    Raises:
-        UsageError: the path does not end in .png, .pdf or .svg.
-        RunError: it cannot be written.
-    """
+    """Write a figure atomically, a `RunError` if it cannot be written; the same figure gives the same bytes."""
     from matplotlib import rc_context
 
     check_figure_path(path)
@@ -210,18 +200,15 @@ class FigurePanel:
 def draw_panels(
     panels: Sequence[FigurePanel], runs: Sequence[str], columns: int, notes: str, path: Path, share_y: bool = False
 ) -> None:
-    """Draw panels row by row, a legend above them if there are several lines, and notes below.
+    """Draw panels (all of lines, or all maps), `columns` in a row, a legend above them and paragraphs of notes below.
 
     Args:
-        panels: all of lines, or all maps.
+        panels: the panels.
         runs: names of runs; a run has the same look in each panel.
         columns: panels of a row.
         notes: paragraphs.
         path: ends in .png, .pdf or .svg.
         share_y: whether all panels have the same vertical scale.
-
-    Raises:
-        RunError: the file cannot be written.
     """
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)

@@ -89,29 +89,20 @@ def read_mapping(path: Path) -> RunMapping:
 
 
 def map_runs(layout: TableLayout, runs: Sequence[Run]) -> RunMapping:
-    """Map runs to rows by their models.
-
-    Raises:
-        UsageError: a run is of another suite, or its model matches no row or several.
-    """
+    """Map runs to rows by their models; a `UsageError` where one is of another suite, or fits no row or several."""
     for run in runs:
         _check_suite(layout, run)
     return RunMapping(None, find_rows(layout, runs))
 
 
 def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, mixed: bool = False) -> Measured:
-    """Read the numbers of a mapping.
+    """Read the numbers of a mapping; `rule` overrides its own.
 
-    Args:
-        layout: the table.
-        mapping: models → runs.
-        rule: rule of all runs; overrides the mapping's.
-        mixed: mark runs with another protocol than the first run's, where they would be rejected.
+    With `mixed`, runs with another protocol than the first run's are marked; without, they are rejected.
 
     Raises:
-        UnknownNameError: a model that the layout does not have, or a rule that a run does not know.
+        UsageError: an unknown row or rule, or runs that do not fit this table or cannot be compared with each other.
         RunError: a folder that is not a finished run; names it and the row.
-        UsageError: runs that do not fit this table, or cannot be compared with each other.
         TableError: a CSV that cannot be read.
     """
     known = [item.key for item in layout.assigned]

@@ -37,15 +37,10 @@ _PERCENT = 100
 
 
 def paired_numbers(layout: TableLayout, runs: Mapping[str, tuple[Run, ...]]) -> dict[str, dict[str, Number]]:
-    """Return row → measure → share of documents, of a layout with `pairs`.
-
-    Args:
-        layout: the layout.
-        runs: key of a row and size, or of a size's baseline → its runs.
+    """Return row → measure → share of documents in percent, of the runs of each row and size, and of each baseline.
 
     Raises:
         UsageError: a baseline has no run, or a row was not measured on the documents of its baseline.
-        RunError: a table is damaged.
     """
     for key, size in without_baseline(layout, runs).items():
         raise UsageError(

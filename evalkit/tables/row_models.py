@@ -71,11 +71,7 @@ def row_mismatch(layout: TableLayout, item: LayoutItem, run: Run) -> str:
 
 
 def rows_of(layout: TableLayout, run: Run) -> list[str]:
-    """Return the rows whose model a run's is, in the layout's order.
-
-    Raises:
-        UsageError: the run's manifest has no model shape.
-    """
+    """Return the rows whose model a run's is, in the layout's order; a `UsageError` if its manifest has no shape."""
     ours = (run.manifest.get("loaded") or {}).get("shape")
     if ours is None:
         raise UsageError(
