@@ -97,7 +97,7 @@ def show_list(
     selected = [document for outcomes in tasks for document in _of_task(outcomes, criteria)]
     sign = -1 if criteria.right or criteria.won else 1
     # Documents without a value come last; the sort keeps the order of equal ones
-    return tasks, sorted(selected, key=lambda one: (np.isnan(one.value), sign * one.value)), searched
+    return tasks, sorted(selected, key=lambda document: (np.isnan(document.value), sign * document.value)), searched
 
 
 def show_document(runs: Sequence[Run], name: str, rule: str | None, say: Say) -> SelectedDocument:

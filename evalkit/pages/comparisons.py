@@ -39,7 +39,7 @@ def curve_panel(curves: Sequence[Curve], suite: str = "", name: str = "curves") 
     """Return the panel of training curves. `suite` and `name`: see `comparison_panels`."""
     from evalkit.comparison.plots import curves as draw
 
-    measure, names = curves[0].measure.name, ", ".join(one.name for one in curves)
+    measure, names = curves[0].measure.name, ", ".join(each.name for each in curves)
     words = f"{measure[:1].upper()}{measure[1:]} by training step of {names}, with 95 % intervals."
     figure = PageFigure(f"{name}-figure", words, svg_of(partial(draw, curves)))
     about = f", {suite}" if suite else ""
@@ -60,20 +60,20 @@ def _comparison_panel(
         return Panel(name, title, (Report((), facts=(f"{b.name} is not compared with {a.name}: {reason}.",)),))
 
 
-def _forest(name: str, found: Comparison) -> PageFigure:
+def _forest(name: str, compared: Comparison) -> PageFigure:
     from evalkit.comparison.plots import forest
 
-    lines = "layer" if found.measure.layers else "task"
-    words = f"Difference on each {lines} with its 95 % interval. {headline(found)}"
-    return PageFigure(name, words, svg_of(partial(forest, [found])))
+    lines = "layer" if compared.measure.layers else "task"
+    words = f"Difference on each {lines} with its 95 % interval. {headline(compared)}"
+    return PageFigure(name, words, svg_of(partial(forest, [compared])))
 
 
-def _agreement_panels(name: str, pairing: Pairing, found: Comparison) -> Iterator[Panel]:
+def _agreement_panels(name: str, pairing: Pairing, compared: Comparison) -> Iterator[Panel]:
     """Yield the panel of agreement by document; none for groups of runs."""
     if len(pairing.graded) != 2:
         return
-    rule = found.rule
-    if found.measure.graded:
+    rule = compared.rule
+    if compared.measure.graded:
         title = f"Documents by which score is higher ({pairing.measure(rule).name})"
         columns = {"n": "n", "A higher": "a_higher", "equal": "equal", "B higher": "b_higher"}
     else:
@@ -85,45 +85,45 @@ def _agreement_panels(name: str, pairing: Pairing, found: Comparison) -> Iterato
         for task in agreements(pairing, rule)
     ]
     table = simple_table("agreement", ["task", *columns], rows, title=title)
-    yield Panel(f"{name}-agreement", "Agreement by document", (Report((table,), facts=_sides(found)),))
+    yield Panel(f"{name}-agreement", "Agreement by document", (Report((table,), facts=_sides(compared)),))
 
 
-def _sides(found: Comparison) -> tuple[str, str]:
-    return f"A: {found.a}", f"B: {found.b}"
+def _sides(compared: Comparison) -> tuple[str, str]:
+    return f"A: {compared.a}", f"B: {compared.b}"
 
 
-def _subject_panels(name: str, pairing: Pairing, found: Comparison) -> Iterator[Panel]:
+def _subject_panels(name: str, pairing: Pairing, compared: Comparison) -> Iterator[Panel]:
     """Yield a panel for each task with subjects."""
     for number, task in enumerate(task for task in pairing.tasks if task.strata is not None):
         title = f"{pairing.label(task.task).full} by subject"
-        yield Panel(f"{name}-subjects-{number + 1}", title, (_subject_report(pairing, task, found),))
+        yield Panel(f"{name}-subjects-{number + 1}", title, (_subject_report(pairing, task, compared),))
 
 
-def _subject_report(pairing: Pairing, task: PairedTask, found: Comparison) -> Report:
-    subjects = subject_differences(pairing, task, found.rule)
-    better, worse = (sum(one.verdict == verdict for one in subjects) for verdict in found.verdicts)
+def _subject_report(pairing: Pairing, task: PairedTask, compared: Comparison) -> Report:
+    subjects = subject_differences(pairing, task, compared.rule)
+    better, worse = (sum(subject.verdict == verdict for subject in subjects) for verdict in compared.verdicts)
     verdict = (
-        f"{found.b} is {found.verdicts[0]} than {found.a} on {better} of {len(subjects)} subjects and "
-        f"{found.verdicts[1]} on {worse}, after Holm's correction over them."
+        f"{compared.b} is {compared.verdicts[0]} than {compared.a} on {better} of {len(subjects)} subjects and "
+        f"{compared.verdicts[1]} on {worse}, after Holm's correction over them."
     )
     notes = (
         "p: corrected by Holm's method over the subjects of this task; intervals are not corrected",
         "the comparison of the tasks does not depend on this table, which is for exploration",
     )
-    unit = unit_of(found.measure, [one.stderr for one in subjects])
+    unit = unit_of(compared.measure, [subject.stderr for subject in subjects])
     rows = [
         [
-            one.name.removeprefix(f"{task.task}_"),
-            f"{one.n:,}",
-            unit.value(one.score_a),
-            unit.value(one.score_b),
-            unit.difference(one.difference),
-            interval_text(one, unit),
-            p_text(one.p_holm),
-            "" if one.verdict == UNDECIDED else one.verdict,
+            subject.name.removeprefix(f"{task.task}_"),
+            f"{subject.n:,}",
+            unit.value(subject.score_a),
+            unit.value(subject.score_b),
+            unit.difference(subject.difference),
+            interval_text(subject, unit),
+            p_text(subject.p_holm),
+            "" if subject.verdict == UNDECIDED else subject.verdict,
         ]
-        for one in subjects
+        for subject in subjects
     ]
     headers = ["subject", "n", "A", "B", "B − A", "95 % interval", "p (Holm)", "B is"]
     table = simple_table(f"subjects-{task.task}", headers, rows)
-    return Report((table,), (verdict,), _sides(found), notes)
+    return Report((table,), (verdict,), _sides(compared), notes)

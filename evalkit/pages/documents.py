@@ -140,15 +140,15 @@ def _agreed(
     for member, table in zip(members, tables, strict=True):
         places = union.places(table.names)
         kept = places >= 0
-        for known, found in ((gold, table.gold), (choices, table.choices)):
+        for known, of_run in ((gold, table.gold), (choices, table.choices)):
             before = known[places[kept]]
-            if (wrong := (before >= 0) & (before != found[kept])).any():
+            if (wrong := (before >= 0) & (before != of_run[kept])).any():
                 subtask, number = union.names[int(places[kept][np.argmax(wrong)])]
                 raise RunError(
                     f"run {member.run.folder} has other choices or another gold answer of {subtask} document {number} "
                     f"than run {members[0].run.folder}; give runs of the same documents"
                 )
-            known[places[kept]] = found[kept]
+            known[places[kept]] = of_run[kept]
     return gold, choices
 
 
@@ -201,16 +201,17 @@ def _prompts(members: Sequence[ViewOfRun], views: Sequence[ChoiceView], union: U
     for member, view in zip(members, views, strict=True):
         if not view.texts:
             continue
-        same = (one for one in distinct if all(one[1].get(name, text) == text for name, text in view.texts.items()))
+        texts = view.texts.items()
+        same = (prompt for prompt in distinct if all(prompt[1].get(name, text) == text for name, text in texts))
         if (prompt := next(same, None)) is None:
             distinct.append(prompt := ([], {}))
         prompt[0].append(member.number)
         prompt[1].update(view.texts)  # runs may have other limits
     prompts = []
     for numbers, by_name in distinct:
-        texts = [by_name.get(name) for name in union.names]
-        common = [[] if text is None else indexed(text.common) for text in texts]
-        choices = [[] if text is None else list(map(indexed, text.choices)) for text in texts]
+        shown = [by_name.get(name) for name in union.names]
+        common = [[] if text is None else indexed(text.common) for text in shown]
+        choices = [[] if text is None else list(map(indexed, text.choices)) for text in shown]
         prompts.append({"runs": numbers, "common": common, "choices": choices})
     return prompts
 
@@ -221,10 +222,11 @@ def answers_block(members: Sequence[ViewOfRun], sample: DocumentSample | None) -
     by_run = [{(document.subtask, document.id): document for document in view.documents} for view in views]
     union = Union(views[0].task, [list(documents) for documents in by_run], sample)
     first = [next(documents[name] for documents in by_run if name in documents) for name in union.names]
+    prompts = [document.prompt for document in first]
     header: dict[str, Any] = {
         "ids": [number for _, number in union.names],
         "references": [list(document.references) for document in first],
-        "prompts": [indexed(document.prompt) for document in first] if any(one.prompt for one in first) else [],
+        "prompts": list(map(indexed, prompts)) if any(prompts) else [],
         "problem": problem_of(views),
         "runs": {},
     }

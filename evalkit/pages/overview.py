@@ -75,17 +75,17 @@ def _task_columns(runs: Sequence[Run]) -> list[_SummaryColumn]:
 
 def _heading(runs: Sequence[Run], task: str, values: Mapping[int, Metric]) -> str:
     run = runs[next(iter(values))]
-    mark = "*" if any(one.official is False for one in values.values()) else ""
-    lower = LOWER_IS_BETTER if any(one.higher_is_better is False for one in values.values()) else ""
+    mark = "*" if any(metric.official is False for metric in values.values()) else ""
+    lower = LOWER_IS_BETTER if any(metric.higher_is_better is False for metric in values.values()) else ""
     return f"{benchmark_of(run).label(run, task).short}{mark}{lower}"
 
 
 def _average_columns(runs: Sequence[Run]) -> list[_SummaryColumn]:
     by_name: dict[str, dict[int, Metric]] = {}
     for place, run in enumerate(runs):
-        for one in benchmark_of(run).stored_averages(run):
-            mean = Metric(one["name"], "average", 0, one["accuracy"], one["stderr"])
-            by_name.setdefault(one["name"], {})[place] = mean
+        for average in benchmark_of(run).stored_averages(run):
+            mean = Metric(average["name"], "average", 0, average["accuracy"], average["stderr"])
+            by_name.setdefault(average["name"], {})[place] = mean
     return [_SummaryColumn(name, values) for name, values in by_name.items()]
 
 
@@ -98,18 +98,18 @@ def _cell(metric: Metric) -> Cell:
 
 
 def _notes(runs: Sequence[Run], names: Sequence[str], columns: Sequence[_SummaryColumn]) -> Iterator[str]:
-    metrics = [one for column in columns for one in column.values.values()]
-    measured = ", ".join(dict.fromkeys(one.name for one in metrics if one.n))
-    yield f"{measured}; shares in %" if any(one.whole for one in metrics) else measured
+    metrics = [metric for column in columns for metric in column.values.values()]
+    measured = ", ".join(dict.fromkeys(metric.name for metric in metrics if metric.n))
+    yield f"{measured}; shares in %" if any(metric.whole for metric in metrics) else measured
     if rules := list(dict.fromkeys(run.rule for run in runs if run.rule)):
         yield f"rule: {', '.join(rules)}"
-    if any(one.stderr is not None for one in metrics):
+    if any(metric.stderr is not None for metric in metrics):
         yield "±: standard error over documents"
     if any(cell.bold for column in columns for cell in column.cells(len(runs))):
         yield "bold: the best of a column as printed; the comparisons say whether it is better than another run"
-    if any(one.official is False for one in metrics):
+    if any(metric.official is False for metric in metrics):
         yield "*: not the official documents of the task"
-    if any(one.higher_is_better is False for one in metrics):
+    if any(metric.higher_is_better is False for metric in metrics):
         yield LOWER_NOTE
     for run, name in zip(runs[1:], names[1:], strict=True):
         if unlike := [(mine, theirs) for mine, theirs in differences(runs[0], run) if mine.refused]:

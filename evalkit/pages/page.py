@@ -100,7 +100,8 @@ class Page:
             ("documents", "Documents", ()),
             ("sources", "Sources", self.sources),
         ]
-        return [one for one in chapters if one[2] or (one[0] == "documents" and self.documents is not None)]
+        without_panels = {"documents"} if self.documents is not None else set()
+        return [chapter for chapter in chapters if chapter[2] or chapter[0] in without_panels]
 
 
 class _CopiedTables:
@@ -175,8 +176,8 @@ def _json(content: Any) -> Markup:
 
 def _script(with_documents: bool) -> str:
     """Return the page's one script."""
-    own = ["elements.js", *(_DOCUMENT_SCRIPTS if with_documents else ()), "page.js"]
-    body = "\n".join(map(_asset, own))
+    names = ["elements.js", *(_DOCUMENT_SCRIPTS if with_documents else ()), "page.js"]
+    body = "\n".join(map(_asset, names))
     library = _asset(f"{_TABULATOR}.js") if with_documents else ""
     script = f'\n{library}\n(() => {{\n"use strict";\n{body}\n}})();\n'
     if _ENDS_SCRIPT.search(script):

@@ -89,10 +89,10 @@ def contents_of_runs(
         raise UsageError(
             f"--names has {counted(len(given_names), 'name')} for {counted(len(singles), 'run')}; give one for each run"
         )
-    own = list(given_names) or _own_names(singles)
-    sides = named_sides(own, singles, groups)
+    named = list(given_names) or _own_names(singles)
+    sides = named_sides(named, singles, groups)
     check_unique(sides)
-    shown = [*own, *(f"{name} {number}" for name, members in groups for number in range(1, len(members) + 1))]
+    shown = [*named, *(f"{name} {number}" for name, members in groups for number in range(1, len(members) + 1))]
     if twice := [name for place, name in enumerate(shown) if name in shown[:place]]:
         raise UsageError(f"two runs are called '{twice[0]}'; give the groups or the runs other names")
     rules = _rules(runs, rule)
@@ -148,13 +148,13 @@ def contents_of_study(
     """
     study = results.study
     benchmarks = [study.benchmark(benchmark)] if benchmark else list(study.benchmarks)
-    parts = [_of_benchmark(results, chosen, one, rule, len(benchmarks) > 1) for one in benchmarks]
+    parts = [_of_benchmark(results, chosen, each, rule, len(benchmarks) > 1) for each in benchmarks]
     if not any(part.runs for part in parts):
         raise UsageError(f"study {study.path}: no run is finished; run {results.remedy}")
     return PageContents(
         tuple(run for part in parts for run in part.runs),
         tuple(name for part in parts for name in part.names),
-        tuple(one for part in parts for one in part.comparisons),
+        tuple(comparison for part in parts for comparison in part.comparisons),
         tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
 
@@ -220,7 +220,7 @@ def write_report(contents: PageContents, request: PageRequest, path: Path, say: 
         with doing("comparisons"):
             several = len(contents.comparisons) > 1
             numbered = enumerate(contents.comparisons, 1)
-            compared = tuple(panel for number, one in numbered for panel in _compared(one, number, several))
+            compared = tuple(panel for number, each in numbered for panel in _compared(each, number, several))
         documents = None
         if request.documents:
             with doing("documents"):
@@ -255,7 +255,7 @@ def _compared(comparison: PageComparison, number: int, several: bool) -> Iterato
     if comparison.trainings:
         name = f"curves-{number}"
         try:
-            curves = [curve(one.side, comparison.rule, one.steps) for one in comparison.trainings]
+            curves = [curve(training.side, comparison.rule, training.steps) for training in comparison.trainings]
             yield curve_panel(curves, suite, name)
         except EvalkitError as error:
             yield Panel(name, "Training curves", (Report((), facts=(f"There are no curves: {error}",)),))

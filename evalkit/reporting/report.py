@@ -48,8 +48,8 @@ class Report:
     @property
     def all_notes(self) -> list[str]:
         """The notes of the report and of its parts, with those of their tables."""
-        own = [*(plain(note) for table in self.tables for note in table.notes), *self.notes]
-        return own + [note for part in self.parts for note in part.all_notes]
+        notes = [*(plain(note) for table in self.tables for note in table.notes), *self.notes]
+        return notes + [note for part in self.parts for note in part.all_notes]
 
     def with_notes(self, lines: Sequence[str]) -> Report:
         """Return the report with further notes, at its end and in its JSON."""

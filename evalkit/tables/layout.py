@@ -290,8 +290,8 @@ def _suite(path: Path, given: str | None, paired: bool) -> tuple[str | None, dic
         return None, {}
     try:
         if given.endswith((".yaml", ".yml")):
-            own = load_suite(str(path.parent / given))
-            return own.name, {} if paired else {**own.groups, AVERAGE: own.tasks}
+            suite = load_suite(str(path.parent / given))
+            return suite.name, {} if paired else {**suite.groups, AVERAGE: suite.tasks}
         return given, {} if paired else suite_averages(given)
     except UsageError as error:
         raise TableError(f"layout {path}: {error}") from error

@@ -114,11 +114,12 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
         raise UsageError(f"the measures of table {layout.name} have their own rules; omit --rule {rule}")
     for model, seeds in runs.items():
         _check_row(layout, model, seeds)
-    own = list(dict.fromkeys(str(run.manifest["rule"]) for seeds in runs.values() for run in seeds))
+    rules = list(dict.fromkeys(str(run.manifest["rule"]) for seeds in runs.values() for run in seeds))
     if rule == MARGIN:
-        if len(own) > 1:
-            raise UsageError(f"the runs have different rules ({', '.join(own)}), and margins are a rule's; give --rule")
-        rule = f"{MARGIN}:{''.join(own)}"
+        if len(rules) > 1:
+            given = ", ".join(rules)
+            raise UsageError(f"the runs have different rules ({given}), and margins are a rule's; give --rule")
+        rule = f"{MARGIN}:{''.join(rules)}"
     letters, notes = _notes(layout, runs, rule, mixed)
     numbers = _numbers(layout, runs, rule)
     if mapping.values:
@@ -127,7 +128,7 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
                 raise TableError(f"row '{model}' has both a run and numbers in {mapping.values}; remove one of them")
             numbers[model] = row
         notes = (*notes, f"Numbers of {mapping.values} as given there.")
-    used = rule or (own[0] if len(own) == 1 else None)
+    used = rule or (rules[0] if len(rules) == 1 else None)
     shown = {model: seeds for model, seeds in runs.items() if model in rows_by_key(layout)}
     return Measured(numbers, shown, used, letters, tuple(map(literal, [*_summary(runs, used), *notes])))
 

@@ -76,19 +76,19 @@ def read_printed(path: Path) -> Printed:
     _, header = next(lines, (1, []))
     if header != ["model", "measure", "printed", "marks"]:
         raise TableError(f"{path}, line 1: expected the columns model,measure,printed,marks")
-    found = Printed({}, {})
+    content = Printed({}, {})
     for place, cells in lines:
         if len(cells) != 4:
             raise TableError(f"{path}, line {place}: expected 4 cells, found {len(cells)}")
         model, measure, printed, marks = cells
         if (value := _number(printed, path, model, measure)) is not None:
-            found.values[model, measure] = value
+            content.values[model, measure] = value
         kinds = frozenset(marks.split())
         if strange := kinds - {"bold", "underline"}:
             raise TableError(f"{path}, line {place}: mark '{min(strange)}' is neither bold nor underline")
         if kinds:
-            found.marks[model, measure] = kinds
-    return found
+            content.marks[model, measure] = kinds
+    return content
 
 
 def published_numbers(layout: TableLayout) -> dict[str, dict[str, Number]]:

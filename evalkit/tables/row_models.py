@@ -64,10 +64,10 @@ def row_mismatch(layout: TableLayout, item: LayoutItem, run: Run) -> str:
     first, count = named[0], parameters(named[0].shape).total
     if "shape" not in loaded and loaded["parameters"] == count:
         return ""  # an imported log has no shape
-    row, own = _words(_facts(first), count), _of_run(run)
-    keys = [] if row != own else [key for key, value in _facts(first).items() if ours.get(key) != value]
+    row, ours_in_words = _words(_facts(first), count), _of_run(run)
+    keys = [] if row != ours_in_words else [key for key, value in _facts(first).items() if ours.get(key) != value]
     apart = f" (they differ in {', '.join(keys)})" if keys else ""
-    return f"row '{item.key}' is {first.name}, {row}; the run's model is {own}{apart}"
+    return f"row '{item.key}' is {first.name}, {row}; the run's model is {ours_in_words}{apart}"
 
 
 def rows_of(layout: TableLayout, run: Run) -> list[str]:
