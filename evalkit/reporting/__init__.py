@@ -1,1 +1,1 @@
-"""Reports, tables and figures in every format: the table model and its writers, exact decimals. Nothing here knows runs."""
+"""Reports, tables and figures in every format, without knowledge of runs."""
