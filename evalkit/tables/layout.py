@@ -49,7 +49,6 @@ from evalkit.reporting.markup import Text, parse
 
 AVERAGE = "Average"
 """The mean over all tasks of the suite. LongBench's own average is different: the mean of its groups' means."""
-
 BASELINE = "baseline"
 """Stands for the row in the key of a baseline's runs."""
 
