@@ -30,9 +30,8 @@ from evalkit.benchmarks.attention.figure_runs import (
 from evalkit.benchmarks.attention.groups import CATEGORIES, KINDS, MEASURES, Band, FigureRequest
 from evalkit.errors import RunError, UsageError
 from evalkit.paths import replace_file
-from evalkit.reporting.data import records_csv
-from evalkit.reporting.figures import RunFigure, check_figure_path, short_name
-from evalkit.reporting.panels import FigurePanel, draw_panels
+from evalkit.reporting.figures import FigurePanel, RunFigure, check_figure_path, draw_panels, short_name
+from evalkit.reporting.formats import records_csv
 from evalkit.runs.folder import Run
 
 Runs = Sequence[AnalysedRun]

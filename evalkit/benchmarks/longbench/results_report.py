@@ -27,9 +27,9 @@ from evalkit.benchmarks.longbench.scores import (
     score_rows,
 )
 from evalkit.errors import DataError
-from evalkit.reporting.data import Record
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.figures import RunFigure, check_figure_path, line_look, new_figure, save_figure
+from evalkit.reporting.formats import Record
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
