@@ -64,7 +64,7 @@ def _names_of(parameter: str) -> Iterable[str]:
 
             return layout_names()
         case "figure":
-            from evalkit.benchmarks.attention.figures.kinds import KINDS
+            from evalkit.benchmarks.attention.groups import KINDS
 
             return KINDS
         case "--measure":

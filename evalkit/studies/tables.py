@@ -17,9 +17,8 @@ from evalkit.runs.folder import Run
 from evalkit.runs.outcomes import ACCURACY, MARGIN
 from evalkit.studies.results import StudyResults, steps_note
 from evalkit.studies.study import Selected, Study, StudyBenchmark, StudyTable, select
-from evalkit.tables.layout import TableLayout, layout_names
+from evalkit.tables.layout import TableLayout, layout_names, rows_by_key, without_baseline
 from evalkit.tables.measured import RunMapping
-from evalkit.tables.paired_sizes import rows_by_key, without_baseline
 from evalkit.tables.request import TableRequest, check_options, made_of_runs, requested_layout, retitled
 from evalkit.tables.row_models import rows_of
 

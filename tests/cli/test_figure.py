@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.benchmarks.attention.figures.kinds import KINDS
+from evalkit.benchmarks.attention.groups import KINDS
 from evalkit.runs.folder import Run
 from evalkit.studies.study import save_record
 from evalkit.studies.study_file import read_study
