@@ -118,12 +118,6 @@ def from_bytes(content: bytes, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
     return _checked(batch, schema_of(row))
 
 
-def rows_digest(batch: pa.RecordBatch) -> int:
-    """Return a checksum of a batch's rows, without a column of the seconds that they took."""
-    names = [name for name in batch.schema.names if name != "seconds"]
-    return zlib.crc32(batch.select(names).serialize())
-
-
 def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
     # Arrow itself truncates 1.5 to 1 where integers are expected
     for kind in {*map(type, values)} - {type(None)}:
