@@ -129,8 +129,7 @@ def _sides(
 
         return find_sides(runs, groups, output), (), key
     from evalkit.runs.outcomes import with_default_rule
-    from evalkit.studies.results import read_results
-    from evalkit.studies.sides import study_sides
+    from evalkit.studies.results import read_results, study_sides
 
     results = read_results(study)
     chosen = results.study.benchmark(benchmark)
@@ -154,8 +153,7 @@ def _curves(
 
         return [curve(side, key) for side in find_trainings(runs, groups, output)], ()
     from evalkit.runs.outcomes import with_default_rule
-    from evalkit.studies.results import read_results
-    from evalkit.studies.sides import study_trainings
+    from evalkit.studies.results import read_results, study_trainings
 
     results = read_results(study)
     chosen = results.study.benchmark(benchmark)
@@ -275,8 +273,7 @@ def _analysed(
         found, notes = [named_run(one) for one in given], []
         known = names_of(found)
     else:
-        from evalkit.studies.results import read_results
-        from evalkit.studies.sides import study_analyses
+        from evalkit.studies.results import read_results, study_analyses
 
         analyses = study_analyses(read_results(study), given, benchmark)
         found, known, notes = analyses.runs, analyses.names, [*analyses.notes]

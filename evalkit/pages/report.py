@@ -29,8 +29,7 @@ from evalkit.pages.provenance import sources_panel
 from evalkit.reporting.report import Report
 from evalkit.runs.folder import Run
 from evalkit.runs.outcomes import with_default_rule
-from evalkit.studies.results import StudyResults
-from evalkit.studies.sides import StudyTraining
+from evalkit.studies.results import StudyResults, StudyTraining
 from evalkit.studies.study import Selected, StudyBenchmark, select, trainings
 
 _NAMED = 3
