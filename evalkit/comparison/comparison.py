@@ -38,8 +38,7 @@ from evalkit.runs.outcomes import MARGIN
 from evalkit.stats.adjusted import adjusted_average, at_least_task_intervals
 from evalkit.stats.estimates import Estimate, Floats, average, interval
 from evalkit.stats.power import ALPHA
-from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value
-from evalkit.stats.significance import holm, t_test
+from evalkit.stats.significance import Spread, between, crossed, crossed_p_value, holm, t_test
 
 
 def compare(pairing: Pairing, rule: str | None = None) -> Comparison:

@@ -14,7 +14,7 @@ from evalkit.comparison.claim import Claim
 from evalkit.errors import UsageError
 from evalkit.escape import brief, counted
 from evalkit.reporting.decimals import fixed, percent
-from evalkit.stats.seeds import Spread
+from evalkit.stats.significance import Spread
 
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
 HIGHER, LOWER = "higher", "lower"
