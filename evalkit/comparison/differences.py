@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evalkit.benchmarks.outcomes import Label, Measure
-from evalkit.comparison.claim import Claim
+from evalkit.comparison.sides import Claim
 from evalkit.errors import UsageError
 from evalkit.escape import brief, counted
 from evalkit.reporting.decimals import fixed, percent

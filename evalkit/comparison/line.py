@@ -28,8 +28,7 @@ class ScoredLine:
 
     Args:
         paired: its documents.
-        a: [runs of A, n] scores.
-        b: [runs of B, n].
+        a, b: [runs of the side, n] scores.
         measure: of the scores.
         layer: of the model; None if a document has one score, or for the mean over layers.
     """
