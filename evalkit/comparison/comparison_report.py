@@ -184,7 +184,11 @@ def _records(found: Comparison) -> Iterator[dict[str, Any]]:
         for one in members:
             content = {key: value for key, value in asdict(one).items() if key not in ("spread", "name")}
             yield {
-                "a": found.a, "b": found.b, "rule": found.rule, "kind": kind, "name": one.name,
+                "a": found.a,
+                "b": found.b,
+                "rule": found.rule,
+                "kind": kind,
+                "name": one.name,
                 **({"layer": content.get("layer")} if found.measure.layers else {}),
                 **{key: content.get(key) for key in _COLUMNS},
                 **{f"variance_{key}": getattr(one.spread, key, None) for key in ("seeds", "documents", "shared")},
