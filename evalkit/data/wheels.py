@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from filelock import FileLock, Timeout
-
 from evalkit.display import Say, news
 from evalkit.errors import CheckpointError, DataError
 from evalkit.escape import printable
@@ -120,6 +118,8 @@ def locked(wheel: Wheel, say: Say) -> Iterator[None]:
     Raises:
         DataError: the cache folder cannot be written.
     """
+    from filelock import FileLock, Timeout
+
     lock = FileLock(cache_dir() / "wheels" / f"{wheel.package}-{wheel.version}.lock")
     try:
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)

@@ -51,9 +51,9 @@ class Unreadable(ValueError):
         self.line = line
 
 
-def read_json(path: Path, error: Reason, what: str = "", most: int = MOST_BYTES) -> Any:
-    """Read a JSON file of at most so many bytes; arguments as of `read_as`."""
-    return read_as(path, error, what, most, parse_json)
+def read_json(path: Path, error: Reason, what: str = "", most: int | None = None) -> Any:
+    """Read a JSON file of at most so many bytes, by default `MOST_BYTES`; arguments as of `read_as`."""
+    return read_as(path, error, what, MOST_BYTES if most is None else most, parse_json)
 
 
 def read_bytes(path: Path, most: int) -> bytes:

@@ -222,7 +222,7 @@ def test_libraries_share_what_is_known_about_the_hub() -> None:
 
 
 def test_importing_costs_nothing_heavy() -> None:
-    heavy = "{'pyarrow', 'datasets', 'huggingface_hub', 'torch', 'transformers', 'lm_eval', 'numpy'}"
+    heavy = "{'pyarrow', 'datasets', 'huggingface_hub', 'torch', 'transformers', 'lm_eval', 'numpy', 'filelock'}"
     code = f"import evalkit.data, sys; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

@@ -150,12 +150,7 @@ def first_requests(task: Any, count: int, places: Collection[int] | None = None)
 
 
 def check_first_request(task: Any) -> None:
-    """Build the requests of one document, so that errors of a task occur before a model is loaded.
-
-    Raises:
-        DataError: lm-eval cannot build them.
-        ScoringError: their type is not supported.
-    """
+    """Build the requests of one document, so that errors of a task occur before a model is loaded."""
     for request in first_requests(task, 1):
         if request.request_type not in SUPPORTED or len(request.args) > 2:
             raise ScoringError(
