@@ -131,8 +131,8 @@ def reading_as(path: str | Path, form: str, kind: Callable[[str], EvalkitError])
         with reading_as(path, "a suite", UsageError):
             return _suite(yaml.safe_load(path.read_text(encoding="utf-8")))
 
-    raises `UsageError("own.yaml: cannot be read as a suite (KeyError: 'tasks')")` for a file without that key. evalkit's
-    own errors pass unchanged, since they name the file already.
+    raises `UsageError("own.yaml: cannot be read as a suite (KeyError: 'tasks')")` for a file without that key. evalkit
+    errors pass unchanged, since they name the file already.
 
     Args:
         path: the file.

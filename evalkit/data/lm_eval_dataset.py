@@ -53,7 +53,7 @@ def dataset(
     """
     from datasets import Dataset
 
-    library = library or _own_library(os.environ.get("EVALKIT_DATA_DIR") if data_dir is None else data_dir)
+    library = library or _own_library(data_dir)
     found = _of_subject(library.load(documents).records, subject)
     if in_turn is not None:
         found = _interleaved(found, in_turn)
@@ -81,8 +81,12 @@ def _interleaved(records: list[Record], field: str) -> list[Record]:
     return [records[place] for _, place in sorted(turns)]
 
 
+def _own_library(data_dir: str | None) -> Library:
+    return _library_of(os.environ.get("EVALKIT_DATA_DIR") if data_dir is None else data_dir)
+
+
 @cache
-def _own_library(folder: str | None) -> Library:
+def _library_of(folder: str | None) -> Library:
     """Return one library for each folder, so that MMLU's 57 tasks read their file once."""
     from evalkit.data import Library
 

@@ -52,7 +52,7 @@ def validated(content: Any, form: type[Form], error: Reason, where: str) -> Form
     try:
         return _fitting(content, form)
     except ValidationError as found:
-        raise error(f"{where}: {_described(found, content)}") from found
+        raise error(f"{where}: {_described(found, content, form)}") from found
 
 
 def misfit(content: Any, form: type) -> str | None:
@@ -60,7 +60,7 @@ def misfit(content: Any, form: type) -> str | None:
     try:
         _fitting(content, form)
     except ValidationError as found:
-        return _described(found, content)
+        return _described(found, content, form)
     return None
 
 
@@ -103,7 +103,7 @@ _EXPECTED = {
 """pydantic's error type → what was expected; for other types, pydantic's own message is used."""
 
 
-def _described(found: ValidationError, content: Any) -> str:
+def _described(found: ValidationError, content: Any, form: Any) -> str:
     """Describe the first error. An unknown key is reported before a missing one, of which it may be a misspelling."""
     if found.error_count() > _MOST_ERRORS:
         return f"{found.error_count():,} of its values are of another form"
@@ -121,6 +121,8 @@ def _described(found: ValidationError, content: Any) -> str:
     if error["type"] in (_UNKNOWN_KEY, "value_error"):
         return prefix + error["msg"].removeprefix("Value error, ")
     expected = " or ".join(dict.fromkeys(map(_expected, meant)))
+    if not path and isinstance(form, type) and issubclass(form, BaseModel):
+        expected += f" ({', '.join(form.model_fields)})"
     what = f"'{path}'" if path else "it"
     return f"{what} is {'empty' if 'too_short' in error['type'] else _shown(error['input'])}; expected {expected}"
 

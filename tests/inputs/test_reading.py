@@ -173,7 +173,7 @@ def test_what_has_no_end(tmp_path: Path) -> None:
         reading.read_bytes(tmp_path / "pipe", 9)
     with pytest.raises(TableError, match="/dev/zero is not a regular file"):
         read_numbers(Path("/dev/zero"))
-    with pytest.raises(DataError, match="--text /dev/zero: .*is not a regular file"):
+    with pytest.raises(DataError, match=r"--text /dev/zero: .*is not a regular file"):
         Haystack(Path("/dev/zero"))
     for name in ("piqa.json", "piqa.jsonl"):
         (tmp_path / name).symlink_to("/dev/zero")

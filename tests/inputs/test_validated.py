@@ -133,8 +133,8 @@ def test_what_lacks_and_what_is_something_else() -> None:
         ({}, "it lacks 'parts'"),
         ({"listed": [{"size": "x"}]}, "it lacks 'parts'"),
         ({"listed": [{"sise": 1}]}, "'listed[0]': unknown key 'sise'"),
-        ([], "it is a list; expected keys and values"),
-        (None, "it is null; expected keys and values"),
+        ([], "it is a list; expected keys and values (parts, listed, number"),
+        (None, "it is null; expected keys and values (parts, listed, number"),
     ):
         with pytest.raises(TableError, match=re.escape(f"file: {said}")):
             validated(content, Whole, TableError, "file")
@@ -148,7 +148,7 @@ def test_what_lacks_and_what_is_something_else() -> None:
         ({"n": 1}, "it lacks 'value'"),
         ({"n": True, "value": None}, "'n' is true; expected a whole number"),
         ({"n": 1, "value": "2"}, "'value' is '2'; expected a number"),
-        (None, "it is null; expected keys and values"),
+        (None, "it is null; expected keys and values (n, value)"),
     ],
 )
 def test_what_was_stored(content: object, said: str | None) -> None:
