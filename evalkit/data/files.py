@@ -68,9 +68,7 @@ def find(folder: Path, task: str) -> Path | None:
 def did_you_mean(folder: Path, holds: Callable[[Path], int]) -> str:
     """Return a suggestion for a message: the subfolder with most of the expected files, or an empty string.
 
-    Args:
-        folder: the folder without the expected files.
-        holds: returns how many of the files a folder contains, subfolders not counted.
+    `holds` returns how many of the files a folder contains, subfolders not counted.
     """
     level, best, most = [folder], None, 0
     for _ in range(_DEEPEST):

@@ -306,12 +306,7 @@ EXAMPLES: dict[str, TaskData] = {
 
 
 def canonical_documents(task: TaskData, records: Iterable[tuple[str, object]], source: str) -> list[Record]:
-    """Validate and convert every record of a source.
-
-    Args:
-        task: the task of the documents.
-        records: pairs of a record's position ("line 3") and the record.
-        source: name of the file or dataset in messages.
+    """Validate and convert every record of a source, with its position ("line 3") and the source for messages.
 
     Raises:
         DataError: there is no record, or one is not a document of this task.

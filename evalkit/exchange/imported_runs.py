@@ -46,12 +46,7 @@ class Import(NamedTuple):
 
 
 def shared_value(logs: Sequence[LoggedTask], what: str, read: Callable[[LoggedTask], Value | None]) -> Value | None:
-    """Return a setting that all sample files have; None if none of them says it.
-
-    Args:
-        logs: the sample files of one run.
-        what: the setting, for messages.
-        read: returns the setting of a file, None if it is unknown.
+    """Return a setting that all sample files of a run have; None if none of them says it. `what` names it in messages.
 
     Raises:
         UsageError: two files have different values.
@@ -74,12 +69,7 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Return the manifest of an imported run.
 
-    Args:
-        kind: benchmark of the run.
-        logs: its sample files.
-        model: name of the evaluated model.
-        specification: entries of the specification that belong to the benchmark.
-        about: entries of the manifest that belong to the benchmark.
+    `specification` and `about` are entries that belong to the benchmark: of the specification, and of the manifest.
     """
     versions = {
         "lm-eval": shared_result(logs, "version of lm-eval", lambda results: results.lm_eval_version),
@@ -179,13 +169,9 @@ def choice_row(
 def written_once(
     request: Import, names: tuple[str, str], manifest: dict[str, Any], finish: Callable[[RunWriter], None]
 ) -> Run:
-    """Return the run of a manifest; write it if it does not exist.
+    """Return the run of a manifest; write it if it does not exist: `finish` writes its files, the results last.
 
-    Args:
-        request: the import.
-        names: suite and template, for the folder's name.
-        manifest: the run's manifest.
-        finish: writes its files, the results last.
+    The `names` of suite and template are in the folder's name.
 
     Raises:
         RunError: the folder cannot be written, or it is damaged.
@@ -209,9 +195,7 @@ def written_once(
 def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, tuple[str, int]]]]) -> None:
     """Copy sample files, and the results files beside them, into the run folder's `lm_eval/`.
 
-    Args:
-        writer: the run folder.
-        logs: each file, and number of a document in it → its leaf task and number in the run.
+    With each file are given: number of a document in it → its leaf task and number in the run.
 
     Raises:
         DataError: a file was changed since it was read.

@@ -57,7 +57,7 @@ _DEFAULTS = {
 
 
 @dataclass(frozen=True)
-class RecomputedMetric:
+class _RecomputedMetric:
     """A metric of a task under a filter of its answers."""
 
     filter: str
@@ -79,7 +79,7 @@ def check_results(log: LoggedTask) -> None:
             )
 
 
-def _recomputed(log: LoggedTask) -> list[RecomputedMetric]:
+def _recomputed(log: LoggedTask) -> list[_RecomputedMetric]:
     """Return the metrics whose values can be computed from those of the documents.
 
     Without a results file, these are the metrics whose values are shares; with one, a metric that it does not call a
@@ -102,7 +102,7 @@ def _recomputed(log: LoggedTask) -> list[RecomputedMetric]:
             if expected is None or not _is_close(value, expected):
                 continue
         error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
-        metrics.append(RecomputedMetric(rule, metric, value, error))
+        metrics.append(_RecomputedMetric(rule, metric, value, error))
     return metrics
 
 

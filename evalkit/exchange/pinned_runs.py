@@ -74,15 +74,9 @@ class MatchedTask:
 
 
 def match(logs: Sequence[LoggedTask], library: Library, say: Say) -> tuple[list[MatchedTask], list[LoggedTask]]:
-    """Match documents with pinned ones.
+    """Return the pinned tasks, in the suite's order, and the other sample files.
 
-    Args:
-        logs: sample files.
-        library: source of the pinned documents.
-        say: called about tasks that have a pinned task's name only.
-
-    Returns:
-        The pinned tasks, in the suite's order, and the other sample files.
+    `say` is called about tasks that have a pinned task's name only.
 
     Raises:
         DataError: a document is not the pinned one of its number though its task has pinned documents, or a line
@@ -218,11 +212,6 @@ def _beginning(sample: LoggedSample) -> str:
 
 def import_choices(matched: Sequence[MatchedTask], request: Import, library: Library) -> Run:
     """Write the run of pinned tasks; return the existing one if the same log was imported before.
-
-    Args:
-        matched: the tasks, in the suite's order.
-        request: the import.
-        library: source of the pinned documents.
 
     Raises:
         UsageError: the files have different settings, or two have the same documents.
