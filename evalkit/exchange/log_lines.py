@@ -33,7 +33,7 @@ MetricValue = float | tuple[float, float] | None
 """A document's value of a metric: a number, or a pair (sum, weight) of numbers; None if it is anything else."""
 
 
-class _Line(Stored):
+class _StoredSample(Stored):
     """Keys of a line; the value of each metric is under its name."""
 
     doc_id: int = Field(ge=0, lt=2**63)
@@ -86,10 +86,12 @@ def read_samples(data: bytes, path: Path) -> Iterator[LoggedSample]:
         where = f"{path}, line {number}"
         with reading_as(where, "a document that lm-eval has logged", DataError):
             content = parse_json(line)
-            yield _sample(content, _Line.model_validate(content), number, where, shared)
+            yield _sample(content, _StoredSample.model_validate(content), number, where, shared)
 
 
-def _sample(content: Mapping[str, Any], line: _Line, number: int, where: str, shared: dict[str, str]) -> LoggedSample:
+def _sample(
+    content: Mapping[str, Any], line: _StoredSample, number: int, where: str, shared: dict[str, str]
+) -> LoggedSample:
     where = f"{where}: document {line.doc_id}"
     requests = tuple(_requests(line.arguments, where, shared))
     # As in lm-eval's `evaluate`
