@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from evalkit.benchmarks.outcomes import Comparable
-from evalkit.comparison.breakdowns import agreements, subject_differences
-from evalkit.comparison.comparison import compare
+from evalkit.comparison.comparison import agreements, compare, subject_differences
 from evalkit.comparison.comparison_report import comparison_report, headline
 from evalkit.comparison.curves import Curve, curve_report
 from evalkit.comparison.differences import UNDECIDED, Comparison, interval_text, p_text, unit_of
