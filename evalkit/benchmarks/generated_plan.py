@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.request import Request, provenance
+from evalkit.benchmarks.request import Request, plain_manifest
 from evalkit.errors import UsageError
 from evalkit.models.context import MOST_TOKENS, Extension, configured_window, refuse_generation
 from evalkit.models.context_settings import config_of
@@ -18,7 +18,7 @@ from evalkit.models.locate import Checkpoint, silent
 from evalkit.models.spec import ModelSpec
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.finding import run_folder
-from evalkit.runs.folder import Run, specification_id
+from evalkit.runs.folder import Run
 from evalkit.runs.traits import max_prompt_tokens
 
 
@@ -37,12 +37,7 @@ class GeneratedPlan:
 
 
 def context_of(model: ModelSpec, checkpoint: Checkpoint, what: str) -> int:
-    """Return the context window for generation, in tokens: the extended window, or the checkpoint's own.
-
-    Args:
-        model: the model and its context extension.
-        checkpoint: its checkpoint.
-        what: the command that generates, named in the message.
+    """Return the context window for generation by a command, in tokens: the extended one, or the checkpoint's own.
 
     Raises:
         UsageError: the window is unknown or implausible, or its extension does not support generation.
@@ -73,31 +68,22 @@ def generated_manifest(
     chat: bool,
     documents: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the manifest of a run with generated answers.
+    """Return the manifest of a run with generated answers, whose rule is the kind of benchmark.
 
     Args:
-        kind: the benchmark, also stored as the rule.
+        kind: the benchmark.
         model: the model and how it is loaded.
         checkpoint: its checkpoint.
-        context: the context window in tokens, see `context_of`.
+        context: see `context_of`.
         specification: everything that determines the texts, except the chat template, the device and the end tokens.
         chat: whether prompts go into the chat template.
         documents: task → source, whether it is official, and number of documents.
     """
     # The device is included, since rounding differences may change a text
     specification = {**specification, "chat": chat, "device": model.device, "end": _end_tokens(checkpoint)}
-    return {
-        "id": specification_id(specification),
-        "kind": kind,
-        "specification": specification,
-        "rule": kind,
-        "groups": {},
-        "group_sizes": {},
-        "template": {"name": "chat" if chat else "plain"},
-        "documents": documents,
-        "context": context,
-        **provenance(model, checkpoint),
-    }
+    template = {"name": "chat" if chat else "plain"}
+    about = {"template": template, "documents": documents, "context": context}
+    return plain_manifest(kind, model, checkpoint, specification, **about)
 
 
 def about_run(run: Run) -> tuple[str, ...]:

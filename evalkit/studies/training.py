@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, Unpack
 
 import torch
 import transformers
 from torch import distributed
 
+from evalkit.benchmarks.keywords import SuiteSettings
 from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.request import SuiteRequest
 from evalkit.benchmarks.run import given_options, planned
 from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
 from evalkit.errors import EvalkitError, UsageError, first_line
 from evalkit.inputs import values
+from evalkit.inputs.settings import settings_of, with_settings
 from evalkit.models.live import live_model
 from evalkit.models.locate import silent
 from evalkit.models.spec import ModelSpec
-from evalkit.paths import RUNS
 from evalkit.runs.folder import Run
 
 
@@ -42,52 +43,40 @@ def logged_metrics(run: Run, rule: str) -> dict[str, float]:
         run: the run.
         rule: of the plan: a finished run may have been started under another one.
     """
-    found = _numbers(run, run.other_rule(rule))
-    return {f"evalkit/{run.suite}/{name}": value for name, value in found if math.isfinite(value)}
-
-
-def _numbers(run: Run, rule: str | None) -> Iterator[tuple[str, float]]:
-    seen: set[str] = set()
-    for metric in benchmark_of(run).metrics(run, rule):
-        if metric.layer is not None:
-            continue
-        name = metric.task if metric.task not in seen else f"{metric.task}/{metric.name}"
-        seen.add(metric.task)
-        if metric.value is not None:
-            yield name, float(metric.value)
-    averages = benchmark_of(run).stored_averages(run, rule)
-    for average in averages:
-        yield average["name"], float(average["accuracy"])
-    if averages and averages[-1]["stderr"] is not None:
-        yield f"{averages[-1]['name']}_stderr", float(averages[-1]["stderr"])
+    other, found = run.other_rule(rule), dict[str, float | None]()
+    tasks: set[str] = set()
+    for metric in benchmark_of(run).metrics(run, other):
+        if metric.layer is None:
+            found[f"{metric.task}/{metric.name}" if metric.task in tasks else metric.task] = metric.value
+            tasks.add(metric.task)
+    averages = benchmark_of(run).stored_averages(run, other)
+    found |= {average["name"]: average["accuracy"] for average in averages}
+    if averages:
+        found[f"{averages[-1]['name']}_stderr"] = averages[-1]["stderr"]
+    numbers = {name: float(value) for name, value in found.items() if value is not None}
+    return {f"evalkit/{run.suite}/{name}": value for name, value in numbers.items() if math.isfinite(value)}
 
 
 Result = TypeVar("Result")
 
-_TIMEOUT = timedelta(days=7)
 
-
-class Processes:
+class _Processes:
     """All processes of this training; created by all of them at the same time. A single process needs no group."""
 
     def __init__(self) -> None:
         self._group: Any = None
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            self._group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
-
-    @property
-    def is_main(self) -> bool:
-        """Return whether this is the process that computes."""
-        return self._group is None or distributed.get_rank() == 0
+            self._group = distributed.new_group(backend="gloo", timeout=timedelta(days=7))
 
     def from_main(self, compute: Callable[[], Result]) -> Result:
         """Compute in the main process and return the result, which is pickled, in all.
 
         An exception in the main process leaves the others waiting until that process ends.
         """
-        found: list[Any] = [compute() if self.is_main else None]
-        if self._group is not None:
-            distributed.broadcast_object_list(found, src=0, group=self._group, device=torch.device("cpu"))
+        if self._group is None:
+            return compute()
+        found: list[Any] = [compute() if distributed.get_rank() == 0 else None]
+        distributed.broadcast_object_list(found, src=0, group=self._group, device=torch.device("cpu"))
         result: Result = found[0]
         return result
 
@@ -101,12 +90,11 @@ class Processes:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     """What became of an evaluation; the same in all processes."""
 
-    metrics: dict[str, float] = field(default_factory=dict)
-    error: str = ""
+    metrics: dict[str, float]
+    error: str
     """Why it failed; empty: it did not."""
 
 
@@ -129,29 +117,16 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         name: name of the training in its runs and in tables; None: the trainer's `run_name`, or the name of its output
             folder.
         tokenizer: the model's tokenizer; None: the trainer's `processing_class`.
-        suite: see `evalkit.evaluate`, as all other arguments.
-        tasks: see `evalkit.evaluate`.
-        include_path: see `evalkit.evaluate`.
-        template: see `evalkit.evaluate`.
-        rule: see `evalkit.evaluate`.
-        limit: see `evalkit.evaluate`.
-        sample: see `evalkit.evaluate`.
-        seed: see `evalkit.evaluate`.
-        num_fewshot: see `evalkit.evaluate`.
-        vary: see `evalkit.evaluate`.
-        data_dir: see `evalkit.evaluate`.
-        log_samples: see `evalkit.evaluate`.
-        allow_unofficial_data: see `evalkit.evaluate`.
-        settings: see `evalkit.evaluate`.
-        output: see `evalkit.evaluate`.
-        token_budget: see `evalkit.evaluate`.
+        settings: further settings of the suite's benchmark, see `evalkit.evaluate`.
         attention: see `evalkit.evaluate`.
         progress: receives messages and progress; None: lines on standard error.
+        **shared: suite, tasks, sample and the other settings of `evalkit.evaluate` that are not about loading a model.
 
     Raises:
         UsageError: an argument is invalid, or the trainer shards the model over processes.
     """
 
+    @with_settings(SuiteSettings, SuiteRequest)
     def __init__(
         self,
         trainer: transformers.Trainer,
@@ -161,25 +136,16 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         on_error: Literal["warn", "raise"] = "warn",
         name: str | None = None,
         tokenizer: transformers.PreTrainedTokenizerBase | None = None,
-        suite: str | Path | None = None,
-        tasks: str | Sequence[str] = (),
-        include_path: str | Path | None = None,
-        template: str | Path | None = None,
-        rule: str | None = None,
-        limit: int | None = None,
-        sample: int | None = None,
-        seed: int | None = None,
-        num_fewshot: int | None = None,
-        vary: str | Path | Sequence[str] = (),
-        data_dir: str | Path | None = None,
-        log_samples: bool = False,
-        allow_unofficial_data: bool = False,
         settings: Mapping[str, Any] | None = None,
-        output: str | Path = RUNS,
-        token_budget: int | Literal["auto"] | None = None,
         attention: str = "auto",
         progress: Progress | None = None,
+        **shared: Unpack[SuiteSettings],
     ) -> None:
+        """Take the arguments of the class, and the settings of `evalkit.evaluate`.
+
+        Args:
+            {settings}
+        """
         self._every = None if every is None else values.whole("every", every, 1)
         self._at_end = values.switch("at_end", at_end)
         if self._every is None and not self._at_end:
@@ -194,28 +160,11 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._tokenizer = trainer.processing_class if tokenizer is None else tokenizer
         if self._tokenizer is None:
             raise UsageError("the trainer has no processing_class; pass tokenizer=…, the tokenizer of the model")
-        arguments = {
-            "suite": suite,
-            "tasks": tasks,
-            "include_path": include_path,
-            "template": template,
-            "rule": rule,
-            "limit": limit,
-            "sample": sample,
-            "seed": seed,
-            "num_fewshot": num_fewshot,
-            "vary": str(vary) if isinstance(vary, Path) else vary,
-            "data_dir": data_dir,
-            "log_samples": log_samples,
-            "allow_unofficial_data": allow_unofficial_data,
-            "output": output,
-            "token_budget": token_budget,
-        }
-        self._options = given_options(arguments, settings or {})
-        defaults = {one.name: one.default for one in ModelSpec.__dataclass_fields__.values() if one.name != "model"}
+        self._options = given_options(shared, settings or {})
+        defaults = {one.name: one.default for one in settings_of(ModelSpec).values()}
         self._loading: dict[str, Any] = {**defaults, "tokenizer": self._tokenizer, "attention": attention}
         self._progress = progress or Progress(live=False)
-        self._processes: Processes | None = None
+        self._processes: _Processes | None = None
         self._evaluated: int | None = None
         """The step that was evaluated last."""
         self._error: Exception | None = None
@@ -223,10 +172,10 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Plan an evaluation before the first step, so that invalid options and missing documents are found."""
-        self._evaluated, self._processes = None, Processes()
+        self._evaluated, self._processes = None, _Processes()
         outcome = self._processes.from_main(lambda: self._attempt(self._plan))
         if outcome.error:
-            self._fail(outcome)
+            raise self._error or EvalkitError(outcome.error)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Evaluate the model if it is time for it; gradients of the step are already applied and removed."""
@@ -269,26 +218,22 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
             self._trainer.log(dict(outcome.metrics))
             control.should_log = should_log
         if outcome.error and self._raises:
-            self._fail(outcome)
+            raise self._error or EvalkitError(outcome.error)
         if outcome.error and state.is_world_process_zero:
             unexpected = None if isinstance(self._error, EvalkitError) else self._error
             message = "the evaluation of step %s failed and is left out; the training goes on: %s"
             _log.warning(message, f"{step:,}", outcome.error, exc_info=unexpected)
         self._error = None
 
-    def _fail(self, outcome: _Outcome) -> None:
-        """Raise the error of the main process, in all processes."""
-        error, self._error = self._error, None
-        raise error or EvalkitError(outcome.error)
-
-    def _attempt(self, work: Any) -> _Outcome:
+    def _attempt(self, work: Callable[[], dict[str, float]]) -> _Outcome:
         """Return the outcome of some work; interrupts are raised."""
+        self._error = None
         try:
-            return _Outcome(metrics=work())
+            return _Outcome(work(), "")
         except Exception as error:  # whatever fails, the training is not to be lost
             self._error = error
             named = isinstance(error, EvalkitError)
-            return _Outcome(error=str(error) if named else f"{type(error).__name__}: {first_line(error)}")
+            return _Outcome({}, str(error) if named else f"{type(error).__name__}: {first_line(error)}")
 
     def _run(self, step: int) -> dict[str, float]:
         name = f"{self._name} step {step}"

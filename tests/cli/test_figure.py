@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.benchmarks.attention.figures.kinds import KINDS
+from evalkit.benchmarks.attention.groups import KINDS
 from evalkit.runs.folder import Run
-from evalkit.studies.records import save_record
+from evalkit.studies.study import save_record
 from evalkit.studies.study_file import read_study
 from tests.benchmarks.attention.made import made_run
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
@@ -101,7 +101,7 @@ def test_list_and_help(evalkit: Command) -> None:
 
 
 def test_names_and_help_import_no_heavy_library() -> None:
-    listing = "from evalkit.cli.root import cli\nimport evalkit.cli.figure"
+    listing = "from evalkit.cli.root import cli\nimport evalkit.cli.comparing"
     more = "cli.main(['figure', '--list'], standalone_mode=False)\nimport sys\nassert 'matplotlib' not in sys.modules"
     assert heavy_after(f"{listing}\n{more}") == set()
 
