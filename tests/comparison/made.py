@@ -89,7 +89,7 @@ def make_run(
         "model": model,
     } | dict(manifest or {})
     scored = {"n": 1, "accuracy": 0.0, "stderr": None, "chance": 0.25, "seconds": 0.0}
-    measured = {"n": 1, "num_fewshot": None, "metrics": [], "seconds": 0.0}
+    measured = {"n": 1, "num_fewshot": None, "metrics": [], "seconds": 0.0, "compared": None}
     of_lm_eval = about["suite"] == LM_EVAL
     tasks = [{"task": task} | (measured if of_lm_eval else scored) for task in tables]
     results = {"tasks": tasks, "averages": [], "groups": [], "rules": {}, "samples": False}
