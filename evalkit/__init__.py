@@ -20,8 +20,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from evalkit.models.registration import register_when_used
-
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.harness import harness
     from evalkit.benchmarks.run import evaluate
@@ -112,9 +110,6 @@ __all__ = [
     "list_runs",
     "load_run",
 ]
-
-
-register_when_used()
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from evalkit.errors import CheckpointError
 from evalkit.models.config_check import check_code
 from evalkit.models.files import indexed_weights
 from evalkit.models.locate import Checkpoint
-from evalkit.models.registration import register_part, register_type
+from evalkit.models.variants.settings import PREFIX
 
 if TYPE_CHECKING:
     import torch
@@ -290,10 +290,33 @@ def _layer_of(name: str) -> tuple[str, int | None]:
     return (name, None) if number is None else (".".join(parts[:number]), int(parts[number]))
 
 
-def natively_known(config: dict[str, Any]) -> bool:
+def natively_known(config: Mapping[str, Any]) -> bool:
     """Return whether the model type is known to transformers, including architectures registered with it."""
-    register_type(config.get("model_type"))
+    register_type(config)
     return config_class(config.get("model_type")) is not None
+
+
+def register_type(config: Mapping[str, Any]) -> None:
+    """Register evalkit's model types with transformers if a parsed config.json has one of them."""
+    if str(config.get("model_type")).startswith(PREFIX):
+        import evalkit.models.auto  # noqa: F401
+
+
+def _register_part(config: Mapping[str, Any]) -> None:
+    """Register the class that a checkpoint names for its type, if it is the language model of a larger model's type.
+
+    transformers maps the larger model's type (mllama) to this class, but not the type in its own config
+    (mllama_text_model).
+    """
+    import transformers
+
+    kind, named = config_class(config.get("model_type")), config.get("architectures") or [None]
+    if kind is None or kind in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    if named[0] in causal_language_models().values():
+        model = getattr(transformers, named[0])
+        if model.config_class is kind:
+            transformers.AutoModelForCausalLM.register(kind, model, exist_ok=True)
 
 
 def _why_not_causal(config: dict[str, Any]) -> str | None:
@@ -311,7 +334,7 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
         return "attends in both directions"
     if not natively_known(config):
         return None  # trusted remote code: its auto_map decides
-    register_part(config)
+    _register_part(config)
     if config_class(config["model_type"]) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "has no causal language model in transformers"
     return None

@@ -228,12 +228,11 @@ def _checked_config(checkpoint: Checkpoint, keys: dict[str, Any], weights: Weigh
     """Build the config and check that the weights match it exactly; remove the second copy of a tied head."""
     import torch
 
-    from evalkit.models.registration import register_models
+    import evalkit.models.auto  # noqa: F401
 
     with quiet():
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        register_models()
         try:
             config = AutoConfig.for_model(_KIND, **keys)
             with torch.device("meta"):

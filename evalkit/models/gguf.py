@@ -19,15 +19,14 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-from evalkit.compatibility.transformers import quiet
+from evalkit.compatibility import names
+from evalkit.compatibility.transformers import quiet, without_gguf_bar
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, first_line
 from evalkit.models.files import generation_settings, read_json
 from evalkit.models.fingerprint import Fingerprint, combine, file_sha256, fingerprint, hash_file
 from evalkit.models.locate import Checkpoint
-from evalkit.models.registration import import_modeling
 from evalkit.models.snapshot import LoadedFiles, snapshot
 from evalkit.paths import cache_dir, temporary_folder
 
@@ -99,7 +98,8 @@ def opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFiles
         return
     with snapshot(_as_folder(checkpoint, folder)) as copies:
         copies.start(dtype)
-        import_modeling()
+        import transformers.modeling_utils  # noqa: F401  # while the weights are read
+
         found = copies.read()
         written = _stored_fingerprint(folder, found.checkpoint.folder)
         tokenizer = found.fingerprint.tokenizer if checkpoint.tokenizer else written.tokenizer
@@ -198,7 +198,7 @@ def reading(gguf: Path) -> Iterator[None]:
 
 
 def _read(gguf: Path) -> tuple[Any, Any]:
-    with quiet(), _parsed_once():
+    with quiet(), without_gguf_bar(), _parsed_once():
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -221,10 +221,7 @@ def _parsed_once() -> Iterator[None]:
     """
     import gguf
 
-    with (
-        patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)),
-        patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
-    ):
+    with names.replaced("gguf", gguf, GGUFReader=cache, get_tensor_name_map=cache):
         yield
 
 

@@ -25,7 +25,7 @@ from evalkit.models.snapshot import ChangeDetector
 from evalkit.models.train_tokenizer import train_tokenizer
 from evalkit.models.zoo import NamedModel
 
-_MODULES = ("settings.py", "configuration.py", "signed.py", "attention.py", "modeling.py")
+_MODULES = ("settings.py", "signed.py", "attention.py", "modeling.py")
 """Modules that a model needs; they import only torch, transformers and each other."""
 _CLASSES = {"evalkit_llama": "EvalkitLlama", "evalkit_qwen2": "EvalkitQwen2", "evalkit_gpt_neox": "EvalkitGPTNeoX"}
 _OPTIONAL_FILES = (GENERATION_CONFIG, "model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -167,13 +167,12 @@ def _write_tokenizer(folder: Path, vocabulary: int, tokenizer: str | None, texts
 def _write_model(folder: Path, model: NamedModel, tokenizer: Any, seed: int, dtype: str) -> None:
     import torch
 
+    import evalkit.models.auto  # noqa: F401
     from evalkit.compatibility.transformers import quiet
-    from evalkit.models.registration import register_models
 
     with quiet():
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        register_models()
         ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -34,7 +34,6 @@ from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import Fingerprint
 from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, resolve_dtype, silent
 from evalkit.models.parts import NONE
-from evalkit.models.registration import import_modeling, quick_imports
 from evalkit.models.shapes import shape_facts
 from evalkit.models.snapshot import LoadedFiles, snapshot
 
@@ -160,9 +159,8 @@ def load(
     """
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
-    with quick_imports():
-        from evalkit.models.memory import keep_few_kernels
-        from evalkit.models.placement import check_devices, resolve_device
+    from evalkit.models.memory import keep_few_kernels
+    from evalkit.models.placement import check_devices, resolve_device
 
     keep_few_kernels()
     compute_dtype, place = resolve_dtype(checkpoint, dtype), resolve_device(device)
@@ -244,7 +242,9 @@ def _opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFile
         config = copies.checkpoint.config()
         # The scales of quantised weights stay as stored
         copies.start(None if is_quantized(config) else dtype)
-        import_modeling()
+        # While the weights are read
+        import transformers.modeling_utils  # noqa: F401
+
         check_trust(checkpoint, config)
         check_causal(checkpoint, config)
         check_quantization(checkpoint, config)

@@ -14,12 +14,10 @@ from typing import Any, Literal, NamedTuple, get_args
 from evalkit.errors import CheckpointError
 from evalkit.models.files import safetensors_header
 from evalkit.models.locate import Checkpoint
-from evalkit.models.variants.settings import KEYS, VANILLA, Differential, Shape, Variant, read_variant
+from evalkit.models.variants.settings import KEYS, PREFIX, VANILLA, Differential, Shape, Variant, read_variant
 
 Backbone = Literal["llama", "qwen2", "gpt_neox"]
 BACKBONES: tuple[str, ...] = get_args(Backbone)
-_PREFIX = "evalkit_"
-"""Prefix of model types whose attention differs from the backbone's."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST_LAYERS = 10_000
 """Limit on layers, because lists of this length are created."""
@@ -68,10 +66,10 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
             invalid.
     """
     kind = str(config.get("model_type"))
-    backbone = kind.removeprefix(_PREFIX)
+    backbone = kind.removeprefix(PREFIX)
     if backbone not in BACKBONES:
         raise ValueError(
-            f"model_type is '{kind}'; expected {', '.join(BACKBONES)}, or one of these with prefix {_PREFIX}"
+            f"model_type is '{kind}'; expected {', '.join(BACKBONES)}, or one of these with prefix {PREFIX}"
         )
     hidden, heads = positive_integer(config, "hidden_size"), positive_integer(config, "num_attention_heads")
     own = backbone != "gpt_neox" and config.get("head_dim") is not None

@@ -31,7 +31,7 @@ from evalkit.models.context_settings import extension_of
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
 from evalkit.models.stretch import finish, stretched_config
-from evalkit.models.variants.configuration import EvalkitGPTNeoXConfig, EvalkitLlamaConfig, EvalkitQwen2Config
+from evalkit.models.variants.modeling import EvalkitGPTNeoXConfig, EvalkitLlamaConfig, EvalkitQwen2Config
 from tests.models.loading import edit_config
 from tests.models.test_gguf import write_gguf
 from tests.tiny import Family, tiny_checkpoint, tiny_tokenizer

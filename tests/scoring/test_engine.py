@@ -28,7 +28,7 @@ from evalkit.models.context_settings import extension_of
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
 from evalkit.models.memory import is_out_of_memory
-from evalkit.models.variants.configuration import EvalkitLlamaConfig
+from evalkit.models.variants.modeling import EvalkitLlamaConfig
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward, Trunk
 from evalkit.scoring.head import Scores

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
+import evalkit.models.auto  # noqa: F401
 from evalkit.errors import TableError, UsageError
-from evalkit.models.registration import register_models
 from evalkit.models.shapes import parameters, shape_facts
 from evalkit.models.zoo import models, named_model
 from evalkit.reporting.markup import plain
@@ -105,7 +105,6 @@ def test_the_documentation_lists_the_rows() -> None:
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: model.name)
 def test_what_is_loaded_has_the_facts_of_the_named_model(model: Any) -> None:
-    register_models()
     config = AutoConfig.for_model(**model.config).to_dict()
     assert json.loads(json.dumps(shape_facts(config))) == shape_facts(model.config)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+PREFIX = "evalkit_"
+"""Prefix of model types whose attention differs from the backbone's."""
 VANILLA, COG, DIFFERENTIAL, INTEGRAL = "vanilla", "cog", "differential", "integral"
 
 _CHOICES: dict[str, tuple[str, ...]] = {
