@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from evalkit.models.spec import model_spec
 from evalkit.models.variants.configuration import EvalkitLlamaConfig
+
+from evalkit.models.spec import model_spec
 from evalkit.models.variants.modeling import EvalkitLlamaForCausalLM
 
 

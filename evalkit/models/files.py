@@ -1,7 +1,7 @@
 """Files of a checkpoint folder: find and validate weights, tokenizer, code and JSON files.
 
-In: a folder. Out: paths, parsed JSON, safetensors headers. Nothing here imports torch, so a damaged
-checkpoint is reported before seconds are spent on imports.
+In: a folder. Out: paths, parsed JSON, safetensors headers. Nothing here imports torch, so a damaged checkpoint is
+reported before seconds are spent on imports.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import glob
 import os
 import re
 import shutil
-import struct
 import zipfile
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from evalkit.errors import CheckpointError
+from safetensors import SafetensorError, safe_open
+
+from evalkit.errors import CheckpointError, first_line
 from evalkit.inputs import reading
 from evalkit.inputs.values import by_number
 
@@ -54,8 +55,6 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 TRAINER_FILES = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
 """Beginnings of the names of files that only a trainer reads."""
-_HEADER_LIMIT = 100_000_000
-"""The format's limit on the header, in bytes; a larger length means that the file has another format."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -133,52 +132,25 @@ def generation_settings(folder: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the header of a safetensors file: name → {dtype, shape, data_offsets} of every tensor.
+def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """Read the header of a safetensors file: name → (dtype, such as "BF16", and shape), in the order of the file.
 
     Raises:
-        CheckpointError: see `parse_safetensors`.
+        CheckpointError: the file is damaged, for example shorter than its header says after an interrupted copy.
     """
     try:
-        with path.open("rb") as file:
-            return parse_safetensors(path, os.fstat(file.fileno()).st_size, file.read)
+        with safe_open(path, "np") as file:
+            slices = {name: file.get_slice(name) for name in file.offset_keys()}
+            return {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in slices.items()}
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except SafetensorError as error:
+        raise damaged(path, error) from error
 
 
-def parse_safetensors(path: Path, size: int, read: Callable[[int], bytes]) -> dict[str, dict[str, Any]]:
-    """Parse the header of a safetensors file; see `safetensors_header`.
-
-    Args:
-        path: of the file, for messages.
-        size: of the file, in bytes.
-        read: reads a number of bytes; the bytes after the header are the tensors.
-
-    Raises:
-        CheckpointError: the header does not parse, or the file is shorter or longer than the header describes,
-            for example after an interrupted copy.
-    """
-    try:
-        (length,) = struct.unpack("<Q", read(8))
-        if length > min(size, _HEADER_LIMIT):
-            raise ValueError("its header is longer than the file")
-        header = reading.parse_json(read(length))
-        header.pop("__metadata__", None)
-        for name, tensor in header.items():
-            start_and_end = tensor["data_offsets"]
-            valid = isinstance(tensor["dtype"], str) and _are_sizes(tensor["shape"]) and _are_sizes(start_and_end)
-            if not valid or len(start_and_end) != 2:
-                raise ValueError(f"its header has an invalid entry for {name}")
-        described = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
-    except (ValueError, struct.error, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not a safetensors file, or damaged ({error})") from error
-    if size != described:
-        raise CheckpointError(f"{path}: damaged: {size:,} bytes, but its header describes {described:,}; copy it again")
-    return header  # type: ignore[no-any-return]
-
-
-def _are_sizes(values: object) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+def damaged(path: Path, error: SafetensorError) -> CheckpointError:
+    """Return the error of a safetensors file that its library rejects."""
+    return CheckpointError(f"{path}: damaged, or not a safetensors file ({first_line(error)}); copy it again")
 
 
 def _matching(folder: Path, patterns: Iterable[str], counted: Iterable[Path]) -> tuple[Path, ...]:
@@ -264,8 +236,6 @@ def matching(text: str, folder: Path | None = None) -> list[str]:
 FileStates: TypeAlias = tuple[tuple[str, int, int, int], ...]
 """Name, size, time of change in nanoseconds and inode of each file."""
 
-_complete_WEIGHTS = (".safetensors", ".bin")
-
 
 def file_states(folder: Path) -> FileStates:
     """Return the states of a checkpoint's files, without those that only a trainer reads; empty if it is gone."""
@@ -285,7 +255,7 @@ def file_states(folder: Path) -> FileStates:
 
 def is_begun(states: FileStates) -> bool:
     """Return whether a folder has files of a checkpoint, complete or not."""
-    return any(name == "config.json" or name.endswith(_complete_WEIGHTS) for name, *_ in states)
+    return any(name == "config.json" or name.endswith((".safetensors", ".bin")) for name, *_ in states)
 
 
 def why_incomplete(folder: Path, *, allow_pickle: bool) -> str:

@@ -57,15 +57,6 @@ def file_sha256(path: Path) -> str:
     return digest
 
 
-def known_sha256(path: Path) -> str | None:
-    """Return the digest of a file that was hashed before, of its new content if it has changed; else None.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    return file_sha256(path) if _entry(path.resolve()) else None
-
-
 def content_sha256(path: Path, before: State, started: float, quick: str) -> str:
     """Return the digest of content that was read from a file, which is read again if no cached digest matches `quick`.
 
@@ -177,11 +168,12 @@ def known_fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
     Raises:
         CheckpointError: a file is missing or cannot be read.
     """
-    digests = [(path.name, known_sha256(path)) for path in checkpoint.weights()]
-    unknown = any(digest is None for _, digest in digests)
+    # Of a file that was hashed before and has changed, the new content is hashed
+    digests = [(path.name, file_sha256(path) if _entry(path.resolve()) else "") for path in checkpoint.weights()]
+    unknown = not all(digest for _, digest in digests)
     if unknown and checkpoint.gguf is not None:
         return {}
-    found = asdict(combine(checkpoint, [(name, digest or "") for name, digest in digests], file_sha256))
+    found = asdict(combine(checkpoint, digests, file_sha256))
     return {part: digest for part, digest in found.items() if not (unknown and part == "weights")}
 
 

@@ -261,6 +261,5 @@ def _stored_dtype(checkpoint: Checkpoint) -> str | None:
     first = checkpoint.weights()[0]
     if first.suffix != ".safetensors":
         return None
-    stored = [str(tensor.get("dtype")) for tensor in safetensors_header(first).values()]
-    floating = [name for name in stored if name.startswith(("F", "BF"))]
+    floating = [name for name, _ in safetensors_header(first).values() if name.startswith(("F", "BF"))]
     return _STORED.get(floating[0], floating[0]) if floating else None

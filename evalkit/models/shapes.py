@@ -249,7 +249,7 @@ def _stored(checkpoint: Checkpoint) -> int:
     total = 0
     for path in checkpoint.weights():
         if path.suffix == ".safetensors":
-            total += sum(prod(tensor["shape"]) for tensor in safetensors_header(path).values())
+            total += sum(prod(shape) for _, shape in safetensors_header(path).values())
         else:
             total += path.stat().st_size // _PICKLED_BYTES
     return total

@@ -27,15 +27,7 @@ if TYPE_CHECKING:
 
 
 class ChangeDetector:
-    """Detector of changes to files since its creation.
-
-    Args:
-        given: the checkpoint's name for messages.
-        files: all files that are read.
-
-    Raises:
-        CheckpointError: a file is missing.
-    """
+    """Detector of changes to files since its creation. Raises `CheckpointError` if a file is missing."""
 
     def __init__(self, given: str, files: Iterable[Path]) -> None:
         self._given = given
@@ -63,35 +55,28 @@ class LoadedFiles:
     checkpoint: Checkpoint
     """The checkpoint with temporary folders instead of its own; they contain no weights."""
     tensors: dict[str, torch.Tensor]
-    """All weights, by name."""
     fingerprint: Fingerprint
     """Of exactly these files and weights."""
     rounded: Mapping[str, torch.dtype]
     """Stored dtype of each weight that was rounded to another as it was read, by name."""
     read_again: Callable[[], dict[str, torch.Tensor]] | None
-    """Return all weights as stored, from unchanged files; None where none is rounded."""
+    """Return all weights as stored, from unchanged files; None if none is rounded."""
 
 
 class Snapshot:
-    """Copies of a checkpoint's small files; created by `snapshot`.
+    """Copies of a checkpoint's small files in an empty `folder`; created by `snapshot`."""
 
-    Args:
-        checkpoint: a folder; not a GGUF file.
-        weights: its weight files.
-        place: an empty folder for the copies.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, weights: Sequence[Path], place: Path) -> None:
-        folder, elsewhere = checkpoint.folder, checkpoint.tokenizer
-        generation = [path for path in (folder / GENERATION_CONFIG,) if path.is_file()]
-        own, tokenizer = [folder / "config.json", *generation, *checkpoint.trusted_code()], checkpoint.tokenizer_files()
+    def __init__(self, checkpoint: Checkpoint, weights: Sequence[Path], folder: Path) -> None:
+        source, elsewhere = checkpoint.folder, checkpoint.tokenizer
+        generation = [path for path in (source / GENERATION_CONFIG,) if path.is_file()]
+        own, tokenizer = [source / "config.json", *generation, *checkpoint.trusted_code()], checkpoint.tokenizer_files()
         self._weights = weights
         self._changes = ChangeDetector(checkpoint.given, (*own, *tokenizer, *weights))
-        copies = place / "checkpoint", place / ("checkpoint" if elsewhere is None else "tokenizer")
-        self._folders = tuple(zip(copies, (folder, elsewhere or folder), strict=True))
+        copies = folder / "checkpoint", folder / ("checkpoint" if elsewhere is None else "tokenizer")
+        self._folders = tuple(zip(copies, (source, elsewhere or source), strict=True))
         try:
-            for files, (copy, folder) in zip((own, tokenizer), self._folders, strict=True):
-                copy_files(files, folder, copy)
+            for files, (copy, original) in zip((own, tokenizer), self._folders, strict=True):
+                copy_files(files, original, copy)
         except OSError as error:
             raise CheckpointError(f"{error.filename}: cannot be copied ({error.strerror})") from error
         self.checkpoint = replace(checkpoint, folder=copies[0], tokenizer=elsewhere and copies[1])
@@ -100,13 +85,12 @@ class Snapshot:
         self._stop = Event()
 
     def start(self, dtype: str | None = None) -> None:
-        """Begin to read the weights in another thread, for which `read` waits.
+        """Begin to read the weights in another thread, while transformers is imported; `read` waits for it.
 
-        Reading and hashing release the interpreter, so other work, such as importing transformers, goes on meanwhile.
         Pickled weights are left to `read`, since unpickling imports modules.
 
         Args:
-            dtype: name of the dtype that large weights are rounded to if theirs is wider; None: they stay as stored.
+            dtype: see `read_weights`.
         """
         import torch
 
@@ -125,11 +109,7 @@ class Snapshot:
             wait([self._reading])
 
     def read(self) -> LoadedFiles:
-        """Read the weights.
-
-        Raises:
-            CheckpointError: a file is damaged, or has changed since the snapshot was created.
-        """
+        """Read the weights. Raises `CheckpointError` if a file is damaged, or has changed since the snapshot began."""
         from evalkit.models.weights import read_weights
 
         weights = read_weights(self._weights) if self._reading is None else self._reading.result()
@@ -148,25 +128,26 @@ class Snapshot:
 
     def with_original_paths(self, text: str) -> str:
         """Replace the paths of the copies in a message by the checkpoint's own."""
-        for copy, own in self._folders:
-            text = text.replace(str(copy), str(own))
+        for copy, original in self._folders:
+            text = text.replace(str(copy), str(original))
         return text
 
 
 @contextmanager
 def snapshot(checkpoint: Checkpoint, weights: Sequence[Path] | None = None) -> Iterator[Snapshot]:
-    """Copy a checkpoint's small files; the copies are removed when the context ends.
+    """Copy the small files of a checkpoint folder; the copies are removed when the context ends.
+
+    Errors raised inside the context name the checkpoint's own paths instead of the copies'.
 
     Args:
         checkpoint: a folder; not a GGUF file.
         weights: its weight files; None: those that transformers would read.
 
     Raises:
-        CheckpointError: a file is missing or cannot be read. Errors raised inside the context name the checkpoint's own
-            paths instead of the copies'.
+        CheckpointError: a file is missing or cannot be read.
     """
-    with temporary_folder() as place:
-        copies = Snapshot(checkpoint, checkpoint.weights() if weights is None else weights, place)
+    with temporary_folder() as folder:
+        copies = Snapshot(checkpoint, checkpoint.weights() if weights is None else weights, folder)
         try:
             yield copies
         except CheckpointError as error:

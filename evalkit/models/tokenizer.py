@@ -181,4 +181,3 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 def _highest_id(tokenizer: Any) -> int:
     return max(tokenizer.get_vocab().values(), default=-1)
-

@@ -141,9 +141,7 @@ def at(moment: str, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch)
     if moment == MOMENTS[0]:
         _before(monkeypatch, loading, "load", change)
     elif moment == MOMENTS[1]:
-        _before(
-            monkeypatch, reading._HashingReader, "digest", change
-        )  # of the first shard: the others are still to come
+        _before(monkeypatch, reading, "content_sha256", change)  # of the first shard: the others are still to come
     elif moment == MOMENTS[2]:
         from transformers import AutoConfig
 
