@@ -95,7 +95,7 @@ def evaluate(
             changed.
         device: "auto" (a CUDA device if there is one, else the CPU), "cpu", "cuda", "cuda:1", …
         device_map: for a model larger than one GPU: "auto" spreads its layers over all GPUs and the CPU's memory;
-            "cuda:0=12,cpu=8" places 12 and 8 layers; "none": one device.
+            "none": one device.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         attention: the implementation: "auto" (sdpa, or eager for an architecture without it), "sdpa" or "eager".
         context: context window in tokens, by context extension; "none": the window that the model was trained on;

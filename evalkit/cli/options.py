@@ -156,7 +156,7 @@ COMPUTING = option_group(
     option(
         "--device-map",
         default="none",
-        metavar="none|auto|DEVICE=LAYERS,…",
+        metavar="none|auto",
         help="For a model larger than one GPU: auto spreads its layers over all GPUs and the CPU's memory.",
     ),
     option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16."),

@@ -31,8 +31,7 @@ from evalkit.models.fingerprint import fingerprint
 from evalkit.models.load import LoadedModel, context_window
 from evalkit.models.locate import ATTENTION, Checkpoint, silent
 from evalkit.models.modules import check_module, is_stock, preserved, state_digest, unwrapped, without_grad_or_autocast
-from evalkit.models.parts import NONE
-from evalkit.models.spec import ModelSpec
+from evalkit.models.spec import NONE, ModelSpec
 from evalkit.models.tokenizer import disable_sampling, load_tokenizer, probe_ids
 from evalkit.paths import temporary_folder
 

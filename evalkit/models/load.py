@@ -33,7 +33,6 @@ from evalkit.models.context import MOST_TOKENS, Extension, configured_window
 from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import Fingerprint
 from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, resolve_dtype, silent
-from evalkit.models.parts import NONE
 from evalkit.models.shapes import shape_facts
 from evalkit.models.snapshot import LoadedFiles, snapshot
 
@@ -78,7 +77,7 @@ class LoadedModel:
     generation: Mapping[str, Any] | None = None
     """The checkpoint's generation_config.json, if any; None for a GGUF file, whose fingerprint covers it."""
     placement: Placement | None = None
-    """Device of each layer, if `--device-map` names or spreads them."""
+    """Device of each layer, if the model is spread over several."""
     stock: bool = True
     """Whether the model is unmodified, so that a cached start-up check of its class and config applies."""
     files: str | None = None
@@ -136,7 +135,7 @@ def load(
     checkpoint: Checkpoint,
     *,
     device: str = "auto",
-    device_map: str = NONE,
+    spread_over_gpus: bool = False,
     dtype: str = "auto",
     attention: str = "auto",
     extension: Extension | None = None,
@@ -147,7 +146,7 @@ def load(
     Args:
         checkpoint: from `locate`; also determines the tokenizer and what is trusted.
         device: "auto" (CUDA if available, else the CPU) or a torch device.
-        device_map: see `ModelSpec`.
+        spread_over_gpus: whether a model larger than the first GPU is spread over all; `--device-map auto`.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         attention: "auto", "sdpa" or "eager".
         extension: context extension from `context_settings.extension_of`; None: no extension.
@@ -160,16 +159,15 @@ def load(
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
     from evalkit.models.memory import keep_few_kernels
-    from evalkit.models.placement import check_devices, resolve_device
+    from evalkit.models.placement import resolve_device
 
     keep_few_kernels()
     compute_dtype, place = resolve_dtype(checkpoint, dtype), resolve_device(device)
-    check_devices(device_map)
     with _opened(checkpoint, compute_dtype, say) as read:
         if dtype == "auto" and (stored := _rounded_from(read, compute_dtype)):
             say(f"weights are stored in {stored} and rounded to {compute_dtype}, the dtype in config.json; see --dtype")
         generation = generation_settings(read.checkpoint.folder) if checkpoint.gguf is None else None
-        model, placement = _model(read, extension, compute_dtype, attention, place, device_map, say)
+        model, placement = _model(read, extension, compute_dtype, attention, place, spread_over_gpus, say)
         tokenizer = _tokenizer(checkpoint, read, model, say)
     given = checkpoint.given
     window = extension.target if extension is not None else context_window(given, model.config, tokenizer, say)
@@ -260,7 +258,7 @@ def _model(
     dtype: str,
     attention: str,
     device: str,
-    device_map: str,
+    spread_over_gpus: bool,
     say: Say,
 ) -> tuple[Any, Placement | None]:
     """Build the model in evaluation mode on its device, or on several."""
@@ -282,7 +280,7 @@ def _model(
     check_report(given, built, say)
     check_numbers(given, config, built.model)
     model = built.model.eval().requires_grad_(False)
-    placement = place_model(given, model, device, device_map, say)
+    placement = place_model(given, model, device, spread_over_gpus, say)
     if stretched is not None:
         finish(given, model, stretched)
     return model, placement

@@ -10,7 +10,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -21,96 +21,131 @@ from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.memory import device_bytes
-from evalkit.models.parts import AUTO, NONE, STORED, LayerCounts, layer_counts, layers_of
-from evalkit.paths import temporary_folder
+from evalkit.models.parts import layers_of
 
 _WEIGHTS_SHARE = 0.75
 """Share of a GPU's memory for weights; the rest is for states, keys and values."""
 _STEPS = 100
+_STORED = "cpu"
+"""Device that only stores layers beside GPUs."""
+_CACHES = ("past_key_values", "cache")
+"""Arguments of layers with keys and values, which are already on each layer's device."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The device of each layer."""
+    """The GPU, or "cpu" for a stored layer, of each layer."""
 
     main: str
-    """Device of everything outside of the layers."""
+    """GPU of everything outside of the layers."""
     layers: tuple[str, ...]
-    """Device of each layer; "cpu" and "disk" only store a layer, unless "cpu" is the main device."""
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Return the devices that compute, the main one first."""
-        stored = {"disk"} if self.main == "cpu" else set(STORED)
-        return tuple(dict.fromkeys((self.main, *(device for device in self.layers if device not in stored))))
-
-    @property
-    def is_single(self) -> bool:
-        """Return whether one device holds the whole model."""
-        return set(self.layers) <= {self.main}
+        return tuple(dict.fromkeys((self.main, *(device for device in self.layers if device != _STORED))))
 
     def summary(self) -> dict[str, str]:
         """Return device → its layers, from 0, such as {"cuda:0": "0-15", "cpu": "16-19"}."""
-        found: dict[str, list[str]] = {}
+        spans: dict[str, list[str]] = {}
         for device, group in groupby(range(len(self.layers)), lambda layer: self.layers[layer]):
             members = list(group)
             span = f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0])
-            found.setdefault(device, []).append(span)
-        return {device: ",".join(spans) for device, spans in found.items()}
+            spans.setdefault(device, []).append(span)
+        return {device: ",".join(found) for device, found in spans.items()}
 
     def describe(self) -> str:
         """Return a line that says what is where."""
-        parts = []
-        for device, layers in self.summary().items():
-            verb = "on" if device in self.devices else "stored on"
-            parts.append(f"layers {layers} {verb} {'the disk' if device == 'disk' else device}")
-        stored = any(device not in self.devices for device in self.layers)
-        loaded = f"; stored layers are copied to {self.main} each time they run, which is slow" if stored else ""
-        return f"embedding and head on {self.main}, {', '.join(parts)}{loaded}"
+        parts = [
+            f"layers {layers} {'stored on' if device == _STORED else 'on'} {device}"
+            for device, layers in self.summary().items()
+        ]
+        slow = f"; stored layers are copied to {self.main} each time they run, which is slow"
+        return f"embedding and head on {self.main}, {', '.join(parts)}{slow if _STORED in self.layers else ''}"
 
 
-def counted_placement(given: str, model: Any, counts: LayerCounts) -> Placement:
-    """Return the placement by given numbers of layers.
+def resolve_device(device: str) -> str:
+    """Return the torch device for a value of `--device`.
 
     Raises:
-        UsageError: the model has another number of layers.
+        UsageError: the value is no device, or this machine does not have the device.
     """
-    if (most := len(layers_of(model))) != len(counts.layers):
-        own = most or "no list of layers"
-        raise UsageError(f"--device-map {counts.given}: places {len(counts.layers)} layers; {given} has {own}")
-    return Placement(counts.main, counts.layers)
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind, index = torch.device(device).type, torch.device(device).index
+    except RuntimeError as error:
+        raise UsageError(f"--device {device}: not a device; expected auto, cpu, cuda, cuda:N or mps") from error
+    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if kind not in count:
+        raise UsageError(f"--device {device}: expected auto, cpu, cuda, cuda:N or mps")
+    if (index or 0) >= count[kind]:
+        raise UsageError(f"--device {device}: this machine has {count[kind] or 'no'} {kind} device(s) for torch")
+    return device
 
 
-def automatic_placement(given: str, model: Any, devices: Sequence[str]) -> Placement:
-    """Return the placement over all GPUs, balanced; over the first alone if it holds the model; the rest on the CPU.
+def computing_devices(model: Any) -> tuple[torch.device, ...]:
+    """Return the devices that hold a loaded model's weights, that of the embedding first; without stored weights."""
+    own = model.get_input_embeddings().weight.device
+    return tuple(dict.fromkeys((own, *(weight.device for weight in model.parameters() if not weight.is_meta))))
+
+
+def place_model(given: str, model: Any, device: str, spread_over_gpus: bool, say: Say) -> Placement | None:
+    """Move a model to its device, or spread it over all GPUs if the first one is too small.
 
     Args:
         given: the checkpoint's name for messages.
         model: with its weights in the CPU's memory.
-        devices: the GPUs; empty: the CPU holds the model.
+        device: from `resolve_device`, for a model on one device.
+        spread_over_gpus: whether it may be spread.
+        say: called with what is where.
+
+    Returns:
+        The placement; None if one device holds the model.
+
+    Raises:
+        CheckpointError: memory is too small, or the model cannot be spread.
+    """
+    if spread_over_gpus:
+        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        if placement := automatic_placement(given, model, gpus):
+            say(f"--device-map auto: {placement.describe()}")
+            dispatch(given, model, placement)
+            return placement
+        say(f"--device-map auto: {(*gpus, 'cpu')[0]} holds the whole model")
+    try:
+        model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise CheckpointError(
+            f"{given}: does not fit into the memory of {device}; with several GPUs, or with enough memory beside one, "
+            "give --device-map auto"
+        ) from error
+    return None
+
+
+def automatic_placement(given: str, model: Any, gpus: Sequence[str]) -> Placement | None:
+    """Return the placement over all GPUs, balanced, the rest on the CPU; None if the first GPU holds the model.
 
     Raises:
         CheckpointError: the embedding and the head do not fit on the first GPU, or the model's layers are not a list.
     """
     layers = layers_of(model)
-    if not devices:
-        return Placement("cpu", ("cpu",) * len(layers))
     sizes = [tensor_bytes(layer) for layer in layers]
     rest = tensor_bytes(model) - sum(sizes)
-    memory = [int(device_bytes(device) * _WEIGHTS_SHARE) for device in devices]
-    if rest + sum(sizes) <= memory[0]:
-        return Placement(devices[0], (devices[0],) * len(layers))
+    memory = [int(device_bytes(gpu) * _WEIGHTS_SHARE) for gpu in gpus]
+    if not gpus or rest + sum(sizes) <= memory[0]:
+        return None
     if not layers:
         raise CheckpointError(
-            f"{given}: {type(model).__name__} does not fit into the memory of {devices[0]}, and has no list of layers "
+            f"{given}: {type(model).__name__} does not fit into the memory of {gpus[0]}, and has no list of layers "
             "that could be spread over devices"
         )
     if rest + max(sizes) > memory[0]:
         raise CheckpointError(
             f"{given}: its embedding and head ({rest / 2**30:.1f} GiB) beside a layer do not fit into the memory of "
-            f"{devices[0]}; use a smaller dtype"
+            f"{gpus[0]}; use a smaller dtype"
         )
-    return Placement(devices[0], tuple("cpu" if at is None else devices[at] for at in spread(sizes, rest, memory)))
+    return Placement(gpus[0], tuple(_STORED if at is None else gpus[at] for at in spread(sizes, rest, memory)))
 
 
 def spread(sizes: Sequence[int], rest: int, memory: Sequence[int]) -> list[int | None]:
@@ -143,120 +178,39 @@ def _filled(sizes: Sequence[int], memory: Sequence[int], rest: int) -> list[int 
 
 def tensor_bytes(module: Any) -> int:
     """Return the bytes of a module's parameters and buffers; tied ones count once."""
-    tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}
-    return sum(one.numel() * one.element_size() for one in tensors.values())
-
-
-def computing_devices(model: Any) -> tuple[torch.device, ...]:
-    """Return the devices that hold a loaded model's weights, that of the embedding first; without stored weights."""
-    own = model.get_input_embeddings().weight.device
-    return tuple(dict.fromkeys((own, *(one.device for one in model.parameters() if not one.is_meta))))
-
-
-_CACHES = ("past_key_values", "cache")
-"""Arguments of layers with keys and values, which are already on each layer's device."""
-
-
-def resolve_device(device: str) -> str:
-    """Return the torch device for a value of `--device`.
-
-    Raises:
-        UsageError: the value is no device, or this machine does not have the device.
-    """
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind, index = torch.device(device).type, torch.device(device).index
-    except RuntimeError as error:
-        raise UsageError(f"--device {device}: not a device; expected auto, cpu, cuda, cuda:N or mps") from error
-    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if kind not in count:
-        raise UsageError(f"--device {device}: expected auto, cpu, cuda, cuda:N or mps")
-    if (index or 0) >= count[kind]:
-        raise UsageError(f"--device {device}: this machine has {count[kind] or 'no'} {kind} device(s) for torch")
-    return device
-
-
-def check_devices(device_map: str) -> None:
-    """Raise a `UsageError` if this machine lacks a device that `--device-map` names."""
-    counts = layer_counts(device_map)
-    for device, _ in () if counts is None else counts.parts:
-        index, count = int(device.partition(":")[2] or 0), torch.cuda.device_count()
-        if device.startswith("cuda") and index >= count:
-            raise UsageError(
-                f"--device-map {device_map}: {device}: this machine has {count or 'no'} cuda device(s) for torch"
-            )
-
-
-def place_model(given: str, model: Any, device: str, device_map: str, say: Say) -> Placement | None:
-    """Move a model to its device, or spread it over devices.
-
-    Args:
-        given: the checkpoint's name for messages.
-        model: with its weights in the CPU's memory.
-        device: from `resolve_device`; used where `device_map` is "none".
-        device_map: "none", "auto", or numbers of layers by device.
-        say: called with what is where.
-
-    Returns:
-        The placement; None if one device, `device`, holds the model.
-
-    Raises:
-        UsageError: the model has another number of layers than `device_map`.
-        CheckpointError: memory is too small, or the model cannot be spread.
-    """
-    if device_map == NONE:
-        _move(given, model, device)
-        return None
-    counts = layer_counts(device_map)
-    if counts is None:
-        cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-        placement = automatic_placement(given, model, cuda)
-    else:
-        placement = counted_placement(given, model, counts)
-    if placement.is_single:
-        say(f"--device-map {device_map}: {placement.main} holds the whole model")
-        # The device's name as without the option
-        _move(given, model, device if device_map == AUTO else placement.main)
-        return None if device_map == AUTO else placement
-    say(f"--device-map {device_map}: {placement.describe()}")
-    dispatch(given, model, placement)
-    return placement
+    tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def dispatch(given: str, model: Any, placement: Placement) -> None:
-    """Spread a model over devices by accelerate; weights on the disk are removed with the model.
+    """Spread a model over devices by accelerate.
 
     Raises:
         CheckpointError: memory is too small, or the model cannot be spread.
     """
     from accelerate import dispatch_model
 
-    _check_spreadable(given, model, placement)
-    for buffer_owner in _ancestors_of_layers(model):
-        for name, buffer in list(buffer_owner.named_buffers(recurse=False)):
-            setattr(buffer_owner, name, buffer.to(placement.main))
+    device_map = _device_map(model, placement)
+    _check_spreadable(given, model, device_map)
+    for container in _ancestors_of_layers(model):
+        for name, buffer in list(container.named_buffers(recurse=False)):
+            setattr(container, name, buffer.to(placement.main))
     # accelerate recognises a shared weight by its address before it was moved: if that memory were freed, a stored
     # weight could be read to the same address, and would be replaced by the shared one
-    addresses = [weight.data for weight in _shared_weights(model)]
-    with ExitStack() as stack:
-        stack.callback(addresses.clear)
-        folder = stack.enter_context(temporary_folder()) if "disk" in placement.layers else None
-        try:
-            with quiet(), _silent_accelerate():
-                dispatch_model(
-                    model, device_map_of(model, placement), placement.main, offload_dir=folder, skip_keys=list(_CACHES)
-                )
-        except torch.OutOfMemoryError as error:
-            shown = " and ".join(placement.devices)
-            raise CheckpointError(
-                f"{given}: does not fit into the memory of {shown} beside what other processes use; free some, or give "
-                "--device-map fewer layers there"
-            ) from error
-        weakref.finalize(model, stack.pop_all().close)
+    names = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    addresses = [weight.data for weight in model.parameters() if names[id(weight)] > 1]
+    weakref.finalize(model, addresses.clear)
+    try:
+        with quiet(), _silent_accelerate():
+            dispatch_model(model, device_map, placement.main, skip_keys=list(_CACHES))
+    except torch.OutOfMemoryError as error:
+        raise CheckpointError(
+            f"{given}: does not fit into the memory of {' and '.join(placement.devices)} beside what other processes "
+            "use; free some"
+        ) from error
 
 
-def device_map_of(model: Any, placement: Placement) -> dict[str, str]:
+def _device_map(model: Any, placement: Placement) -> dict[str, str]:
     """Return accelerate's device map: module → device, for each layer and each module that contains no layer."""
     device_of = {id(layer): device for layer, device in zip(layers_of(model), placement.layers, strict=True)}
     containers = {id(module) for module in _ancestors_of_layers(model)}
@@ -268,7 +222,7 @@ def device_map_of(model: Any, placement: Placement) -> dict[str, str]:
     return found
 
 
-def _check_spreadable(given: str, model: Any, placement: Placement) -> None:
+def _check_spreadable(given: str, model: Any, device_map: dict[str, str]) -> None:
     """Raise a `CheckpointError` for a model whose parts cannot be on different devices."""
     if getattr(model, "is_quantized", False):
         raise CheckpointError(f"{given}: is quantised, which --device-map does not support; leave it out")
@@ -279,21 +233,15 @@ def _check_spreadable(given: str, model: Any, placement: Placement) -> None:
                 "not support; leave it out"
             )
     owner: dict[int, tuple[str, str]] = {}
-    for prefix, device in device_map_of(model, placement).items():
+    for prefix, device in device_map.items():
         for name, weight in model.get_submodule(prefix).named_parameters():
-            full, stored = f"{prefix}.{name}", device not in placement.devices
-            other, place = owner.setdefault(id(weight), (full, device))
-            if other != full and (place != device or stored):
+            full = f"{prefix}.{name}"
+            other, where = owner.setdefault(id(weight), (full, device))
+            if other != full and (where != device or device == _STORED):
                 raise CheckpointError(
-                    f"{given}: {other} and {full} are one weight, and --device-map would place it on {place} and "
-                    f"{device}; leave it out, or give both one device"
+                    f"{given}: {other} and {full} are one weight, and --device-map would place it on {where} and "
+                    f"{device}; leave it out"
                 )
-
-
-def _shared_weights(model: Any) -> list[Any]:
-    """Return the parameters that have several names, such as an embedding that is also the output head."""
-    names = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
-    return [weight for weight in model.parameters() if names[id(weight)] > 1]
 
 
 def _ancestors_of_layers(model: Any) -> list[Any]:
@@ -304,16 +252,6 @@ def _ancestors_of_layers(model: Any) -> list[Any]:
         for module in model.modules()
         if id(module) not in layers and any(id(part) in layers for part in module.modules())
     ]
-
-
-def _move(given: str, model: Any, device: str) -> None:
-    try:
-        model.to(device)
-    except torch.OutOfMemoryError as error:
-        raise CheckpointError(
-            f"{given}: does not fit into the memory of {device}; with several GPUs, or with enough memory beside one, "
-            "give --device-map auto"
-        ) from error
 
 
 @contextmanager

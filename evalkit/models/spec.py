@@ -17,15 +17,13 @@ from evalkit.inputs.values import WORD, check_field_names, fitted, name_or_path
 from evalkit.models.context import Extension
 from evalkit.models.context_settings import UNSTRETCHED, context_settings, extension_of
 from evalkit.models.locate import ATTENTION, Checkpoint, locate, silent
-from evalkit.models.parts import check_device_map
 
 if TYPE_CHECKING:
     from evalkit.models.load import LoadedModel
 
 
 NONE, AUTO = "none", "auto"
-
-
+"""Values of `--device-map`."""
 _DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:\d{1,3})?")
 
 
@@ -42,8 +40,7 @@ class ModelSpec:
     device: str = "auto"
     """"auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:1", …"""
     device_map: str = NONE
-    """"none" (one device), "auto" (spread over all GPUs, the rest in the CPU's memory, if the first is too small), or
-    numbers of layers by device: "cuda:0=12,cuda:1=12,cpu=8"."""
+    """"none" (one device) or "auto" (spread over all GPUs, the rest in the CPU's memory, if the first is too small)."""
     dtype: str = "auto"
     """"auto" (the checkpoint's own), "float32", "bfloat16" or "float16"."""
     attention: str = "auto"
@@ -94,7 +91,7 @@ class ModelSpec:
             return load(
                 checkpoint,
                 device=self.device,
-                device_map=self.device_map,
+                spread_over_gpus=self.device_map == AUTO,
                 dtype=self.dtype,
                 attention=self.attention,
                 extension=self.extension(checkpoint),
@@ -117,7 +114,10 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
     # Whether this machine has the device is checked when the model is loaded
     if not _DEVICE.fullmatch(spec.device):
         raise UsageError(f"--device {spec.device}: not a device; expected auto, cpu, cuda, cuda:N or mps")
-    check_device_map(spec.device, spec.device_map)
+    if spec.device_map not in (NONE, AUTO):
+        raise UsageError(f"--device-map {spec.device_map}: expected none or auto")
+    if spec.device_map == AUTO and spec.device != "auto":
+        raise UsageError(f"--device {spec.device} and --device-map auto both choose the device; leave one of them out")
     if spec.attention not in ATTENTION:
         raise UnknownNameError("attention implementation", spec.attention, ATTENTION)
     return spec

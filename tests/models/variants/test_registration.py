@@ -32,7 +32,7 @@ assert type(AutoModelForCausalLM.from_config(config)).__name__ == "EvalkitLlamaF
 """
 ORDERS = {
     "evalkit first": "import evalkit.models.auto\n" + AUTO + LOAD + BUILD,
-    "a model class first": f"from transformers import LlamaForCausalLM\nimport evalkit.models.auto\n{AUTO}{BUILD}{LOAD}",
+    "a model class first": f"from transformers import LlamaForCausalLM\nimport evalkit.models.auto\n{AUTO}{BUILD}",
     "auto classes first": AUTO + "import evalkit.models.auto\n" + LOAD + BUILD,
     "a config made by hand": """
 import evalkit.models.auto, transformers
