@@ -34,6 +34,25 @@ _KIND = "digests"
 _CHUNK = 2**22
 _SETTLED = 2.0
 """Seconds after the last change from which a new change is detectable: file times have a resolution of up to two."""
+_PROVENANCE = {"_name_or_path", "name_or_path", "transformers_version"}
+"""Keys of provenance, which do not change what the model computes."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """SHA-256 digests of a checkpoint, in hexadecimal."""
+
+    weights: str
+    """Of the weight files; for a live model, of its tensors."""
+    config: str
+    """Of config.json without provenance keys, and of remote code if it is trusted."""
+    tokenizer: str
+    """Of the tokenizer files."""
+
+    @property
+    def combined(self) -> str:
+        """Return one digest of all three."""
+        return _digest(asdict(self).items())
 
 
 def file_sha256(path: Path) -> str:
@@ -62,18 +81,17 @@ def content_sha256(path: Path, before: State, started: float, quick: str) -> str
 
     Args:
         path: of the file.
-        before: the file's status when it was opened.
-        started: time of opening, in seconds of `time.time`.
-        quick: xxh3 of its content.
+        before: the file's status when it was opened, at the time `started`, in seconds.
+        started: see `before`.
+        quick: xxh3 of the content.
 
     Raises:
         CheckpointError: the file no longer has this content.
     """
     real = path.resolve()
     known = _entry(real)
-    if known.get("xxh3") == quick:
-        digest = str(known["sha256"])
-    else:
+    digest = str(known.get("sha256"))
+    if known.get("xxh3") != quick:
         with real.open("rb") as file:
             digest, again = _digests(file)
         if again != quick:
@@ -126,27 +144,6 @@ def _is_digest(value: object) -> bool:
     return isinstance(value, str) and len(value) == 64
 
 
-_PROVENANCE = {"_name_or_path", "name_or_path", "transformers_version"}
-"""Keys of provenance, which do not change what the model computes."""
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """SHA-256 digests of a checkpoint, in hexadecimal."""
-
-    weights: str
-    """Of the weight files; for a live model, of its tensors (`state.py`)."""
-    config: str
-    """Of config.json without provenance keys, and of remote code if it is trusted."""
-    tokenizer: str
-    """Of the tokenizer files."""
-
-    @property
-    def combined(self) -> str:
-        """Return one digest of all three."""
-        return _digest((("weights", self.weights), ("config", self.config), ("tokenizer", self.tokenizer)))
-
-
 def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
     """Hash everything that determines a checkpoint's scores.
 
@@ -173,8 +170,8 @@ def known_fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
     unknown = not all(digest for _, digest in digests)
     if unknown and checkpoint.gguf is not None:
         return {}
-    found = asdict(combine(checkpoint, digests, file_sha256))
-    return {part: digest for part, digest in found.items() if not (unknown and part == "weights")}
+    parts = asdict(combine(checkpoint, digests, file_sha256))
+    return {part: digest for part, digest in parts.items() if not (unknown and part == "weights")}
 
 
 def combine(checkpoint: Checkpoint, weights: Iterable[tuple[str, str]], hash_of: Callable[[Path], str]) -> Fingerprint:
@@ -234,11 +231,6 @@ def _digest(parts: Iterable[tuple[str, str]]) -> str:
 def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedModel) -> None:
     """Raise if a model was loaded from other files than its run's id was computed from.
 
-    Args:
-        given: the checkpoint's name for messages.
-        specification: of the run.
-        loaded: by `load`.
-
     Raises:
         CheckpointError: names what changed.
     """
@@ -251,15 +243,11 @@ def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedM
         "dtype": specification["dtype"],
         "context": specification["context_extension"],
     }
-    settings = stable(loaded.generation)
+    settings, name = stable(loaded.generation), "generation_config.json"
     if "end" in specification:
-        found["generation_config.json"] = (settings or {}).get("eos_token_id")
-        recorded["generation_config.json"] = specification["end"]
+        found[name], recorded[name] = (settings or {}).get("eos_token_id"), specification["end"]
     elif specification.get("generation"):
-        found["generation_config.json"], recorded["generation_config.json"] = (
-            settings,
-            specification["generation"]["config"],
-        )
+        found[name], recorded[name] = settings, specification["generation"]["config"]
     if changed := [what for what, value in recorded.items() if found[what] != value]:
         raise CheckpointError(
             f"{given}: changed since this run was started ({', '.join(changed)}), so its scores would be stored under "

@@ -25,13 +25,12 @@ from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.inputs import values
 from evalkit.models.checks import check_causal, check_numbers
-from evalkit.models.context_settings import UNSTRETCHED
 from evalkit.models.files import GENERATION_CONFIG, generation_settings
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.load import LoadedModel, context_window
 from evalkit.models.locate import ATTENTION, Checkpoint, silent
 from evalkit.models.modules import check_module, is_stock, preserved, state_digest, unwrapped, without_grad_or_autocast
-from evalkit.models.spec import NONE, ModelSpec
+from evalkit.models.spec import NONE, UNSTRETCHED, ModelSpec
 from evalkit.models.tokenizer import disable_sampling, load_tokenizer, probe_ids
 from evalkit.paths import temporary_folder
 

@@ -15,7 +15,6 @@ from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.remembered import remembered
 from evalkit.benchmarks.request import TaskTokens
 from evalkit.display import Say
-from evalkit.models.context_settings import config_of
 from evalkit.models.locate import silent
 from evalkit.models.shapes import (
     BYTES,
@@ -26,7 +25,7 @@ from evalkit.models.shapes import (
     parameters,
     read_shape,
 )
-from evalkit.models.tokenizer_alone import tokenizer_alone, window_of
+from evalkit.models.spec import config_of, tokenizer_alone, window_of
 
 EFFICIENCY = 0.5
 """Share of the matrix product's speed that scoring is assumed to reach."""

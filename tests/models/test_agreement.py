@@ -187,7 +187,7 @@ def test_an_unknown_quantization(folder: Path, settings: dict[str, Any], method:
 
 def test_torchao(folder: Path) -> None:
     edit_config(folder, quantization_config={"quant_method": "torchao", "quant_type": "int8_weight_only"})
-    refused(folder, "quantised by torchao")
+    refused(folder, "quant_method torchao")
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

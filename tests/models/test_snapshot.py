@@ -110,13 +110,13 @@ def test_every_file_of_another_tokenizer_counts(full: Path, tmp_path: Path) -> N
 def test_nothing_is_read_once_the_model_is_built(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every case the folder is removed."""
     expected = load_folder(full)
-    model = loading._model
+    model = loading._built
 
     def moving(*given: Any) -> Any:
         full.rename(full.with_name("gone"))
         return model(*given)
 
-    monkeypatch.setattr(loading, "_model", moving)
+    monkeypatch.setattr(loading, "_built", moving)
     found = load_folder(full)
     ids = torch.arange(9)[None]
     assert torch.equal(found.model(ids).logits, expected.model(ids).logits)

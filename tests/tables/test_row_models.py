@@ -277,9 +277,9 @@ def test_a_checkpoint_beside_the_right_row_says_nothing(run_of: Any, tmp_path: P
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "qwen2"])
 def test_a_stretched_checkpoint_is_the_same_model(tmp_path: Path, family: Any) -> None:
     from evalkit.models.context import ContextSettings
-    from evalkit.models.context_settings import extension_of
     from evalkit.models.load import load
     from evalkit.models.locate import locate
+    from evalkit.models.spec import extension_of
 
     checkpoint = locate(str(tiny_checkpoint(tmp_path / "tiny", family)))
     extension = extension_of(checkpoint, ContextSettings(1024), lambda _: None)

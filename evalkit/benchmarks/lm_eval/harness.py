@@ -26,9 +26,8 @@ from evalkit.data.wheels import say_on_stderr
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.escape import brief
 from evalkit.inputs.values import check_field_names, check_text, switch, whole
-from evalkit.models.context_settings import UNSTRETCHED
 from evalkit.models.load import LoadedModel
-from evalkit.models.spec import ModelSpec, model_spec
+from evalkit.models.spec import UNSTRETCHED, ModelSpec, model_spec
 
 
 def harness(

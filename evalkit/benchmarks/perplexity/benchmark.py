@@ -187,7 +187,7 @@ class Perplexity(Benchmark):
     def token_counts(self, plan: PerplexityPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         """Count the tokens of a sample of each task's documents."""
         from evalkit.benchmarks.perplexity.windows import WindowSettings, windows_of
-        from evalkit.models.tokenizer_alone import window_of
+        from evalkit.models.spec import window_of
 
         window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
         window = min(window, plan.window or window)
