@@ -21,11 +21,7 @@ KNOWN = {"gguf": "0.19.0", "lm-eval": "0.4.13", "torch": "2.13.0", "transformers
 
 
 def attribute(package: str, owner: Any, name: str) -> Any:
-    """Return an attribute of a library's object.
-
-    Raises:
-        EvalkitError: the object has none of that name.
-    """
+    """Return an attribute of a library's object. Raises `EvalkitError` if there is none."""
     try:
         return getattr(owner, name)
     except AttributeError as error:
@@ -34,11 +30,7 @@ def attribute(package: str, owner: Any, name: str) -> Any:
 
 
 def module(package: str, name: str) -> ModuleType:
-    """Import a module of a library.
-
-    Raises:
-        EvalkitError: the library has no such module.
-    """
+    """Import a module of a library. Raises `EvalkitError` if it has no such module."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

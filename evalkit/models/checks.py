@@ -84,11 +84,7 @@ def check_supported(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
 
 
 def check_causal(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Raise unless the model predicts each token from the preceding tokens only.
-
-    Raises:
-        CheckpointError: names the architecture.
-    """
+    """Raise a `CheckpointError` unless the model predicts each token from the preceding tokens only."""
     if why := _why_not_causal(config):
         architecture = _named_class(config) or f"model type '{config.get('model_type')}'"
         raise CheckpointError(f"{checkpoint.given}: {architecture} {why}; evalkit scores causal language models only")

@@ -70,11 +70,7 @@ _ROPE_TYPES: Mapping[str, _ValueType] = {
 
 
 def check_types(path: Path, config: Mapping[str, Any]) -> None:
-    """Raise if a value in config.json has the wrong type; null counts as absent.
-
-    Raises:
-        CheckpointError: names the file and the key.
-    """
+    """Raise a `CheckpointError` if a value in config.json has the wrong type; null counts as absent."""
     if (key := _not_finite("", config)) is not None:
         raise CheckpointError(f"{path}: {key} is infinite or not a number; expected a finite number")
     for text in _parts(config):

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from evalkit.display import Say, doing, imports
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.models import variants
@@ -79,9 +81,7 @@ def new_folder(output: Path) -> Iterator[Path]:
     """
     if output.exists() and output.samefile(Path.cwd()):
         # Replacing it would invalidate the shell's working directory
-        raise UsageError(
-            f"--output {output}: is the working directory; choose another folder, for example one inside it"
-        )
+        raise UsageError(f"--output {output}: is the working directory; choose another folder, such as one inside it")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"--output {output}: already exists; choose another folder, or remove it first")
     part = output.with_name(f".{output.name}.partial")
@@ -91,22 +91,13 @@ def new_folder(output: Path) -> Iterator[Path]:
         part.mkdir(parents=True)
         yield part
         part.replace(output)
-    except Exception as error:
-        if isinstance(error, OSError) or _of_safetensors(error):
-            why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-            raise CheckpointError(
-                f"--output {output}: cannot be written ({why}); free space, or choose another --output"
-            ) from error
-        raise
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or first_line(error)
+        raise CheckpointError(
+            f"--output {output}: cannot be written ({why}); free space, or choose another --output"
+        ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _of_safetensors(error: Exception) -> bool:
-    """Return whether safetensors raised the error, for example because the disk is full."""
-    from safetensors import SafetensorError
-
-    return isinstance(error, SafetensorError)
 
 
 def write_random(
@@ -124,8 +115,7 @@ def write_random(
     Args:
         model: the model to build.
         output: the folder to write; must not exist or be empty.
-        seed: of the weights.
-        dtype: of the saved weights.
+        seed, dtype: of the weights.
         tokenizer: a folder or a hub name whose tokenizer files are copied.
         texts: files or folders to train a tokenizer on instead.
         say: called with warnings.

@@ -75,11 +75,7 @@ class Checkpoint:
         return self.given.rpartition("/")[2] if self.kind == "hub" else self.folder.resolve().name
 
     def config(self) -> dict[str, Any]:
-        """Read config.json; empty for a GGUF file, which has none.
-
-        Raises:
-            CheckpointError: the file cannot be read, or a value has the wrong type.
-        """
+        """Read config.json; empty for a GGUF file. Raises `CheckpointError` if a value has the wrong type."""
         return {} if self.gguf is not None else read_config(self.folder)
 
     def weights(self) -> tuple[Path, ...]:
@@ -158,11 +154,7 @@ def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
 
 
 def tokenizer_folder(given: str, say: Say) -> Path:
-    """Return the folder that `--tokenizer` names; it needs no weights and no config.json.
-
-    Raises:
-        CheckpointError: the folder is not found, or holds no tokenizer.
-    """
+    """Return the folder that `--tokenizer` names; it needs no weights and no config.json."""
     folder = _path(given)
     if given == "demo" or folder.suffix == ".gguf":
         raise CheckpointError(

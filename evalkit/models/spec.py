@@ -187,11 +187,7 @@ def context_settings(
 
 
 def extension_of(checkpoint: Checkpoint, settings: ContextSettings | None, say: Say = silent) -> Extension | None:
-    """Plan the extension of a checkpoint from its config.
-
-    Raises:
-        UsageError, CheckpointError: see `plan_extension`; a GGUF file cannot be dequantised, so its config is unknown.
-    """
+    """Plan the extension of a checkpoint from its config; raises as `plan_extension` and `config_of`."""
     if settings is None:
         return None
     try:

@@ -92,11 +92,7 @@ def named_model(given: str) -> NamedModel:
 
 
 def read_models(path: Path) -> list[NamedModel]:
-    """Read all models of a file.
-
-    Raises:
-        UsageError: the file does not have this form; names the model and the key.
-    """
+    """Read all models of a file. Raises a `UsageError` that names the model and the key if the form is another one."""
     content = read_settings(path, _ModelsFile, UsageError)
     base, backbone, attentions = content.base, content.backbone, content.attentions
     if isinstance(base, str):
