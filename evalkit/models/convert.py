@@ -1,12 +1,13 @@
-"""Convert differential checkpoints to evalkit's format.
+"""Convert differential checkpoints to evalkit's format, and export evalkit's with their code.
 
-In: a checkpoint of transformers' DiffLlama, or one with the attention of the authors' code (microsoft/unilm,
-Diff-Transformer, `multihead_diffattn.py`) inside a Llama with transformers' names. Out: a folder of model type
-`evalkit_llama` with the same logits.
+In: for `convert`, a checkpoint of transformers' DiffLlama, or one with the attention of the authors' code
+(microsoft/unilm, Diff-Transformer, `multihead_diffattn.py`) inside a Llama with transformers' names. Out: a folder of
+model type `evalkit_llama` with the same logits. `export` writes a checkpoint that loads without evalkit.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +15,19 @@ from typing import TYPE_CHECKING, Any
 from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say, doing, imports
 from evalkit.errors import CheckpointError, UsageError, first_line
+from evalkit.models import variants
 from evalkit.models.config_check import check_sizes
-from evalkit.models.files import GENERATION_CONFIG, copy_files, tokenizer_files
-from evalkit.models.init import new_folder
+from evalkit.models.files import GENERATION_CONFIG, copy_files, safetensors_header, tokenizer_files
+from evalkit.models.fingerprint import ChangeDetector
 from evalkit.models.locate import Checkpoint, silent
-from evalkit.models.snapshot import Snapshot, snapshot
+from evalkit.models.shapes import read_shape
 from evalkit.models.variants.settings import DIFFERENTIAL
+from evalkit.models.zoo import new_folder
 
 if TYPE_CHECKING:
     import torch
+
+    from evalkit.models.snapshot import Snapshot
 
     Weights = dict[str, torch.Tensor]
 
@@ -47,6 +52,10 @@ _KIND = "evalkit_llama"
 _DROPPED_KEYS = ("model_type", "architectures", "auto_map", "lambda_std_dev", "transformers_version", "dtype")
 """Keys of a DiffLlama config that an evalkit config sets differently or does not have."""
 _FEW = 3
+_MODULES = ("settings.py", "signed.py", "attention.py", "modeling.py")
+"""Modules that a model needs; they import only torch, transformers and each other."""
+_CLASSES = {"evalkit_llama": "EvalkitLlama", "evalkit_qwen2": "EvalkitQwen2", "evalkit_gpt_neox": "EvalkitGPTNeoX"}
+_OPTIONAL_FILES = (GENERATION_CONFIG, "model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def convert(
@@ -68,10 +77,51 @@ def convert(
     """
     if checkpoint.gguf is not None:
         raise CheckpointError(f"{checkpoint.given}: is a GGUF file; give a folder with config.json and safetensors")
-    with doing(f"converting {checkpoint.given}", slow=imports("torch")), snapshot(checkpoint) as source:
-        _convert(source, output, rope, pairing)
+    with doing(f"converting {checkpoint.given}", slow=imports("torch")):
+        from evalkit.models.snapshot import snapshot
+
+        with snapshot(checkpoint) as source:
+            _convert(source, output, rope, pairing)
     if not tokenizer_files(checkpoint.folder):
         say(f"{checkpoint.given} holds no tokenizer: copy its files to {output}, or pass --tokenizer to evalkit run")
+
+
+def export(checkpoint: Checkpoint, output: Path) -> None:
+    """Write a checkpoint with its model code to `output`.
+
+    Raises:
+        UsageError: `output` exists and is not empty.
+        CheckpointError: the model type is not one of evalkit's, the config is invalid, weights are missing, or `output`
+            cannot be written.
+    """
+    config = checkpoint.config()
+    kind = str(config.get("model_type"))
+    if kind not in _CLASSES:
+        raise CheckpointError(
+            f"{checkpoint.given}: model type '{kind}' is none of evalkit's ({', '.join(_CLASSES)}); "
+            "it loads without evalkit and needs no export"
+        )
+    try:
+        read_shape(config)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {error}") from error
+    folder, weights = checkpoint.folder, checkpoint.weights()
+    if all(path.suffix == ".safetensors" for path in weights):
+        check_sizes(checkpoint.given, config, sum(len(safetensors_header(path)) for path in weights))
+    optional = [folder / name for name in _OPTIONAL_FILES if (folder / name).is_file()]
+    files = [*weights, *tokenizer_files(folder), *optional]
+    changes = ChangeDetector(checkpoint.given, [folder / "config.json", *files])
+    name, code = _CLASSES[kind], Path(variants.__path__[0])
+    # Both from one module: transformers copies each referenced module separately, and a model does not recognise the
+    # settings classes of a config from another copy
+    classes = {"AutoConfig": f"modeling.{name}Config", "AutoModelForCausalLM": f"modeling.{name}ForCausalLM"}
+    with new_folder(output) as new:
+        with doing(f"copying {checkpoint.given}"):
+            copy_files(files, folder, new)
+        copy_files([code / module for module in _MODULES], code, new)
+        content = json.dumps(checkpoint.config() | {"auto_map": classes}, indent=2, ensure_ascii=False)
+        (new / "config.json").write_text(content + "\n", encoding="utf-8")
+        changes.check()
 
 
 def _convert(source: Snapshot, output: Path, rope: str | None, pairing: str | None) -> None:

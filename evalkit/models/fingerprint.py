@@ -144,6 +144,28 @@ def _is_digest(value: object) -> bool:
     return isinstance(value, str) and len(value) == 64
 
 
+class ChangeDetector:
+    """Detector of changes to files since its creation. Raises `CheckpointError` if a file is missing."""
+
+    def __init__(self, given: str, files: Iterable[Path]) -> None:
+        self._given = given
+        self._states = {path: self._state(path) for path in files}
+
+    def check(self) -> None:
+        """Raise `CheckpointError` with the file's name if a file has changed."""
+        for path, before in self._states.items():
+            if self._state(path) != before:
+                raise CheckpointError(
+                    f"{self._given}: {path.name} changed while it was read; run the command again once it is complete"
+                )
+
+    def _state(self, path: Path) -> State:
+        try:
+            return state_of(path)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+
+
 def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
     """Hash everything that determines a checkpoint's scores.
 

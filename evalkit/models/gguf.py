@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalkit.compatibility import names
 from evalkit.compatibility.transformers import quiet, without_gguf_bar
@@ -27,8 +27,10 @@ from evalkit.errors import CheckpointError, first_line
 from evalkit.models.files import generation_settings, read_json
 from evalkit.models.fingerprint import Fingerprint, combine, file_sha256, fingerprint, hash_file
 from evalkit.models.locate import Checkpoint
-from evalkit.models.snapshot import LoadedFiles, snapshot
 from evalkit.paths import cache_dir, temporary_folder
+
+if TYPE_CHECKING:
+    from evalkit.models.snapshot import LoadedFiles
 
 _RECORD = "fingerprint"
 """Stored beside the output of `save_pretrained`; its name matches none of the hashed files."""
@@ -89,6 +91,8 @@ def opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFiles
     Raises:
         CheckpointError: see `dequantised`; or the cached copy is damaged.
     """
+    from evalkit.models.snapshot import snapshot
+
     if checkpoint.gguf is None:
         raise ValueError(f"{checkpoint.given} is not a GGUF file")
     folder = dequantised(checkpoint.gguf, say)
@@ -111,6 +115,8 @@ def opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFiles
 
 @contextmanager
 def _dequantised_in_memory(checkpoint: Checkpoint, gguf: Path) -> Iterator[LoadedFiles]:
+    from evalkit.models.snapshot import snapshot
+
     with _private_copy(gguf) as (copy, digest):
         model, tokenizer = _read(gguf, copy)
     with temporary_folder() as folder:

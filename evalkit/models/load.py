@@ -31,10 +31,10 @@ from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import Fingerprint
 from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, resolve_dtype, silent
 from evalkit.models.shapes import shape_facts
-from evalkit.models.snapshot import LoadedFiles, snapshot
 
 if TYPE_CHECKING:
-    from evalkit.models.placement import Placement
+    from evalkit.models.parts import Placement
+    from evalkit.models.snapshot import LoadedFiles
 
 _FALLBACK_WINDOW = 2048
 _LONGEST_TOKENIZER_WINDOW = 1_000_000
@@ -155,7 +155,7 @@ def load(
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
     from evalkit.models.memory import keep_few_kernels
-    from evalkit.models.placement import place_model, resolve_device
+    from evalkit.models.parts import place_model, resolve_device
 
     keep_few_kernels()
     given, compute_dtype, main_device = checkpoint.given, resolve_dtype(checkpoint, dtype), resolve_device(device)
@@ -216,6 +216,8 @@ def _opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFile
         with gguf.opened(checkpoint, dtype, say) as read:
             yield read
         return
+    from evalkit.models.snapshot import snapshot
+
     with snapshot(checkpoint) as copies:
         config = copies.checkpoint.config()
         # The scales of quantised weights stay as stored

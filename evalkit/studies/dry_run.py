@@ -125,7 +125,7 @@ def _estimates(
 
 def _costs(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estimate], list[str]]:
     """Return the estimates without times, and a message for each benchmark that has none."""
-    from evalkit.models.placement import resolve_device
+    from evalkit.models.parts import resolve_device
 
     found, problems = [], dict[str, None]()
     for name, plan in plans:

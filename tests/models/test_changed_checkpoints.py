@@ -22,7 +22,7 @@ from evalkit.errors import CheckpointError
 from evalkit.models import gguf as gguf_reading
 from evalkit.models import load as loading
 from evalkit.models import locate as locating
-from evalkit.models import weights as reading
+from evalkit.models import snapshot as reading
 from evalkit.models.fingerprint import file_sha256
 from evalkit.runs.folder import Run
 from tests.benchmarks.lm_eval.made import made_tasks

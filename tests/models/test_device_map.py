@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.models import placement
-from evalkit.models.placement import Placement, automatic_placement, spread, tensor_bytes
+from evalkit.models import parts
+from evalkit.models.parts import Placement, automatic_placement, spread, tensor_bytes
 from evalkit.models.spec import model_spec
 from tests.models.variants.building import VANILLA, model_of
 
@@ -51,7 +51,7 @@ def test_auto_takes_one_device_where_it_holds_the_model(monkeypatch: pytest.Monk
     model = model_of("llama", VANILLA)
     size = tensor_bytes(model)
     memory = {"cuda:0": 2 * size, "cuda:1": 2 * size}
-    monkeypatch.setattr(placement, "device_bytes", memory.__getitem__)
+    monkeypatch.setattr(parts, "device_bytes", memory.__getitem__)
     assert automatic_placement("model", model, list(memory)) is None
     memory["cuda:0"] = size
     assert automatic_placement("model", model, list(memory)) == Placement("cuda:0", ("cuda:0", "cuda:1", "cuda:1"))

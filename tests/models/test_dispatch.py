@@ -23,10 +23,9 @@ from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.generation.generator import Generator
-from evalkit.models import placement
+from evalkit.models import parts
 from evalkit.models.memory import device_bytes
-from evalkit.models.parts import layers_of
-from evalkit.models.placement import Placement, dispatch, tensor_bytes
+from evalkit.models.parts import Placement, dispatch, layers_of, tensor_bytes
 from evalkit.runs.batch_devices import place_of
 from evalkit.runs.folder import Run
 from evalkit.scoring.architecture import kernels_for, memory_beside_weights, weight_bytes
@@ -203,7 +202,7 @@ def test_a_run_has_the_same_rows_and_says_what_was_where(
     with devices():
         ordinary = run("none")
     size = tensor_bytes(load_folder(tmp_path / "model").model)
-    monkeypatch.setattr(placement, "device_bytes", lambda _: size)
+    monkeypatch.setattr(parts, "device_bytes", lambda _: size)
     with devices():
         spread = run("auto")
     assert spread.folder.name == ordinary.folder.name
@@ -246,7 +245,7 @@ def test_real_gpus_give_the_numbers_of_one(family: str, attention: str, layers: 
 def test_auto_spreads_a_model_over_two_real_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_checkpoint(tmp_path / "model", layers=4)
     size = tensor_bytes(load_folder(folder).model)
-    monkeypatch.setattr(placement, "device_bytes", lambda _: size)
+    monkeypatch.setattr(parts, "device_bytes", lambda _: size)
     loaded = load_folder(folder, device="auto", spread_over_gpus=True)
     assert loaded.device == "cuda:0+cuda:1"
     assert {one.device.index for one in loaded.model.parameters()} == {0, 1}
