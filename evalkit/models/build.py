@@ -59,8 +59,7 @@ def build_model(read: LoadedFiles, config: Any, *, dtype: str, attention: str, r
     """Build a causal language model.
 
     Args:
-        read: the checkpoint's files; its tensors are emptied, so that each is freed once it is converted to another
-            dtype.
+        read: the checkpoint's files; its tensors are emptied, so that each is freed once it is converted.
         config: the transformers config; None: that of the folder.
         dtype, attention: see `load`; not "auto" for the dtype.
         remote: whether the model class is defined by code in the folder.

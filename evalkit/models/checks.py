@@ -67,11 +67,10 @@ def is_quantized(config: Mapping[str, Any]) -> bool:
 
 
 def check_supported(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Raise for a config.json by which evalkit cannot load a model, before its weights are read.
+    """Raise a `CheckpointError` for a config.json by which evalkit cannot load a model, before its weights are read.
 
-    Raises:
-        CheckpointError: an unknown model type, untrusted code, a model that is not causal, an unsupported quantisation,
-            or weights whose file the config names, since evalkit hashes the default file.
+    Such are unknown model types, untrusted code, models that are not causal, unsupported quantisations, and weights
+    whose file the config names, since evalkit hashes the default file.
     """
     _check_trust(checkpoint, config)
     check_causal(checkpoint, config)
@@ -91,10 +90,9 @@ def check_causal(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
 
 
 def check_index(checkpoint: Checkpoint, names: Collection[str]) -> None:
-    """Raise if the index of sharded weights lists weights that no file has, as after a shard was replaced by another.
+    """Raise a `CheckpointError` if the index of sharded weights lists weights that no file has (`names`).
 
-    Raises:
-        CheckpointError: names the index and the first such weight.
+    Such an index is left after a shard was replaced by another.
     """
     index, listed = indexed_weights(checkpoint.folder, checkpoint.weights())
     if missing := sorted(listed.difference(names)):
@@ -105,12 +103,9 @@ def check_index(checkpoint: Checkpoint, names: Collection[str]) -> None:
 
 
 def check_stored(given: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise if config.json names a quantisation and the weights are not quantised, or lack their scales.
+    """Raise a `CheckpointError` if config.json names a quantisation and the weights lack it, or their scales.
 
     transformers loads such weights as stored. Where config.json names no quantisation, `check_report` detects them.
-
-    Raises:
-        CheckpointError: names the first such weights.
     """
     method = _quantization(config)
     if not method:
@@ -130,16 +125,11 @@ def check_stored(given: str, config: Mapping[str, Any], tensors: Mapping[str, to
 
 
 def check_report(given: str, built: BuiltModel, say: Say) -> None:
-    """Raise if some weights of the model are random or some weights of the checkpoint were not loaded.
+    """Raise a `CheckpointError` if weights of the model are random, or weights of the checkpoint were not loaded.
 
-    Args:
-        given: the checkpoint's name for messages.
-        built: from `build_model`.
-        say: called with a warning about weights in the files that the model does not have.
-
-    Raises:
-        CheckpointError: a weight is missing from the files or has another shape, an unexpected weight belongs to the
-            model's layers or modules, or a weight is quantised without a quantization_config.
+    That is: a weight is missing from the files or has another shape, an unexpected weight belongs to the model's layers
+    or modules, or a weight is quantised without a quantization_config. `say` is called for other unexpected
+    weights.
     """
     report = built.report
     if mismatched := sorted(report.get("mismatched_keys") or ()):
@@ -176,11 +166,7 @@ def check_report(given: str, built: BuiltModel, say: Say) -> None:
 
 
 def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
-    """Raise if a loaded model has non-finite weights, or an output head that differs from its tied embedding.
-
-    Raises:
-        CheckpointError: names the weight.
-    """
+    """Raise a `CheckpointError` for non-finite weights, or an output head that differs from its tied embedding."""
     import torch
 
     for name, weight in model.named_parameters():

@@ -82,15 +82,9 @@ def check_types(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_sizes(given: str, config: Mapping[str, Any], tensors: int) -> None:
-    """Raise if config.json has no layers, or more than there are weights, before memory is allocated for each.
+    """Raise a `CheckpointError` if config.json has no layers, or more than the number of weights in the files.
 
-    Args:
-        given: the checkpoint's name for messages.
-        config: the parsed config.json, with validated types.
-        tensors: number of weights in the files.
-
-    Raises:
-        CheckpointError: names the key.
+    Memory would be allocated for each. The value types must be validated before.
     """
     limits = dict.fromkeys(LAYER_KEYS, (1, tensors)) | {"num_labels": (0, _MOST_LABELS)}
     for text in _parts(config):
@@ -104,11 +98,7 @@ def check_sizes(given: str, config: Mapping[str, Any], tensors: int) -> None:
 
 
 def check_code(path: Path, auto_map: Any) -> None:
-    """Raise if a file's auto_map refers to code in another repository ("owner/name--file.Class"), which is not hashed.
-
-    Raises:
-        CheckpointError: names the code.
-    """
+    """Raise a `CheckpointError` if a file's auto_map refers to code in another repository, which is not hashed."""
     references = auto_map.values() if isinstance(auto_map, dict) else auto_map or ()
     for reference in references:
         if "--" in str(reference):

@@ -59,9 +59,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def weight_files(folder: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     """Return the files with the weights: safetensors if there are any, else pickles if allowed.
 
-    Raises:
-        CheckpointError: there are no weights, only pickled ones that are not allowed, or a shard in the index is
-            missing from the folder.
+    Raises `CheckpointError` if there are none, or if a shard in the index is missing from the folder.
     """
     safe, pickles = _WEIGHTS
     found = _named_weights(folder, safe) or (_named_weights(folder, pickles) if allow_pickle else ())
@@ -121,8 +119,7 @@ def generation_settings(folder: Path) -> dict[str, Any] | None:
 def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:
     """Read the header of a safetensors file: name → (dtype, such as "BF16", and shape), in the order of the file.
 
-    Raises:
-        CheckpointError: the file is damaged, for example shorter than its header says after an interrupted copy.
+    Raises `CheckpointError` if the file is shorter than its header says, for example after an interrupted copy.
     """
     try:
         with safe_open(path, "np") as file:
@@ -140,12 +137,7 @@ def damaged(path: Path, error: SafetensorError) -> CheckpointError:
 
 
 def is_pattern(text: str, folder: Path | None = None) -> bool:
-    """Return whether a checkpoint's name is a pattern: it has wildcards, and is no path that exists.
-
-    Args:
-        text: a checkpoint as a user gives it.
-        folder: that relative paths start from; None: the current one.
-    """
+    """Return whether a checkpoint's name is a pattern: it has wildcards, and is no path, relative to `folder`."""
     try:
         return bool(_PATTERN.search(text)) and not (folder or Path()).joinpath(text).exists()
     except OSError:
@@ -155,9 +147,7 @@ def is_pattern(text: str, folder: Path | None = None) -> bool:
 def matching(text: str, folder: Path | None = None) -> list[str]:
     """Return the folders and GGUF files that match a pattern, in the order of the numbers in their names.
 
-    Args:
-        text: a pattern; `**` matches any number of folders, `~` is the user's.
-        folder: that the pattern and the results are relative to; None: the current one.
+    In the pattern, `**` matches any number of folders, `~` is the user's. It and the results are relative to `folder`.
     """
     root = folder or Path()
     if text.startswith("~"):

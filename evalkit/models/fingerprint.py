@@ -56,11 +56,7 @@ class Fingerprint:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content, from the cache if the file has not changed.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """Return the SHA-256 of a file's content, from the cache if the file has not changed."""
     real = path.resolve()
     try:
         with real.open("rb") as file:
@@ -77,13 +73,10 @@ def file_sha256(path: Path) -> str:
 
 
 def content_sha256(path: Path, before: State, started: float, quick: str) -> str:
-    """Return the digest of content that was read from a file, which is read again if no cached digest matches `quick`.
+    """Return the digest of content with the xxh3 `quick` that was read from a file.
 
-    Args:
-        path: of the file.
-        before: the file's status when it was opened, at the time `started`, in seconds.
-        started: see `before`.
-        quick: xxh3 of the content.
+    The file is read again unless a cached digest matches. `before` is its status when it was opened, at the time
+    `started`.
 
     Raises:
         CheckpointError: the file no longer has this content.
@@ -171,9 +164,6 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
 
     File names are hashed relative to the folder; the folder's name is not. A GGUF file holds weights, configuration and
     tokenizer, so the digest of its content is used for all three; its name is not hashed.
-
-    Raises:
-        CheckpointError: a file is missing or cannot be read.
     """
     if checkpoint.state is not None:
         return combine(checkpoint, [("state", checkpoint.state)], hash_file)
@@ -182,11 +172,7 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
 
 
 def known_fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the parts of a checkpoint's fingerprint by name, without weights that were never hashed on this machine.
-
-    Raises:
-        CheckpointError: a file is missing or cannot be read.
-    """
+    """Return the parts of a checkpoint's fingerprint by name, without weights that were never hashed on this machine."""
     # Of a file that was hashed before and has changed, the new content is hashed
     digests = [(path.name, file_sha256(path) if _entry(path.resolve()) else "") for path in checkpoint.weights()]
     unknown = not all(digest for _, digest in digests)
@@ -197,13 +183,7 @@ def known_fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def combine(checkpoint: Checkpoint, weights: Iterable[tuple[str, str]], hash_of: Callable[[Path], str]) -> Fingerprint:
-    """Compute the fingerprint of a checkpoint from the digests of its weight files.
-
-    Args:
-        checkpoint: provides the other files.
-        weights: name and digest of each weight file, in the order of `Checkpoint.weights`.
-        hash_of: computes the digest of a file.
-    """
+    """Compute the fingerprint of a checkpoint from the names and digests of its weight files, in order."""
     digests = list(weights)
     if checkpoint.gguf is not None:
         whole = digests[0][1]
@@ -251,11 +231,7 @@ def _digest(parts: Iterable[tuple[str, str]]) -> str:
 
 
 def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedModel) -> None:
-    """Raise if a model was loaded from other files than its run's id was computed from.
-
-    Raises:
-        CheckpointError: names what changed.
-    """
+    """Raise a `CheckpointError` if a model was loaded from other files than its run's id was computed from."""
     if loaded.fingerprint is None:
         raise ValueError("a model without a fingerprint belongs to no run")
     extension = None if loaded.extension is None else loaded.extension.specification()

@@ -44,10 +44,8 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
     """Return the cached folder with the file's model and tokenizer in float32; create it if missing.
 
     The folder is named after the file's content and the version of transformers that read it, and stores its own
-    fingerprint. It is written to a temporary folder and renamed, so it is complete or absent.
-
-    Returns:
-        None if the cache has no room for it; the file itself must be read then.
+    fingerprint. It is written to a temporary folder and renamed, so it is complete or absent. None if the cache has no
+    room for it; the file itself must be read then.
 
     Raises:
         CheckpointError: the file is damaged, or transformers cannot read its architecture.
@@ -81,16 +79,7 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
 
 @contextmanager
 def opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFiles]:
-    """Read a GGUF checkpoint from its dequantised copy, or from the file itself if the cache has no room.
-
-    Args:
-        checkpoint: a GGUF file.
-        dtype: see `Snapshot.start`.
-        say: called with warnings.
-
-    Raises:
-        CheckpointError: see `dequantised`; or the cached copy is damaged.
-    """
+    """Read a GGUF checkpoint from its dequantised copy, or from the file itself if the cache has no room."""
     from evalkit.models.snapshot import snapshot
 
     if checkpoint.gguf is None:

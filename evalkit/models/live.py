@@ -67,12 +67,7 @@ class LiveSpec(ModelSpec):
         return checkpoint
 
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
-        """Prepare the module for scoring: evaluation mode and a supported attention implementation.
-
-        Raises:
-            CheckpointError: a weight is not finite, the tokenizer does not fit the model, or the attention
-                implementation cannot be set.
-        """
+        """Prepare the module for scoring: evaluation mode and a supported attention implementation."""
         module, name = self.module, self.model
         # Compiled calls and autocast wrappers are removed; `preserved` restores them
         module.eval()

@@ -187,11 +187,7 @@ def load(
 
 
 def context_window(given: str, config: Any, tokenizer: Any, say: Say) -> int:
-    """Return the context window in tokens: from the transformers config, else the tokenizer, else 2048.
-
-    Raises:
-        CheckpointError: the config's window exceeds `MOST_TOKENS`.
-    """
+    """Return the context window in tokens: from the transformers config, else the tokenizer, else 2048."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for key in WINDOW_KEYS:
         value = getattr(text, key, None)

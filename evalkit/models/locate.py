@@ -133,11 +133,7 @@ def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
     """Return the dtype to compute in: the requested one, or for "auto" that of the checkpoint.
 
     It is read from config.json (`dtype`, formerly `torch_dtype`), else from the first weight file. A GGUF file is
-    dequantised to float32.
-
-    Raises:
-        UnknownNameError: evalkit does not compute in the requested dtype.
-        CheckpointError: "auto", and the checkpoint's own dtype is not supported or unknown.
+    dequantised to float32. Raises for a dtype that evalkit does not compute in.
     """
     if requested != "auto":
         if requested not in DTYPES:

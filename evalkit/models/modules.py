@@ -36,11 +36,7 @@ _ADAPTED = "peft."
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the transformers model inside the wrappers of DDP, DataParallel and torch.compile.
-
-    Raises:
-        UsageError: there is no transformers model.
-    """
+    """Return the transformers model inside the wrappers of DDP, DataParallel and torch.compile, else raise."""
     if isinstance(model, PreTrainedModel):
         return model
     if isinstance(model, (DistributedDataParallel, DataParallel)):

@@ -157,11 +157,8 @@ def place_model(given: str, model: Any, device: str, spread_over_gpus: bool, say
         given: the checkpoint's name for messages.
         model: with its weights in the CPU's memory.
         device: from `resolve_device`, for a model on one device.
-        spread_over_gpus: whether it may be spread.
+        spread_over_gpus: whether it may be spread; then the placement is returned.
         say: called with what is where.
-
-    Returns:
-        The placement; None if one device holds the model.
 
     Raises:
         CheckpointError: memory is too small, or the model cannot be spread.
@@ -207,10 +204,8 @@ def automatic_placement(given: str, model: Any, gpus: Sequence[str]) -> Placemen
 def spread(sizes: Sequence[int], rest: int, memory: Sequence[int]) -> list[int | None]:
     """Return the index of each layer's device, in order and balanced by memory; None: no device has room for it.
 
-    Args:
-        sizes: bytes of each layer.
-        rest: bytes of everything else, on the first device.
-        memory: bytes of each device.
+    `sizes` are the bytes of each layer, `rest` those of everything else, on the first device, `memory` those of each
+    device.
     """
     for step in range(1, _STEPS + 1):
         found = _filled(sizes, [size * step // _STEPS for size in memory], rest)

@@ -89,10 +89,7 @@ class Snapshot:
     def start(self, dtype: str | None = None) -> None:
         """Begin to read the weights in another thread, while transformers is imported; `read` waits for it.
 
-        Pickled weights are left to `read`, since unpickling imports modules.
-
-        Args:
-            dtype: see `read_weights`.
+        Pickled weights are left to `read`, since unpickling imports modules. For `dtype` see `read_weights`.
         """
         if all(path.suffix == ".safetensors" for path in self._weights):
             pool = ThreadPoolExecutor(1, "evalkit-weights")
@@ -133,14 +130,8 @@ class Snapshot:
 def snapshot(checkpoint: Checkpoint, weights: Sequence[Path] | None = None) -> Iterator[Snapshot]:
     """Copy the small files of a checkpoint folder; the copies are removed when the context ends.
 
-    Errors raised inside the context name the checkpoint's own paths instead of the copies'.
-
-    Args:
-        checkpoint: a folder; not a GGUF file.
-        weights: its weight files; None: those that transformers would read.
-
-    Raises:
-        CheckpointError: a file is missing or cannot be read.
+    Errors raised inside the context name the checkpoint's own paths. The weight files are by default those that
+    transformers would read.
     """
     with temporary_folder() as folder:
         copies = Snapshot(checkpoint, checkpoint.weights() if weights is None else weights, folder)

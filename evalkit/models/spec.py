@@ -82,11 +82,7 @@ class ModelSpec:
         )
 
     def extension(self, checkpoint: Checkpoint, say: Say = silent) -> Extension | None:
-        """Plan the context extension of the checkpoint; return None if there is none.
-
-        Raises:
-            UsageError, CheckpointError: the context cannot be extended.
-        """
+        """Plan the context extension of the checkpoint; return None if there is none."""
         settings = context_settings(self.context, self.context_method, self.context_original, self.context_config)
         return extension_of(checkpoint, settings, say)
 
@@ -157,15 +153,14 @@ def context_settings(
     """Merge flags and a file into settings; return None if the context is not to be extended.
 
     Args:
-        context: context window to extend to, in tokens, or "none": no extension, even if a file asks for one.
+        context: window to extend to, in tokens, or "none": no extension, even if a file asks for one.
         method: one of `context.METHODS`; None: the file's, else "yarn".
-        original: context window of training, in tokens; None: the file's, else the checkpoint's.
+        original: window of training, in tokens; None: the file's, else the checkpoint's.
         config: a name in `configs/context`, or a YAML file of the same form. The other arguments take precedence.
         default: the context if neither flag nor file gives one; None: the model's own.
 
     Raises:
-        UsageError: the file does not exist or has the wrong form, no context is given, or another flag is combined
-            with the context "none".
+        UsageError: the file does not exist or has the wrong form, no context is given, or "none" with another flag.
     """
     if context == UNSTRETCHED:
         if flag := "--context-method" if method is not None else "--context-original" if original is not None else "":
@@ -221,11 +216,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def tokenizer_alone(checkpoint: Checkpoint, say: Say) -> Any:
-    """Load the tokenizer of a checkpoint; of a GGUF file, that of its dequantised copy.
-
-    Raises:
-        CheckpointError: it has none, or it does not match the model's config.
-    """
+    """Load the tokenizer of a checkpoint without its weights; of a GGUF file, that of its dequantised copy."""
     if checkpoint.gguf is not None and checkpoint.tokenizer is None:
         from evalkit.models.gguf import dequantised
 

@@ -101,10 +101,7 @@ def stretched_config(given: str, folder: Path, extension: Extension, *, trust_re
 def finish(given: str, model: Any, stretched: Stretched) -> None:
     """Install length-dependent frequencies if the method needs them, and check all rotary modules.
 
-    Args:
-        given: the checkpoint's name for messages.
-        model: loaded with `stretched.config`, on its device.
-        stretched: from `stretched_config`.
+    The model is loaded with `stretched.config`, and on its device.
 
     Raises:
         CheckpointError: names a rotary module whose frequencies or scaling differ from the formula; or the layers do

@@ -31,13 +31,10 @@ _SAMPLING = ("dropout", "alpha", "nbest_size")
 
 
 def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, say: Say = silent) -> Any:
-    """Load a tokenizer and check that it is the one its files describe.
+    """Load the tokenizer in a folder, for an embedding with `rows`, and check that it is the one its files describe.
 
-    Args:
-        folder: contains the tokenizer's files.
-        rows: rows of the model's embedding; all ids must be smaller.
-        trust_remote_code: whether the tokenizer may be Python code of the checkpoint.
-        say: called if tokenizer.json takes precedence over transformers' class.
+    Its own code, from the checkpoint, runs only if trusted. `say` is called if tokenizer.json takes precedence over
+    transformers' class.
 
     Raises:
         CheckpointError: the tokenizer is missing, unreadable, has no offsets, has ids past the embedding, loses

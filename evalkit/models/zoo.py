@@ -80,12 +80,7 @@ def models() -> list[NamedModel]:
 
 
 def named_model(given: str) -> NamedModel:
-    """Return a model by name, or from a user's file: `FILE.yaml`, or `FILE.yaml:NAME` if it defines several.
-
-    Raises:
-        UnknownNameError: the model is not found.
-        UsageError: the file cannot be read, or a model in it is invalid.
-    """
+    """Return a model by name, or from a user's file: `FILE.yaml`, or `FILE.yaml:NAME` if it defines several."""
     file, _, name = given.partition(":")
     own = file.endswith(SUFFIXES)
     found = {model.name: model for model in (read_models(Path(file)) if own else models())}
