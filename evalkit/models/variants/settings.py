@@ -118,8 +118,7 @@ class Variant:
 
 
 def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
-    """Read the attention variant from a config: `attention_variant`, `variant_layers`, the keys in `KEYS`, and the
-    backbone's `attention_dropout`; None counts as absent.
+    """Read the attention variant from a config, whose keys are `ALL_KEYS` and `attention_dropout`; None counts as absent.
 
     Raises:
         ValueError: a key is missing, has no meaning for this variant, or does not fit the shape.
