@@ -14,6 +14,7 @@ check: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 # About 10 minutes on two cores; tests in a browser are skipped, with the reason, where no Chromium is found
 test: check

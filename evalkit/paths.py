@@ -21,8 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from filelock import FileLock, Timeout
-
 from evalkit.errors import CheckpointError
 from evalkit.inputs import values
 from evalkit.inputs.reading import Unreadable, parse_json, read_bytes
@@ -170,6 +168,8 @@ def temporary_folder(place: Path | None = None) -> Iterator[Path]:
     Raises:
         CheckpointError: the folder cannot be created.
     """
+    from filelock import FileLock
+
     root = place or Path(tempfile.gettempdir())
     _remove_abandoned(root)
     try:
@@ -197,6 +197,8 @@ def temporary_folder(place: Path | None = None) -> Iterator[Path]:
 
 def _remove_abandoned(root: Path) -> None:
     """Remove this user's folders whose process has ended; ignore errors."""
+    from filelock import FileLock, Timeout
+
     with contextlib.suppress(OSError):
         for path in root.glob(f"{_PREFIX}*"):
             with contextlib.suppress(OSError, Timeout, NotImplementedError):

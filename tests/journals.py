@@ -27,18 +27,6 @@ def line_of(payload: bytes) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(payload), payload)
 
 
-def earlier_line(run: str, entry: Entry, rows: list[Any]) -> bytes:
-    """Return an entry in the JSON format of earlier versions."""
-    content = [run, entry.task, entry.batch, entry.seconds, entry.place, rows]
-    return line_of(json.dumps(content, separators=(",", ":")).encode())
-
-
-def as_earlier(run: Run, row: type[Any]) -> None:
-    """Rewrite a run's journal as earlier versions wrote it."""
-    lines = [earlier_line(run.manifest["id"], entry, rows) for entry, rows in entries_of(run, row)]
-    (run.folder / JOURNAL).write_bytes(b"".join(lines))
-
-
 def relocate(journal: Path, place: BatchDevice, keep: int | None = None) -> None:
     """Change the device of a journal's first batches, and remove the last ones.
 

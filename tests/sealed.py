@@ -54,12 +54,15 @@ def write_run(
 
     Args:
         root: folder of runs.
-        manifest: of the run; its id, date and versions are filled in.
+        manifest: of the run; its id, kind, date and versions are filled in.
         results: of results.json.
         tables: name of the Parquet file → its content.
     """
+    rule, suite = manifest["rule"], manifest["specification"]["suite"]
+    scored = "lm_eval" if suite == "lm_eval" else "multiple_choice"
     content = {
         "id": specification_id(manifest["specification"]),
+        "kind": rule if rule in ("longbench", "needle") else scored,
         "revision": None,
         "created": "2026-01-01T00:00:00+00:00",
         "versions": {"lm-eval": "0.4.13"},

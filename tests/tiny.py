@@ -7,12 +7,12 @@ have written it. The same arguments give the same weights and the same tokenizer
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
-from evalkit.compatibility.transformers import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -128,9 +128,20 @@ def tiny_checkpoint(
         torch.manual_seed(seed)
         model = _model(family, shape)
         _disturb_vectors(model, spread)
-    with quiet():
+    with _without_bars():
         model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    yield
+    if shown:
+        logging.enable_progress_bar()
 
 
 def _special_ids(folder: Path, bos: str | None, eos: str | None) -> dict[str, int | None]:

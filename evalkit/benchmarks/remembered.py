@@ -24,8 +24,6 @@ class _Memory:
         self.values: dict[str, OrderedDict[Hashable, Any]] = {}
         self.making: dict[Hashable, Any] = {}
         """Kind and key → the lock of the thread that makes the value."""
-        self.waiting: dict[Hashable, int] = {}
-        """Kind and key → threads that wait for this lock."""
 
 
 _memory = _Memory()
@@ -44,12 +42,6 @@ def remembering() -> Iterator[None]:
             if not _memory.depth:
                 _memory.values.clear()
                 _memory.making.clear()
-                _memory.waiting.clear()
-
-
-def is_awaited(kind: str, key: Hashable) -> bool:
-    """Return whether a thread waits for a value that another one makes."""
-    return _memory.waiting.get((kind, key), 0) > 0
 
 
 def remembered(kind: str, key: Hashable, make: Callable[[], Value], most: int = 4) -> Value:
@@ -66,11 +58,8 @@ def remembered(kind: str, key: Hashable, make: Callable[[], Value], most: int = 
     with _memory.lock:
         values = _memory.values.setdefault(kind, OrderedDict())
         making = _memory.making.setdefault((kind, key), threading.RLock())
-        _memory.waiting[kind, key] = _memory.waiting.get((kind, key), 0) + 1
     # Other values can be made and read meanwhile
     with making:
-        with _memory.lock:
-            _memory.waiting[kind, key] = _memory.waiting.get((kind, key), 1) - 1
         with _memory.lock:
             if key in values:
                 values.move_to_end(key)

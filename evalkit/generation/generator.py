@@ -3,7 +3,7 @@
 In: a model and a batch of prompts. Out: a `Generation` for each. Prefill takes one prompt at a time, in chunks of a
 fixed size that start at multiples of it, so a prompt's keys and values do not depend on its batch. A prefix shared with
 an earlier prompt of the batch is copied. Rows that have ended leave the batch. Models that do not run on this cache
-generate one prompt at a time with transformers' `generate` (`fallback.py`), with the same choice of tokens and the same
+generate one prompt at a time with transformers' `generate` (`rows.py`), with the same choice of tokens and the same
 stopping criteria.
 """
 

@@ -47,11 +47,7 @@ class Sampler:
         return processed
 
     def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> int:
-        """Return the next token after `ids` [1, length], given logits [1, vocabulary].
-
-        Raises:
-            ScoringError: the settings exclude every token.
-        """
+        """Return the next token after `ids` [1, length], given logits [1, vocabulary]."""
         scores = self.scores(ids, logits)
         if not scores.amax().isfinite():
             raise ScoringError("the generation settings leave no token to choose from")

@@ -172,7 +172,7 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
 
 
 def known_fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the parts of a checkpoint's fingerprint by name, without weights that were never hashed on this machine."""
+    """Return the parts of a checkpoint's fingerprint by name, without weights that this machine has never hashed."""
     # Of a file that was hashed before and has changed, the new content is hashed
     digests = [(path.name, file_sha256(path) if _entry(path.resolve()) else "") for path in checkpoint.weights()]
     unknown = not all(digest for _, digest in digests)

@@ -112,11 +112,7 @@ def _own_names(runs: Sequence[Run]) -> list[str]:
 
 
 def _rules(runs: Sequence[Run], rule: str | None) -> dict[str, str | None]:
-    """Return kind of run → the requested rule, None for kinds that do not have it.
-
-    Raises:
-        UsageError: no run has the rule.
-    """
+    """Return kind of run → the requested rule, None for kinds that do not have it."""
     found: dict[str, str | None] = dict.fromkeys((run.kind for run in runs), None)
     if rule is None:
         return found

@@ -52,12 +52,7 @@ class _SummaryColumn:
 
 
 def suite_summary(runs: Sequence[Run], names: Sequence[str]) -> Report:
-    """Return the summary of runs of one suite: the first metric of each task, and the averages.
-
-    Args:
-        runs: finished runs of one benchmark and suite.
-        names: a name for each run.
-    """
+    """Return the summary of runs of one suite: the first metric of each task, and the averages."""
     columns = [*_task_columns(runs), *_average_columns(runs)]
     cells = [column.cells(len(runs)) for column in columns]
     lines = tuple(

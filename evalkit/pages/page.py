@@ -195,11 +195,7 @@ def _json(content: Any) -> Markup:
 
 
 def _script(with_documents: bool) -> str:
-    """Return the page's one script.
-
-    Raises:
-        ValueError: a script has text that would end its element.
-    """
+    """Return the page's one script."""
     own = ["elements.js", *(_DOCUMENT_SCRIPTS if with_documents else ()), "page.js"]
     body = "\n".join(map(_asset, own))
     library = _asset(f"{_TABULATOR}.js") if with_documents else ""

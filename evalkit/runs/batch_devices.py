@@ -84,9 +84,8 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 def places(manifest: Mapping[str, Any]) -> list[BatchDevice]:
     """Return the devices that a finished run was computed on."""
-    # Earlier versions stored no threads
-    known = [{name: one[name] for name in BatchDevice._fields if name in one} for one in manifest.get("devices", [])]
-    return [BatchDevice(**one) for one in known]
+    stored = manifest.get("devices", [])
+    return [BatchDevice(*(device[name] for name in BatchDevice._fields)) for device in stored]
 
 
 def kinds(manifest: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ In: a run folder. Out: a `Run`, with its tables and results.
 
 A run is identified by its specification: the folder's id is a hash of everything that determines the numbers, so the
 same command finds the same folder and two specifications never share a row. A folder is complete when results.json
-exists, which is written last. Every file that is read back is bound to the run by a digest (`seal.py`) and is read by
+exists, which is written last. Every file that is read back is bound to the run by a digest (`forms.py`) and is read by
 this module only; a file that is not the one that was written is rejected. A finished run can be kept without its
 journal, but its tables cannot be rebuilt.
 """
@@ -76,15 +76,6 @@ def folder_name(model: str, suite: str, template: str, dtype: str, identity: str
     return f"{safe}-{identity}"
 
 
-def kind_of(manifest: Mapping[str, Any]) -> str:
-    """Return the name of a run's benchmark; manifests of the first version have no key for it."""
-    if "kind" in manifest:
-        return str(manifest["kind"])
-    if manifest["rule"] in (LONGBENCH, "needle"):
-        return str(manifest["rule"])
-    return LM_EVAL if manifest["specification"]["suite"] == LM_EVAL else "multiple_choice"
-
-
 @dataclass(frozen=True)
 class Run:
     """A run folder, opened for reading."""
@@ -106,7 +97,7 @@ class Run:
     @property
     def kind(self) -> str:
         """Name of the run's benchmark."""
-        return kind_of(self.manifest)
+        return str(self.manifest["kind"])
 
     @property
     def rule(self) -> str | None:
@@ -294,11 +285,7 @@ def _remedy(folder: Path, from_journal: str) -> str:
 
 
 def _read_json(path: Path, advice: str) -> dict[str, Any]:
-    """Return the content of a JSON file with an object.
-
-    Raises:
-        RunError: the file cannot be read, or is not a JSON object; the message ends with the advice.
-    """
+    """Return the content of a JSON file with an object."""
     try:
         content = parse_json(read_bytes(path, MOST_BYTES))
     except OSError as error:

@@ -94,7 +94,7 @@ class _Device(Stored):
     hardware: str
     kernel: str
     host: str
-    threads: int = 0
+    threads: int
     batches: dict[str, str]
 
 
@@ -117,7 +117,7 @@ class StoredManifest(Stored):
     """Required keys of manifest.json."""
 
     id: str
-    kind: str = ""
+    kind: str
     specification: _Specification
     rule: str
     groups: dict[str, list[str]]

@@ -5,12 +5,8 @@
 In: entries with their rows. Out: the same, read back line by line, one line in memory at a time.
 
 `columns` is the digest of the rows' schema. The rows are an Arrow record batch (`columns.py`) in base64, so a line feed
-only ever ends a line. Lines of earlier versions, whose rows are JSON, are read too:
-
-    <CRC-32 of the rest> [<the run's id>, task, batch, seconds, place, rows]
-
-A process may be killed at any byte. A line that does not match its checksum is dropped when the journal is next
-opened, and its batch is scored again. An intact line of another run, or of another form, is rejected.
+only ever ends a line. A process may be killed at any byte. A line that does not match its checksum is dropped when the
+journal is next opened, and its batch is scored again. An intact line of another run or form is rejected.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import os
 import sys
 import zlib
@@ -26,12 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from evalkit.errors import RunError
-from evalkit.inputs.validated import Stored, misfit
 from evalkit.paths import replace_file
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import WITHOUT_JOURNAL
@@ -41,34 +35,22 @@ if TYPE_CHECKING:
 
     from evalkit.runs.columns import Rows
 
-_LARGEST = 2**63
-"""Upper bound (exclusive) of integers in a journal: tables store 64 bits."""
 _LONGEST = 1 << 29
 """Upper bound of a line's bytes: above the largest batch's in base64."""
-_LONGEST_JSON = 1 << 24
-"""Upper bound of a line's bytes of JSON: Python's objects take twenty times the memory."""
 
 
-class _Header(Stored):
+class _Header(NamedTuple):
     """Header of a line, before the rows."""
 
     run: str
     task: str
-    batch: int
-    seconds: Annotated[float, Field(ge=0)]
-    place: list[str | int]
+    batch: Annotated[int, Field(ge=-(2**63), lt=2**63)]
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    place: BatchDevice
     columns: str
 
 
-class _EarlierLine(Stored):
-    """Line written by an earlier version."""
-
-    run: str
-    task: str
-    batch: int
-    seconds: Annotated[float, Field(ge=0)]
-    place: list[str | int]
-    rows: list[list[Any]]
+_HEADER = TypeAdapter(_Header)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,49 +209,20 @@ class Journal:
 
     def _entry(self, payload: bytes, offset: int) -> tuple[Entry, pa.RecordBatch]:
         """Parse and validate a line's payload; raise `ValueError` if it is of another run or form."""
-        from evalkit.runs.columns import from_bytes, record_batch, schema_digest
+        from evalkit.runs.columns import from_bytes, schema_digest
 
-        # Base64 never ends in a bracket
-        earlier = payload.endswith((b"]", b"}"))
-        header, _, packed = (payload, b"", b"") if earlier else payload.rpartition(b" ")
-        form = _EarlierLine if earlier else _Header
-        names = form.model_fields
-        if len(header) > _LONGEST_JSON:
-            raise ValueError(f"it has {len(header)} bytes of JSON; expected at most {_LONGEST_JSON}")
-        content = json.loads(header, parse_int=_integer, parse_float=_number, parse_constant=_number)
-        if not isinstance(content, list) or len(content) != len(names):
-            raise ValueError(f"expected a list of {', '.join(names)}")
-        if trouble := misfit(dict(zip(names, content, strict=True)), form):
-            raise ValueError(trouble)
-        run, task, batch, seconds, place, last = content
-        if run != self._run:
-            raise ValueError(f"it belongs to run {run}; expected {self._run}")
-        # Interned: a run has many entries but few tasks and devices
-        entry = Entry(sys.intern(task), batch, seconds, _interned(place), offset)
-        if earlier:
-            return entry, record_batch(last, self.row)
-        if last != schema_digest(self.row):
+        header, _, packed = payload.rpartition(b" ")
+        try:
+            line = _HEADER.validate_json(header, strict=True)
+        except ValidationError as error:
+            wrong = error.errors(include_url=False)[0]
+            name = _Header._fields[wrong["loc"][0]] if wrong["loc"] and isinstance(wrong["loc"][0], int) else "header"
+            raise ValueError(f"{name}: {wrong['msg']}") from error
+        if line.run != self._run:
+            raise ValueError(f"it belongs to run {line.run}; expected {self._run}")
+        if line.columns != schema_digest(self.row):
             raise ValueError(f"its rows have other columns; expected {', '.join(self.row._fields)}")  # type: ignore[attr-defined]
+        # A run has many entries but few tasks and devices: each text is in memory once
+        place = BatchDevice._make(sys.intern(part) if isinstance(part, str) else part for part in line.place)
+        entry = Entry(sys.intern(line.task), line.batch, line.seconds, place, offset)
         return entry, from_bytes(base64.b64decode(packed, validate=True), self.row)
-
-
-def _interned(place: Sequence[str | int]) -> BatchDevice:
-    """Return a line's device, with each text only once in memory. Lines of earlier versions have no threads."""
-    *texts, threads = [*place, 0] if len(place) < len(BatchDevice._fields) else place
-    names = [sys.intern(one) for one in texts if isinstance(one, str)]
-    if len(names) != len(BatchDevice._fields) - 1 or len(names) != len(texts) or not isinstance(threads, int):
-        raise ValueError(f"'place' has {len(place)} values; expected {', '.join(BatchDevice._fields)}")
-    device, hardware, kernel, host = names
-    return BatchDevice(device, hardware, kernel, host, threads)
-
-
-def _number(text: str) -> float:
-    if not math.isfinite(found := float(text)):
-        raise ValueError(f"it contains {text[:40]}; expected finite numbers")
-    return found
-
-
-def _integer(text: str) -> int:
-    if len(text) > len(str(_LARGEST)) or not -_LARGEST <= int(text) < _LARGEST:
-        raise ValueError(f"it contains the whole number {text[:40]}{'…' * (len(text) > 40)}; expected at most 64 bits")
-    return int(text)

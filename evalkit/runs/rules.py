@@ -216,11 +216,7 @@ def _added_names() -> list[str]:
 
 
 def missing_segments(rule: Rule, table: pd.DataFrame) -> list[str]:
-    """Return the segments that a rule needs and the table's template did not score.
-
-    Raises:
-        RunError: a segment is scored in some rows and not in others.
-    """
+    """Return the segments that a rule needs and the table's template did not score."""
     missing = []
     for segment in rule.segments:
         absent = table[f"ll_{segment}"].isna()

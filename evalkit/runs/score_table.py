@@ -19,8 +19,7 @@ SEGMENTS: tuple[str, ...] = get_args(Segment)
 
 CLUSTER = "cluster"
 """Last column of the table: the id of the first document of the subtask with the same source. It comes from the
-documents and not from scoring, so it is not in the journal; tables written before the column existed are rebuilt from
-their journal."""
+documents and not from scoring, so it is not in the journal."""
 
 
 class ScoreRow(NamedTuple):

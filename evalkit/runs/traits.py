@@ -72,8 +72,8 @@ def origin_notes(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def max_prompt_tokens(specification: Mapping[str, Any]) -> int | None:
-    """Return the length in tokens above which prompts lose their middle; earlier manifests name it "window"."""
-    found: int | None = specification.get("max_prompt_tokens", specification.get("window"))
+    """Return the length in tokens above which prompts lose their middle; None if none is."""
+    found: int | None = specification.get("max_prompt_tokens")
     return found
 
 

@@ -82,14 +82,7 @@ class Tile:
 
 
 def cut_tiles(ends: Ints, depths: Ints, trunk: int, overhead: int) -> list[Tile]:
-    """Cut a row into tiles of least total cost, by dynamic programming.
-
-    Args:
-        ends: [nodes] one past each node's last descendant.
-        depths: [nodes] number of ancestors of each node in the row.
-        trunk: number of trunk tokens, to which every token attends.
-        overhead: fixed cost of a tile, in (query, key) pairs.
-    """
+    """Cut a row into tiles of least total cost, by dynamic programming."""
     nodes = len(ends)
     branches = np.flatnonzero(ends[:-1] <= np.arange(1, nodes)) + 1
     limits = np.concatenate(([0], branches, [nodes]))

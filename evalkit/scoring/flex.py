@@ -64,17 +64,7 @@ class FlexLayout:
 
 
 def query_ranges(ends: Ints, trunk: int, gap: int, padded: int) -> tuple[Ints, Ints]:
-    """Return which queries attend to each key: a range [first, last) of nodes, since a subtree has no gap.
-
-    Args:
-        ends: [nodes] one past each node's last descendant.
-        trunk: number of trunk tokens, to which all attend.
-        gap: keys after the trunk to which none attends.
-        padded: queries and keys after the last node; each attends to itself, so that its softmax is defined.
-
-    Returns:
-        First and last, each [trunk + gap + nodes + padded].
-    """
+    """Return which queries attend to each key: a range [first, last) of nodes, since a subtree has no gap."""
     queries = len(ends) + padded
     index = np.arange(queries, dtype=np.int32)
     first = np.concatenate((np.zeros(trunk + gap, np.int32), index))

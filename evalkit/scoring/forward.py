@@ -29,12 +29,7 @@ _BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")
 
 @contextmanager
 def alibi_by_position(base: Any, positions: torch.Tensor) -> Iterator[None]:
-    """Make a base model compute its ALiBi from token positions; models without ALiBi are not changed.
-
-    Args:
-        base: the base model of a transformers model.
-        positions: [keys] of the trunk and the tree.
-    """
+    """Make a base model compute its ALiBi from token positions; models without ALiBi are not changed."""
     module = sys.modules[type(base).__module__]
     found = {name: getattr(module, name) for name in _BUILDERS if hasattr(module, name)}
     try:

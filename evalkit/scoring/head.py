@@ -123,16 +123,7 @@ class OutputHead:
     def _chunk_scores(
         self, states: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64], step: int
     ) -> torch.Tensor:
-        """Score pairs with `step` columns of the vocabulary at a time; sums are float32.
-
-        Args:
-            states: [nodes, d_model].
-            nodes, targets: [pairs] of ascending targets.
-            step: columns.
-
-        Returns:
-            [2, pairs] on the device: log-probabilities, and 1 where the target is the argmax.
-        """
+        """Score pairs with `step` columns of the vocabulary at a time; sums are float32."""
         pair_node, pair_target = to_device(np.stack((nodes, targets)), self._device)
         chosen = torch.empty(len(targets), device=self._device)
         peak = torch.full((len(states),), -torch.inf, device=self._device)

@@ -2,7 +2,7 @@
 
 In: a loaded model, a kernel, and the lengths of batches and sequences. Out: the reason why prefixes cannot be shared,
 or an empty string. The check compares the hidden states of every token of a row that is as long as the batches will be
-(`probe.py`), in float32 whatever the dtype of the weights (`precision.py`), with and without a trunk. A check that
+(`probe.py`), in float32 whatever the dtype of the weights (`probe.py`), with and without a trunk. A check that
 could not have detected the smallest error, one masked token, is inconclusive and does not pass.
 """
 
@@ -221,12 +221,7 @@ def _systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float 
     """Return the largest gap if gaps above the tolerance are systematic; None if there are none.
 
     Where rounding selects another expert, different tokens differ in each row. So a second row is compared where the
-    first one differs.
-
-    Args:
-        gaps: returns the gaps of a seed, [tokens].
-        tolerance: largest allowed gap; NaN exceeds it.
-    """
+    first one differs."""
     first = gaps(0)
     wrong = ~(first <= tolerance)
     if not wrong.any():
@@ -247,16 +242,7 @@ def _states(forward: Forward, probe: Probe, trunk: int) -> torch.Tensor:
 
 
 def _gaps(found: torch.Tensor, expected: torch.Tensor, which: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the relative distance of states from expected ones: norm of the difference over the expected norm.
-
-    Args:
-        found: [tokens, d_model].
-        expected: [states, d_model].
-        which: [tokens] index of each token's expected state; None: the same index.
-
-    Returns:
-        [tokens], on the CPU.
-    """
+    """Return the relative distance of states from expected ones: norm of the difference over the expected norm."""
     gaps = []
     for start in range(0, len(found), _CHUNK):
         stop = start + _CHUNK

@@ -38,7 +38,6 @@ from evalkit.tables.measured import accuracies
 from tests.benchmarks.longbench.made import record, write
 from tests.devices import needs_cuda
 from tests.documents import made_up
-from tests.journals import as_earlier
 from tests.marks import fast
 from tests.printed import printed
 from tests.sealed import read, reseal
@@ -230,24 +229,6 @@ def interrupt_and_resume(
     same(finished, whole)
     assert (finished.folder / JOURNAL).read_bytes().startswith(kept)
     assert batches_in(output) == (whole.folder / JOURNAL).read_bytes().count(b"\n")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_journal_of_an_earlier_version_is_resumed(
-    kind: str, runs: dict[tuple[str, int], Run], files: Path, tmp_path: Path
-) -> None:
-    """Its lines are kept, missing batches are appended in columns, and the table is the same."""
-    whole = runs[kind, 0]
-    folder = Path(shutil.copytree(whole.folder, tmp_path / whole.folder.name))
-    (folder / RESULTS).unlink()
-    as_earlier(load_run(folder), benchmark(kind).row)
-    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
-    assert all(line.endswith(b"]\n") for line in lines)
-    (folder / JOURNAL).write_bytes(b"".join(lines[:2]))
-    finished = made(kind, files, tmp_path)
-    same(finished, whole)
-    assert (finished.folder / JOURNAL).read_bytes().startswith(b"".join(lines[:2]))
-    assert batches_in(tmp_path) == len(lines)
 
 
 def _run(kind: str, files: Path, output: Path, installed: str) -> None:

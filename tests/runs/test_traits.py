@@ -29,7 +29,8 @@ LAYOUT = {
 }
 YARN = {"method": "yarn", "target": 8192, "original": 2048, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
         "attention_factor": 1.1386}  # fmt: skip
-GPU = {"device": "cuda:1", "hardware": "NVIDIA H100", "kernel": "flex", "host": "node1", "batches": {"piqa": "0"}}
+GPU: dict[str, Any] = {"device": "cuda:1", "hardware": "NVIDIA H100", "kernel": "flex", "host": "node1", "threads": 0}
+GPU["batches"] = {"piqa": "0"}
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("limit", {"limit": 2}, {}, "the first 2 documents of each task"),

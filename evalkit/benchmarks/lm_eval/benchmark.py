@@ -57,8 +57,8 @@ class _LMEvalTask(_LMEvalGroup):
 
     seconds: float | None
     """None for an imported log."""
-    compared: str | None = None
-    """Metric and filter by which documents are compared; earlier versions did not store it."""
+    compared: str | None
+    """Metric and filter by which documents are compared, if there is one."""
 
 
 class _LMEvalResults(Stored):

@@ -121,15 +121,7 @@ def names_in(folder: Path) -> set[str]:
 
 
 def check_supported(name: str, index: Index) -> None:
-    """Check that evalkit supports a task by its task files, whose functions are not run.
-
-    Args:
-        name: a task, group or tag.
-        index: lm-eval's entries by name.
-
-    Raises:
-        UsageError: a task is not supported; the message names it and what it needs.
-    """
+    """Check that evalkit supports a task by its task files, whose functions are not run."""
     for task, config in leaves_of(name, index, {}):
         if any(config.get(key) is not None for key in ("doc_to_image", "doc_to_audio")):
             raise UsageError(f"task {task} has images or audio; evalkit evaluates text only")

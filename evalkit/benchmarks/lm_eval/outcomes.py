@@ -1,8 +1,8 @@
 """Documents of a finished run of lm-eval's tasks with their scores, for comparison.
 
 In: a run. Out: a `Comparable`: of a run with multiple-choice tasks, their choices under evalkit's rules; of any other
-run, the value of each task's own metric. Runs of earlier versions have no content hashes: their documents are paired by
-number, under the hash of all documents.
+run, the value of each task's own metric. Documents without a metric have no content hashes; they are paired by number,
+under the hash of all documents.
 """
 
 from __future__ import annotations

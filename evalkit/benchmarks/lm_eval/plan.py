@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from evalkit.benchmarks.lm_eval.calls import RandomState, quiet_lm_eval, random_state, restrict
@@ -101,7 +101,7 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
             restrict(task, request.selection.places(task.task_name, [task.task_name] * len(task.eval_docs)))
         check_first_request(task)
     if request.log_samples:
-        _check_name_lengths(tasks)
+        _check_names_of_files(tasks)
     checkpoint = request.model.locate(say)
     with doing("hashing the tasks' documents"):
         specification = _specification(request, tasks, checkpoint, say)
@@ -150,12 +150,7 @@ def first_requests(task: Any, count: int, places: Collection[int] | None = None)
 
 
 def check_first_request(task: Any) -> None:
-    """Build the requests of one document, so that errors of a task occur before a model is loaded.
-
-    Raises:
-        DataError: lm-eval cannot build them.
-        ScoringError: their type is not supported.
-    """
+    """Build the requests of one document, so that errors of a task occur before a model is loaded."""
     for request in first_requests(task, 1):
         if request.request_type not in SUPPORTED or len(request.args) > 2:
             raise ScoringError(
@@ -286,9 +281,14 @@ def _file_names(files: Any) -> str:
     return ", ".join(str(value) for value in values)
 
 
-def _check_name_lengths(tasks: TaskSet) -> None:
-    """Raise a `UsageError` if a task's name is too long for lm-eval's name of its sample file."""
+def _check_names_of_files(tasks: TaskSet) -> None:
+    """Raise a `UsageError` if a task's name is too long for lm-eval's name of its sample file, or leaves the folder."""
     for name in tasks.tasks:
+        if ".." in PurePath(name).parts:
+            raise UsageError(
+                f"task {name}: its name is a path out of the run's folder, and --log-samples needs it for a file; "
+                "rename it in the task file"
+            )
         if (size := len(os.fsencode(name))) > _LONGEST_NAME:
             raise UsageError(
                 f"task {name[:60]}…: its name has {size} bytes, and --log-samples needs names of at most "

@@ -58,11 +58,7 @@ class Settings(NamedTuple):
 
 
 def settings_of(given: Mapping[str, Any], label: str) -> Settings:
-    """Parse a request's generation_kwargs.
-
-    Raises:
-        ScoringError: a value has a wrong type; names task and document.
-    """
+    """Parse a request's generation_kwargs."""
     try:
         # lm-eval's warning does not apply here: the default temperature is the model's
         with log_from(logging.ERROR):

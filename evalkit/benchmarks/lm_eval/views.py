@@ -52,16 +52,7 @@ def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]
 
 
 def _subtask_texts(run: Run, task: str, choices: Mapping[int, int]) -> dict[DocumentKey, ChoiceText]:
-    """Return the texts of a multiple-choice task of lm-eval: each choice's context and continuation, as lm-eval's.
-
-    Args:
-        run: a finished run.
-        task: lm-eval's leaf task.
-        choices: document → number of its choices.
-
-    Raises:
-        RunError: the sample file is damaged.
-    """
+    """Return the texts of a multiple-choice task of lm-eval: each choice's context and continuation, as lm-eval's."""
     found: dict[DocumentKey, ChoiceText] = {}
     for sample in _samples(run, task):
         # For tasks that measure mutual information, lm-eval appends the choices without their context
@@ -71,15 +62,7 @@ def _subtask_texts(run: Run, task: str, choices: Mapping[int, int]) -> dict[Docu
 
 
 def answer_view(run: Run, entry: Mapping[str, Any]) -> AnswerView:
-    """Return a task's answered documents, with the first metric that lm-eval computed.
-
-    Args:
-        run: a run of lm-eval's tasks.
-        entry: the task in results.json.
-
-    Raises:
-        RunError: the sample file is damaged.
-    """
+    """Return a task's answered documents, with the first metric that lm-eval computed."""
     task = entry["task"]
     first = next(iter(entry["metrics"]), {"metric": "", "filter": "none"})
     samples = [one for one in _samples(run, task) if one["filter"] == first["filter"]]

@@ -92,7 +92,7 @@ class ComparableChoices(Comparable):
         return given or str(self.run.manifest["rule"])
 
     def _grade(self, rule: str) -> Floats:
-        from evalkit.runs.outcomes import document_outcomes
+        from evalkit.runs.outcome_values import document_outcomes
         from evalkit.runs.rules import choose, find_rule
 
         try:

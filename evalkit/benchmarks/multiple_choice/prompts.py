@@ -33,13 +33,7 @@ from evalkit.runs.score_table import SEGMENTS
 
 
 def pieces_of_tokens(encoding: Any, tokens: int, ends: Sequence[int]) -> tuple[NDArray[np.int64], int]:
-    """Return the number of the piece of each token, [tokens], and how many tokens straddle.
-
-    Args:
-        encoding: the `tokenizers.Encoding` of the whole text.
-        tokens: number of its tokens.
-        ends: one past the last character of each piece, of which none is empty.
-    """
+    """Return the number of the piece of each token, [tokens], and how many tokens straddle."""
     starts = [0]
     straddling = set()
     for boundary in ends[:-1]:
@@ -78,12 +72,7 @@ def _by_characters(encoding: Any, ends: Sequence[int]) -> tuple[NDArray[np.int64
 
 
 def characters_of(encoding: Any, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first and the last character of each token, [tokens] each; the last is never after the text.
-
-    Args:
-        encoding: the `tokenizers.Encoding` of a text.
-        length: the text's characters.
-    """
+    """Return the first and the last character of each token, [tokens] each; the last is never after the text."""
     offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
     # A token of white space only may have an empty span: its last character is still end - 1
     last = np.clip(offsets[:, 1] - 1, 0, max(length - 1, 0))

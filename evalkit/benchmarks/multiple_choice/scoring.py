@@ -1,25 +1,26 @@
 """Scoring of a suite's documents: the computer and the plan of its batches.
 
-In: a plan and a loaded model. Out: batches, and their rows of the score table. A background thread encodes and plans
-the tasks, in order, while the model scores the first ones.
+In: a plan and a loaded model. Out: batches, and their rows of the score table. While the model scores a task, a thread
+encodes and plans the next one.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Batch, Batches, Planned
-from evalkit.benchmarks.multiple_choice.background import BackgroundPlanner, Pace
 from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, EncodedQuestions, question_item, question_rows
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.stored import encoded_questions
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, selected_documents
-from evalkit.benchmarks.remembered import is_awaited, remembered
+from evalkit.benchmarks.remembered import remembered
 from evalkit.benchmarks.request import TaskTokens
 from evalkit.display import Say
 from evalkit.models.locate import silent
@@ -173,7 +174,9 @@ def batches_of(
     identity, given = plan.manifest["specification"]["checkpoint"]["tokenizer"], plan.request.token_budget
     by_name = {part.journal: part for part in parts}
 
-    def planned(name: str, pace: Pace) -> _PlannedTask:
+    stopped = threading.Event()
+
+    def planned(name: str) -> _PlannedTask:
         """Encode and plan a part; within `remembering`, that of an earlier run with the same tokens."""
         part = by_name[name]
         questions = part.questions
@@ -183,9 +186,7 @@ def batches_of(
         groups = [question.subtask for question in questions]
 
         def make() -> _PlannedTask:
-            # Another run that waits for these tokens is not kept waiting by this run's pace
-            own = partial(pace, count=len(questions), is_awaited=lambda: is_awaited("batches", key))
-            encoded = encoded_questions(prompters[part.template], questions, plan.unconditional, own)
+            encoded = encoded_questions(prompters[part.template], questions, plan.unconditional, stopped)
             return _PlannedTask(encoded, pack.plan_arrays(encoded.arrays, groups, facts.token_budget))
 
         found = remembered("batches", key, make, most=_TASKS_KEPT)
@@ -195,23 +196,29 @@ def batches_of(
         return found
 
     missing = [name for name, part in by_name.items() if part.is_missing(finished)]
-    planner = BackgroundPlanner(planned, missing)
 
     def batches() -> Batches:
-        with planner:
-            if given is not None:
-                # Fail before scoring if the budget is too small for a later task: a started run keeps its budget
-                planner.wait()
-            for name in missing:
-                found = planner.take(name)
-                for batch in found.missing(by_name[name], finished):
-                    yield batch
-                    planner.scored(name, (batch.number + 1) / len(found.batches))
-                    planner.raise_failure()
+        with ThreadPoolExecutor(1, "evalkit-encode") as thread:
+            try:
+                # A started run keeps its budget, so one that is too small for a later task fails before scoring
+                ahead = len(missing) if given is not None else 1
+                tasks = deque(thread.submit(planned, name) for name in missing[:ahead])
+                for task in list(tasks) if given is not None else ():
+                    task.result()
+                rest = iter(missing[ahead:])
+                for name in missing:
+                    found = tasks.popleft().result()
+                    tasks.extend(thread.submit(planned, following) for following in islice(rest, 1))
+                    for batch in found.missing(by_name[name], finished):
+                        yield batch
+                        if tasks and tasks[0].done():
+                            tasks[0].result()  # a failure is reported before the task's turn
+            finally:
+                stopped.set()
 
     work = {part.key_of(question): _work_of(question) for part in parts for question in part.questions}
     done = sum(size for key, size in work.items() if key in finished)
-    return Planned(batches(), sum(work.values()), done, plan.message, planner.stop)
+    return Planned(batches(), sum(work.values()), done, plan.message, stopped.set)
 
 
 def _scored(template: Template) -> frozenset[int]:

@@ -1,7 +1,7 @@
 """Tables in evalkit's cache that take long to compute: questions of tasks, and their tokens.
 
 In: a kind, and a key of everything that a table depends on. Out: the table, computed once and then read from
-`cache_dir()/KIND/` (`resources.read_cached_bytes`). Best effort: a file that is missing, damaged or cannot be written
+`cache_dir()/KIND/` (`paths.read_cached_bytes`). Best effort: a file that is missing, damaged or cannot be written
 only costs time.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
     from evalkit.data import Library
     from evalkit.data.sampling import DocumentSelection
+
+
+class Stopped(Exception):
+    """Nobody needs the tokens any more."""
 
 
 _MOST_BYTES = 2**29
@@ -73,7 +78,7 @@ def _delete_oldest(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-_KIND = "questions"
+_QUESTIONS = "questions"
 
 _PART = 256
 """Questions read at a time."""
@@ -89,18 +94,18 @@ def pinned_questions(suite: Suite, library: Library, selection: DocumentSelectio
     Raises:
         DataError: documents or examples are missing or malformed.
     """
-    keys = {task: _key(suite, library, task, selection) for task in suite.tasks}
+    keys = {task: _questions_key(suite, library, task, selection) for task in suite.tasks}
     found = {task: _stored(task, key) for task, key in keys.items()}
     if missing := tuple(task for task, questions in found.items() if questions is None):
         built = load_questions(choose_tasks(suite, missing), library, selection)
         for task, questions in built.items():
-            if (table := _table(questions)) is not None:
-                write_table(_KIND, keys[task], table)
+            if (table := _questions_table(questions)) is not None:
+                write_table(_QUESTIONS, keys[task], table)
         found |= built
     return {task: questions for task, questions in found.items() if questions is not None}
 
 
-def _key(suite: Suite, library: Library, task: str, selection: DocumentSelection) -> str:
+def _questions_key(suite: Suite, library: Library, task: str, selection: DocumentSelection) -> str:
     sets = [suite.documents.get(task, task)] + ([suite.fewshot[task].documents] if suite.num_fewshot else [])
     content = {
         "task": task,
@@ -126,7 +131,7 @@ def _code() -> list[str]:
     return [source_digest(), folder_digest(resource(*TASK_DIR))]
 
 
-def _table(questions: Sequence[Question]) -> pa.Table | None:
+def _questions_table(questions: Sequence[Question]) -> pa.Table | None:
     """Return questions as a table; None if they are not made of plain JSON values, or do not survive the way there."""
     import pyarrow as pa
 
@@ -157,7 +162,7 @@ def _row(question: Question) -> dict[str, Any]:
 
 def _stored(task: str, key: str) -> list[Question] | None:
     """Return the stored questions of a task; None if there are none."""
-    table = read_table(_KIND, key)
+    table = read_table(_QUESTIONS, key)
     if table is None or (table.schema.metadata or {}).get(b"task") != task.encode():
         return None
     return _questions(table)
@@ -190,7 +195,7 @@ def _question(task: str, about: dict[str, LeafTask], row: dict[str, Any]) -> Que
     )
 
 
-_stored_tokens_KIND = "tokens"
+_TOKENS = "tokens"
 _LEAST = 2**14
 """Tokens of a task from which they are stored; fewer take about 30 ms."""
 _ARRAYS = ("tokens", "starts", "first", "segments", "cuts")
@@ -200,7 +205,7 @@ def encoded_questions(
     prompter: Prompter,
     questions: Sequence[Question],
     unconditional: bool,
-    pace: Callable[[Iterable[EncodedQuestion]], Iterable[EncodedQuestion]] = iter,
+    stopped: threading.Event | None = None,
 ) -> EncodedQuestions:
     """Encode the questions of a task.
 
@@ -208,21 +213,29 @@ def encoded_questions(
         prompter: renders and tokenises.
         questions: of one task.
         unconditional: whether choices are encoded without their context too.
-        pace: passes the encoded questions on, as slowly as it likes.
+        stopped: once it is set, the tokens are not needed any more.
 
     Raises:
         ScoringError: as `Prompter.encode`.
+        Stopped: `stopped` was set meanwhile.
     """
-    key = _stored_tokens_key(prompter, questions, unconditional)
-    if key is not None and (table := read_table(_stored_tokens_KIND, key)) is not None:
+    key = _tokens_key(prompter, questions, unconditional)
+    if key is not None and (table := read_table(_TOKENS, key)) is not None:
         return _from_table(questions, table)
-    found = EncodedQuestions.of(questions, pace(prompter.encode(questions, unconditional)))
+    found = EncodedQuestions.of(questions, _until(stopped, prompter.encode(questions, unconditional)))
     if key is not None and len(found.segments) >= _LEAST:
-        write_table(_stored_tokens_KIND, key, _stored_tokens_table(found))
+        write_table(_TOKENS, key, _tokens_table(found))
     return found
 
 
-def _stored_tokens_key(prompter: Prompter, questions: Sequence[Question], unconditional: bool) -> str | None:
+def _until(stopped: threading.Event | None, encoded: Iterable[EncodedQuestion]) -> Iterator[EncodedQuestion]:
+    for question in encoded:
+        if stopped is not None and stopped.is_set():
+            raise Stopped
+        yield question
+
+
+def _tokens_key(prompter: Prompter, questions: Sequence[Question], unconditional: bool) -> str | None:
     """Return what the tokens depend on; None if that is not known."""
     identity = prompter.identity
     if identity is None:
@@ -235,7 +248,7 @@ def _stored_tokens_key(prompter: Prompter, questions: Sequence[Question], uncond
     return json.dumps([identity, texts.hexdigest(), unconditional, versions, source_digest()], sort_keys=True)
 
 
-def _stored_tokens_table(found: EncodedQuestions) -> pa.Table:
+def _tokens_table(found: EncodedQuestions) -> pa.Table:
     """Return a table with one row, whose columns are arrays."""
     import pyarrow as pa
 

@@ -122,23 +122,14 @@ def _options(question: Question) -> tuple[str, ...]:
 
 
 class _Sources:
-    """Local sources of a run's documents. Nothing is downloaded.
-
-    Args:
-        run: a suite's run.
-        say: called about sources that cannot be used.
-    """
+    """Local sources of a run's documents. Nothing is downloaded."""
 
     def __init__(self, run: Run, say: Say) -> None:
         self._manifest, self._say = run.manifest, say
         self._specification: Mapping[str, Any] = run.manifest["specification"]
 
     def questions(self, task: str) -> list[Question]:
-        """Return the questions of a pinned task as the run had them.
-
-        Raises:
-            DataError: no local source has the documents that were scored.
-        """
+        """Return the questions of a pinned task as the run had them."""
         names = ("documents", "examples", "num_fewshot", "limit", "sample", "seed")
         key = (task, json.dumps([self._specification.get(name) for name in names], sort_keys=True))
         # Runs of the same documents are read one after the other

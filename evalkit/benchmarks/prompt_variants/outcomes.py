@@ -87,11 +87,7 @@ class ComparablePrompts(ComparableChoices):
         return prompt_tables(self.run)
 
     def _parsed(self, rule: str) -> tuple[str, str]:
-        """Return rule and prompt, empty for the mean over prompts.
-
-        Raises:
-            UnknownNameError: the run has no scores for that rule, or no such prompt.
-        """
+        """Return rule and prompt, empty for the mean over prompts."""
         name, _, prompt = rule.partition("@")
         if name == MARGIN:
             name = f"{MARGIN}:{self.run.manifest['rule']}"

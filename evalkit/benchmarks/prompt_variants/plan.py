@@ -93,17 +93,7 @@ class _VaryFile(FileSettings):
 
 
 def load_prompts(vary: Sequence[str], base: Template) -> PromptSet:
-    """Return the prompts of a run.
-
-    Args:
-        vary: factors, or one YAML file.
-        base: the run's own template.
-
-    Raises:
-        UnknownNameError: there is no such factor or template.
-        UsageError: the file is invalid, it varies nothing, or two prompts have the same name.
-        TemplateError: a template's file is invalid.
-    """
+    """Return the prompts of a run."""
     if files := [name for name in vary if Path(name).suffix in (".yaml", ".yml")]:
         if len(vary) > 1:
             raise UsageError(f"--vary {','.join(vary)}: give {files[0]} alone; a file names its own factors")

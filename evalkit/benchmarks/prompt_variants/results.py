@@ -144,11 +144,7 @@ def task_accuracy(tables: PromptTables, task: str, rule: str, subject: str | Non
 
 
 def expected_deviation(answers: Floats) -> float | None:
-    """Return the root of the expected variance over prompts if each document's answers are exchangeable.
-
-    Args:
-        answers: [prompts, documents] scores.
-    """
+    """Return the root of the expected variance over prompts if each document's answers are exchangeable."""
     count, n = answers.shape
     return float(np.sqrt(answers.var(axis=0, ddof=1).sum())) / n if count > 1 else None
 

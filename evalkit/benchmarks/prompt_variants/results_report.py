@@ -223,16 +223,7 @@ def prompt_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]
 
 
 def draw_prompts(results: VariedResults, labels: Sequence[str], path: Path) -> None:
-    """Draw the accuracies of each task by prompt.
-
-    Args:
-        results: of a run.
-        labels: of its tasks.
-        path: a .png, .pdf or .svg file.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Draw the accuracies of each task by prompt."""
     from evalkit.reporting.figures import new_figure, save_figure, style_axes
 
     prompts = list(dict.fromkeys(one.prompt for task in results.tasks for one in task.prompts))

@@ -20,7 +20,8 @@ from evalkit.benchmarks.prompt_variants import PROMPTS
 from evalkit.benchmarks.prompt_variants.orders import Order, order_name, places_of
 from evalkit.errors import RunError
 from evalkit.runs.accuracies import available_rules
-from evalkit.runs.outcomes import document_outcomes, outcome_of
+from evalkit.runs.outcome_values import document_outcomes
+from evalkit.runs.outcomes import outcome_of
 from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.score_table import CLUSTER, ScoreRow
 
@@ -96,11 +97,7 @@ class PromptTables:
     def _graded(self, rule: str) -> dict[str, Floats]:
         """Return prompt → [documents] 1 where the rule predicts the gold choice, else 0; NaN without that prompt.
 
-        Of a continuous outcome (`scores.outcomes.outcome_of`), its values.
-
-        Raises:
-            UsageError: there is no such rule, or a prompt has no scores for it.
-        """
+        Of a continuous outcome (`scores.outcomes.outcome_of`), its values."""
         found = {}
         for name, rows in self.by_prompt.items():
             values = np.full(len(self.documents), np.nan)

@@ -118,7 +118,7 @@ class Variant:
 
 
 def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
-    """Read the attention variant from a config, whose keys are `ALL_KEYS` and `attention_dropout`; None counts as absent.
+    """Read the attention variant from the keys `ALL_KEYS` and `attention_dropout` of a config; None counts as absent.
 
     Raises:
         ValueError: a key is missing, has no meaning for this variant, or does not fit the shape.
