@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from evalkit.models.variants.modeling import EvalkitLlamaConfig
-
 from evalkit.models.spec import model_spec
-from evalkit.models.variants.modeling import EvalkitLlamaForCausalLM
+from evalkit.models.variants.modeling import EvalkitLlamaConfig, EvalkitLlamaForCausalLM
 
 
 def main() -> None:

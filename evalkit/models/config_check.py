@@ -23,6 +23,9 @@ WINDOW_KEYS = (
 """Names of the context window in different architectures."""
 _MOST_LABELS = 10**6
 """Limit on the labels of a classifier; transformers generates a name for each, in the config of any model."""
+_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_MOST_EXPERTS = 10**5
+"""Limit on the experts of a layer, of which some architectures make a module each."""
 _INFINITE = ("time_step_limit",)
 """Keys that may hold infinity: transformers writes it for Mamba 2."""
 _TAG = "__float__"
@@ -87,10 +90,11 @@ def check_sizes(given: str, config: Mapping[str, Any], tensors: int) -> None:
     Memory would be allocated for each. The value types must be validated before.
     """
     limits = dict.fromkeys(LAYER_KEYS, (1, tensors)) | {"num_labels": (0, _MOST_LABELS)}
+    limits |= dict.fromkeys(_EXPERT_KEYS, (0, _MOST_EXPERTS))
     for text in _parts(config):
         for key, (least, most) in limits.items():
             value = text.get(key)
-            if value is not None and not least <= value <= most:
+            if isinstance(value, int) and not least <= value <= most:
                 raise CheckpointError(
                     f"{given}: config.json has {key} {value:,}, but the files hold {tensors:,} weights in total; "
                     f"expected {least} to {most:,}"

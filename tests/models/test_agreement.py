@@ -308,6 +308,10 @@ class TestSizes:
         edit_config(folder, num_hidden_layers=layers)
         refused(folder, rf"config\.json has num_hidden_layers {layers:,}, but the files hold 21 weights in total")
 
+    def test_more_experts_than_any_model_has(self, folder: Path) -> None:
+        edit_config(folder, num_experts=10**9)
+        refused(folder, r"config\.json has num_experts 1,000,000,000")
+
     def test_layers_that_are_missing_are_named(self, folder: Path) -> None:
         edit_config(folder, num_hidden_layers=3)
         refused(folder, r"9 weights are missing and would be random: model\.layers\.2\.")
