@@ -20,26 +20,27 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from evalkit.errors import (
+    CheckpointError,
+    DataError,
+    EvalkitError,
+    OutOfMemoryError,
+    RunError,
+    RunInUseError,
+    ScoringError,
+    SeveralErrors,
+    TableError,
+    TemplateError,
+    UnknownNameError,
+    UsageError,
+)
+
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.harness import harness
     from evalkit.benchmarks.run import evaluate
     from evalkit.comparison.api import compare, load_run
     from evalkit.comparison.differences import AverageDifference, Comparison, TaskDifference
     from evalkit.display import Progress
-    from evalkit.errors import (
-        CheckpointError,
-        DataError,
-        EvalkitError,
-        OutOfMemoryError,
-        RunError,
-        RunInUseError,
-        ScoringError,
-        SeveralErrors,
-        TableError,
-        TemplateError,
-        UnknownNameError,
-        UsageError,
-    )
     from evalkit.runs.accuracies import Average, Results, TaskResult
     from evalkit.runs.finding import list_runs
     from evalkit.runs.folder import Run
@@ -63,23 +64,6 @@ _MODULES = {
     "Results": "runs.accuracies",
     "TaskResult": "runs.accuracies",
     "TrainerCallback": "studies.training",
-    **dict.fromkeys(
-        (
-            "CheckpointError",
-            "DataError",
-            "EvalkitError",
-            "OutOfMemoryError",
-            "RunError",
-            "RunInUseError",
-            "ScoringError",
-            "SeveralErrors",
-            "TableError",
-            "TemplateError",
-            "UnknownNameError",
-            "UsageError",
-        ),
-        "errors",
-    ),
 }
 
 __all__ = [

@@ -19,8 +19,10 @@ what was expected and what to do. The command line prints it without a traceback
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import ClassVar
 
 from evalkit.escape import printable
@@ -120,3 +122,36 @@ class RunError(EvalkitError):
 
 class RunInUseError(RunError):
     """A run folder that another process writes."""
+
+
+@contextmanager
+def reading_as(path: str | Path, form: str, kind: Callable[[str], EvalkitError]) -> Iterator[None]:
+    """Turn whatever the reader of a file raises into one line that names the file.
+
+        with reading_as(path, "a suite", UsageError):
+            return _suite(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+    raises `UsageError("own.yaml: cannot be read as a suite (KeyError: 'tasks')")` for a file without that key. evalkit
+    errors pass unchanged, since they name the file already.
+
+    Args:
+        path: the file.
+        form: what it is read as, with its article.
+        kind: class of the error that is raised.
+    """
+    try:
+        yield
+    except (EvalkitError, MemoryError):
+        raise
+    except OSError as error:
+        raise kind(f"{path}: cannot be read: {error.strerror or error}") from error
+    except Exception as error:
+        raise kind(f"{path}: cannot be read as {form} ({type(error).__name__}: {_reason(error)})") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason of a reader's error; of pydantic's, the first invalid key and what is wrong with it."""
+    if type(error).__name__ == "ValidationError" and (errors := getattr(error, "errors", None)):
+        first = errors(include_url=False)[0]
+        return f"'{'.'.join(map(str, first['loc']))}': {first['msg']}" if first["loc"] else str(first["msg"])
+    return str(error).strip() or "no reason is given"

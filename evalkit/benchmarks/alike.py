@@ -24,12 +24,9 @@ _HASHES = {
 
 
 def differences(a: Run, b: Run, rule: str | None = None) -> list[tuple[Trait, Trait]]:
-    """Return (A's trait, B's trait) for each difference; documents and examples are compared for shared tasks only.
+    """Return (A's trait, B's trait) for each difference under a rule; None: each run's own.
 
-    Args:
-        a: one run.
-        b: the other run.
-        rule: the scoring rule under which the numbers are read; None: each run's own.
+    Documents and examples are compared for shared tasks only.
     """
     first, second = traits(a, rule), traits(b, rule)
     pairs = [(one, second[name]) for name, one in first.items() if name in second and one.value != second[name].value]
@@ -45,12 +42,8 @@ def differences(a: Run, b: Run, rule: str | None = None) -> list[tuple[Trait, Tr
 def document_difference(a: Run, b: Run, task: str, by_content: bool = False) -> tuple[str, str, str] | None:
     """Return (what, A's value, B's value) of the first known difference between a task's documents; None if none.
 
-    Args:
-        a: one run.
-        b: the other run.
-        task: a task of both.
-        by_content: whether documents are paired by their content, so that the runs may be of other selections. Others
-            are paired by number, which must then stand for the same content in both runs.
+    If documents are paired by their content, the runs may be of other selections. Others are paired by number, which
+    must then stand for the same content in both runs.
     """
     first, second = (benchmark_of(run).comparable(run) for run in (a, b))
     mine, theirs = (one.must_agree(task) for one in (first, second))

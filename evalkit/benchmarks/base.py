@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 Row = tuple[Any, ...]
 """A journal row: a `NamedTuple` of numbers, strings, booleans and None."""
-
-
 BatchKey = tuple[str, int]
 """The journal's task, and the batch's number."""
 
@@ -138,7 +136,11 @@ class Computer(Protocol):
 
 
 class Benchmark(ABC):
-    """One kind of run. It has no state: everything about a run is in its plan."""
+    """One kind of run. It has no state: everything about a run is in its plan.
+
+    The abstract methods are the protocol; the others are abilities that a kind may lack. Wherever a `rule` is an
+    argument, None is the run's own; a run without scores for a rule raises `UnknownNameError`.
+    """
 
     kind: ClassVar[str]
     """Name in manifests and in the registry."""
@@ -179,13 +181,7 @@ class Benchmark(ABC):
 
     @abstractmethod
     def computer(self, setup: Any, loaded: LoadedModel, budget: Budget, say: Say) -> Computer:
-        """Prepare a loaded model for the run's batches.
-
-        Args:
-            setup: from `setup`.
-            loaded: the run's model.
-            budget: maximum number of tokens at a time.
-            say: called with messages for the user.
+        """Prepare the run's model for its batches, with the plan's `setup`.
 
         Raises:
             EvalkitError: the model cannot compute the plan.
@@ -203,21 +199,9 @@ class Benchmark(ABC):
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
         """Write tables from `FinishedRows.rows`, `table` or `batches`; call `RunWriter.save_results` last."""
 
-    def serves(self, plan: Any, run: Run) -> bool:
-        """Return whether a finished run has everything that the plan requests."""
-        return run.complete
-
     @abstractmethod
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """Return the metrics of a finished run; the most important metric of a task comes first.
-
-        Args:
-            run: a run of this benchmark.
-            rule: the scoring rule; None: the run's own. Generated answers have none.
-
-        Raises:
-            UnknownNameError: the run has no scores for that rule.
-        """
+        """Return the metrics of a finished run; the most important metric of a task comes first."""
 
     @abstractmethod
     def comparable(self, run: Run) -> Comparable:
@@ -227,49 +211,28 @@ class Benchmark(ABC):
             EvalkitError: the run has no scores of single documents, or a table is damaged.
         """
 
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """Yield the documents of a finished run as people read them, task by task; by default none.
+    def serves(self, plan: Any, run: Run) -> bool:
+        """Return whether a finished run has everything that the plan requests."""
+        return run.complete
 
-        Args:
-            run: a run of this benchmark.
-            tasks: the tasks to yield; empty: all.
-            say: called with messages for the user.
+    def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
+        """Return the names of a run's options, which include its suite, that never change its id; others may."""
+        return frozenset({"token_budget", "device_map"})
+
+    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """Yield the documents of a finished run as people read them, by task; no `tasks`: of all. By default none.
 
         Raises:
             EvalkitError: the run is damaged.
         """
         return iter(())
 
-    def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
-        """Return the names of options that never change the id of a run; the others may.
-
-        Args:
-            options: those of a run, with the suite.
-        """
-        return frozenset({"token_budget", "device_map"})
-
     def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
-        """Return the averages of a finished run, as in results.json.
-
-        Args:
-            run: a run of this benchmark.
-            rule: see `metrics`.
-
-        Raises:
-            UnknownNameError: the run has no scores for that rule.
-        """
+        """Return the averages of a finished run, as in results.json."""
         return list(run.stored["averages"])
 
     def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
-        """Return a finished run's sort key in lists and its printed form: the last average.
-
-        Args:
-            run: a run of this benchmark.
-            rule: see `metrics`.
-
-        Raises:
-            UnknownNameError: the run has no scores for that rule.
-        """
+        """Return a finished run's sort key in lists and its printed form: the last average."""
         if not (averages := self.stored_averages(run, rule)):
             return None, "finished"
         average = averages[-1]
@@ -279,13 +242,7 @@ class Benchmark(ABC):
         return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{shown}"
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """Return the printed report of a finished run.
-
-        Args:
-            run: a run of this benchmark.
-            rule: see `metrics`.
-            detail: whether to include the subtasks of tasks that have them.
-        """
+        """Return the printed report of a finished run; `detail`: with the subtasks of tasks that have them."""
         from evalkit.benchmarks.outcomes import metrics_report
 
         return metrics_report(run, self.metrics(run, rule))
@@ -297,11 +254,7 @@ class Benchmark(ABC):
         return choices_report(run, rule, detail)
 
     def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-        """Return the figures of finished runs; by default none.
-
-        Args:
-            runs: runs of this benchmark.
-            names: a unique name for each.
+        """Return the figures of finished runs, each with a unique name; by default none.
 
         Raises:
             EvalkitError: a run is damaged.
@@ -317,13 +270,7 @@ class Benchmark(ABC):
         raise UsageError(f"--show-prompts: benchmark {self.kind} does not support it; leave it out")
 
     def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-        """Estimate the tokens of each task of a whole run, without a model.
-
-        Args:
-            plan: the run's plan.
-            tokenizer: the model's tokenizer.
-            sample: number of documents of each task to tokenise.
-            say: called with messages for the user.
+        """Estimate the tokens of each task of a whole run from `sample` documents of each, without a model.
 
         Raises:
             UsageError: the benchmark cannot estimate them.

@@ -87,20 +87,12 @@ class GeneratedBenchmark(Benchmark):
 
     @abstractmethod
     def save(self, plan: Any, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
-        """Write tables and results.
-
-        Args:
-            plan: the run's plan.
-            answers: task → one answer for each document, in order.
-            writer: writes into the run folder.
-        """
+        """Write tables and results; `answers`: task → one answer for each document, in order."""
 
     def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
-        """Return whether a document has no answer."""
         return bool(self._unfinished_tasks(plan, finished))
 
     def facts(self) -> type[GeneratingFacts]:
-        """Return `GeneratingFacts`."""
         from evalkit.generation.capacity import GeneratingFacts
 
         return GeneratingFacts
@@ -110,7 +102,6 @@ class GeneratedBenchmark(Benchmark):
         return int(plan.manifest["context"])
 
     def computer(self, setup: int, loaded: LoadedModel, budget: Budget, say: Say) -> _GenerationComputer:
-        """Prepare a loaded model for generation."""
         return _GenerationComputer(loaded, budget.kept, setup, say)
 
     def batches(self, plan: Any, facts: GeneratingFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
@@ -158,7 +149,6 @@ class GeneratedBenchmark(Benchmark):
         return found
 
     def _unfinished_tasks(self, plan: Any, finished: FinishedRows) -> list[str]:
-        """Return the tasks that have a document without an answer."""
         return [task for task, ids in self.documents(plan).items() if any((task, one) not in finished for one in ids)]
 
     def refuse_rule(self, run: Run, rule: str | None) -> None:
@@ -167,14 +157,11 @@ class GeneratedBenchmark(Benchmark):
             raise UnknownNameError(f"rule of run {run.folder}", rule, (self.kind,))
 
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
-        """Collect the answers of all documents and save them."""
         documents = self.documents(plan)
         self.save(plan, {task: list(_answers(task, ids, finished, writer)) for task, ids in documents.items()}, writer)
 
 
 class _GenerationComputer:
-    """Computer of benchmarks with generated answers."""
-
     def __init__(self, loaded: LoadedModel, budget: int | None, context: int, say: Say) -> None:
         from evalkit.generation.capacity import GeneratingFacts, measure_capacity
         from evalkit.generation.generator import generator_of
@@ -189,11 +176,9 @@ class _GenerationComputer:
         self._place = place_of(loaded.device, loaded.attention)
 
     def place(self, batch: Batch | None = None) -> BatchDevice:
-        """Return the model's device."""
         return self._place
 
     def compute(self, batch: Batch) -> list[GeneratedAnswer]:
-        """Generate the answers of a batch."""
         found = self._generator.generate([one.prompt for one in batch.content], self._say)
         return [
             GeneratedAnswer(

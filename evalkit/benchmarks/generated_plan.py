@@ -36,12 +36,7 @@ class GeneratedPlan:
 
 
 def context_of(model: ModelSpec, checkpoint: Checkpoint, what: str) -> int:
-    """Return the context window for generation, in tokens: the extended window, or the checkpoint's own.
-
-    Args:
-        model: the model and its context extension.
-        checkpoint: its checkpoint.
-        what: the command that generates, named in the message.
+    """Return the context window for generation by a command, in tokens: the extended one, or the checkpoint's own.
 
     Raises:
         UsageError: the window is unknown or implausible, or its extension does not support generation.
@@ -72,13 +67,13 @@ def generated_manifest(
     chat: bool,
     documents: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the manifest of a run with generated answers.
+    """Return the manifest of a run with generated answers, whose rule is the kind of benchmark.
 
     Args:
-        kind: the benchmark, also stored as the rule.
+        kind: the benchmark.
         model: the model and how it is loaded.
         checkpoint: its checkpoint.
-        context: the context window in tokens, see `context_of`.
+        context: see `context_of`.
         specification: everything that determines the texts, except the chat template, the device and the end tokens.
         chat: whether prompts go into the chat template.
         documents: task → source, whether it is official, and number of documents.

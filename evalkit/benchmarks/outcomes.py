@@ -208,7 +208,6 @@ class GradedAnswers(Comparable):
 
     @cached_property
     def documents(self) -> pd.DataFrame:
-        """One row for each document, see `Comparable`."""
         table = self._table
         found = table[["task", *self.checked]].assign(subtask=table["task"], doc_id=table["id"])
         found[CLUSTER] = found.groupby([table["task"], table["source"]], sort=False)["doc_id"].transform("first")
@@ -216,11 +215,9 @@ class GradedAnswers(Comparable):
 
     @property
     def rules(self) -> Sequence[str]:
-        """Names of the measures; the tasks' own metrics have the benchmark's name."""
         return tuple(self._measures)
 
     def by_rule(self, rule: str) -> Floats:
-        """Return the scores of a measure, [documents] or [documents, layers]."""
         name, layers = "score" if rule == self.run.kind else rule, self.measure(rule).layers
         columns = [f"{name} {layer}" for layer in layers] or [name]
         if absent := [column for column in columns if column not in self._table]:
@@ -232,7 +229,6 @@ class GradedAnswers(Comparable):
         return scores
 
     def measure(self, rule: str) -> Measure:
-        """Return the measure of a rule."""
         if rule in self._measures:
             return self._measures[rule]
         if len(self._measures) > 1:

@@ -55,15 +55,10 @@ class PromptDocument(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PromptedRequest(DocumentRequest):
-    """Settings of a run of a `PromptedBenchmark`."""
-
-
-@dataclass(frozen=True)
 class PromptedPlan(GeneratedPlan):
     """A validated request with its documents and manifest, made without torch."""
 
-    request: PromptedRequest
+    request: DocumentRequest
     checkpoint: Checkpoint
     tasks: Mapping[str, Sequence[PromptDocument]]
     """Task → its documents, up to the limit."""
@@ -93,12 +88,11 @@ class PromptedBenchmark(GeneratedBenchmark):
     def score(self, answer: str, reference: str) -> float:
         """Score an answer from 0 to 1; higher is better."""
 
-    def request(self) -> type[PromptedRequest]:
-        """Return `PromptedRequest`."""
-        return PromptedRequest
+    def request(self) -> type[DocumentRequest]:
+        """Return `DocumentRequest`."""
+        return DocumentRequest
 
-    def plan(self, request: PromptedRequest, say: Say) -> PromptedPlan:
-        """Collect the documents and make the plan."""
+    def plan(self, request: DocumentRequest, say: Say) -> PromptedPlan:
         every = {task: list(documents) for task, documents in self.tasks().items()}
         tasks = {
             task: [documents[place] for place in request.selection.places(task, [task] * len(documents))]
@@ -134,7 +128,6 @@ class PromptedBenchmark(GeneratedBenchmark):
     def generation_requests(
         self, plan: PromptedPlan, task: str, facts: GeneratingFacts, tokenizer: Any
     ) -> list[GenerationRequest]:
-        """Tokenise the prompts of a task."""
         import numpy as np
 
         from evalkit.generation.prompts import Prompt, Stops
@@ -153,7 +146,6 @@ class PromptedBenchmark(GeneratedBenchmark):
         return found
 
     def save(self, plan: PromptedPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
-        """Score the answers, and write the table and the results."""
         import pandas as pd
 
         tables = [self._scored(task, documents, answers[task]) for task, documents in plan.tasks.items()]
@@ -185,7 +177,6 @@ class PromptedBenchmark(GeneratedBenchmark):
         return pd.DataFrame(rows)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """Return the mean score of each task."""
         self.refuse_rule(run, rule)
         return [Metric(one["task"], self.metric, one["n"], one["score"], one["stderr"]) for one in run.stored["tasks"]]
 
@@ -199,7 +190,6 @@ class PromptedBenchmark(GeneratedBenchmark):
         )
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """Yield the answers of each task."""
         from evalkit.benchmarks.document_views import AnswerView, answered
 
         table = run.table(ANSWERS, ("task", "id", "prompt", "reference", "answer", "score"))
@@ -212,11 +202,9 @@ class PromptedBenchmark(GeneratedBenchmark):
                 yield AnswerView(str(task), self.metric, documents)
 
     def suites(self) -> dict[str, str]:
-        """Return the one suite, named after `kind`."""
         return {self.kind: self.description}
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Return the one average, over all tasks."""
         return {self.kind: {"Average": tuple(self.tasks())}}
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from evalkit import __version__
 from evalkit.benchmarks.remembered import remembered
@@ -24,7 +24,7 @@ from evalkit.display import Say
 from evalkit.errors import UsageError
 from evalkit.escape import printable
 from evalkit.inputs import values
-from evalkit.inputs.values import LEAST, WORD, check_field_names, fitted
+from evalkit.inputs.settings import check_names, fitted, setting, settings_of
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import Checkpoint, resolve_dtype, silent
 from evalkit.models.spec import ModelSpec, model_spec
@@ -42,22 +42,27 @@ class Request:
     """Settings of every run; a benchmark adds its own settings in a subclass."""
 
     model: ModelSpec
-    output: Path = RUNS
-    """Parent folder of the run folders."""
-    token_budget: int | None = field(default=None, metadata={WORD: "auto"})
-    """Maximum number of tokens in a batch; None: as many as fit into memory."""
+    output: Path = setting(RUNS, "Folder of run folders.", short="-o")
+    token_budget: int | None = setting(
+        None, "Maximum tokens of a batch, limited by memory.", "auto", metavar="TOKENS|auto", word="auto"
+    )
+
+    default_texts: ClassVar[Mapping[str, str]] = {}
+    """Setting of the model → its printed default, if it is another one for this benchmark."""
 
 
 @dataclass(frozen=True)
 class DocumentRequest(Request):
     """Settings of every run that reads tasks of many documents."""
 
-    limit: int | None = None
-    """Maximum number of documents of each task, the first ones; None: all."""
-    sample: int | None = None
-    """Number of random documents of each task, stratified over its subjects; None: no sample."""
-    seed: int | None = field(default=None, metadata={LEAST: 0})
-    """Seed of the sample; with the same seed a larger sample contains the smaller one; None: 0."""
+    sample: int | None = setting(
+        None,
+        "Random documents of each task, the same for every checkpoint; a larger sample contains the smaller one.",
+        "all",
+        metavar="N",
+    )
+    seed: int | None = setting(None, "Seed of the sample.", "0", metavar="N", least=0)
+    limit: int | None = setting(None, "Only the first documents of each task, as in lm-eval.", metavar="N", short="-L")
 
     def __post_init__(self) -> None:
         if self.sample is not None and self.limit is not None:
@@ -87,10 +92,10 @@ def request_of(kind: type[RequestType], model: str | Path | ModelSpec, options: 
         UsageError: an option does not exist, or its value is invalid.
     """
     if isinstance(model, ModelSpec):
-        check_field_names(options, kind)
+        check_names(options, kind)
         return kind(model, **fitted(kind, options))
-    check_field_names(options, ModelSpec, kind)
-    of_model = {name: value for name, value in options.items() if name in ModelSpec.__dataclass_fields__}
+    check_names(options, ModelSpec, kind)
+    of_model = {name: value for name, value in options.items() if name in settings_of(ModelSpec)}
     spec = model_spec(model, **of_model)
     return kind(spec, **fitted(kind, {name: value for name, value in options.items() if name not in of_model}))
 
@@ -118,14 +123,7 @@ def _path_of(checkpoint: Checkpoint) -> str | None:
 
 
 def numerics(model: ModelSpec, checkpoint: Checkpoint, limit: int | None, say: Say = silent) -> dict[str, Any]:
-    """Return the specification entries that determine the numbers of every run.
-
-    Args:
-        model: the model and how it is loaded.
-        checkpoint: its checkpoint.
-        limit: maximum number of documents of each task.
-        say: called with messages for the user.
-    """
+    """Return the specification entries that determine the numbers of every run."""
     prints, extension = fingerprint(checkpoint), model.extension(checkpoint, say)
     return {
         "scoring": SCORING_VERSION,
@@ -145,28 +143,34 @@ DEFAULT_SUITE = "zeroshot8"
 class SuiteRequest(DocumentRequest):
     """Settings of a run of a suite or of lm-eval's tasks."""
 
-    suite: str | None = None
-    """A suite's name or YAML file, or "lm_eval" for lm-eval's tasks; None: zeroshot8 if it has all `tasks`, else
-    lm_eval."""
-    tasks: tuple[str, ...] = ()
-    """Tasks of the suite; empty: all. For lm_eval: tasks, groups or tags."""
-    include_path: Path | None = None
-    """Folder of the user's lm-eval task files, which can run Python code next to them."""
-    template: str | None = None
-    """A template's name, or the path of a template file; None: inst, or plain for lm-eval's tasks."""
-    rule: str | None = None
-    """The scoring rule; None: `ppl` if the template scores whole sequences, else `acc`."""
-    num_fewshot: int | None = field(default=None, metadata={LEAST: 0})
-    """Number of solved examples before each question; None: 0, or an lm-eval task's default."""
-    vary: tuple[str, ...] = ()
-    """Factors of the prompt to vary (template, choice_order, system_prompt), or a YAML file of prompts; empty: one
-    prompt."""
-    data_dir: Path | None = None
-    """Folder of `<task>.jsonl` files, searched before all other sources."""
-    allow_unofficial_data: bool = False
-    """Whether to accept documents that are not the pinned ones; their results are marked."""
-    log_samples: bool = False
-    """Whether to write lm-eval's per-document sample files."""
+    suite: str | None = setting(
+        None,
+        "Which tasks and averages: a name (evalkit ls suites) or a YAML file.",
+        "zeroshot8, or lm_eval if a task is not in it",
+        names="name or file",
+    )
+    tasks: tuple[str, ...] = setting((), "Only these of the suite, or any of lm-eval's, separated by commas.")
+    include_path: Path | None = setting(
+        None, "Folder of your own lm-eval task files; they can run code beside them.", names="folder"
+    )
+    template: str | None = setting(
+        None, "inst (the paper's), plain (lm-eval's), chat, or a YAML file.", "inst", names="file"
+    )
+    rule: str | None = setting(None, "How the answer is chosen (evalkit ls rules).", "ppl; acc with plain")
+    num_fewshot: int | None = setting(
+        None, "Solved examples before each question.", "0; a task's own with lm_eval", least=0
+    )
+    vary: tuple[str, ...] = setting(
+        (),
+        "Also under other prompts: template, system_prompt, choice_order, separated by commas, or a YAML file. Prints "
+        "the spread over prompts.",
+        names="name or file",
+    )
+    data_dir: Path | None = setting(
+        None, "Folder of <task>.jsonl files, searched before other sources.", names="folder"
+    )
+    log_samples: bool = setting(False, "Also write lm-eval's per-document sample files.")
+    allow_unofficial_data: bool = setting(False, "Accept documents that are not the pinned ones; marked.")
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,9 @@ Prefetched = TypeVar("Prefetched")
 def prefetched(
     batches: Iterator[Prefetched], warm: Callable[[Prefetched], None], stop: Callable[[], None] = lambda: None
 ) -> Iterator[Prefetched]:
-    """Yield batches, while a thread takes the next one from the iterator and makes it ready.
+    """Yield batches, while a thread takes the next one from the iterator and makes it ready by `warm`.
 
-    Args:
-        batches: advanced in the thread only.
-        warm: makes a batch ready.
-        stop: makes the iterator raise an exception soon; called where the batches are not needed any more.
+    `stop` makes the iterator raise an exception soon; it is called where the batches are not needed any more.
     """
 
     def following() -> Prefetched | None:
@@ -78,7 +75,7 @@ class ModelHolder:
         if self._loaded is None or self._key != key:
             # Freed first, since two models may not fit into memory
             self._loaded = None
-            self._loaded = load_checked(plan.request.model, plan.checkpoint, specification, say)
+            self._loaded = load_model(plan, say)
             self._key = key
         else:
             check_loaded(plan.checkpoint.given, specification, self._loaded)
@@ -91,9 +88,7 @@ LoadingKey = tuple["ModelSpec", str]
 def loading_key(model: ModelSpec, specification: Mapping[str, Any]) -> LoadingKey:
     """Return what determines the loaded model: where its files are, how it is loaded, weights, dtype and context.
 
-    Args:
-        model: how it is loaded. Its context and dtype count as they are in the specification.
-        specification: of the run.
+    The model's context and dtype count as they are in the specification of the run.
     """
     names = ("checkpoint", "dtype", "attention", "context_extension")
     about = json.dumps({name: specification[name] for name in names}, sort_keys=True)
@@ -102,13 +97,7 @@ def loading_key(model: ModelSpec, specification: Mapping[str, Any]) -> LoadingKe
 
 
 def load_checked(model: ModelSpec, checkpoint: Checkpoint, specification: Mapping[str, Any], say: Say) -> LoadedModel:
-    """Load a model and report what was loaded.
-
-    Args:
-        model: how it is loaded.
-        checkpoint: its files.
-        specification: of the run, which has the fingerprint that its files must have.
-        say: called with messages, among them a description of the model.
+    """Load the model of a run, of which `specification` has the fingerprint, and report what was loaded.
 
     Raises:
         CheckpointError: it cannot be loaded, or its files have changed since the run's id was computed.
@@ -198,14 +187,7 @@ class OpenRun:
         return planned
 
     def store(self, batch: Batch, rows: Rows, seconds: float, place: BatchDevice, packed: bytes | None = None) -> None:
-        """Add a computed batch to the journal.
-
-        Args:
-            batch: the batch.
-            rows: its rows.
-            seconds: time that it took.
-            place: device that computed it.
-            packed: see `Journal.append`.
+        """Add a computed batch to the journal, with the seconds and the device that it took.
 
         Raises:
             RunError: it could not be written; earlier batches are unaffected.
@@ -251,10 +233,7 @@ def opened(plan: Plan, say: Say) -> Iterator[OpenRun]:
 def run_plan(plan: Plan, progress: Progress, holder: ModelHolder | None = None) -> Run:
     """Compute the missing batches of a run in this process, write its results and open it.
 
-    Args:
-        plan: the run's plan.
-        progress: receives messages and progress.
-        holder: loads the model, and keeps it for further runs; None: it is loaded for this run.
+    The holder loads the model and keeps it for further runs.
 
     Raises:
         EvalkitError: the run cannot be computed or saved; the message is one line.

@@ -1,23 +1,28 @@
-"""`evalkit compare`."""
+"""`evalkit compare` and `evalkit figure`: several finished runs beside each other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
-from evalkit.cli.options import BENCHMARK, GROUP, OUTCOME, OUTPUT, PLOT, STUDY, check_benchmark, check_groups
-from evalkit.cli.parameters import MARGIN, argument, is_typed, option
+from evalkit.benchmarks.attention.figures.kinds import KINDS, Band, FigureRequest
+from evalkit.benchmarks.attention.groups import parsed_layers
+from evalkit.cli.options import BENCHMARK, GROUP, OUTCOME, OUTPUT, PLOT, STUDY, check_study, named_run
+from evalkit.cli.parameters import FOLDER, MARGIN, argument, comma_separated, is_typed, option, typed_option
 from evalkit.cli.running import PRINTING, print_report
 from evalkit.display import doing
 from evalkit.errors import UsageError
+from evalkit.escape import printable
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.attention.figures.runs import AnalysedRun
     from evalkit.comparison.curves import Curve
     from evalkit.comparison.sides import Side
     from evalkit.reporting.markup import Format
+    from evalkit.runs.folder import Run
 
 
 @click.command()
@@ -72,31 +77,33 @@ def compare(
     evalkit compare --study study.yaml intg vanilla                    names of a study, with all their seeds
     evalkit compare --study study.yaml --curve intg                    its steps, a curve for each seed
     """
-    _check(curve, fail_if_worse, margin)
-    _check_study(study, benchmark, groups, is_typed(ctx, "output"))
+    if curve and fail_if_worse:
+        raise UsageError("--fail-if-worse compares two sides; it does not go with --curve")
+    if margin and not fail_if_worse:
+        raise UsageError("--margin is an argument of --fail-if-worse; give both, or neither")
+    check_study(study, benchmark, groups)
+    if study is not None and is_typed(ctx, "output"):
+        raise UsageError("--output is for runs; a study file names its own folder of runs: omit --output")
     from evalkit.runs.outcomes import outcome_key
 
     key = outcome_key(outcome, rule)
-    notes: tuple[str, ...] = ()
     if curve:
-        with doing("reading runs"):
-            if study is None:
-                curves = _curves(runs, groups, key, output)
-            else:
-                curves, notes = _curves_of_study(study, runs, benchmark, key)
-        _print_curves(curves, notes, form, standalone, plot)
-        return 0
-    with doing("reading and comparing runs"):
-        from evalkit.comparison.comparison import compare_sides
-        from evalkit.comparison.comparison_report import comparison_report
-        from evalkit.comparison.differences import exit_code
-        from evalkit.comparison.sides import find_sides
+        from evalkit.comparison.curves import curve_report
 
-        sides: Sequence[Side]
-        if study is None:
-            sides = find_sides(runs, groups, output)
-        else:
-            sides, notes, key = _sides_of_study(study, runs, benchmark, key)
+        with doing("reading runs"):
+            curves, notes = _curves(runs, groups, study, benchmark, key, output)
+        print_report(curve_report(curves).with_notes(notes), form, standalone)
+        if plot:
+            from evalkit.comparison.plots import curves as draw_curves
+
+            draw_curves(curves, plot)
+        return 0
+    from evalkit.comparison.comparison import compare_sides
+    from evalkit.comparison.comparison_report import comparison_report
+    from evalkit.comparison.differences import exit_code
+
+    with doing("reading and comparing runs"):
+        sides, notes, key = _sides(runs, groups, study, benchmark, key, output)
         found = compare_sides(sides, key)
         report = comparison_report(found).with_notes(notes)
     print_report(report, form, standalone)
@@ -109,63 +116,206 @@ def compare(
     return exit_code(found, margin / scale) if fail_if_worse else 0
 
 
-def _sides_of_study(
-    path: Path, names: tuple[str, ...], benchmark: str | None, key: str | None
+def _sides(
+    runs: tuple[str, ...],
+    groups: tuple[str, ...],
+    study: Path | None,
+    benchmark: str | None,
+    key: str | None,
+    output: Path,
 ) -> tuple[Sequence[Side], tuple[str, ...], str | None]:
-    """Return sides, notes, and the key of the outcome, under the benchmark's rule by default."""
+    """Return sides, notes, and the key of the outcome, of a study under the benchmark's rule by default."""
+    if study is None:
+        from evalkit.comparison.sides import find_sides
+
+        return find_sides(runs, groups, output), (), key
     from evalkit.runs.outcomes import with_default_rule
     from evalkit.studies.results import read_results
     from evalkit.studies.sides import study_sides
 
-    results = read_results(path)
+    results = read_results(study)
     chosen = results.study.benchmark(benchmark)
-    found = study_sides(results, names, chosen)
+    found = study_sides(results, runs, chosen)
     return found.sides, found.notes, with_default_rule(key, chosen.rule)
 
 
-def _curves(runs: tuple[str, ...], groups: tuple[str, ...], rule: str | None, output: Path) -> list[Curve]:
-    from evalkit.comparison.curves import curve
-    from evalkit.comparison.sides import find_trainings
-
-    return [curve(side, rule) for side in find_trainings(runs, groups, output)]
-
-
-def _curves_of_study(
-    path: Path, names: tuple[str, ...], benchmark: str | None, key: str | None
+def _curves(
+    runs: tuple[str, ...],
+    groups: tuple[str, ...],
+    study: Path | None,
+    benchmark: str | None,
+    key: str | None,
+    output: Path,
 ) -> tuple[list[Curve], tuple[str, ...]]:
+    """Return a curve for each training, and notes."""
     from evalkit.comparison.curves import curve
+
+    if study is None:
+        from evalkit.comparison.sides import find_trainings
+
+        return [curve(side, key) for side in find_trainings(runs, groups, output)], ()
     from evalkit.runs.outcomes import with_default_rule
     from evalkit.studies.results import read_results
     from evalkit.studies.sides import study_trainings
 
-    results = read_results(path)
+    results = read_results(study)
     chosen = results.study.benchmark(benchmark)
-    found = study_trainings(results, names, chosen)
+    found = study_trainings(results, runs, chosen)
     key = with_default_rule(key, chosen.rule)
     return [curve(one.side, key, one.steps) for one in found], tuple(note for one in found for note in one.notes)
 
 
-def _print_curves(
-    found: list[Curve], notes: tuple[str, ...], form: Format, standalone: bool, plot: Path | None
+_SUFFIXES = (".pdf", ".png")
+"""Of the files that --all writes."""
+
+
+@click.command()
+@argument("figure", required=False, metavar="[NAME]")
+@argument("runs", nargs=-1)
+@STUDY
+@BENCHMARK
+@typed_option("--all", "every", is_flag=True, help="Every figure that the runs have measures for, as .pdf and .png in "
+              "the folder --output.")  # fmt: skip
+@typed_option("--list", "listed", is_flag=True, help="List the figures and their options.")
+@typed_option("--names", callback=comma_separated, help="Names of the runs in the legend, separated by commas.  "
+              "[default: their models]")  # fmt: skip
+@option("--layers", callback=comma_separated, metavar="NUMBERS", help="From 0, or from -1 for the last one backwards.  "
+        "[default: all; bos: the last; position of several runs: first, middle, last]")  # fmt: skip
+@option("--tasks", callback=comma_separated, metavar="NAMES", help="Documents of these tasks only.  [default: all]")
+@typed_option("--band", type=click.Choice(get_args(Band)), help="What the standard deviation is over.  [default: the "
+              "paper's of each figure]")  # fmt: skip
+@typed_option("--measure", help="Of bos, rank and heatmap: another measure (see --list).")
+@typed_option("--paper", is_flag=True, help="Of entropy and categories: the paper's definition alone.")
+@typed_option("--output", "-o", type=FOLDER, help="File .pdf, .png or .svg; with --all a folder.  [default: NAME.pdf]")
+def figure(
+    figure: str | None,
+    runs: tuple[str, ...],
+    study: Path | None,
+    benchmark: str | None,
+    every: bool,
+    listed: bool,
+    names: tuple[str, ...] | None,
+    layers: tuple[str, ...] | None,
+    tasks: tuple[str, ...] | None,
+    band: Band | None,
+    measure: str | None,
+    paper: bool,
+    output: Path | None,
 ) -> None:
-    from evalkit.comparison.curves import curve_report
+    """Draw finished runs of evalkit attention: the paper's figures and others. NAME is one of evalkit figure --list.
 
-    print_report(curve_report(found).with_notes(notes), form, standalone)
-    if plot:
-        from evalkit.comparison.plots import curves as draw
+    RUNS are run folders, or ids, names or checkpoints of runs in results/runs or EVALKIT_OUTPUT (evalkit ls runs). With
+    --study they are names of its checkpoints, NAME or NAME@STEP; without any, all that are finished. The drawn numbers
+    are written beside the figure as .csv, shares as fractions. Notes below the figure state what lines and bands are
+    means and deviations of, and in what the runs differ besides their models.
 
-        draw(found, plot)
+    \b
+    evalkit figure entropy RUN_A RUN_B -o entropy.pdf              and entropy.csv
+    evalkit figure bos RUN_A RUN_B --names Vanilla,Diff --layers -1
+    evalkit figure heatmap RUN --measure distance -o distance.png
+    evalkit figure categories --paper --study study.yaml -o categories.pdf
+    evalkit figure --all RUN_A RUN_B -o figures/
+    """
+    if listed:
+        _list()
+        return
+    if every and figure is not None:
+        runs, figure = (figure, *runs), None
+    request = FigureRequest(parsed_layers(layers or ()), tasks or (), band, measure, paper)
+    if figure is None and not every:
+        raise UsageError(f"name a figure: {', '.join(KINDS)}; or give --all")
+    check_study(study, benchmark)
+    paths = _paths_of_all(request, output) if figure is None else [output or Path(f"{figure}.pdf")]
+    if figure is not None:
+        from evalkit.reporting.figures import check_figure_path
+
+        request.check(figure)
+        check_figure_path(paths[0])
+    if not runs and study is None:
+        raise UsageError(
+            "name one or more runs of evalkit attention (evalkit ls runs lists them), or --study FILE.yaml"
+        )
+    with doing("reading runs"):
+        analysed, notes = _analysed(runs, study, benchmark, names, request)
+    for note in notes:
+        click.echo(printable(note), err=True)
+    if figure is None:
+        _draw_every(analysed, request, paths[0])
+    else:
+        _draw(figure, analysed, request, paths)
 
 
-def _check_study(study: Path | None, benchmark: str | None, groups: tuple[str, ...], output: bool) -> None:
-    check_benchmark(benchmark, study)
-    check_groups(groups, study)
-    if study is not None and output:
-        raise UsageError("--output is for runs; a study file names its own folder of runs: omit --output")
+def _paths_of_all(request: FigureRequest, output: Path | None) -> list[Path]:
+    """Validate a command with --all before any run is read, and return the folder."""
+    if request.measure or request.paper:
+        raise UsageError(
+            f"{'--measure' if request.measure else '--paper'} is for one figure; name it in place of --all"
+        )
+    if output is None:
+        raise UsageError("--all writes several files; give their folder: -o figures/")
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output {output} is a file; --all needs a folder")
+    return [output]
 
 
-def _check(curve: bool, fail_if_worse: bool, margin: float) -> None:
-    if curve and fail_if_worse:
-        raise UsageError("--fail-if-worse compares two sides; it does not go with --curve")
-    if margin and not fail_if_worse:
-        raise UsageError("--margin is an argument of --fail-if-worse; give both, or neither")
+def _analysed(
+    given: tuple[str, ...],
+    study: Path | None,
+    benchmark: str | None,
+    names: tuple[str, ...] | None,
+    request: FigureRequest,
+) -> tuple[list[AnalysedRun], list[str]]:
+    """Return the runs by the names of their lines, and notes about them."""
+    from evalkit.benchmarks.attention.figures.notes import run_differences
+    from evalkit.benchmarks.attention.figures.runs import AnalysedRun
+    from evalkit.comparison.sides import Side, check_unique
+    from evalkit.comparison.sides import names as names_of
+
+    found: Sequence[Run]
+    known: Sequence[str]
+    if study is None:
+        found, notes = [named_run(one) for one in given], []
+        known = names_of(found)
+    else:
+        from evalkit.studies.results import read_results
+        from evalkit.studies.sides import study_analyses
+
+        analyses = study_analyses(read_results(study), given, benchmark)
+        found, known, notes = analyses.runs, analyses.names, [*analyses.notes]
+    if names is not None:
+        if len(names) != len(found):
+            raise UsageError(f"--names has {len(names)} names for {len(found)} runs ({', '.join(known)}); give as many")
+        known = [printable(name) for name in names]
+    check_unique([Side(name, (run,)) for name, run in zip(known, found, strict=True)])
+    analysed = [AnalysedRun(name, run, request.tasks) for name, run in zip(known, found, strict=True)]
+    return analysed, [*notes, *(f"warning: {text[0].lower()}{text[1:]}" for text in run_differences(analysed))]
+
+
+def _draw_every(analysed: list[AnalysedRun], request: FigureRequest, folder: Path) -> None:
+    """Draw every figure that the runs have the measures of; report the others."""
+    written = False
+    for name, kind in KINDS.items():
+        one = FigureRequest(request.layers, request.tasks, request.band if kind.band else None)
+        try:
+            _draw(name, analysed, one, [folder / f"{name}{suffix}" for suffix in _SUFFIXES])
+            written = True
+        except UsageError as error:
+            click.echo(printable(f"left out: {name}: {error}"), err=True)
+    if not written:
+        raise UsageError("the runs have the measures of no figure; see the reasons above")
+
+
+def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths: list[Path]) -> None:
+    from evalkit.benchmarks.attention.figures.making import make, write
+
+    with doing(f"figure {name}"):
+        files = write(make(name, analysed, request), analysed, paths)
+    for path in files:
+        click.echo(printable(str(path)))
+
+
+def _list() -> None:
+    for name, kind in KINDS.items():
+        click.echo(f"{name:<11} {kind.words}")
+        if kind.measures:
+            click.echo(f"{'':<11} --measure {', '.join(kind.measures)}")

@@ -10,25 +10,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evalkit.cli.options import (
-    CHAT,
     CHECKPOINT,
     COMPUTING,
     CONFIG,
-    DATA_DIR,
+    CONTEXT,
     DRY_RUN,
     ORIGIN,
     OUTPUT,
     PLOT,
     RUN,
     SELECTION,
-    TOKEN_BUDGET,
     TRUST,
+    BenchmarkCommand,
     checkpoint_of,
-    context_options,
     named_run,
+    settings,
 )
-from evalkit.cli.parameters import FOLDER, Commands, argument, comma_separated, option, typed_option
-from evalkit.cli.running import PRINTING, dry_run, print_report, print_run, run_and_print
+from evalkit.cli.parameters import FOLDER, Commands, argument, option, typed_option
+from evalkit.cli.running import PRINTING, evaluation_of, print_report, print_run
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
 
@@ -66,27 +65,13 @@ def longbench() -> None:
     """LongBench: answers over long documents, generated and scored."""
 
 
-@longbench.command()
+@longbench.command(cls=BenchmarkCommand, kind="longbench")
 @click.pass_context
 @CONFIG
 @CHECKPOINT
-@ORIGIN
-@option("--suite", type=click.Choice(["longbench", "longbench-e"]), default="longbench", help="16 tasks, or the 13 of "
-        "LongBench-E with scores by length.")  # fmt: skip
-@option("--tasks", callback=comma_separated, help="Only these, separated by commas.  [default: all]")
-@SELECTION
-@context_options("8192, as in the paper, where it was trained on fewer")
-@option(
-    "--max-prompt-tokens",
-    type=int,
-    help="Tokens above which a prompt loses its middle.  [default: 7500 of a context of 8192]",
+@settings(
+    *ORIGIN, "suite", "tasks", *SELECTION, *CONTEXT, ..., "output", "data_dir", *COMPUTING, "token_budget", *TRUST
 )
-@CHAT
-@OUTPUT
-@DATA_DIR
-@COMPUTING
-@TOKEN_BUDGET
-@TRUST
 @DRY_RUN
 @EDIT_SIMILARITY
 @PLOT
@@ -96,11 +81,8 @@ def run(
     /,
     checkpoint: str | None,
     model: str | None,
-    without_computing: bool,
     edit_similarity: EditVariant,
     plot: Path | None,
-    form: Format,
-    standalone: bool,
     **options: Any,
 ) -> None:
     """Generate answers over long documents and score them as LongBench's own code does; `run` may be omitted.
@@ -114,11 +96,13 @@ def run(
     evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
     evalkit longbench score PREDICTIONS                                  of the official code
     """
-    named = checkpoint_of(ctx, checkpoint, model)
-    if without_computing:
-        print_report(dry_run([named], options), form, standalone)
-        return
-    run_and_print(named, options, None, lambda found, _: _print(found, edit_similarity, plot, form, standalone))
+    from evalkit.benchmarks.longbench.benchmark import report_of
+
+    evaluation_of(options).run(
+        checkpoint_of(ctx, checkpoint, model),
+        lambda found, _: report_of(found, edit_similarity),
+        lambda found: _draw_run(found, plot, edit_similarity),
+    )
 
 
 @longbench.command()
@@ -137,7 +121,11 @@ def rescore(
     \b
     evalkit longbench rescore 1a2b3c4d --format latex
     """
-    _print(named_run(run, output), edit_similarity, plot, form, standalone)
+    from evalkit.benchmarks.longbench.benchmark import report_of
+
+    found = named_run(run, output)
+    print_run(found, report_of(found, edit_similarity), form, standalone)
+    _draw_run(found, plot, edit_similarity)
 
 
 @longbench.command()
@@ -166,10 +154,9 @@ def score(
         _draw(predictions.generations, plot, edit_similarity)
 
 
-def _print(run: Run, edit_similarity: EditVariant, plot: Path | None, form: Format, standalone: bool) -> None:
-    from evalkit.benchmarks.longbench.benchmark import load_generations, report_of
+def _draw_run(run: Run, plot: Path | None, edit_similarity: EditVariant) -> None:
+    from evalkit.benchmarks.longbench.benchmark import load_generations
 
-    print_run(run, report_of(run, edit_similarity), form, standalone)
     if plot is not None:
         _draw(load_generations(run), plot, edit_similarity)
 

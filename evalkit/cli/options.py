@@ -1,4 +1,4 @@
-"""Options that commands share, and config files, which set them too.
+"""Options that commands share, options of a benchmark's settings, and config files, which set options too.
 
 A value has the same meaning in a config file as on the command line, and may be given once in each. A config file's
 values are parsed as if they were on the command line.
@@ -6,28 +6,33 @@ values are parsed as if they were on the command line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
 from evalkit.cli.parameters import (
     FOLDER,
+    SUITE,
     TEXT,
     Command,
+    Option,
     argument,
     comma_separated,
     is_typed,
     long_name,
     option,
     option_group,
+    settings_of_option,
     typed_option,
 )
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.paths import RUNS
 
 if TYPE_CHECKING:
+    from evalkit.inputs.settings import Setting
     from evalkit.runs.folder import Run
 
 
@@ -118,16 +123,12 @@ GROUP = typed_option("--group", "groups", multiple=True, metavar="NAME=RUN,RUN,â
                      help="Several seeds or checkpoints of one side; repeat for each side.")  # fmt: skip
 
 
-def check_groups(groups: tuple[str, ...], study: Path | None) -> None:
-    """Raise a `UsageError` if `--group` is given with `--study`."""
-    if groups and study is not None:
-        raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
-
-
-def check_benchmark(benchmark: str | None, study: Path | None) -> None:
-    """Raise a `UsageError` if `--benchmark` is given without `--study`."""
+def check_study(study: Path | None, benchmark: str | None, groups: tuple[str, ...] = ()) -> None:
+    """Raise a `UsageError` if `--benchmark` is given without `--study`, or `--group` with it."""
     if benchmark is not None and study is None:
         raise UsageError("--benchmark names a benchmark of a study; give --study FILE.yaml too")
+    if groups and study is not None:
+        raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
 
 
 def named_run(given: str, root: Path | None = None) -> Run:
@@ -147,50 +148,108 @@ def named_run(given: str, root: Path | None = None) -> Run:
 
 CONFIG = typed_option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
                       envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
-ORIGIN = option_group(
-    option("--revision", help="Branch, tag or commit of a hub model."),
-    option("--tokenizer", help="Another folder or hub name to take the tokenizer from."),
-)
-COMPUTING = option_group(
-    option("--device", default="auto", help="auto, cpu, cuda, cuda:1, â€¦"),
-    option(
-        "--device-map",
-        default="none",
-        metavar="none|auto",
-        help="For a model larger than one GPU: auto spreads its layers over all GPUs and the CPU's memory.",
-    ),
-    option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16."),
-    option("--attention", default="auto", help="auto, sdpa or eager."),
-)
+ORIGIN = ("revision", "tokenizer")
+COMPUTING = ("device", "device_map", "dtype", "attention")
+CONTEXT = ("context", "context_method", "context_original", "context_config")
+SELECTION = ("sample", "seed", "limit")
+TRUST = ("allow_pickle", "trust_remote_code")
 
 
-def context_options(default: str) -> Callable[[Command], Command]:
-    """Declare options of context extension; `default` describes the default of `--context` in the help."""
-    extension = "Context window in tokens, extended by scaling rotary positions; none: no extension."
-    return option_group(
-        option("--context", metavar="TOKENS", help=f"{extension}  [default: {default}]"),
-        option("--context-method", help="yarn, dynamic-yarn, linear, ntk, or none.  [default: yarn]"),
-        option("--context-original", type=int, help="Context window of its training.  [default: the checkpoint's]"),
-        option("--context-config", help="A name in configs/context, or a YAML file, with these and YaRN's parameters."),
-    )
+class BenchmarkCommand(click.Command):
+    """A command with an option for each setting of a benchmark and of its model.
+
+    The benchmark is imported when the options are needed. `settings` says where in the list they are.
+
+    Args:
+        *arguments: as of `click.Command`, like `**more`.
+        kind: the benchmark.
+        without: settings without an option.
+        **more: see `*arguments`.
+    """
+
+    def __init__(self, *arguments: Any, kind: str, without: Sequence[str] = (), **more: Any) -> None:
+        self.kind, self.without = kind, without
+        self._params: list[click.Parameter] | None = None
+        super().__init__(*arguments, **more)
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        """Arguments and options, in the order of `--help`."""
+        if self._params is None:
+            self._params = [*self._expanded()]
+        return self._params
+
+    @params.setter
+    def params(self, declared: list[Any]) -> None:
+        self._declared, self._params = declared, None
+
+    def _expanded(self) -> Iterator[click.Parameter]:
+        from evalkit.benchmarks.registry import benchmark
+        from evalkit.inputs.settings import settings_of
+        from evalkit.models.spec import ModelSpec
+
+        kind = benchmark(self.kind).request()
+        known = settings_of(ModelSpec, kind)
+        placed = {name for parameter in self._declared if isinstance(parameter, _Places) for name in parameter.names}
+        others = [name for name in known if name not in placed and name not in self.without]
+        for parameter in self._declared:
+            if not isinstance(parameter, _Places):
+                yield parameter
+                continue
+            for place in parameter.names:
+                for name in others if isinstance(place, EllipsisType) else [place]:
+                    yield _option_of(known[name], kind.default_texts.get(name, known[name].default_text))
 
 
-SELECTION = option_group(
-    option("--sample", type=int, metavar="N", help="Random documents of each task, the same for every checkpoint; a "
-           "larger sample contains the smaller one.  [default: all]"),
-    option("--seed", type=int, metavar="N", help="Seed of the sample.  [default: 0]"),
-    option("--limit", "-L", type=int, metavar="N", help="Only the first documents of each task, as in lm-eval."),
-)  # fmt: skip
-CONTEXT = context_options("the trained context window")
-CHAT = option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
+class _Places:
+    """Places in a command's list of parameters, for settings by name; `...`: those without a place."""
+
+    def __init__(self, names: Sequence[str | EllipsisType]) -> None:
+        self.names = names
+
+
+def settings(*names: str | EllipsisType) -> Callable[[Command], Command]:
+    """Put options of settings here in the list of a `BenchmarkCommand`; `...`: those without another place."""
+
+    def add(command: Command) -> Command:
+        declared: Any = command
+        declared.__click_params__ = [*getattr(command, "__click_params__", ()), _Places(names)]
+        return command
+
+    return add
+
+
+def _option_of(setting: Setting, default_text: str) -> Option:
+    hint, more = setting.types[0], dict[str, Any]()
+    default = setting.default
+    if hint is bool:
+        more, default = {"is_flag": True}, None
+    elif get_origin(hint) is Literal:
+        more = {"type": click.Choice(get_args(hint))}
+    elif get_origin(hint) is tuple and get_args(hint)[0] is Path:
+        more, default = {"type": FOLDER, "multiple": True}, None
+    elif get_origin(hint) is tuple:
+        more, default = {"callback": comma_separated}, ",".join(f"{value:g}" for value in default) or None
+    elif hint is int and not setting.word:
+        more = {"type": click.IntRange(min=setting.least) if setting.shows_least else int}
+    elif hint is Path:
+        more = {"type": FOLDER}
+    elif setting.name == "suite":
+        more = {"type": SUITE}
+    if setting.name == "output":
+        more["callback"] = _runs_folder
+    if default is not None:
+        more |= {"default": default, "show_default": True}
+    text = f"{setting.help}  [default: {default_text}]" if default_text else setting.help
+    names = [setting.flag, *([setting.short] if setting.short else [])]
+    return Option(names, **settings_of_option(names, setting.has_variable, help=text, metavar=setting.metavar, **more))
+
+
 DRY_RUN = typed_option(
     "--dry-run",
     "without_computing",
     is_flag=True,
     help="Compute nothing; print documents, tokens, time, memory and disk.",
-)
-TOKEN_BUDGET = option(
-    "--token-budget", metavar="TOKENS|auto", help="Maximum tokens of a batch, limited by memory.  [default: auto]"
 )
 _CHECKPOINT = "Checkpoint folder, hub name, .gguf file, or demo."
 CHECKPOINT = option_group(
@@ -239,9 +298,3 @@ def checkpoints_of(ctx: click.Context, given: Sequence[str], model: str | None) 
         else:
             raise UsageError(f"{one}: no folder and no .gguf file matches")
     return tuple(dict.fromkeys(found))
-
-
-TRUST = option_group(
-    option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code."),
-    option("--trust-remote-code", is_flag=True, help="Let the checkpoint's own Python files run."),
-)

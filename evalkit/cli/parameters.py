@@ -21,111 +21,84 @@ from evalkit.inputs import values
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def _suites() -> Iterable[str]:
-    from evalkit.benchmarks.registry import benchmark, kinds
-
-    for kind in kinds():
-        with suppress(EvalkitError):  # of a package that cannot be loaded
-            yield from benchmark(kind).suites()
-
-
-def _outcomes() -> Iterable[str]:
-    from evalkit.runs.outcomes import ACCURACY, OUTCOMES
-
-    return ACCURACY, *OUTCOMES
-
-
-def _rules() -> Iterable[str]:
-    from evalkit.runs.rules import all_rules
-
-    return (rule.name for rule in all_rules())
-
-
-def _templates() -> Iterable[str]:
-    from evalkit.benchmarks.multiple_choice.templates import template_names
-
-    return template_names()
-
-
-def _tasks() -> Iterable[str]:
-    from evalkit.data import TASKS
-
-    return TASKS
-
-
-def _exports() -> Iterable[str]:
-    from evalkit.exchange.exports import form_names
-
-    return form_names()
-
-
-def _tables() -> Iterable[str]:
-    from evalkit.tables.layout import layout_names
-
-    return layout_names()
-
-
-def _figures() -> Iterable[str]:
-    from evalkit.benchmarks.attention.figures.kinds import KINDS
-
-    return KINDS
-
-
-def _measures() -> Iterable[str]:
-    from evalkit.benchmarks.attention.groups import MEASURES
-
-    return MEASURES
-
-
-def _runs() -> Iterable[str]:
-    from evalkit.runs.finding import root_of_runs
-
-    return (path.name for path in sorted(root_of_runs().glob("*/")))
-
-
-def _of_study(ctx: click.Context, parameter: str) -> Iterable[str] | None:
-    """Return the names that the study of the command has for a parameter; None where they are not a study's."""
-    if ctx.params.get("study") is None or parameter not in ("runs", "--benchmark"):
-        return () if parameter == "--benchmark" else None
-    from evalkit.studies.records import recorded_checkpoints
-    from evalkit.studies.study_file import read_study
-
-    try:
-        study = read_study(ctx.params["study"], recorded_checkpoints)
-    except EvalkitError:
-        return ()
-    return study.names if parameter == "runs" else (one.name for one in study.benchmarks)
-
-
-_NAMES: dict[str, Callable[[], Iterable[str]]] = {
-    "--suite": _suites,
-    "--rule": _rules,
-    "--outcome": _outcomes,
-    "--template": _templates,
-    "--task": _tasks,
-    "--tasks": _tasks,
-    "--to": _exports,
-    "--measure": _measures,
-    "name": _tables,
-    "figure": _figures,
-    "run": _runs,
-    "runs": _runs,
-    "--benchmark": tuple,
-}
-"""Option or argument → its known names. A file is accepted in place of any of them."""
+_COMPLETED = ("--suite", "--rule", "--outcome", "--template", "--task", "--tasks", "--to", "--measure", "--benchmark",
+              "name", "figure", "run", "runs")  # fmt: skip
+"""Options and arguments whose names are completed. A file is accepted in place of any of them."""
 _LISTS = ("--tasks",)
 """Options with several comma-separated names."""
 
 
+def _names_of(parameter: str) -> Iterable[str]:
+    """Return the known names for an option or an argument."""
+    match parameter:
+        case "--suite":
+            from evalkit.benchmarks.registry import benchmark, kinds
+
+            found: list[str] = []
+            for kind in kinds():
+                with suppress(EvalkitError):  # of a package that cannot be loaded
+                    found += benchmark(kind).suites()
+            return found
+        case "--rule":
+            from evalkit.runs.rules import all_rules
+
+            return [rule.name for rule in all_rules()]
+        case "--outcome":
+            from evalkit.runs.outcomes import ACCURACY, OUTCOMES
+
+            return ACCURACY, *OUTCOMES
+        case "--template":
+            from evalkit.benchmarks.multiple_choice.templates import template_names
+
+            return template_names()
+        case "--task" | "--tasks":
+            from evalkit.data import TASKS
+
+            return TASKS
+        case "--to":
+            from evalkit.exchange.exports import form_names
+
+            return form_names()
+        case "name":
+            from evalkit.tables.layout import layout_names
+
+            return layout_names()
+        case "figure":
+            from evalkit.benchmarks.attention.figures.kinds import KINDS
+
+            return KINDS
+        case "--measure":
+            from evalkit.benchmarks.attention.groups import MEASURES
+
+            return MEASURES
+        case "run" | "runs":
+            from evalkit.runs.finding import root_of_runs
+
+            return [path.name for path in sorted(root_of_runs().glob("*/"))]
+        case _:
+            return ()
+
+
+def _names_of_study(path: Path, parameter: str) -> Iterable[str]:
+    from evalkit.studies.records import recorded_checkpoints
+    from evalkit.studies.study_file import read_study
+
+    try:
+        study = read_study(path, recorded_checkpoints)
+    except EvalkitError:
+        return ()
+    return study.names if parameter == "runs" else [one.name for one in study.benchmarks]
+
+
 def completer(parameter: str) -> Completer | None:
     """Return the completer of an option or an argument; None where its type completes it."""
-    if parameter not in _NAMES:
+    if parameter not in _COMPLETED:
         return None
 
     def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
         before, comma, prefix = incomplete.rpartition(",") if parameter in _LISTS else ("", "", incomplete)
-        if (names := _of_study(ctx, parameter)) is None:
-            names = _NAMES[parameter]()
+        study = ctx.params.get("study") if parameter in ("runs", "--benchmark") else None
+        names = _names_of(parameter) if study is None else _names_of_study(study, parameter)
         found = [CompletionItem(before + comma + name) for name in names if name.startswith(prefix)]
         return found or [CompletionItem(incomplete, type="file")]
 
@@ -185,11 +158,11 @@ class Option(click.Option):
         return value
 
 
-def _accepts(one: click.Option, value: str) -> bool:
-    if isinstance(one.type, _SuiteParam):
-        return one.type.knows(value)
-    if isinstance(one.type, click.Choice):
-        return value in one.type.choices or value.replace("_", "-") in one.type.choices
+def _accepts(option: click.Option, value: str) -> bool:
+    if isinstance(option.type, _SuiteParam):
+        return option.type.knows(value)
+    if isinstance(option.type, click.Choice):
+        return value in option.type.choices or value.replace("_", "-") in option.type.choices
     return True
 
 
@@ -244,24 +217,12 @@ class _SuiteParam(_TextParam):
         from evalkit.benchmarks.registry import kind_of_suite
 
         try:
-            kind_of_suite(value)
+            return bool(kind_of_suite(value))
         except UnknownNameError:
             return False
-        return True
 
 
-class _ExportParam(_TextParam):
-    """Parameter type: an export format."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from evalkit.exchange.exports import form_names
-
-        if (found := super().convert(value, param, ctx)) not in (known := form_names()):
-            raise UnknownNameError("export", found, known)
-        return found
-
-
-TEXT, FOLDER, MARGIN, SUITE, EXPORT = _TextParam(), _PathParam(), _MarginParam(min=0), _SuiteParam(), _ExportParam()
+TEXT, FOLDER, MARGIN, SUITE = _TextParam(), _PathParam(), _MarginParam(min=0), _SuiteParam()
 
 
 def argument(name: str, **settings: Any) -> Callable[[Command], Command]:
@@ -271,15 +232,22 @@ def argument(name: str, **settings: Any) -> Callable[[Command], Command]:
 
 def typed_option(*names: str, **settings: Any) -> Callable[[Command], Command]:
     """Declare an option that only the command line sets."""
-    if not settings.get("is_flag"):
-        settings = {"type": TEXT, "shell_complete": completer(long_name(names))} | settings
-    return click.option(*names, cls=Option, **settings)
+    return click.option(*names, cls=Option, **settings_of_option(names, has_variable=False, **settings))
 
 
 def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
     """Declare an option that `EVALKIT_<NAME>` sets too."""
-    variable = "EVALKIT_" + long_name(names)[2:].replace("-", "_").upper()
-    return typed_option(*names, envvar=variable, show_default=settings.get("default") is not None, **settings)
+    shown = settings.get("default") is not None
+    return click.option(*names, cls=Option, **settings_of_option(names, show_default=shown, **settings))
+
+
+def settings_of_option(names: Sequence[str], has_variable: bool = True, **settings: Any) -> dict[str, Any]:
+    """Return the arguments of an `Option`: its variable, and without another type that of text, with completion."""
+    if has_variable:
+        settings["envvar"] = "EVALKIT_" + long_name(names)[2:].replace("-", "_").upper()
+    if settings.get("is_flag"):
+        return settings
+    return {"type": TEXT, "shell_complete": completer(long_name(names))} | settings
 
 
 def long_name(names: Sequence[str]) -> str:

@@ -9,32 +9,23 @@ from __future__ import annotations
 import atexit
 import gc
 import io
+import os
+import platform
+import shlex
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from tempfile import NamedTemporaryFile
 from types import FrameType
 from typing import Any
 
 import click
 
 from evalkit import __version__
-from evalkit.cli import (
-    attention,
-    comparing,
-    figure,
-    longbench,
-    looking,
-    models,
-    needle,
-    perplexity,
-    report,
-    scoring,
-    showing,
-    study,
-    tables,
-)
+from evalkit.cli import benchmarks, comparing, longbench, models, showing, study, tables
 from evalkit.cli.parameters import SETTINGS, Commands
 from evalkit.display import shown_activity
 from evalkit.errors import EvalkitError, SeveralErrors
@@ -43,6 +34,7 @@ from evalkit.escape import printable
 
 @click.group(cls=Commands, context_settings=SETTINGS)
 @click.version_option(__version__)
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error; with every command.")
 def cli() -> None:
     """Evaluate language-model checkpoints: the same numbers as lm-eval, several times faster.
 
@@ -62,30 +54,32 @@ def cli() -> None:
 
 
 for command in (
-    scoring.run,
-    scoring.rescore,
+    benchmarks.run,
+    showing.rescore,
     longbench.longbench,
-    needle.needle,
-    perplexity.perplexity,
-    attention.attention,
-    figure.figure,
+    benchmarks.needle,
+    benchmarks.perplexity,
+    benchmarks.attention,
+    comparing.figure,
     study.study,
     comparing.compare,
-    report.report,
+    showing.report,
     showing.show,
     tables.table,
     tables.integrity,
     tables.export,
-    looking.import_,
+    models.import_,
     models.models,
-    looking.list_,
-    looking.data,
-    looking.doctor,
+    models.list_,
+    models.data,
+    models.doctor,
 ):
     cli.add_command(command)
 
 _LONGEST = 2000
 """Maximum characters of a message."""
+_LONGEST_REASON = 300
+"""Maximum characters of another library's message within one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -95,10 +89,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     # At the exit, Python would search all objects for cyclic garbage, whose memory is released anyway
     atexit.register(gc.freeze)
-    with _termination_as_interrupt() as signals, shown_activity():
-        code = _exit_code(arguments)
+    given, is_debug = _without_debug(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names may contain characters that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
+    with _termination_as_interrupt() as signals, _errors_of_threads(is_debug), shown_activity():
+        code = _exit_code(given, is_debug)
     # click, and Ray while it waits, raise another exception in place of the handler's
     sys.exit(143 if signals and code == 130 else code)
+
+
+def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the arguments without `--debug`, which may stand anywhere, and whether it is given."""
+    ends = arguments.index("--") if "--" in arguments else len(arguments)
+    kept = [text for number, text in enumerate(arguments) if text != "--debug" or number > ends]
+    return kept, len(kept) < len(arguments) or os.environ.get("EVALKIT_DEBUG", "") not in ("", "0", "false")
 
 
 @contextmanager
@@ -127,37 +132,75 @@ def _termination_as_interrupt() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _exit_code(arguments: Sequence[str] | None) -> int:
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names may contain characters that the terminal's encoding lacks
-            stream.reconfigure(errors="backslashreplace")
+@contextmanager
+def _errors_of_threads(is_debug: bool) -> Iterator[None]:
+    """Print an exception that ends a thread as one line, too."""
+
+    def report(ended: threading.ExceptHookArgs) -> None:
+        if ended.exc_value is not None:
+            _print_error(_unexpected(ended.exc_value))
+
+    before = threading.excepthook
+    if not is_debug:
+        threading.excepthook = report
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+def _exit_code(arguments: Sequence[str], is_debug: bool) -> int:
     try:
         code = cli.main(args=arguments, prog_name="evalkit", standalone_mode=False)
-        return code if isinstance(code, int) else 0
-    except SeveralErrors as error:
-        for line in (f"{error.summary}:", *error.problems):
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        if is_debug:
+            traceback.print_exception(error)
+        lines, code = _explained(error)
+        for line in lines:
             _print_error(line)
-        return error.exit_code
-    except EvalkitError as error:
-        _print_error(str(error))
-        return error.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return error.exit_code
-    except click.ClickException as error:
-        message = error.format_message().rstrip(".")
-        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "evalkit"
-        _print_error(f"{message}; see {command} --help")
-        return error.exit_code
-    except OSError as error:  # also when a path is only looked up: it may be too long
-        _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-        return 1
-    except MemoryError:
-        _print_error("out of memory; close other programs, or give a smaller file, model or batch")
-        return 1
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("evalkit: interrupted; finished batches are saved: run the same command again to resume", err=True)
-        return 130
+    return code if isinstance(code, int) else 0
+
+
+def _explained(error: BaseException) -> tuple[Sequence[str], int]:
+    """Return the lines about an error, and the exit code."""
+    match error:
+        case SeveralErrors():
+            return (f"{error.summary}:", *error.problems), error.exit_code
+        case EvalkitError():
+            return (str(error),), error.exit_code
+        case click.exceptions.NoArgsIsHelpError():
+            error.show()
+            return (), error.exit_code
+        case click.ClickException():
+            command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "evalkit"
+            return (f"{error.format_message().rstrip('.')}; see {command} --help",), error.exit_code
+        case OSError():  # also when a path is only looked up: it may be too long
+            return (f"{error.filename}: {error.strerror}" if error.filename else str(error),), 1
+        case MemoryError():
+            return ("out of memory; close other programs, or give a smaller file, model or batch",), 1
+        case click.Abort() | KeyboardInterrupt():
+            return ("interrupted; finished batches are saved: run the same command again to resume",), 130
+        case _:
+            return (_unexpected(error),), 1
+
+
+def _unexpected(error: BaseException) -> str:
+    """Write a report about an error that nobody expected, and return the line that names it."""
+    reason = f"{type(error).__name__}: {error}"
+    shown = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}…"
+    command = shlex.join(["evalkit", *sys.argv[1:]])
+    about = f"evalkit {__version__}, Python {platform.python_version()}, {platform.platform()}\n{command}\n\n"
+    try:
+        with NamedTemporaryFile(
+            "w", prefix="evalkit-error-", suffix=".txt", encoding="utf-8", errors="backslashreplace", delete=False
+        ) as file:
+            file.write(about + "".join(traceback.format_exception(error)))
+        showing = f"a report is in {file.name}"
+    except OSError as cause:
+        showing = f"no report could be written ({cause.strerror})"
+    return f"unexpected error ({shown}); {showing}; --debug shows the traceback"
 
 
 def _print_error(message: str) -> None:

@@ -1,8 +1,9 @@
-"""Running a benchmark from a command: plan, run, print."""
+"""Running a benchmark from a command: options → plan → run or dry run → printed report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,55 +17,10 @@ from evalkit.reporting.markup import FORMATS, Format
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.base import Plan
-    from evalkit.benchmarks.run_summary import SummarisedRun
     from evalkit.display import Progress
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
-    from evalkit.studies.engines import JobRunner, Outcome
-
-
-WORKERS = option_group(
-    typed_option("--workers", type=click.IntRange(min=1), metavar="N", help="Compute with this many workers by Ray: "
-                 "GPUs, or shares of the cores, of this machine or of --ray."),
-    typed_option("--ray", metavar="ADDRESS", help="Compute on this Ray cluster: HOST:PORT, or auto (docs/scale.md)."),
-    typed_option("--worker-cpus", type=click.IntRange(min=1), metavar="N", help="CPU cores of a worker, which are its "
-                 "threads.  [default: an equal share]"),
-    typed_option("--worker-gpus", type=click.FloatRange(min=0), metavar="N", help="GPUs of a worker; 0.5: two workers "
-                 "share one.  [default: 1 where there are any]"),
-    typed_option("--ship-checkpoints", is_flag=True, help="Send the checkpoints to the workers, which have no file "
-                 "system in common with this machine."),
-)  # fmt: skip
-_NAMES = ("workers", "ray", "worker_cpus", "worker_gpus", "ship_checkpoints")
-
-
-def worker_options(command: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options of this module from a command's options and return them."""
-    return {name: command.pop(name) for name in _NAMES}
-
-
-def runner_of(options: dict[str, Any]) -> JobRunner:
-    """Return what computes the runs: workers if these are asked for, else this process.
-
-    Raises:
-        UsageError: an option of workers is given without workers.
-    """
-    if options["workers"] is None and options["ray"] is None:
-        for name in _NAMES:
-            if options[name]:
-                raise UsageError(f"--{name.replace('_', '-')}: is for workers; add --workers N or --ray ADDRESS")
-        from evalkit.studies.engines import run_here
-
-        return run_here
-    from evalkit.studies.cluster.engine import ClusterRunner
-    from evalkit.studies.cluster.ray_cluster import ClusterOptions
-
-    cpus, gpus = options["worker_cpus"], options["worker_gpus"]
-    return ClusterRunner(ClusterOptions(options["workers"], options["ray"], cpus, gpus, options["ship_checkpoints"]))
-
-
-def has_workers(options: dict[str, Any]) -> bool:
-    """Return whether workers are asked for."""
-    return options["workers"] is not None or options["ray"] is not None
+    from evalkit.studies.engines import JobRunner
 
 
 FORMAT = option("--format", "form", type=click.Choice(FORMATS), default="terminal", help="Format of the output.")
@@ -120,44 +76,110 @@ def _write(output: Path, text: str) -> None:
     click.echo(printable(str(output)))
 
 
-def run_and_print(
-    model: str, options: dict[str, Any], runner: JobRunner | None, output: Callable[[Run, str], None]
-) -> None:
-    """Run a benchmark and print the result.
+WORKERS = option_group(
+    typed_option("--workers", type=click.IntRange(min=1), metavar="N", help="Compute with this many workers by Ray: "
+                 "GPUs, or shares of the cores, of this machine or of --ray."),
+    typed_option("--ray", metavar="ADDRESS", help="Compute on this Ray cluster: HOST:PORT, or auto (docs/scale.md)."),
+    typed_option("--worker-cpus", type=click.IntRange(min=1), metavar="N", help="CPU cores of a worker, which are its "
+                 "threads.  [default: an equal share]"),
+    typed_option("--worker-gpus", type=click.FloatRange(min=0), metavar="N", help="GPUs of a worker; 0.5: two workers "
+                 "share one.  [default: 1 where there are any]"),
+    typed_option("--ship-checkpoints", is_flag=True, help="Send the checkpoints to the workers, which have no file "
+                 "system in common with this machine."),
+)  # fmt: skip
+_NAMES = ("workers", "ray", "worker_cpus", "worker_gpus", "ship_checkpoints")
 
-    Args:
-        model: see `evalkit.evaluate`.
-        options: see `evalkit.evaluate`.
-        runner: computes the run; None: this process.
-        output: prints the finished run, under the requested rule.
+
+@dataclass(frozen=True)
+class Workers:
+    """What computes the runs of a command: the values of `WORKERS`."""
+
+    runner: JobRunner
+    """Computes runs: in this process, if no workers are requested."""
+    given: str = ""
+    """The option by which workers are requested; empty: none are."""
+
+
+def workers_of(options: dict[str, Any]) -> Workers:
+    """Remove the options of `WORKERS` from a command's options, and return what they say.
 
     Raises:
-        EvalkitError: the run failed; or, after all is saved and printed, something was skipped.
+        UsageError: an option of workers is given without workers.
     """
-    from evalkit.benchmarks.run import planned
-    from evalkit.benchmarks.session import run_plan
-    from evalkit.display import Progress
-    from evalkit.errors import DataError
+    workers, ray, cpus, gpus, ship = (options.pop(name, None) for name in _NAMES)
+    if workers is None and ray is None:
+        for name, value in zip(_NAMES[2:], (cpus, gpus, ship), strict=True):
+            if value:
+                raise UsageError(f"--{name.replace('_', '-')}: is for workers; add --workers N or --ray ADDRESS")
+        from evalkit.studies.engines import run_here
 
-    with Progress() as progress:
-        with doing("planning the run"):
-            plan = planned(model, options, progress.say)
-        run = run_plan(plan, progress) if runner is None else _run_by(runner, model, plan, progress)
-    output(run, plan.manifest["rule"])
-    if left_out := plan.manifest.get("left_out"):
-        raise DataError(f"left out: {'; '.join(left_out)}")
+        return Workers(run_here)
+    from evalkit.studies.cluster.engine import ClusterRunner
+    from evalkit.studies.cluster.ray_cluster import ClusterOptions
+
+    runner = ClusterRunner(ClusterOptions(workers, ray, cpus, gpus, ship))
+    return Workers(runner, "--ray" if workers is None else "--workers")
+
+
+Show = Callable[["Run", str], "Report"]
+"""(finished run, requested rule) → its report."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a command computes and how it prints it."""
+
+    workers: Workers
+    is_dry: bool
+    form: Format
+    standalone: bool
+    options: dict[str, Any]
+    """See `evalkit.evaluate`."""
+
+    def print(self, report: Report) -> None:
+        """Print a report in the requested format."""
+        print_report(report, self.form, self.standalone)
+
+    def run(self, model: str, show: Show | None = None, draw: Callable[[Run], None] | None = None) -> None:
+        """Run the benchmark on a checkpoint, and print its report or that of `show`; of a dry run, what it would take.
+
+        Raises:
+            EvalkitError: the run failed; or, after all is saved and printed, something was skipped.
+        """
+        from evalkit.benchmarks.registry import benchmark_of
+        from evalkit.benchmarks.run import planned
+        from evalkit.benchmarks.session import run_plan
+        from evalkit.display import Progress
+        from evalkit.errors import DataError
+
+        if self.is_dry:
+            self.print(dry_run([model], self.options))
+            return
+        with Progress() as progress:
+            with doing("planning the run"):
+                plan = planned(model, self.options, progress.say)
+            run = (
+                _run_by(self.workers.runner, model, plan, progress) if self.workers.given else run_plan(plan, progress)
+            )
+        with doing("reading scores"):
+            rule = plan.manifest["rule"]
+            report = show(run, rule) if show else benchmark_of(run).report(run, rule)
+        print_run(run, report, self.form, self.standalone)
+        if draw:
+            draw(run)
+        if left_out := plan.manifest.get("left_out"):
+            raise DataError(f"left out: {'; '.join(left_out)}")
+
+
+def evaluation_of(command: dict[str, Any]) -> Evaluation:
+    """Take the options of a command apart, and return what it computes."""
+    workers = workers_of(command)
+    is_dry, form, standalone = (command.pop(name) for name in ("without_computing", "form", "standalone"))
+    return Evaluation(workers, is_dry, form, standalone, command)
 
 
 def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
-    """Return what runs will take: documents, tokens, time, memory and disk. Nothing is computed.
-
-    Args:
-        models: see `evalkit.evaluate`.
-        options: see `evalkit.evaluate`.
-
-    Raises:
-        EvalkitError: a run cannot be planned.
-    """
+    """Return what runs will take: documents, tokens, time, memory and disk; arguments as of `evalkit.evaluate`."""
     from evalkit.benchmarks.run import planned
     from evalkit.display import Progress
     from evalkit.studies.dry_run import plans_report
@@ -181,36 +203,25 @@ def _run_by(runner: JobRunner, model: str, plan: Plan, progress: Progress) -> Ru
 
 
 def run_several(models: Sequence[str], options: dict[str, Any], runner: JobRunner) -> tuple[Report, bool]:
-    """Run a benchmark on several checkpoints.
-
-    Args:
-        models: see `evalkit.evaluate`.
-        options: see `evalkit.evaluate`.
-        runner: computes the runs.
-
-    Returns:
-        A summary, and whether all runs are finished and nothing was left out.
+    """Run a benchmark on several checkpoints; return a summary, and whether all are finished and nothing was left out.
 
     Raises:
         EvalkitError: a run cannot be planned, or nothing can be computed.
     """
-    from evalkit.benchmarks.run_summary import summary_report
+    from evalkit.benchmarks.run_listing import SummarisedRun, summary_report
     from evalkit.display import Progress
+    from evalkit.runs.folder import load_run
     from evalkit.studies.planning import plan_checkpoints
 
     with Progress() as progress:
         outcomes = runner(plan_checkpoints(models, options, progress.say), progress)
-    runs = [_summarised(one) for one in outcomes]
-    return summary_report(runs), not any(one.message for one in runs)
-
-
-def _summarised(outcome: Outcome) -> SummarisedRun:
-    from evalkit.benchmarks.run_summary import SummarisedRun
-    from evalkit.runs.folder import load_run
-
-    if outcome.state != "finished":
-        return SummarisedRun(outcome.job.label, None, state=outcome.state, message=outcome.message)
-    plan, run = outcome.job.plan, load_run(outcome.job.plan.folder)
-    left_out = "; ".join(plan.manifest.get("left_out", ()))
-    rule = run.other_rule(plan.manifest["rule"])
-    return SummarisedRun(outcome.job.label, run, rule, message=f"left out: {left_out}" if left_out else "")
+    runs = []
+    for outcome in outcomes:
+        label, plan = outcome.job.label, outcome.job.plan
+        if outcome.state != "finished":
+            runs.append(SummarisedRun(label, None, state=outcome.state, message=outcome.message))
+            continue
+        run, left_out = load_run(plan.folder), "; ".join(plan.manifest.get("left_out", ()))
+        rule = run.other_rule(plan.manifest["rule"])
+        runs.append(SummarisedRun(label, run, rule, message=f"left out: {left_out}" if left_out else ""))
+    return summary_report(runs), not any(run.message for run in runs)

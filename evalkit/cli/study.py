@@ -1,20 +1,147 @@
-"""`evalkit study`: many checkpoints and benchmarks by one file."""
+"""`evalkit study`: many checkpoints and benchmarks by one file; `evalkit run --watch`: a training's checkpoints."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.parameters import FOLDER, SETTINGS, Commands, argument, typed_option
-from evalkit.cli.running import PRINTING, WORKERS, has_workers, print_report, runner_of, worker_options
+from evalkit.cli.options import figure_path
+from evalkit.cli.parameters import FOLDER, SETTINGS, Commands, argument, is_typed, option_group, typed_option
+from evalkit.cli.running import PRINTING, WORKERS, print_report, workers_of
 from evalkit.display import doing
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
     from evalkit.reporting.markup import Format
     from evalkit.studies.study import Study
+    from evalkit.studies.watch import Arrived, GrowingCurve, Watcher
+
+
+WATCH = option_group(
+    typed_option("--watch", type=FOLDER, help="In place of CKPT: a folder, whose checkpoints are evaluated as they "
+                 "appear, until Ctrl-C."),
+    typed_option("--until", type=click.IntRange(min=0), metavar="STEP", help="With --watch: end at this step."),
+    typed_option("--idle", type=click.FloatRange(min=0), metavar="MINUTES", help="With --watch: end after this time "
+                 "without a new checkpoint."),
+    typed_option("--plot", type=FOLDER, callback=figure_path, help="With --watch: also draw the curve, into a .png, "
+                 ".pdf or .svg file."),
+)  # fmt: skip
+
+_IN_USE = 30.0
+"""Seconds until a run that another process computes is looked at again."""
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """The values of the options of this module."""
+
+    folder: Path
+    until: int | None
+    idle: float | None
+    """Minutes."""
+    plot: Path | None
+
+
+def watched(ctx: click.Context, options: dict[str, Any]) -> WatchOptions | None:
+    """Remove the options of this module from a command's options, and return their values; None without --watch.
+
+    Raises:
+        UsageError: one of them is given without --watch, or --watch with an option that it excludes.
+    """
+    folder, until, idle, plot = (options.pop(name) for name in ("watch", "until", "idle", "plot"))
+    if folder is None:
+        for name, value in (("until", until), ("idle", idle), ("plot", plot)):
+            if value is not None:
+                raise UsageError(f"--{name} belongs to --watch; give both, or neither")
+        return None
+    for name in ("checkpoints", "model", "revision", "show_prompts", "detail", "form", "standalone"):
+        if is_typed(ctx, name) and ctx.params.get(name):
+            shown = {"checkpoints": "CKPT", "form": "--format"}.get(name, f"--{name.replace('_', '-')}")
+            raise UsageError(f"{shown} cannot be used with --watch, which prints a line for each checkpoint")
+    if not folder.expanduser().is_dir():
+        raise UsageError(f"--watch {folder}: is not a folder; give the folder that the training saves checkpoints in")
+    return WatchOptions(folder.expanduser(), until, idle, plot)
+
+
+def watch(given: WatchOptions, options: dict[str, Any]) -> None:
+    """Evaluate checkpoints as they appear, and print a line for each.
+
+    Args:
+        given: what is watched, and until when.
+        options: see `evalkit.evaluate`.
+
+    Raises:
+        EvalkitError: the options are invalid; or, at the end, a checkpoint was not evaluated.
+    """
+    from evalkit.benchmarks.remembered import remembering
+    from evalkit.display import Progress
+    from evalkit.errors import CheckpointError
+    from evalkit.studies.watch import GrowingCurve, Watcher
+
+    progress = Progress()
+    idle = None if given.idle is None else 60 * given.idle
+    watcher = Watcher(
+        given.folder, until=given.until, idle=idle, allow_pickle=options.get("allow_pickle", False), say=progress.say
+    )
+    curve, failed = GrowingCurve(given.folder, given.plot, progress.say), dict[str, str]()
+    progress.say(f"watching {given.folder}; Ctrl-C ends it, and the same command resumes")
+    seen = False
+    with remembering():
+        for one in watcher:
+            failed.pop(one.folder.name, None)
+            _evaluate(one, options, watcher, curve, failed)
+            seen = True
+    if left := watcher.incomplete | failed:
+        listed = "; ".join(f"{name}: {why}" for name, why in left.items())
+        raise CheckpointError(f"not evaluated: {listed}")
+    if not seen:
+        raise CheckpointError(
+            f"no checkpoint appeared in {given.folder}; expected folders with a config.json and a step in their name"
+        )
+
+
+def _evaluate(
+    one: Arrived, options: dict[str, Any], watcher: Watcher, curve: GrowingCurve, failed: dict[str, str]
+) -> None:
+    """Evaluate a checkpoint and print its line; an error of this checkpoint is printed, and its reason kept."""
+    from evalkit.benchmarks.run import planned
+    from evalkit.benchmarks.session import run_plan
+    from evalkit.display import Progress
+    from evalkit.errors import RunInUseError, TemplateError
+    from evalkit.models.files import why_incomplete
+    from evalkit.studies.engines import FAILURES, why_failed
+
+    name = one.folder.name
+    try:
+        with Progress() as progress:
+            with doing(f"planning the run of {name}"):
+                plan = planned(str(one.folder), options, progress.say)
+            run = run_plan(plan, progress)
+        line = curve.add(one.step, run, plan.manifest["rule"])
+        if left_out := plan.manifest.get("left_out"):
+            failed[name] = f"left out: {'; '.join(left_out)}"
+    except (UsageError, TemplateError):  # of every checkpoint
+        raise
+    except FAILURES as error:
+        say = Progress().say
+        if not one.folder.is_dir():
+            say(f"{name} was removed before it was evaluated")
+        elif isinstance(error, RunInUseError):
+            failed[name] = str(error)
+            say(f"{name}: {error}")
+            watcher.again(one, _IN_USE)
+        elif why_incomplete(one.folder, allow_pickle=bool(options.get("allow_pickle"))):
+            watcher.again(one)  # it is being removed or written again
+        else:
+            failed[name] = why_failed(error)
+            say(f"{name} failed: {failed[name]}")
+    else:
+        if line:
+            click.echo(line)
+
 
 _FILE = argument("file", metavar="STUDY", type=FOLDER)
 
@@ -55,13 +182,11 @@ def run(
     """
     from evalkit.display import Progress
 
-    workers = worker_options(options)
-    runner = runner_of(workers)
+    workers = workers_of(options)
     if dry_run and wait:
         raise UsageError("--wait: a dry run computes nothing and waits for nobody; leave out one of them")
-    if dry_run and has_workers(workers):
-        option = "--ray" if workers["workers"] is None else "--workers"
-        raise UsageError(f"{option}: a dry run computes nothing, in this process; leave out one of them")
+    if dry_run and workers.given:
+        raise UsageError(f"{workers.given}: a dry run computes nothing, in this process; leave out one of them")
     with doing("reading the study"):
         found = _read(file)
     with Progress() as progress:
@@ -72,7 +197,7 @@ def run(
         else:
             from evalkit.studies.running import outcomes_report, run_study
 
-            outcomes = run_study(found, progress, runner, wait)
+            outcomes = run_study(found, progress, workers.runner, wait)
             report = outcomes_report(outcomes)
             failed = any(one.state == "failed" or one.left_out for _, one in outcomes)
     print_report(report, form, standalone)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.options import BENCHMARK, OUTCOME, RUN, STUDY, check_benchmark, named_run
-from evalkit.cli.parameters import EXPORT, FOLDER, argument, option, typed_option
+from evalkit.cli.options import BENCHMARK, OUTCOME, RUN, STUDY, check_study, named_run
+from evalkit.cli.parameters import FOLDER, argument, option, typed_option
 from evalkit.cli.running import PRINTING, print_report
 from evalkit.display import doing
 from evalkit.errors import UsageError
@@ -85,7 +85,11 @@ def table(
 
     if more and runs is None:
         raise UsageError(f"{more[0]}: a table has one NAME; give runs after --runs")
-    _check_study(source, runs, study, benchmark)
+    check_study(study, benchmark)
+    if study is not None and runs is not None:
+        raise UsageError("--study and --runs both name the runs of the table; give one of them")
+    if study is not None and source == "published":
+        raise UsageError("--study is for --source runs or both; omit --source published")
     request = TableRequest(name or "", source or ("published" if study is None else "runs"), **options)
     if every:
         _check_every(name, runs, audit, output)
@@ -103,14 +107,6 @@ def table(
             made = make(replace(request, **_runs(runs, more)))
     _print_table(made, form, standalone, output)
     return 0
-
-
-def _check_study(source: str | None, runs: str | None, study: Path | None, benchmark: str | None) -> None:
-    check_benchmark(benchmark, study)
-    if study is not None and runs is not None:
-        raise UsageError("--study and --runs both name the runs of the table; give one of them")
-    if study is not None and source == "published":
-        raise UsageError("--study is for --source runs or both; omit --source published")
 
 
 def _check_every(name: str | None, runs: str | None, audit: bool, output: Path | None) -> None:
@@ -222,7 +218,7 @@ def integrity(
 
 @click.command()
 @RUN
-@option("--to", "form", type=EXPORT, help="lm_eval: lm-eval's results file; hub: the Hugging Face hub's "
+@option("--to", "form", help="lm_eval: lm-eval's results file; hub: the Hugging Face hub's "
         "metadata; every_eval_ever: the Every Eval Ever schema; run: the run folder, to publish, without its journal "
         "and the machine's paths; or another's (evalkit ls exports).")  # fmt: skip
 @option("--rule", help="How answers are chosen, for all but lm_eval and run.  [default: the run's own]")

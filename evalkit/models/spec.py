@@ -7,7 +7,7 @@ the `ContextSettings` and `Extension` of `--context…`. torch is imported only 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,8 +16,9 @@ from pydantic import Field
 from evalkit.display import Say, doing, imports
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.inputs import values
+from evalkit.inputs.settings import check_names, fitted, setting
 from evalkit.inputs.validated import FileSettings, Number, read_settings
-from evalkit.inputs.values import WORD, check_field_names, fitted, name_or_path
+from evalkit.inputs.values import name_or_path
 from evalkit.models.context import YARN, ContextSettings, Extension, configured_window, plan_extension
 from evalkit.models.locate import ATTENTION, Checkpoint, locate, read_config, silent
 from evalkit.paths import resource
@@ -40,31 +41,30 @@ class ModelSpec:
 
     model: str
     """A checkpoint folder, a hub name, a GGUF file, or "demo"."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub model."""
-    tokenizer: str | None = None
-    """Folder or hub name of a tokenizer that replaces the model's own."""
-    device: str = "auto"
-    """"auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:1", …"""
-    device_map: str = NONE
-    """"none" (one device) or "auto" (spread over all GPUs, the rest in the CPU's memory, if the first is too small)."""
-    dtype: str = "auto"
-    """"auto" (the checkpoint's own), "float32", "bfloat16" or "float16"."""
-    attention: str = "auto"
-    """"auto", "sdpa" or "eager"."""
-    context: int | Literal["none"] | None = field(default=None, metadata={WORD: UNSTRETCHED})
-    """Context window to extend to, in tokens; "none": the window of training; None: the same, except that LongBench
-    extends shorter windows to the paper's 8,192."""
-    context_method: str | None = None
-    """Extension method: "yarn" (None), "dynamic-yarn", "linear", "ntk" or "none"."""
-    context_original: int | None = None
-    """Context window of training, in tokens; None: the checkpoint's."""
-    context_config: str | None = None
-    """YAML file with these and further context settings, or the name of one in `configs/context`."""
-    allow_pickle: bool = False
-    """Whether pickled weights are read, which can run code."""
-    trust_remote_code: bool = False
-    """Whether the checkpoint's own Python files may run."""
+    revision: str | None = setting(None, "Branch, tag or commit of a hub model.")
+    tokenizer: str | None = setting(None, "Another folder or hub name to take the tokenizer from.", names="folder")
+    device: str = setting("auto", "auto, cpu, cuda, cuda:1, …")
+    device_map: str = setting(
+        NONE,
+        "For a model larger than one GPU: auto spreads its layers over all GPUs and the CPU's memory.",
+        metavar="none|auto",
+    )
+    dtype: str = setting("auto", "auto (the checkpoint's own), float32, bfloat16 or float16.")
+    attention: str = setting("auto", "auto, sdpa or eager.")
+    context: int | Literal["none"] | None = setting(
+        None,
+        "Context window in tokens, extended by scaling rotary positions; none: no extension.",
+        "the trained context window",
+        metavar="TOKENS",
+        word=UNSTRETCHED,
+    )
+    context_method: str | None = setting(None, "yarn, dynamic-yarn, linear, ntk, or none.", "yarn")
+    context_original: int | None = setting(None, "Context window of its training.", "the checkpoint's")
+    context_config: str | None = setting(
+        None, "A name in configs/context, or a YAML file, with these and YaRN's parameters.", names="file"
+    )
+    allow_pickle: bool = setting(False, "Read pickled weights; they can run code.")
+    trust_remote_code: bool = setting(False, "Let the checkpoint's own Python files run.")
 
     @property
     def named(self) -> str:
@@ -112,7 +112,7 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
     Raises:
         UsageError: an option does not exist, or its value is invalid.
     """
-    check_field_names(options, ModelSpec)
+    check_names(options, ModelSpec)
     spec = ModelSpec(name_or_path("--model", model), **fitted(ModelSpec, options))
     # Whether this machine has the device is checked when the model is loaded
     if not _DEVICE.fullmatch(spec.device):

@@ -36,9 +36,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, create_model
 
 from evalkit.benchmarks.registry import benchmark, kind_of_suite
-from evalkit.benchmarks.request import Request
 from evalkit.comparison.sides import step_in
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.inputs.settings import Setting, settings_of
 from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.inputs.values import by_number
 from evalkit.inputs.values import path as given_path
@@ -47,10 +47,6 @@ from evalkit.models.spec import ModelSpec
 from evalkit.paths import RUNS
 from evalkit.studies.study import Study, StudyBenchmark, StudyCheckpoint, StudyTable
 from evalkit.tables.layout import layout_names
-
-_FILES = ("context_config", "template", "text")
-_FOLDERS = ("data_dir", "include_path", "tokenizer", "text")
-"""Options whose values may be paths."""
 
 
 def is_written_as_path(model: str) -> bool:
@@ -90,9 +86,10 @@ class StudyFolders:
         """Return a model of the study file as `--model` takes it: its path, unless it can only be a hub name."""
         return str(self.path(model)) if self.exists(model) or is_written_as_path(model) else model
 
-    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options with the paths of their files and folders, where these exist."""
-        return {name: self._option(name, value) for name, value in given.items()}
+    def options(self, given: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
+        """Return settings of some dataclasses with the paths of their files and folders, where these exist."""
+        known = settings_of(*kinds)
+        return {name: self._option(known[name], value) if name in known else value for name, value in given.items()}
 
     def models(self, text: str) -> list[str]:
         """Return the folders that a pattern matches, those of records if no other; a name that is no pattern as it is.
@@ -114,13 +111,13 @@ class StudyFolders:
         inside = f"{model.rstrip('/')}/"
         return any(given.startswith(inside) for given in self.recorded)
 
-    def _option(self, name: str, value: Any) -> Any:
+    def _option(self, setting: Setting, value: Any) -> Any:
         if isinstance(value, list):
-            return [self._option(name, one) for one in value]
-        if isinstance(value, str) and name in (*_FILES, *_FOLDERS):
+            return [self._option(setting, item) for item in value]
+        if isinstance(value, str):
             path = self.path(value)
             with suppress(OSError):
-                if (name in _FILES and path.is_file()) or (name in _FOLDERS and path.is_dir()):
+                if (setting.may_be_file and path.is_file()) or (setting.may_be_folder and path.is_dir()):
                     return str(path)
         return value
 
@@ -138,7 +135,7 @@ class StudyFolders:
         }
 
 
-_MODEL_OPTIONS = tuple(name for name in ModelSpec.__dataclass_fields__ if name != "model")
+_MODEL_OPTIONS = tuple(settings_of(ModelSpec))
 
 
 def read_study(path: Path, recorded: Callable[[Path, str], Collection[str]] = lambda *_: ()) -> Study:
@@ -240,14 +237,13 @@ def _benchmark(
             raise UsageError(f"{where}: {UnknownNameError('setting', option, known)}")
     shared = {option: value for option, value in settings.items() if option in known and option not in _MODEL_OPTIONS}
     written = {**shared, **given, "suite": given.get("suite", name)}
-    return StudyBenchmark(name, suite, kind, written, folders.options({**written, "suite": suite}))
+    options = folders.options({**written, "suite": suite}, ModelSpec, benchmark(kind).request())
+    return StudyBenchmark(name, suite, kind, written, options)
 
 
 def _options_of(kind: str) -> list[str]:
     """Return the options of a benchmark's runs; the folder of runs is the study's."""
-    request: type[Request] = benchmark(kind).request()
-    names = {*_MODEL_OPTIONS, *request.__dataclass_fields__, "suite"}
-    return sorted(names - {"model", "output"})
+    return sorted(settings_of(ModelSpec, benchmark(kind).request()).keys() - {"output"} | {"suite"})
 
 
 def _check_settings(where: str, settings: Mapping[str, Any], benchmarks: Sequence[StudyBenchmark]) -> None:
@@ -264,7 +260,7 @@ def _checkpoints(
     """Yield the checkpoints of an entry: its seeds, and the steps of each."""
     written = dict(settings)
     written |= {option: value for option in _MODEL_OPTIONS if (value := getattr(given, option)) is not None}
-    options = folders.options(written)
+    options = folders.options(written, ModelSpec)
     listed = [given.model] if isinstance(given.model, str) else given.model
     models = [
         (one, is_pattern(text, folders.root))

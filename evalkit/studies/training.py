@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack
 
 import torch
 import transformers
 from torch import distributed
 
+from evalkit.benchmarks.keywords import SuiteSettings
 from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.request import SuiteRequest
 from evalkit.benchmarks.run import given_options, planned
 from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
 from evalkit.errors import EvalkitError, UsageError, first_line
 from evalkit.inputs import values
+from evalkit.inputs.settings import settings_of, with_settings
 from evalkit.models.live import live_model
 from evalkit.models.locate import silent
 from evalkit.models.spec import ModelSpec
-from evalkit.paths import RUNS
 from evalkit.runs.folder import Run
 
 
@@ -129,29 +131,16 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         name: name of the training in its runs and in tables; None: the trainer's `run_name`, or the name of its output
             folder.
         tokenizer: the model's tokenizer; None: the trainer's `processing_class`.
-        suite: see `evalkit.evaluate`, as all other arguments.
-        tasks: see `evalkit.evaluate`.
-        include_path: see `evalkit.evaluate`.
-        template: see `evalkit.evaluate`.
-        rule: see `evalkit.evaluate`.
-        limit: see `evalkit.evaluate`.
-        sample: see `evalkit.evaluate`.
-        seed: see `evalkit.evaluate`.
-        num_fewshot: see `evalkit.evaluate`.
-        vary: see `evalkit.evaluate`.
-        data_dir: see `evalkit.evaluate`.
-        log_samples: see `evalkit.evaluate`.
-        allow_unofficial_data: see `evalkit.evaluate`.
-        settings: see `evalkit.evaluate`.
-        output: see `evalkit.evaluate`.
-        token_budget: see `evalkit.evaluate`.
+        settings: further settings of the suite's benchmark, see `evalkit.evaluate`.
         attention: see `evalkit.evaluate`.
         progress: receives messages and progress; None: lines on standard error.
+        **shared: suite, tasks, sample and the other settings of `evalkit.evaluate` that are not about loading a model.
 
     Raises:
         UsageError: an argument is invalid, or the trainer shards the model over processes.
     """
 
+    @with_settings(SuiteSettings, SuiteRequest)
     def __init__(
         self,
         trainer: transformers.Trainer,
@@ -161,25 +150,16 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         on_error: Literal["warn", "raise"] = "warn",
         name: str | None = None,
         tokenizer: transformers.PreTrainedTokenizerBase | None = None,
-        suite: str | Path | None = None,
-        tasks: str | Sequence[str] = (),
-        include_path: str | Path | None = None,
-        template: str | Path | None = None,
-        rule: str | None = None,
-        limit: int | None = None,
-        sample: int | None = None,
-        seed: int | None = None,
-        num_fewshot: int | None = None,
-        vary: str | Path | Sequence[str] = (),
-        data_dir: str | Path | None = None,
-        log_samples: bool = False,
-        allow_unofficial_data: bool = False,
         settings: Mapping[str, Any] | None = None,
-        output: str | Path = RUNS,
-        token_budget: int | Literal["auto"] | None = None,
         attention: str = "auto",
         progress: Progress | None = None,
+        **shared: Unpack[SuiteSettings],
     ) -> None:
+        """Take the arguments of the class, and the settings of `evalkit.evaluate`.
+
+        Args:
+            {settings}
+        """
         self._every = None if every is None else values.whole("every", every, 1)
         self._at_end = values.switch("at_end", at_end)
         if self._every is None and not self._at_end:
@@ -194,25 +174,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._tokenizer = trainer.processing_class if tokenizer is None else tokenizer
         if self._tokenizer is None:
             raise UsageError("the trainer has no processing_class; pass tokenizer=…, the tokenizer of the model")
-        arguments = {
-            "suite": suite,
-            "tasks": tasks,
-            "include_path": include_path,
-            "template": template,
-            "rule": rule,
-            "limit": limit,
-            "sample": sample,
-            "seed": seed,
-            "num_fewshot": num_fewshot,
-            "vary": str(vary) if isinstance(vary, Path) else vary,
-            "data_dir": data_dir,
-            "log_samples": log_samples,
-            "allow_unofficial_data": allow_unofficial_data,
-            "output": output,
-            "token_budget": token_budget,
-        }
-        self._options = given_options(arguments, settings or {})
-        defaults = {one.name: one.default for one in ModelSpec.__dataclass_fields__.values() if one.name != "model"}
+        self._options = given_options(shared, settings or {})
+        defaults = {one.name: one.default for one in settings_of(ModelSpec).values()}
         self._loading: dict[str, Any] = {**defaults, "tokenizer": self._tokenizer, "attention": attention}
         self._progress = progress or Progress(live=False)
         self._processes: Processes | None = None

@@ -101,7 +101,7 @@ def test_list_and_help(evalkit: Command) -> None:
 
 
 def test_names_and_help_import_no_heavy_library() -> None:
-    listing = "from evalkit.cli.root import cli\nimport evalkit.cli.figure"
+    listing = "from evalkit.cli.root import cli\nimport evalkit.cli.comparing"
     more = "cli.main(['figure', '--list'], standalone_mode=False)\nimport sys\nassert 'matplotlib' not in sys.modules"
     assert heavy_after(f"{listing}\n{more}") == set()
 

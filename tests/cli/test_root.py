@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -462,6 +463,49 @@ def test_memory_that_runs_out(evalkit: Command, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("evalkit.benchmarks.run_listing.list_found", full)
     complains(evalkit("ls", "runs"), 1, "evalkit: out of memory; ")
+
+
+@pytest.mark.parametrize("raised", [KeyError("tasks"), RecursionError("too deep\nin a file"), BaseException("panic")])
+def test_an_unexpected_error_is_one_line_and_a_report(
+    evalkit: Command, monkeypatch: pytest.MonkeyPatch, raised: BaseException, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("evalkit.benchmarks.run_listing.list_found", fail)
+    outcome = evalkit("ls", "runs")
+    [report] = tmp_path.glob("evalkit-error-*.txt")
+    complains(outcome, 1, f"unexpected error ({type(raised).__name__}: ", str(report), "--debug")
+    assert len(outcome.err.splitlines()) == 1
+    assert "Traceback" in report.read_text(encoding="utf-8")
+    assert "evalkit ls runs" not in outcome.err
+
+
+def test_debug_shows_the_traceback(evalkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = evalkit("rescore", "nowhere")
+    for given in (("--debug", "rescore", "nowhere"), ("rescore", "nowhere", "--debug")):
+        outcome = evalkit(*given)
+        assert outcome.err.startswith("Traceback")
+        assert outcome.err.splitlines()[-1] == plain.err.strip()
+        assert outcome.code == plain.code == 2
+    monkeypatch.setenv("EVALKIT_DEBUG", "1")
+    assert "Traceback" in evalkit("rescore", "nowhere").err
+
+
+def test_an_error_in_a_thread_is_one_line(evalkit: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: object) -> list[object]:
+        thread = threading.Thread(target=lambda: [][0])
+        thread.start()
+        thread.join()
+        return []
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("evalkit.benchmarks.run_listing.list_found", fail)
+    outcome = evalkit("ls", "runs")
+    assert outcome.code == 0
+    assert outcome.err.startswith("evalkit: unexpected error (IndexError: list index out of range); a report is in ")
+    assert len(outcome.err.splitlines()) == 1
 
 
 def test_the_checkpoint_by_its_place(

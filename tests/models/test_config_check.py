@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalkit.benchmarks.generated_plan import context_of
-from evalkit.cli.listing import model_report
+from evalkit.cli.model_reports import model_report
 from evalkit.errors import CheckpointError, EvalkitError, UsageError
 from evalkit.generation.prompts import end_tokens
 from evalkit.models.context import ContextSettings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evalkit.cli.listing import models_report
+from evalkit.cli.model_reports import models_report
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.models.variants.settings import KEYS, Differential, Integral
 from evalkit.models.zoo import NamedModel, models, named_model, read_models

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +15,7 @@ from evalkit.benchmarks.request import DEFAULT_SUITE, Request, SuiteRequest, num
 from evalkit.display import Say
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.reading import read_given_text
-from evalkit.inputs.values import LEAST
+from evalkit.inputs.settings import setting
 from evalkit.models.locate import Checkpoint
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import specification_id
@@ -33,30 +33,28 @@ VERSION = 2
 class AttentionRequest(Request):
     """Settings of an analysis of attention."""
 
-    measures: tuple[str, ...] = ()
-    """Groups of measures (`analysis.groups.GROUPS`); empty: all."""
-    layers: tuple[str, ...] = ()
-    """Layers from 0, or from -1 for the last one backwards; empty: all, and the last four for the rank."""
-    sample: int = 200
-    """Number of documents of each task, or of windows of a text."""
-    seed: int = field(default=0, metadata={LEAST: 0})
-    """Seed of the random sample."""
-    continuation: Literal["gold", "all"] = "gold"
-    """Continuation that is read: the gold answer's, or every choice's."""
-    questions: str | None = None
-    """Suite of multiple-choice tasks whose documents are read, a name or a YAML file; None: zeroshot8."""
-    tasks: tuple[str, ...] = ()
-    """Tasks of that suite; empty: all."""
-    template: str | None = None
-    """A template's name, or the path of a template file; None: the suite's, or inst."""
-    num_fewshot: int | None = field(default=None, metadata={LEAST: 0})
-    """Number of solved examples before each question; None: the suite's."""
-    data_dir: Path | None = None
-    """Folder of `<task>.jsonl` files, searched before all other sources."""
-    allow_unofficial_data: bool = False
-    """Whether to accept documents that are not the pinned ones; their results are marked."""
-    text: Path | None = None
-    """Text file that is read in windows of the model's context, in place of a suite's documents."""
+    measures: tuple[str, ...] = setting((), f"Of {', '.join(GROUPS)}.", "all", metavar="NAMES")
+    layers: tuple[str, ...] = setting(
+        (), "From 0, or from -1 for the last one backwards.", "all; for the rank the last four", metavar="NUMBERS"
+    )
+    sample: int = setting(200, "Random documents of each task, or windows of a text.", metavar="N", shows_least=True)
+    seed: int = setting(0, "Seed of the random sample.", metavar="N", least=0, shows_least=True)
+    continuation: Literal["gold", "all"] = setting(
+        "gold", "Continuation that is read: the gold answer's, or every choice's."
+    )
+    questions: str | None = setting(
+        None, "Suite whose documents are read.", "zeroshot8", metavar="SUITE", names="name or file"
+    )
+    tasks: tuple[str, ...] = setting((), "Tasks of that suite.", "all", metavar="NAMES")
+    template: str | None = setting(
+        None, "How prompts are written (evalkit ls templates), or a YAML file.", "inst", names="file"
+    )
+    num_fewshot: int | None = setting(None, "Solved examples before each question.", "0", least=0)
+    data_dir: Path | None = setting(
+        None, "Folder of <task>.jsonl files, searched before other sources.", names="folder"
+    )
+    allow_unofficial_data: bool = setting(False, "Accept documents that are not the pinned ones; results are marked.")
+    text: Path | None = setting(None, "Text file to read in windows of the context, in place of the tasks' documents.")
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
+from evalkit.benchmarks.keywords import LoadingSettings
 from evalkit.benchmarks.lm_eval.batches import Continuation, score_all
 from evalkit.benchmarks.lm_eval.calls import log_from
 from evalkit.benchmarks.lm_eval.encoding import Pair, encode_pairs
@@ -25,11 +26,13 @@ from evalkit.compatibility.transformers import quiet
 from evalkit.data.wheels import say_on_stderr
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.escape import brief
-from evalkit.inputs.values import check_field_names, check_text, switch, whole
+from evalkit.inputs.settings import check_names, with_settings
+from evalkit.inputs.values import check_text, switch, whole
 from evalkit.models.load import LoadedModel
 from evalkit.models.spec import UNSTRETCHED, ModelSpec, model_spec
 
 
+@with_settings(LoadingSettings, ModelSpec)
 def harness(
     model: str | Path | LoadedModel,
     *,
@@ -37,18 +40,8 @@ def harness(
     add_bos_token: bool | None = None,
     batch_size: int | Literal["auto"] | None = None,
     say: Callable[[str], None] = say_on_stderr,
-    revision: str | None = None,
     tokenizer: str | Path | None = None,
-    device: str = "auto",
-    device_map: str = "none",
-    dtype: str = "auto",
-    attention: str = "auto",
-    context: int | Literal["none"] | None = None,
-    context_method: str | None = None,
-    context_original: int | None = None,
-    context_config: str | Path | None = None,
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
+    **loading: Unpack[LoadingSettings],
 ) -> Harness:
     """Load a checkpoint as a model for lm-eval.
 
@@ -61,8 +54,8 @@ def harness(
         add_bos_token: whether texts begin with the BOS token; None: the tokenizer's default.
         batch_size: most texts generated at once; None or "auto": as many as fit. No answer depends on it.
         say: called with each progress message; by default messages are printed to standard error.
-        revision, tokenizer, device, device_map, dtype, attention, context, context_method, context_original,
-            context_config, allow_pickle, trust_remote_code: how the checkpoint is loaded, see `evalkit.evaluate`.
+        tokenizer: folder or hub name of another tokenizer.
+        {settings}
 
     Raises:
         EvalkitError: the checkpoint or an argument is not valid; one line that names it.
@@ -73,18 +66,8 @@ def harness(
         add_bos_token=add_bos_token,
         batch_size=batch_size,
         say=say,
-        revision=revision,
         tokenizer=tokenizer,
-        device=device,
-        device_map=device_map,
-        dtype=dtype,
-        attention=attention,
-        context=context,
-        context_method=context_method,
-        context_original=context_original,
-        context_config=context_config,
-        allow_pickle=allow_pickle,
-        trust_remote_code=trust_remote_code,
+        **loading,
     )
 
 
@@ -117,7 +100,7 @@ class Harness(HFLM):  # type: ignore[misc]
             switch("add_bos_token", add_bos_token)
         if max_batch_size is not None:
             whole("max_batch_size", max_batch_size, 1)
-        check_field_names(model, ModelSpec)
+        check_names(model, ModelSpec)
         loaded = pretrained
         if not isinstance(loaded, LoadedModel):
             spec = model_spec(loaded, **model)

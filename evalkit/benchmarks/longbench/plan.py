@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.longbench.data import LongBenchRows, check_data_dir, load_rows
@@ -17,6 +17,7 @@ from evalkit.benchmarks.longbench.protocol import SUITES, SuiteName, Task, suite
 from evalkit.benchmarks.request import DocumentRequest, numerics
 from evalkit.display import Say, doing
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
+from evalkit.inputs.settings import setting
 from evalkit.models.context import configured_window
 from evalkit.models.locate import Checkpoint
 from evalkit.models.spec import ModelSpec, config_of, context_settings
@@ -35,15 +36,17 @@ _MARGIN = 692
 class LongBenchRequest(DocumentRequest):
     """The request for a LongBench run. For the default context window, see `paper_context`."""
 
-    suite: SuiteName = DEFAULT
-    tasks: tuple[str, ...] = ()
-    """Tasks to run; all if empty."""
-    data_dir: Path | None = None
-    """Folder of `<task>.jsonl` files, used before the hub."""
-    max_prompt_tokens: int | None = None
-    """Length to which longer prompts are truncated in the middle; None: the official 7500 for a context of 8192."""
-    chat: bool = False
-    """Whether to apply the tokenizer's chat template; five tasks never do, as in the official code."""
+    suite: SuiteName = setting(DEFAULT, "16 tasks, or the 13 of LongBench-E with scores by length.")
+    tasks: tuple[str, ...] = setting((), "Only these, separated by commas.", "all")
+    data_dir: Path | None = setting(
+        None, "Folder of <task>.jsonl files, searched before other sources.", names="folder"
+    )
+    max_prompt_tokens: int | None = setting(
+        None, "Tokens above which a prompt loses its middle.", "7500 of a context of 8192"
+    )
+    chat: bool = setting(False, "Put prompts into the tokenizer's chat template, for models tuned to chat.")
+
+    default_texts: ClassVar[Mapping[str, str]] = {"context": "8192, as in the paper, where it was trained on fewer"}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from evalkit.display import Say
 from evalkit.errors import DataError, UsageError
 from evalkit.escape import printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, decoded, read_as
+from evalkit.inputs.settings import setting
 from evalkit.inputs.values import by_number, check_text
 from evalkit.models.locate import Checkpoint
 from evalkit.runs.finding import run_folder
@@ -154,12 +155,19 @@ VERSION = 1
 class PerplexityRequest(DocumentRequest):
     """Settings of a perplexity run."""
 
-    text: tuple[Path, ...] = ()
-    """Files and folders; see `texts.py`."""
-    key: str = "text"
-    """Key of the text in the objects of .jsonl files."""
-    stride: int | None = field(default=None)
-    """Tokens that each window after the first scores; None: the window, so that windows do not overlap."""
+    text: tuple[Path, ...] = setting(
+        (),
+        "A .txt file (one document), a .jsonl file (one on each line), or a folder of them; repeat for several tasks.",
+        metavar="FILE",
+        has_variable=False,
+    )
+    key: str = setting("text", "Key of the text in .jsonl files.", has_variable=False)
+    stride: int | None = setting(
+        None,
+        "Tokens that each window after the first scores; fewer give each token more context, and take longer.",
+        "the window",
+        metavar="TOKENS",
+    )
 
 
 @dataclass(frozen=True)

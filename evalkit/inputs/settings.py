@@ -1,0 +1,217 @@
+"""Settings: fields of request dataclasses, each of them the one definition of a setting.
+
+In: a dataclass whose fields are made by `setting`. Out: its `Setting`s, from which come the options of the command line
+(`cli/options.py`), the keywords of `evaluate`, `harness` and the training callback, the keys of study files and
+docs/reference/settings.md; and values that are validated.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache, wraps
+from pathlib import Path
+from textwrap import wrap
+from types import NoneType, UnionType
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.inputs.values import name_or_path, names, path, switch, whole
+
+Names = Literal["text", "name or file", "file", "folder"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field of a request, and what is said about it wherever it can be set."""
+
+    name: str
+    default: Any
+    types: tuple[Any, ...]
+    """Types of its values, without None."""
+    help: str = ""
+    """What it is, as users read it."""
+    default_text: str = ""
+    """What None or an empty list stands for, as users read it."""
+    metavar: str | None = None
+    """Placeholder of the value in `--help`."""
+    short: str | None = None
+    """Short option, such as -L."""
+    least: int = 1
+    """Smallest whole number."""
+    shows_least: bool = False
+    """Whether `--help` has the smallest number."""
+    word: str = ""
+    """Word in place of a number; it stands for None unless it is one of the types."""
+    names: Names = "text"
+    """What a string or path names. The paths of files and folders in a study file are relative to it."""
+    has_variable: bool = True
+    """Whether `EVALKIT_<NAME>` sets the option."""
+
+    @property
+    def may_be_file(self) -> bool:
+        """Return whether a string is the path of a file, if there is one."""
+        return self.names == "file" or (self.names == "text" and self._is_path)
+
+    @property
+    def may_be_folder(self) -> bool:
+        """Return whether a string is the path of a folder, if there is one."""
+        return self.names == "folder" or (self.names == "text" and self._is_path)
+
+    @property
+    def _is_path(self) -> bool:
+        return Path in (self.types[0], *get_args(self.types[0]))
+
+    @property
+    def flag(self) -> str:
+        """Return the option on the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+def setting(default: Any, help: str = "", default_text: str = "", **more: Any) -> Any:
+    """Return a field of a request; arguments as the fields of `Setting`."""
+    return field(default=default, metadata={"help": help, "default_text": default_text, **more})
+
+
+def settings_of(*kinds: type) -> Mapping[str, Setting]:
+    """Return name → setting of the fields of dataclasses, other than the model."""
+    hashable: Any = kinds
+    return _settings_of(hashable)
+
+
+@cache
+def _settings_of(kinds: Any) -> Mapping[str, Setting]:
+    found = {}
+    for kind in kinds:
+        hints: dict[str, Any] = get_type_hints(kind)
+        for item in fields(kind):
+            hint = hints[item.name]
+            types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+            types = tuple(member for member in types if member is not NoneType)
+            if item.name != "model":
+                found[item.name] = Setting(item.name, item.default, types, **item.metadata)
+    return found
+
+
+def fitted(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate values of some settings of a dataclass, by name; None is omitted.
+
+    Raises:
+        UsageError: a value does not fit its setting, which is named as on the command line.
+    """
+    known = settings_of(kind)
+    return {name: _fitted(known[name], value) for name, value in given.items() if value is not None}
+
+
+_SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+"""Words for booleans, as on the command line."""
+
+
+def switched(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert words to True or False for boolean settings."""
+    flags = {item.name for item in settings_of(kind).values() if item.types == (bool,)}
+    return {
+        name: _SWITCHES.get(value.lower(), value) if name in flags and isinstance(value, str) else value
+        for name, value in given.items()
+    }
+
+
+def check_names(names: Collection[str], *kinds: type) -> None:
+    """Raise an `UnknownNameError` for a name that is no setting of the dataclasses."""
+    known = settings_of(*kinds)
+    for name in names:
+        if name not in known:
+            raise UnknownNameError("option", name, known)
+
+
+def given_settings(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not the default: an empty list of names, for example, is all of them."""
+    known = settings_of(kind)
+    return {name: value for name, value in values.items() if value is not None and not _is_default(known[name], value)}
+
+
+def _is_default(definition: Setting, value: Any) -> bool:
+    if isinstance(definition.default, tuple):
+        return not definition.default and not value
+    return type(value) is type(definition.default) and value == definition.default
+
+
+def _fitted(definition: Setting, value: Any) -> Any:
+    flag, hint = definition.flag, definition.types[0]
+    if hint is bool:
+        return switch(flag, value)
+    if hint is int:
+        if definition.word and value == definition.word:
+            return None if len(definition.types) == 1 else definition.word
+        return whole(flag, value, definition.least, definition.word and f", or {definition.word}")
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise UnknownNameError(definition.name, str(value), get_args(hint))
+        return value
+    if get_origin(hint) is tuple:
+        each = get_args(hint)[0]
+        if each is Path:
+            return tuple(path(flag, item) for item in (value if isinstance(value, (list, tuple)) else [value]))
+        return names(flag, value) if each is str else _numbers(flag, value, each)
+    return path(flag, value) if hint is Path else name_or_path(flag, value)
+
+
+def _numbers(flag: str, value: Any, each: type) -> tuple[Any, ...]:
+    """Validate numbers in a list, or in a comma-separated string."""
+    listed = names(flag, value) if isinstance(value, str) else value
+    try:
+        return tuple(whole(flag, item, 0) if each is int else _number(item) for item in listed)
+    except (TypeError, ValueError, UsageError):
+        kind = "whole numbers" if each is int else "numbers"
+        shown = ",".join(map(str, listed)) if isinstance(listed, (list, tuple)) else repr(listed)
+        raise UsageError(f"{flag} {shown}: expected {kind}, separated by commas") from None
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError
+    return float(value)
+
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def with_settings(types: type, *kinds: type) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
+    """Add settings to the signature of a function with `**keywords`, and to its documentation in place of `{settings}`.
+
+    Args:
+        types: the `TypedDict` of its keywords, which are settings of the request dataclasses.
+        *kinds: request dataclasses.
+    """
+    known = settings_of(*kinds)
+    added = {name: getattr(hint, "__forward_arg__", hint) for name, hint in types.__annotations__.items()}
+
+    def add(function: Callable[Given, Result]) -> Callable[Given, Result]:
+        own, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+        before = [item for item in own.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
+        after = [
+            inspect.Parameter(name, keyword, default=known[name].default, annotation=hint)
+            for name, hint in added.items()
+        ]
+        signature = own.replace(parameters=[*before, *after])
+
+        @wraps(function)
+        def called(*args: Given.args, **keywords: Given.kwargs) -> Result:
+            signature.bind(*args, **keywords)  # raises the TypeError of an unknown keyword
+            return function(*args, **keywords)
+
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        lines = "\n".join(_documented(known[name]) for name in added).lstrip()
+        called.__doc__ = (function.__doc__ or "").replace("{settings}", lines)
+        return called
+
+    return add
+
+
+def _documented(definition: Setting) -> str:
+    """Return the lines of a docstring about a setting."""
+    ending = f" Default: {definition.default_text}." if definition.default_text else ""
+    text = f"{definition.name}: {definition.help}{ending}"
+    return "\n".join(wrap(text, 108, initial_indent=" " * 8, subsequent_indent=" " * 12))
