@@ -39,7 +39,7 @@ def measure(arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.attention.documents import batches_of
     from evalkit.benchmarks.attention.groups import GROUPS, RANK
     from evalkit.benchmarks.attention.plan import AttentionRequest, plan_attention
-    from evalkit.benchmarks.base import Batch
+    from evalkit.benchmarks.base import Batch, Budget
     from evalkit.benchmarks.request import request_of
     from evalkit.benchmarks.session import load_model
 
@@ -53,7 +53,9 @@ def measure(arguments: argparse.Namespace) -> None:
     if not arguments.without_rank:
         ways["rank, last four layers" if not layers else "rank"] = (RANK,)
     computers = {
-        name: Analysis(AttentionSetup(groups, layers), loaded, print) for name, groups in ways.items() if groups
+        name: Analysis(AttentionSetup(groups, layers), loaded, Budget(), print)
+        for name, groups in ways.items()
+        if groups
     }
     batches = list(batches_of(plan, loaded.window, loaded.tokenizer, set(), print))  # type: ignore[arg-type]
     sequences = [one for batch in batches for one in batch.content]

@@ -71,7 +71,7 @@ def measure(arguments: argparse.Namespace) -> float:
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import run_plan
     from evalkit.display import Progress
-    from evalkit.studies.engines import Job
+    from evalkit.studies.planning import Job
 
     options: dict[str, Any] = {
         "output": arguments.output,
@@ -90,16 +90,13 @@ def measure(arguments: argparse.Namespace) -> float:
         run_plan(plan, progress)
         return time.perf_counter() - started
     from evalkit.studies.cluster.driver import Driver
-    from evalkit.studies.cluster.job_queue import JobQueue
     from evalkit.studies.cluster.ray_cluster import ClusterOptions, connected
-    from evalkit.studies.cluster.worker_pool import WorkerPool
 
     gpus = None if arguments.device == "cpu" else torch.cuda.device_count() / arguments.workers
     options_of_workers = ClusterOptions(workers=arguments.workers, worker_cpus=1, worker_gpus=gpus)
     with connected(options_of_workers, arguments.device) as cluster:
         started = time.perf_counter()
-        queue = JobQueue([Job("run", plan)], [1.0], progress, lambda _: None)
-        [outcome] = Driver(WorkerPool(cluster, progress.say), queue, progress).run()
+        [outcome] = Driver(cluster, [Job("run", plan)], progress).run()
         assert outcome.state == "finished", outcome.message
         return time.perf_counter() - started
 

@@ -103,9 +103,9 @@ def drive(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.remembered import remembering
     from evalkit.benchmarks.run import planned
     from evalkit.display import Progress
-    from evalkit.studies.cluster.engine import ClusterRunner
+    from evalkit.studies.cluster.driver import ClusterRunner
     from evalkit.studies.cluster.ray_cluster import ClusterOptions
-    from evalkit.studies.engines import Job
+    from evalkit.studies.planning import Job
 
     progress = Progress(live=False)
     with remembering():

@@ -86,16 +86,13 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import OpenRun
     from evalkit.models.spec import model_spec
-    from evalkit.studies.cluster import ray_cluster
+    from evalkit.studies.cluster import job_queue, ray_cluster
     from evalkit.studies.cluster.driver import Driver
-    from evalkit.studies.cluster.job_queue import JobQueue
-    from evalkit.studies.cluster.planner import Planner
-    from evalkit.studies.cluster.worker_pool import WorkerPool
-    from evalkit.studies.engines import Job
+    from evalkit.studies.planning import Job
 
     spent: dict[str, float] = defaultdict(float)
-    for name in ("plan", "fill", "finish"):
-        setattr(Planner, name, timed(spent, name, getattr(Planner, name)))
+    for name in ("_start", "_next_batches", "_finish"):
+        setattr(job_queue, name, timed(spent, name, getattr(job_queue, name)))
     setattr(OpenRun, "store", timed(spent, "store", OpenRun.store))  # noqa: B010
     setattr(ray_cluster, "BatchWorker", ReplayingWorker)  # noqa: B010
     spec, progress = model_spec("demo"), Deliveries()
@@ -109,18 +106,19 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
         for number in range(count):
             write_checkpoint(root / f"model{number}", number, tokenizer)
             jobs.append(Job(f"run {number}", planned(root / f"model{number}", settings, lambda _: None)))
-        queue = JobQueue(jobs, [1.0] * count, progress, lambda _: None)
-        outcomes = Driver(WorkerPool(cluster, lambda _: None), queue, progress).run()
+        outcomes = Driver(cluster, jobs, progress).run()
     assert {one.state for one in outcomes} == {"finished"}, [one.message for one in outcomes]
     batches = len(progress.moments) // count
     replayed = progress.moments[batches:]
     wall, loop = (1000 * (replayed[-1][n] - replayed[0][n]) / (len(replayed) - 1) for n in (0, 1))
-    planning, writing = (1000 * time / (batches * count) for time in (spent["plan"] + spent["fill"], spent["store"]))
+    planning, writing = (
+        1000 * time / (batches * count) for time in (spent["_start"] + spent["_next_batches"], spent["store"])
+    )
     print("\n| batches | documents of each | loop, ms | planning, ms | writing, ms | wall, ms | finish, s |")
     print("|---|---|---|---|---|---|---|")
     print(
         f"| {batches} | {8 * arguments.limit / batches:.0f} | {loop:.2f} | {planning:.2f} | {writing:.2f} "
-        f"| {wall:.2f} | {spent['finish'] / count:.2f} |"
+        f"| {wall:.2f} | {spent['_finish'] / count:.2f} |"
     )
     print(f"\nat most {1000 / (loop + planning + writing):.0f} batches a second")
 

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, StoppingCriteria
 
-from evalkit.benchmarks.longbench.benchmark import generation_requests
 from evalkit.benchmarks.longbench.data import load_rows
+from evalkit.benchmarks.longbench.prompts import generation_requests
 from evalkit.benchmarks.longbench.protocol import find_task
 from evalkit.data.sampling import FirstDocuments
 from evalkit.generation.capacity import capacity_of

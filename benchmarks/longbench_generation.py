@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from versus_lm_eval import matrices, matrix_rate
 
-from evalkit.benchmarks.longbench.benchmark import generation_requests
-from evalkit.benchmarks.longbench.data import load_rows
-from evalkit.benchmarks.longbench.documents import LongBenchDocument
+from evalkit.benchmarks.longbench.data import LongBenchDocument, load_rows
 from evalkit.benchmarks.longbench.metrics import score_prediction
+from evalkit.benchmarks.longbench.prompts import generation_requests
 from evalkit.benchmarks.longbench.protocol import Task, find_task
 from evalkit.data.sampling import FirstDocuments
 from evalkit.generation.capacity import measure_capacity

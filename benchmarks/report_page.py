@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from evalkit.models.locate import silent
-from evalkit.pages.contents import contents_of_runs
-from evalkit.pages.report import PageRequest, write_report
+from evalkit.pages.report import PageRequest, contents_of_runs, write_report
 from evalkit.paths import RUNS
 from evalkit.runs.finding import find_run
 from evalkit.runs.folder import Run

@@ -5,7 +5,7 @@
 
 RUN is a finished run of zeroshot8 by one process. Its journal has the seconds of every batch, from which the seconds
 per token of each task follow. The plan of all official documents gives the batches of one checkpoint. The choice of a
-checkpoint is the driver's own (`engines/cluster/scheduling.py`); the rest is modelled as the driver does it. A worker
+checkpoint is the driver's own (`studies/cluster/scheduling.py`); the rest is modelled as the driver does it. A worker
 has two batches in hand and gets the next one when the loop has taken its last one. One thread opens, plans and
 finishes runs, in order: it plans batches when fewer than four for each worker of a checkpoint are ready. Another
 thread writes. These two and the loop share one interpreter, equally while several have work. Printed: the share of the

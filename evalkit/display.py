@@ -1,8 +1,9 @@
-"""Status line of the current activity on standard error, so that no command is silent for a second.
+"""What a command shows on standard error while it works, so that none is silent for a second.
 
-In: `with doing("hashing model.safetensors (2.5 GB)")` around work that may take long. Out: the activity, once there has
-been no output for `_SILENCE` seconds: printed as a line, or on a terminal as a line that is erased when the work ends.
-Fast work prints nothing. Only the command line turns this on (`shown_activity`); evalkit used as a library is silent.
+`with doing("hashing model.safetensors (2.5 GB)")` names an activity, which is shown once there has been no output for
+`_SILENCE` seconds: printed as a line, or on a terminal as a line that is erased when the work ends. Only the command
+line turns this on (`shown_activity`). `Progress` is for work with a known total: a live bar, or plain lines now and
+then. In both, messages stand above the line that changes.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from types import TracebackType
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 from evalkit.escape import printable
@@ -26,53 +26,13 @@ _SILENCE = 0.4
 """Seconds without output after which the current activity is shown."""
 _SHORTEST = 0.1
 """Minimum seconds that an activity lasts before it is shown."""
-
-
-@contextmanager
-def doing(what: str, *, slow: bool = False) -> Iterator[None]:
-    """Name the activity of a block; of nested ones, the innermost is shown.
-
-    Args:
-        what: an activity with its object, such as "loading demo".
-        slow: show it at once, because it is known to take seconds, such as the first import of torch: an import of
-            compiled code can keep other threads from running.
-    """
-    _status.begin(printable(what), slow)
-    try:
-        yield
-    finally:
-        _status.end()
+_LINE_EVERY = 15.0
+"""Seconds between plain lines of progress."""
 
 
 def imports(package: str) -> bool:
-    """Return whether a package is not imported yet: a value for `slow`."""
+    """Return whether a package is not imported yet: a value for `slow` of `doing`."""
     return package not in sys.modules
-
-
-@contextmanager
-def shown_activity() -> Iterator[None]:
-    """Show activities on standard error within the block."""
-    before = _status.switch(True)
-    try:
-        yield
-    finally:
-        _status.switch(before)
-        _status.forget()
-
-
-@contextmanager
-def hidden_activity() -> Iterator[None]:
-    """Show no activities within the block, while a progress bar uses the terminal's last line."""
-    before = _status.switch(False)
-    try:
-        yield
-    finally:
-        _status.switch(before)
-
-
-def news(line: str) -> None:
-    """Print a line on standard error, above the activity that is shown."""
-    _status.print(line)
 
 
 class _Status:
@@ -84,28 +44,53 @@ class _Status:
         self._activities: list[str] = []
         self._printed: set[str] = set()
         """Activities that have been printed as a line."""
-        self._line = ""
-        """The activity on the terminal's last line."""
-        self._columns = 0
-        """Columns of the terminal that the activity may use."""
+        self._line, self._columns = "", 0
+        """The activity on the terminal's last line, and the columns that it may use."""
         self._timer: threading.Timer | None = None
         self._last = time.monotonic()
         """Time of the last output, or of the process's start."""
 
-    def begin(self, what: str, slow: bool) -> None:
-        with self._lock:
-            self._activities.append(what)
-            self._schedule(0.0 if slow else None)
+    @contextmanager
+    def doing(self, what: str, *, slow: bool = False) -> Iterator[None]:
+        """Name the activity of a block; of nested ones, the innermost is shown.
 
-    def end(self) -> None:
+        Args:
+            what: an activity with its object, such as "loading demo".
+            slow: show it at once, because it is known to take seconds, such as the first import of torch: an import of
+                compiled code can keep other threads from running.
+        """
         with self._lock:
-            self._activities.pop()
-            if self._activities[-1:] != [self._line]:
-                self._erase()
+            self._activities.append(printable(what))
+            self._schedule(at_once=slow)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._activities.pop()
+                if self._activities[-1:] != [self._line]:
+                    self._erase()
+                self._schedule()
+
+    def news(self, line: str) -> None:
+        """Print a line on standard error, above the activity that is shown."""
+        with self._lock:
+            self._erase()
+            print(line, file=sys.stderr, flush=True)
+            self._last = time.monotonic()
             self._schedule()
 
-    def switch(self, on: bool) -> bool:
-        """Turn the display on or off; return the previous state."""
+    @contextmanager
+    def shown(self, on: bool) -> Iterator[None]:
+        """Show activities within the block, or hide them."""
+        before = self._switch(on)
+        try:
+            yield
+        finally:
+            self._switch(before)
+            if on:
+                self._printed.clear()
+
+    def _switch(self, on: bool) -> bool:
         with self._lock:
             before, self._on = self._on, on
             self._last = time.monotonic()
@@ -113,30 +98,17 @@ class _Status:
             self._schedule()
             return before
 
-    def forget(self) -> None:
-        """Forget which activities were printed, so that they are printed again."""
-        with self._lock:
-            self._printed.clear()
-
-    def print(self, line: str) -> None:
-        with self._lock:
-            self._erase()
-            print(line, file=sys.stderr, flush=True)
-            self._last = time.monotonic()
-            self._schedule()
-
-    def _schedule(self, delay: float | None = None) -> None:
-        """Show the innermost activity after a delay; None: after `_SILENCE` seconds without output."""
+    def _schedule(self, at_once: bool = False) -> None:
+        """Show the innermost activity, at once or after `_SILENCE` seconds without output."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if not self._on or not self._activities or self._activities[-1] == self._line:
             return
-        if delay is None:
-            delay = max(_SHORTEST, _SILENCE - (time.monotonic() - self._last))
-        if not delay:
+        if at_once:
             self._show()
             return
+        delay = max(_SHORTEST, _SILENCE - (time.monotonic() - self._last))
         self._timer = threading.Timer(delay, self._show_late)
         self._timer.daemon = True
         self._timer.start()
@@ -149,18 +121,15 @@ class _Status:
 
     def _show(self) -> None:
         activity = self._activities[-1]
-        what = f"{activity} …"
         # A closed standard error is not a reason to stop
         with suppress(OSError, ValueError, AttributeError):
             if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
                 self._erase()
                 self._line, self._columns = activity, shutil.get_terminal_size().columns - 1
-                sys.stderr.write(_fitted(what, self._columns))
-            elif what not in self._printed:
-                self._printed.add(what)
-                sys.stderr.write(f"{what}\n")
-            else:
-                return
+                sys.stderr.write(_fitted(f"{activity} …", self._columns))
+            elif activity not in self._printed:
+                self._printed.add(activity)
+                sys.stderr.write(f"{activity} …\n")
             sys.stderr.flush()
             self._last = time.monotonic()
 
@@ -173,46 +142,45 @@ class _Status:
 
 
 def _fitted(text: str, columns: int) -> str:
-    """Truncate a text to a terminal's columns; some characters take two."""
+    """Truncate a text to a terminal's columns, of which some characters take two."""
     from wcwidth import clip, wcswidth
 
     return text if wcswidth(text) <= columns else clip(text, 0, columns - 1) + "…"
 
 
 _status = _Status()
+doing, news = _status.doing, _status.news
 
 
-_LINE_EVERY = 15.0
-"""Seconds between plain lines."""
+def shown_activity() -> AbstractContextManager[None]:
+    """Show activities on standard error within a block."""
+    return _status.shown(True)
+
+
+def hidden_activity() -> AbstractContextManager[None]:
+    """Show no activities within a block, while a progress bar uses the terminal's last line."""
+    return _status.shown(False)
 
 
 class Progress:
-    """Progress of work whose total is known, in a unit that takes about constant time.
-
-    Args:
-        live: draw a bar; None: if standard error is a terminal.
-    """
+    """Progress of work with a known total, in a unit that takes about constant time: a bar if `live` or a terminal."""
 
     def __init__(self, live: bool | None = None) -> None:
         self._live = sys.stderr.isatty() if live is None else live
         self._bar: Any = None
         self._after = ExitStack()
-        self._bar_task: Any = None
+        self._label = ""
         self._total = self._done = self._skipped = 0.0
         self._documents = 0
         self._end: float | None = None
         """When all is expected to be finished, if the caller estimates it; seconds of a monotonic clock."""
-        self._label = ""
         self._started = self._last_line = time.monotonic()
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar = None
-        self._after.close()
+    def __exit__(self, *_: object) -> None:
+        self._end_bar()
 
     def say(self, line: str) -> None:
         """Print a message on one line, above the bar."""
@@ -224,42 +192,32 @@ class Progress:
 
     def start(self, total: float, done: float) -> None:
         """Start, with `done` of `total` finished in an earlier session; ends the bar of the work before."""
-        self._bar = None
-        self._after.close()
+        self._end_bar()
         self._total, self._done, self._skipped, self._documents = total, done, done, 0
         self._started = self._last_line = time.monotonic()
         self._end = None
         if self._live:
-            self._start_bar(total, done)
+            self._start_bar()
 
     def task(self, label: str) -> None:
         """Set the label of the current task."""
-        self._label = label = printable(label)
-        if self._bar is not None:
-            self._bar.update(self._bar_task, description=label)
+        self._label = printable(label)
+        self._draw()
 
     def advance(self, work: float, documents: int) -> None:
         """Add finished work and its number of documents."""
         self._done += work
         self._documents += documents
-        if self._bar is not None:
-            self._bar.update(self._bar_task, completed=self._done, rate=self._rate())
-        elif time.monotonic() - self._last_line >= _LINE_EVERY:
+        self._draw()
+        if self._bar is None and time.monotonic() - self._last_line >= _LINE_EVERY:
             self._last_line = time.monotonic()
             self.say(self.line())
 
     def expect(self, done: float, total: float, seconds: float | None) -> None:
-        """Replace the finished and the total work by better estimates, and the time left by the caller's.
-
-        Args:
-            done: finished work, which may be less than before.
-            total: all work.
-            seconds: time left; None: by the rate so far.
-        """
+        """Replace finished (perhaps less than before) and total work, and the time left; None: by the rate so far."""
         self._done, self._total = done, total
         self._end = None if seconds is None else time.monotonic() + seconds
-        if self._bar is not None:
-            self._bar.update(self._bar_task, completed=done, total=total, end=self._end)
+        self._draw()
 
     def share(self) -> float:
         """Return the finished share of the work, from 0 to 1."""
@@ -267,66 +225,57 @@ class Progress:
 
     def seconds_left(self) -> float | None:
         """Return the estimated time left; None before anything is finished."""
-        return self._left() if self._is_known() else None
+        if self._end is not None:
+            return max(self._end - time.monotonic(), 0.0)
+        if self._done <= self._skipped:
+            return None
+        elapsed = time.monotonic() - self._started
+        return elapsed / (self._done - self._skipped) * (self._total - self._done)
 
     def line(self) -> str:
         """Return the state in one line: task, share, rate, time left."""
         label = f"{self._label}: " if self._label else ""
-        left = f", about {clock(self._left())} left" if self._is_known() else ""
+        seconds = self.seconds_left()
+        left = "" if seconds is None else f", about {clock(seconds)} left"
         return f"{label}{self.share():4.0%} of all, {self._rate()}{left}"
 
     def _rate(self) -> str:
         elapsed = time.monotonic() - self._started
         return f"{self._documents / elapsed:.1f} documents/s" if elapsed > 0 else "–"
 
-    def _is_known(self) -> bool:
-        return self._end is not None or self._done > self._skipped
+    def _time(self) -> str:
+        """Return the time left; when all is finished, the time that it took."""
+        finished = self._done >= self._total
+        seconds = time.monotonic() - self._started if finished else self.seconds_left()
+        return "-:--:--" if seconds is None else clock(seconds)
 
-    def _left(self) -> float:
-        if self._end is not None:
-            return max(self._end - time.monotonic(), 0.0)
-        worked = self._done - self._skipped
-        elapsed = time.monotonic() - self._started
-        return elapsed / worked * (self._total - self._done) if worked else 0.0
-
-    def _start_bar(self, total: float, done: float) -> None:
+    def _start_bar(self) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            TaskProgressColumn,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-        from rich.progress import (
-            Progress as Bar,
-        )
+        from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn
+        from rich.progress import Progress as Bar
         from rich.text import Text
 
-        class TimeLeftColumn(TimeRemainingColumn):
-            """The caller's estimate if there is one."""
+        class TimeLeft(ProgressColumn):
+            def render(_, task: Any) -> Text:
+                return Text(self._time(), style="progress.remaining")
 
-            def render(self, task: Any) -> Text:
-                """Return the text of the column."""
-                end = task.fields.get("end")
-                if end is None or task.finished:
-                    return super().render(task)
-                return Text(clock(max(end - time.monotonic(), 0.0)), style="progress.remaining")
-
-        self._bar = Bar(
-            TextColumn("{task.description:<14}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeLeftColumn(elapsed_when_finished=True),
-            console=Console(stderr=True),
-            # Averaged over minutes, since tasks differ in speed
-            speed_estimate_period=300,
-        )
-        self._bar_task = self._bar.add_task("", total=total, completed=done, rate="")
+        columns = (TextColumn("{task.description:<14}"), BarColumn(), TaskProgressColumn(),
+                   TextColumn("{task.fields[rate]}"), TimeLeft())  # fmt: skip
+        self._bar = Bar(*columns, console=Console(stderr=True))
+        self._bar.add_task("", total=self._total, completed=self._done, rate="")
         # From now on the bar uses the terminal's last line
         self._after.enter_context(hidden_activity())
         self._bar.start()
         self._after.callback(self._bar.stop)
+
+    def _draw(self) -> None:
+        if self._bar is not None:
+            of_all = {"completed": self._done, "total": self._total, "rate": self._rate()}
+            self._bar.update(self._bar.task_ids[0], description=self._label, **of_all)
+
+    def _end_bar(self) -> None:
+        self._bar = None
+        self._after.close()
 
 
 def clock(seconds: float) -> str:

@@ -1,7 +1,6 @@
-"""Escaping of arbitrary text for a line of a terminal, LaTeX, Markdown or a CSV.
+"""Escaping of names, labels and messages for a line of a terminal, LaTeX, Markdown or a CSV.
 
-In: names, labels and messages. Out: text that is safe in the format. All output of evalkit in these formats is escaped
-here, once. The module also contains LaTeX that tables share.
+All output of evalkit in these formats is escaped here, once. The module also contains LaTeX that tables share.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ import re
 import unicodedata
 from contextlib import suppress
 
-_WIDTH = 119
-_LONGEST_PART = 48
+_WIDTH, _LONGEST_PART = 119, 48
 
 
 def brief(thing: object, *parts: object) -> str:
@@ -19,9 +17,8 @@ def brief(thing: object, *parts: object) -> str:
 
     A long part is shortened in its middle, since names differ at both ends; a long line is truncated at its end.
     """
-    start, end = f"{type(thing).__name__}(", ")"
-    text = start + ", ".join(_cut(printable(str(part))) for part in parts) + end
-    return text if len(text) <= _WIDTH else text[: _WIDTH - 2] + "…" + end
+    text = f"{type(thing).__name__}({', '.join(_cut(printable(str(part))) for part in parts)})"
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 2] + "…)"
 
 
 def with_error(value: float, stderr: float | None) -> str:
@@ -91,12 +88,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Escape control and invisible characters (line ends, escapes, changes of direction) by their code, as \\x1b.
-
-    Args:
-        text: a name, or a message with names.
-        kept: characters that are not escaped.
-    """
+    """Escape control and invisible characters (line ends, escapes, changes of direction) but `kept`, as \\x1b."""
     if text.isprintable():
         return text
     return "".join(_code(c) if c not in kept and unicodedata.category(c) in _HIDDEN else c for c in text)
@@ -141,7 +133,4 @@ def _latex_of(character: str) -> str:
 
 def in_markdown(text: str) -> str:
     """Escape text for Markdown, on one line."""
-    return _MARKDOWN.sub(r"\\\1", printable(" ".join(text.split())))
-
-
-_MARKDOWN = re.compile(r"([\\`*_\[\]<>|~$&#])")
+    return re.sub(r"([\\`*_\[\]<>|~$&#])", r"\\\1", printable(" ".join(text.split())))

@@ -160,9 +160,9 @@ def test_json_of_anything(evalkit: Command, checkpoint: Path, documents: Path, c
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"endings": ["a", "b", "[title]", "d"]}, "field 'endings': expected text outside of brackets"),
-        ({"endings": ["a", "b", "[step] [x]", "d"]}, "field 'endings': expected text outside of brackets"),
-        ({"ctx_a": "x" * (LONGEST_TEXT + 1)}, "field 'ctx_a': expected at most 8,388,608 characters, found 8,388,609"),
+        ({"endings": ["a", "b", "[title]", "d"]}, "'endings[2]': has no text outside of brackets"),
+        ({"endings": ["a", "b", "[step] [x]", "d"]}, "'endings[2]': has no text outside of brackets"),
+        ({"ctx_a": "x" * (LONGEST_TEXT + 1)}, "'ctx_a': has 8,388,609 characters; expected at most 8,388,608"),
         ({"ctx_a": "a\udc00"}, "'ctx_a' holds half of a surrogate pair"),
     ],
     ids=["title", "brackets", "long", "half"],
@@ -171,7 +171,7 @@ def test_documents_with_anything(run: Command, change: dict[str, Any], said: str
     rewrite(made_up(Path("documents")) / "hellaswag.jsonl", 2, change)
     outcome = run("--data-dir", "documents", "--tasks", "hellaswag")
     last = refused(outcome).replace("expected one JSON object a line: ", "")
-    assert f"documents/hellaswag.jsonl, line 2 (hellaswag): {said}" in last
+    assert "documents/hellaswag.jsonl, line 2 (hellaswag): " in last and said in last
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from evalkit.benchmarks.outcomes import Label
@@ -133,6 +134,16 @@ class Computer(Protocol):
 
     def compute(self, batch: Batch) -> Rows:
         """Compute a batch: `Row`s or, for many rows, an Arrow table with the schema of `runs.columns.schema_of`."""
+
+
+def calling(function: str) -> Any:
+    """Return a method of a `Benchmark` that calls a function, "package.module:name", which is imported on first use."""
+    return lambda _, *args, **named: resolve_name(function)(*args, **named)
+
+
+def naming(type_: str) -> Any:
+    """Return a method of a `Benchmark` that returns a type, "package.module:name", which is imported on first use."""
+    return lambda _: resolve_name(type_)
 
 
 class Benchmark(ABC):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.request import Request, provenance
+from evalkit.benchmarks.request import Request, plain_manifest
 from evalkit.errors import UsageError
 from evalkit.models.context import MOST_TOKENS, Extension, configured_window, refuse_generation
 from evalkit.models.files import generation_settings
@@ -17,7 +17,7 @@ from evalkit.models.locate import Checkpoint, silent
 from evalkit.models.spec import ModelSpec, config_of
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.finding import run_folder
-from evalkit.runs.folder import Run, specification_id
+from evalkit.runs.folder import Run
 from evalkit.runs.traits import max_prompt_tokens
 
 
@@ -80,18 +80,9 @@ def generated_manifest(
     """
     # The device is included, since rounding differences may change a text
     specification = {**specification, "chat": chat, "device": model.device, "end": _end_tokens(checkpoint)}
-    return {
-        "id": specification_id(specification),
-        "kind": kind,
-        "specification": specification,
-        "rule": kind,
-        "groups": {},
-        "group_sizes": {},
-        "template": {"name": "chat" if chat else "plain"},
-        "documents": documents,
-        "context": context,
-        **provenance(model, checkpoint),
-    }
+    template = {"name": "chat" if chat else "plain"}
+    about = {"template": template, "documents": documents, "context": context}
+    return plain_manifest(kind, model, checkpoint, specification, **about)
 
 
 def about_run(run: Run) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import Checkpoint, resolve_dtype, silent
 from evalkit.models.spec import ModelSpec, model_spec
 from evalkit.paths import RUNS
+from evalkit.runs.folder import specification_id
 
 SCORING_VERSION = 3
 """Increased with every change of evalkit that changes a score; part of every run's specification."""
@@ -113,6 +114,22 @@ def provenance(model: ModelSpec, checkpoint: Checkpoint) -> dict[str, Any]:
         "versions": {"evalkit": __version__}
         | {name: version(name) for name in (*_NUMERICS, "datasets", "numpy", "pandas", "pyarrow")}
         | {"python": platform.python_version()},
+    }
+
+
+def plain_manifest(
+    kind: str, model: ModelSpec, checkpoint: Checkpoint, specification: Mapping[str, Any], **more: Any
+) -> dict[str, Any]:
+    """Return the manifest of a run of a benchmark without groups of tasks or rules; `more` has its further entries."""
+    return {
+        "id": specification_id(specification),
+        "kind": kind,
+        "specification": specification,
+        "rule": kind,
+        "groups": {},
+        "group_sizes": {},
+        **more,
+        **provenance(model, checkpoint),
     }
 
 

@@ -36,7 +36,7 @@ from evalkit.escape import printable
 
 if TYPE_CHECKING:
     from evalkit.runs.folder import Run
-    from evalkit.studies.engines import JobRunner
+    from evalkit.studies.running import JobRunner
 
 
 @click.command(cls=BenchmarkCommand, kind="multiple_choice")
@@ -81,7 +81,7 @@ def run(
     evalkit run CKPT --suite longbench --set max_prompt_tokens=3500    a suite of any benchmark (evalkit ls suites)
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     evalkit run --model 'train/checkpoint-*'                        several checkpoints, a line each
-    evalkit run CKPT --dry-run                                      how many tokens, how long, how much memory and disk
+    evalkit run CKPT --dry-run                                      how many tokens, how long, how much memory
     evalkit run CKPT --workers 8                                    by eight GPUs, or shares of the cores
     evalkit run --watch TRAINING --sample 200 --plot curve.png      each checkpoint of a training, as it appears
     """
@@ -285,7 +285,7 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
     from evalkit.benchmarks.run import planned
     from evalkit.display import Progress
     from evalkit.runs.folder import load_run
-    from evalkit.studies.engines import Job
+    from evalkit.studies.planning import Job
 
     with Progress() as progress:
         with doing("planning the runs"):

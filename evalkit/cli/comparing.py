@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from evalkit.benchmarks.attention.figures.kinds import KINDS, Band, FigureRequest
-from evalkit.benchmarks.attention.groups import parsed_layers
+from evalkit.benchmarks.attention.groups import KINDS, Band, FigureRequest, parsed_layers
 from evalkit.cli.options import BENCHMARK, GROUP, OUTCOME, OUTPUT, PLOT, STUDY, check_study, named_run
 from evalkit.cli.parameters import FOLDER, MARGIN, argument, comma_separated, is_typed, option, typed_option
 from evalkit.cli.running import PRINTING, print_report
@@ -18,7 +17,7 @@ from evalkit.errors import UsageError
 from evalkit.escape import printable
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.attention.figures.runs import AnalysedRun
+    from evalkit.benchmarks.attention.figure_runs import AnalysedRun
     from evalkit.comparison.curves import Curve
     from evalkit.comparison.sides import Side
     from evalkit.reporting.markup import Format
@@ -130,8 +129,7 @@ def _sides(
 
         return find_sides(runs, groups, output), (), key
     from evalkit.runs.outcomes import with_default_rule
-    from evalkit.studies.results import read_results
-    from evalkit.studies.sides import study_sides
+    from evalkit.studies.results import read_results, study_sides
 
     results = read_results(study)
     chosen = results.study.benchmark(benchmark)
@@ -155,8 +153,7 @@ def _curves(
 
         return [curve(side, key) for side in find_trainings(runs, groups, output)], ()
     from evalkit.runs.outcomes import with_default_rule
-    from evalkit.studies.results import read_results
-    from evalkit.studies.sides import study_trainings
+    from evalkit.studies.results import read_results, study_trainings
 
     results = read_results(study)
     chosen = results.study.benchmark(benchmark)
@@ -266,8 +263,7 @@ def _analysed(
     request: FigureRequest,
 ) -> tuple[list[AnalysedRun], list[str]]:
     """Return the runs by the names of their lines, and notes about them."""
-    from evalkit.benchmarks.attention.figures.notes import run_differences
-    from evalkit.benchmarks.attention.figures.runs import AnalysedRun
+    from evalkit.benchmarks.attention.figure_runs import AnalysedRun, run_differences
     from evalkit.comparison.sides import Side, check_unique
     from evalkit.comparison.sides import names as names_of
 
@@ -277,8 +273,7 @@ def _analysed(
         found, notes = [named_run(one) for one in given], []
         known = names_of(found)
     else:
-        from evalkit.studies.results import read_results
-        from evalkit.studies.sides import study_analyses
+        from evalkit.studies.results import read_results, study_analyses
 
         analyses = study_analyses(read_results(study), given, benchmark)
         found, known, notes = analyses.runs, analyses.names, [*analyses.notes]
@@ -306,7 +301,7 @@ def _draw_every(analysed: list[AnalysedRun], request: FigureRequest, folder: Pat
 
 
 def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths: list[Path]) -> None:
-    from evalkit.benchmarks.attention.figures.making import make, write
+    from evalkit.benchmarks.attention.figures import make, write
 
     with doing(f"figure {name}"):
         files = write(make(name, analysed, request), analysed, paths)

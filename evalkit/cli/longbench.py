@@ -96,7 +96,7 @@ def run(
     evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
     evalkit longbench score PREDICTIONS                                  of the official code
     """
-    from evalkit.benchmarks.longbench.benchmark import report_of
+    from evalkit.benchmarks.longbench.results_report import report_of
 
     evaluation_of(options).run(
         checkpoint_of(ctx, checkpoint, model),
@@ -121,7 +121,7 @@ def rescore(
     \b
     evalkit longbench rescore 1a2b3c4d --format latex
     """
-    from evalkit.benchmarks.longbench.benchmark import report_of
+    from evalkit.benchmarks.longbench.results_report import report_of
 
     found = named_run(run, output)
     print_run(found, report_of(found, edit_similarity), form, standalone)
@@ -155,14 +155,14 @@ def score(
 
 
 def _draw_run(run: Run, plot: Path | None, edit_similarity: EditVariant) -> None:
-    from evalkit.benchmarks.longbench.benchmark import load_generations
+    from evalkit.benchmarks.longbench.scores import load_generations
 
     if plot is not None:
         _draw(load_generations(run), plot, edit_similarity)
 
 
 def _draw(generations: pd.DataFrame, plot: Path, edit_similarity: EditVariant) -> None:
-    from evalkit.benchmarks.longbench.plots import draw_by_length
+    from evalkit.benchmarks.longbench.results_report import draw_by_length
 
     draw_by_length(generations, plot, edit_similarity)
     click.echo(printable(f"{plot} has been written"), err=True)

@@ -112,7 +112,8 @@ def import_(
     """Import lm-eval's logs as finished runs, so that a published log can be a row; prints the run folders.
 
     FILE… are the samples_<task>_<time>.jsonl of one model, which `lm_eval --log_samples` writes, and `evalkit run
-    --log-samples` too. results_<time>.json beside them has model, dtype and versions. Documents are matched by content.
+    --log-samples` too. results_<time>.json beside them has model, dtype and versions. Documents are matched by number
+    and content.
 
     \b
     evalkit import log/samples_*.jsonl

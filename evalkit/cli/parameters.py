@@ -64,7 +64,7 @@ def _names_of(parameter: str) -> Iterable[str]:
 
             return layout_names()
         case "figure":
-            from evalkit.benchmarks.attention.figures.kinds import KINDS
+            from evalkit.benchmarks.attention.groups import KINDS
 
             return KINDS
         case "--measure":
@@ -80,11 +80,10 @@ def _names_of(parameter: str) -> Iterable[str]:
 
 
 def _names_of_study(path: Path, parameter: str) -> Iterable[str]:
-    from evalkit.studies.records import recorded_checkpoints
     from evalkit.studies.study_file import read_study
 
     try:
-        study = read_study(path, recorded_checkpoints)
+        study = read_study(path)
     except EvalkitError:
         return ()
     return study.names if parameter == "runs" else [one.name for one in study.benchmarks]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from evalkit.display import Progress
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
-    from evalkit.studies.engines import JobRunner
+    from evalkit.studies.running import JobRunner
 
 
 FORMAT = option("--format", "form", type=click.Choice(FORMATS), default="terminal", help="Format of the output.")
@@ -111,10 +111,10 @@ def workers_of(options: dict[str, Any]) -> Workers:
         for name, value in zip(_NAMES[2:], (cpus, gpus, ship), strict=True):
             if value:
                 raise UsageError(f"--{name.replace('_', '-')}: is for workers; add --workers N or --ray ADDRESS")
-        from evalkit.studies.engines import run_here
+        from evalkit.studies.running import run_here
 
         return Workers(run_here)
-    from evalkit.studies.cluster.engine import ClusterRunner
+    from evalkit.studies.cluster.driver import ClusterRunner
     from evalkit.studies.cluster.ray_cluster import ClusterOptions
 
     runner = ClusterRunner(ClusterOptions(workers, ray, cpus, gpus, ship))
@@ -179,7 +179,7 @@ def evaluation_of(command: dict[str, Any]) -> Evaluation:
 
 
 def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
-    """Return what runs will take: documents, tokens, time, memory and disk; arguments as of `evalkit.evaluate`."""
+    """Return what runs will take: documents, tokens, time and memory; arguments as of `evalkit.evaluate`."""
     from evalkit.benchmarks.run import planned
     from evalkit.display import Progress
     from evalkit.studies.dry_run import plans_report
@@ -194,7 +194,7 @@ def _run_by(runner: JobRunner, model: str, plan: Plan, progress: Progress) -> Ru
     """Have a run computed; raise a `RunError` if it is not finished."""
     from evalkit.errors import RunError
     from evalkit.runs.folder import load_run
-    from evalkit.studies.engines import Job
+    from evalkit.studies.planning import Job
 
     [outcome] = runner([Job(model, plan)], progress)
     if outcome.state != "finished":

@@ -15,7 +15,7 @@ from evalkit.errors import UsageError
 from evalkit.escape import printable
 
 if TYPE_CHECKING:
-    from evalkit.pages.contents import PageContents
+    from evalkit.pages.report import PageContents
     from evalkit.reporting.markup import Format
 
 
@@ -75,8 +75,7 @@ def show(
     with doing("reading runs"):
         from evalkit.comparison.sides import names
         from evalkit.inspection.reports import document_report, list_report, prompt_text
-        from evalkit.inspection.selection import Criteria
-        from evalkit.inspection.showing import show_document, show_list
+        from evalkit.inspection.selection import Criteria, show_document, show_list
         from evalkit.runs.finding import find_run
 
         found = [find_run(one, output) for one in runs]
@@ -189,7 +188,7 @@ def _contents(
     rule: str | None,
     names: tuple[str, ...],
 ) -> PageContents:
-    from evalkit.pages.contents import contents_of_runs, contents_of_study
+    from evalkit.pages.report import contents_of_runs, contents_of_study
 
     if study is not None:
         from evalkit.studies.results import read_results

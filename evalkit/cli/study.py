@@ -112,7 +112,7 @@ def _evaluate(
     from evalkit.display import Progress
     from evalkit.errors import RunInUseError, TemplateError
     from evalkit.models.files import why_incomplete
-    from evalkit.studies.engines import FAILURES, why_failed
+    from evalkit.studies.running import FAILURES, why_failed
 
     name = one.folder.name
     try:
@@ -151,7 +151,7 @@ def study() -> None:
     """Evaluate many checkpoints on many benchmarks, as one YAML file names them (docs/studies.md).
 
     \b
-    evalkit study run study.yaml --dry-run     runs, tokens, time, memory and disk
+    evalkit study run study.yaml --dry-run     runs, tokens, time and memory
     evalkit study run study.yaml               compute; again on another machine: takes what nobody has
     evalkit study status study.yaml            what is done, where the rest is, how long it takes
     """
@@ -161,7 +161,7 @@ def study() -> None:
 @_FILE
 @typed_option("--wait", is_flag=True, help="Stay until other processes have finished their runs; take over the runs of "
               "processes that have ended.")  # fmt: skip
-@typed_option("--dry-run", is_flag=True, help="Compute nothing; print runs, tokens, time, memory and disk.")
+@typed_option("--dry-run", is_flag=True, help="Compute nothing; print runs, tokens, time and memory.")
 @WORKERS
 @PRINTING
 @click.pass_context
@@ -225,7 +225,6 @@ def status(ctx: click.Context, file: Path, form: Format, standalone: bool) -> No
 
 
 def _read(file: Path) -> Study:
-    from evalkit.studies.records import recorded_checkpoints
     from evalkit.studies.study_file import read_study
 
-    return read_study(file, recorded_checkpoints)
+    return read_study(file)

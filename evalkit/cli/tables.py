@@ -81,7 +81,7 @@ def table(
     evalkit table --audit
     """
     from evalkit.tables.layout import layout_names
-    from evalkit.tables.request import TableRequest, audited, make
+    from evalkit.tables.request import TableRequest, make
 
     if more and runs is None:
         raise UsageError(f"{more[0]}: a table has one NAME; give runs after --runs")
@@ -97,6 +97,8 @@ def table(
     if audit:
         if runs or study or request.as_printed:
             raise UsageError("--audit reads the published tables only; omit --runs, --study and --as-printed")
+        from evalkit.tables.audit import audited
+
         made = audited([name] if name else layout_names())
     elif name is None:
         raise UsageError(f"name a table, or a layout file: {', '.join(layout_names())}; or give --all or --audit")

@@ -1,21 +1,21 @@
 """Comparison of two sides.
 
 In: a `Pairing`. Out: a `Comparison`: for each task the difference with its standard error, confidence interval and
-test, Holm's correction over the tasks, averages, and the same under every other rule. Scores are fractions, differences
-are B less A.
+test, Holm's correction over the tasks, averages, and the same under every other rule; differences by subject; agreement
+by document. Scores are fractions, differences are B less A.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Comparable, Measure
-from evalkit.comparison.claim import claim_of
 from evalkit.comparison.differences import (
     BETTER,
     DOWN,
@@ -31,23 +31,20 @@ from evalkit.comparison.differences import (
     TaskDifference,
 )
 from evalkit.comparison.line import ScoredLine, by_layer, by_task, efficiency, line_label, line_name, nan_to_none
-from evalkit.comparison.pairing import Pairing, pair
-from evalkit.comparison.sides import Side
+from evalkit.comparison.pairing import PairedTask, Pairing, pair
+from evalkit.comparison.sides import Side, claim_of
 from evalkit.errors import UsageError
 from evalkit.runs.outcomes import MARGIN
 from evalkit.stats.adjusted import adjusted_average, at_least_task_intervals
 from evalkit.stats.estimates import Estimate, Floats, average, interval
 from evalkit.stats.power import ALPHA
-from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value
-from evalkit.stats.significance import holm, t_test
+from evalkit.stats.significance import Spread, between, crossed, crossed_p_value, holm, t_test
 
 
 def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
     """Compare two sides under one rule, and under every other rule for agreement.
 
-    Args:
-        pairing: the sides.
-        rule: a rule's name, or a continuous outcome (`scores.outcomes.outcome_key`); None: the rule of all runs.
+    `rule` is a rule's name, or a continuous outcome (`runs.outcomes.outcome_key`); None: the rule of all runs.
 
     Raises:
         UsageError: no rule is given and the runs have different ones, or a run does not support it.
@@ -114,7 +111,7 @@ def p_value(pairing: Pairing, tasks: Sequence[str], rule: str) -> float:
     return 1.0 if p is None else p
 
 
-def verdict_of(p: float | None, difference: float, higher_is_better: bool | None = True) -> str:
+def _verdict(p: float | None, difference: float, higher_is_better: bool | None = True) -> str:
     """Return "better" or "worse" if p is at most 5 % ("higher" or "lower" if neither is better), else "undecided"."""
     if p is None or not p <= ALPHA:
         return UNDECIDED
@@ -162,7 +159,7 @@ def _differences(
     measure, measured = pairing.measure(rule), by_task(pairing, rule)
     lines = by_layer(pairing, rule) if measure.layers else measured
     ps = holm([1.0 if one.p is None else one.p for one in lines])
-    tasks = tuple(task_difference(one, p, measure, with_power) for one, p in zip(lines, ps, strict=True))
+    tasks = tuple(_task_difference(one, p, measure, with_power) for one, p in zip(lines, ps, strict=True))
     by_name = {one.paired.task: one for one in measured}
     groups, sizes = pairing.graded[0].groups, pairing.graded[0].group_sizes
     averages = []
@@ -179,15 +176,8 @@ def _title(name: str, count: int, size: int) -> str:
     return name if count == size else f"{name} ({count} of {size})"
 
 
-def task_difference(one: ScoredLine, p_holm: float, measure: Measure, with_power: bool) -> TaskDifference:
-    """Return the record of a line.
-
-    Args:
-        one: the line.
-        p_holm: its p value after correction.
-        measure: of its scores.
-        with_power: whether to compute the smallest detectable difference, which is slow.
-    """
+def _task_difference(one: ScoredLine, p_holm: float, measure: Measure, with_power: bool) -> TaskDifference:
+    """Return the record of a line; the smallest detectable difference, which is slow, only if `with_power`."""
     paired = one.paired
     return TaskDifference(
         **_common(one.name, one.a, one.b, one.estimate, one.adjusted, one.p, measure),
@@ -202,7 +192,7 @@ def task_difference(one: ScoredLine, p_holm: float, measure: Measure, with_power
         same=paired.n - one.won - one.lost,
         test=one.test,
         p_holm=None if one.p is None else p_holm,
-        verdict=verdict_of(None if one.p is None else p_holm, one.estimate.value, measure.higher_is_better),
+        verdict=_verdict(None if one.p is None else p_holm, one.estimate.value, measure.higher_is_better),
         detectable=one.detectable() if with_power else None,
         layer=one.layer,
     )
@@ -229,7 +219,7 @@ def _average(name: str, members: Sequence[ScoredLine], measure: Measure) -> Aver
     if abs(estimate.value) <= sum(one.rounding for one in members) / len(members) and measure.resolution:
         p = 1.0
     common = _common(name, a[:, None], b[:, None], estimate, adjusted, p, measure)
-    return AverageDifference(**common, spread=parts, verdict=verdict_of(p, estimate.value, measure.higher_is_better))
+    return AverageDifference(**common, spread=parts, verdict=_verdict(p, estimate.value, measure.higher_is_better))
 
 
 def _common(
@@ -255,3 +245,67 @@ def _common(
         "freedom": nan_to_none(adjusted.freedom),
         "p": p,
     }
+
+
+def subject_differences(pairing: Pairing, task: PairedTask, rule: str) -> tuple[TaskDifference, ...]:
+    """Return the difference of each subject of a task, named by the subject, in the order of the documents.
+
+    p values are corrected by Holm's method over the task's subjects; intervals are not. For a measure of several
+    layers the score of a document is the mean over them.
+
+    Raises:
+        UsageError: a run does not support the rule.
+    """
+    measure = pairing.measure(rule)
+    lines = [ScoredLine(one, *pairing.scores(one, rule), measure) for one in _subjects(pairing, task)]
+    corrected = holm([1.0 if one.p is None else one.p for one in lines])
+    return tuple(_task_difference(one, p, measure, with_power=False) for one, p in zip(lines, corrected, strict=True))
+
+
+def _subjects(pairing: Pairing, task: PairedTask) -> Iterator[PairedTask]:
+    """Yield the documents of each subject as a task of its own."""
+    assert task.strata is not None, f"{task.task} has no subjects"
+    names = pairing.graded[0].documents["subtask"].to_numpy()[task.rows[0]]
+    for number in range(int(task.strata.max()) + 1):
+        places = np.flatnonzero(task.strata == number)
+        clusters = None if task.clusters is None else task.clusters[places]
+        rows = tuple(rows[places] for rows in task.rows)
+        yield replace(task, task=str(names[places[0]]), clusters=clusters, strata=None, rows=rows, dropped=0)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Documents of a task by the scores of two runs, A and B."""
+
+    task: str
+    n: int
+    a_higher: int
+    """Scores that are right or wrong: A is right and B is wrong."""
+    b_higher: int
+    """Scores that are right or wrong: A is wrong and B is right."""
+    both_right: int | None
+    """None for scores between right and wrong."""
+    both_wrong: int | None
+
+    @property
+    def equal(self) -> int:
+        """Number of documents with the same score."""
+        return self.n - self.a_higher - self.b_higher
+
+
+def agreements(pairing: Pairing, rule: str) -> tuple[Agreement, ...]:
+    """Return the agreement of two runs on each task.
+
+    For a measure of several layers the score of a document is the mean over them.
+
+    Raises:
+        UsageError: a side has several runs, or a run does not support the rule.
+    """
+    if len(pairing.graded) > 2:
+        raise UsageError("agreement by document is of two runs; a side has several")
+    graded, rows = pairing.measure(rule).graded, []
+    for task in pairing.tasks:
+        [a], [b] = pairing.scores(task, rule)
+        both, neither = (None if graded else int(((a == right) & (b == right)).sum()) for right in (1, 0))
+        rows.append(Agreement(task.task, task.n, int((a > b).sum()), int((b > a).sum()), both, neither))
+    return tuple(rows)

@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from evalkit.comparison.breakdowns import PROMPT_NOTES, prompt_of, prompts_sentence, single_prompts
 from evalkit.comparison.differences import (
+    DOWN,
     UNDECIDED,
+    UP,
     Comparison,
     ContinuousEvidence,
     Difference,
+    RuleVerdict,
     Unit,
     difference_text,
     interval_text,
@@ -68,6 +70,49 @@ def _documents(one: ContinuousEvidence) -> str:
 
 def _ratio(times: float) -> str:
     return f"{round(times):,}" if times >= _SMALL else fixed(times, 1)
+
+
+_PROMPT_NOTES = (
+    "mean over prompts: of each document the mean of its values under its prompts (1 or 0: right or wrong)",
+    "prompts one by one: a task that lacks a prompt (an order of options that it does not list) counts with the run's "
+    "own prompt; p and intervals of single prompts are not corrected for their number",
+    "under all prompts: intersection-union test, whose p is the largest of the prompts' and needs no correction "
+    "(Berger 1982); the claim is about these prompts, not about others",
+)
+_MEAN = "mean over prompts"
+
+
+def _prompt_of(rule: str) -> str:
+    """Return the prompt of "RULE@PROMPT"; of a rule alone, that it is the mean over them."""
+    return rule.partition("@")[2] or _MEAN
+
+
+def _single_prompts(found: Comparison) -> list[RuleVerdict]:
+    """Return the verdict under each prompt, without that on the mean."""
+    return [one for one in found.rules if "@" in one.rule]
+
+
+def prompts_sentence(found: Comparison) -> str:
+    """Return whether B is better, or worse, than A under all prompts."""
+    single = _single_prompts(found)
+    up, down = (sum(one.average.verdict in verdicts for one in single) for verdicts in (UP, DOWN))
+    count, on = len(single), " on average over the tasks" if len(found.tasks) > 1 else ""
+    better, worse = found.verdicts
+    if count in (up, down):
+        last = max(single, key=lambda one: 1.0 if one.average.p is None else one.average.p)
+        said = f"{found.b} is {better if up else worse} than {found.a} under all {count} prompts{on}"
+        return f"{said} (intersection-union test: the largest p is {p_text(last.average.p)}, {_prompt_of(last.rule)})."
+    if not up and not down:
+        sign = -1 if found.measure.higher_is_better is False else 1
+        ahead, behind = (sum(sign * side * one.average.difference > 0 for one in single) for side in (1, -1))
+        said = f"No difference between {found.b} and {found.a} is shown under any of {count} prompts{on}"
+        return f"{said}; {found.b} is ahead under {ahead}, {found.a} under {behind}."
+    counts = {better: up, worse: down, "undecided": count - up - down}
+    said = ", ".join(f"{verdict} under {number}" for verdict, number in counts.items() if number)
+    return (
+        f"Of {count} prompts{on}, {found.b} against {found.a} is {said}: neither is shown to be {better} under all of "
+        "them."
+    )
 
 
 def headline(found: Comparison) -> str:
@@ -170,16 +215,7 @@ def _differences(found: Comparison, a: str, b: str) -> Table:
         for task in found.tasks
     ]
     averages = [
-        (
-            one.name,
-            "",
-            *_common(one, unit),
-            p_text(one.p),
-            "",
-            "",
-            "",
-            "" if one.verdict == UNDECIDED else one.verdict,
-        )
+        (one.name, "", *_common(one, unit), p_text(one.p), *[""] * 3, "" if one.verdict == UNDECIDED else one.verdict)
         for one in (found.averages if len(found.tasks) > 1 else ())
     ]
     about = ("task", "n", a, b, f"{b} − {a}", "95 % interval", "± SE", "p (Holm)")
@@ -205,15 +241,8 @@ def _spreads(found: Comparison, a: str, b: str) -> Table:
             sources = (*parts.deviations, math.sqrt(parts.seeds), _root(parts.documents))
             freedom = fixed(one.freedom, 1)
             rows.append((name, *map(unit.error, sources), unit.error(one.stderr), freedom))
-    headers = (
-        "task",
-        f"SD of {a}'s runs",
-        f"SD of {b}'s runs",
-        "± from runs",
-        "± from documents",
-        "± both",
-        "t with df",
-    )
+    runs = (f"SD of {a}'s runs", f"SD of {b}'s runs")
+    headers = ("task", *runs, "± from runs", "± from documents", "± both", "t with df")
     title = f"Sources of the standard error{' (in points)' if unit.points else ''}"
     return simple_table(f"errors-{b}", headers, rows, ruled={len(found.tasks)}, title=title)
 
@@ -222,7 +251,7 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
     unit, by_prompt = page_unit(found), found.measure.alternatives == "prompt"
     rows = tuple(
         (
-            (prompt_of(one.rule) if by_prompt else one.rule) + " <" * (one.rule == found.rule),
+            (_prompt_of(one.rule) if by_prompt else one.rule) + " <" * (one.rule == found.rule),
             unit.difference(one.average.difference),
             interval_text(one.average, unit),
             p_text(one.average.p),
@@ -232,22 +261,14 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
         )
         for one in found.rules
     )
+    what, above = "The same scores under every rule that all runs support", "the rule above"
     if by_prompt:
-        verdicts = [one.average.verdict for one in single_prompts(found)]
         what, above = "The prompts one by one", "the table above"
-    else:
-        verdicts = [one.average.verdict for one in found.rules]
-        what, above = "The same scores under every rule that all runs support", "the rule above"
+    verdicts = [one.average.verdict for one in (_single_prompts(found) if by_prompt else found.rules)]
     agree = verdicts.count(found.average.verdict)
     title = f"{what}: {agree} of {len(verdicts)} agree on the average (<: {above})."
-    headers = (
-        "prompt" if by_prompt else "rule",
-        f"average {b} − {a}",
-        "95 % interval",
-        "p",
-        *(f"tasks {verdict}" for verdict in found.verdicts),
-        f"{b} is",
-    )
+    counted = (f"tasks {verdict}" for verdict in found.verdicts)
+    headers = ("prompt" if by_prompt else "rule", f"average {b} − {a}", "95 % interval", "p", *counted, f"{b} is")
     return simple_table(f"rules-{b}", headers, rows, title=title)
 
 
@@ -289,7 +310,7 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
         yield f"stratified by subject: {', '.join(label(found, task.name) for task in strata)}"
     evidence = "documents and runs" if any(task.spread for task in found.tasks) else "documents"
     if found.measure.alternatives == "prompt":
-        yield from PROMPT_NOTES
+        yield from _PROMPT_NOTES
     yield f"could show: the smallest true difference that so many {evidence} detect with 80 % power, before Holm"
     if dropped := [task for task in found.tasks if task.dropped]:
         yield "dropped, because not every run has them: " + ", ".join(

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Comparable, Label, Measure
-from evalkit.comparison.claim import check_uniform
 from evalkit.comparison.differences import Unit, unit_of
 from evalkit.comparison.line import line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
-from evalkit.comparison.sides import Side, step_of
+from evalkit.comparison.sides import Side, check_uniform, step_of
 from evalkit.errors import UsageError
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
@@ -64,7 +63,7 @@ def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | No
 
     Args:
         side: the training.
-        rule: scoring rule, or a continuous outcome (`scores.outcomes.outcome_key`); None: the runs' own rule.
+        rule: scoring rule, or a continuous outcome (`runs.outcomes.outcome_key`); None: the runs' own rule.
         steps_of_runs: step of each run; None: as `step_of` finds it.
 
     Raises:

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evalkit.benchmarks.outcomes import Label, Measure
-from evalkit.comparison.claim import Claim
+from evalkit.comparison.sides import Claim
 from evalkit.errors import UsageError
 from evalkit.escape import brief, counted
 from evalkit.reporting.decimals import fixed, percent
-from evalkit.stats.seeds import Spread
+from evalkit.stats.significance import Spread
 
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
 HIGHER, LOWER = "higher", "lower"

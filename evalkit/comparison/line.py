@@ -18,8 +18,7 @@ from evalkit.comparison.pairing import PairedTask, Pairing
 from evalkit.stats.adjusted import size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, average, mean, t_quantile
 from evalkit.stats.power import ALPHA, mcnemar_detectable, sign_flip_detectable, t_detectable
-from evalkit.stats.seeds import crossed, crossed_p_value, spread
-from evalkit.stats.significance import cluster_sums, mcnemar, sign_flip, t_test
+from evalkit.stats.significance import cluster_sums, crossed, crossed_p_value, mcnemar, sign_flip, spread, t_test
 
 MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip and t", "t over seeds and documents"
 
@@ -29,8 +28,7 @@ class ScoredLine:
 
     Args:
         paired: its documents.
-        a: [runs of A, n] scores.
-        b: [runs of B, n].
+        a, b: [runs of the side, n] scores.
         measure: of the scores.
         layer: of the model; None if a document has one score, or for the mean over layers.
     """

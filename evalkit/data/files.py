@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,34 +36,6 @@ def text(record: Record, field: str, *, may_be_empty: bool = False) -> str:
     """Return a string field that a tokenizer accepts; by default it must not be empty or blank."""
     expected = "a string" if may_be_empty else "a non-empty string"
     return _text(value(record, field, expected), field, expected, may_be_empty)
-
-
-def texts(record: Record, field: str, least: int, most: int) -> list[str]:
-    """Return a field that is a list of `least` to `most` non-empty strings."""
-    expected = f"a list of {least if least == most else f'{least} to {most}'} non-empty strings"
-    found = value(record, field, expected)
-    if not isinstance(found, list) or not least <= len(found) <= most:
-        raise wrong(field, expected, found)
-    return [_text(item, field, expected, may_be_empty=False) for item in found]
-
-
-def index(record: Record, field: str, size: int) -> int:
-    """Return a gold label that is an index: an integer from 0 to `size - 1`."""
-    expected = f"an integer from 0 to {size - 1}"
-    found = value(record, field, expected)
-    # A bool is an int in Python; JSON's true would be accepted as 1
-    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < size:
-        raise wrong(field, expected, found)
-    return found
-
-
-def one_of(record: Record, field: str, allowed: Sequence[str]) -> str:
-    """Return a field that must be one of the allowed strings."""
-    expected = "one of " + ", ".join(allowed) if len(allowed) <= 8 else f"one of {len(allowed)} known names"
-    found = value(record, field, expected)
-    if not isinstance(found, str) or found not in allowed:
-        raise wrong(field, expected, found)
-    return found
 
 
 def _text(found: object, field: str, expected: str, may_be_empty: bool) -> str:
@@ -96,9 +68,7 @@ def find(folder: Path, task: str) -> Path | None:
 def did_you_mean(folder: Path, holds: Callable[[Path], int]) -> str:
     """Return a suggestion for a message: the subfolder with most of the expected files, or an empty string.
 
-    Args:
-        folder: the folder without the expected files.
-        holds: returns how many of the files a folder contains, subfolders not counted.
+    `holds` returns how many of the files a folder contains, subfolders not counted.
     """
     level, best, most = [folder], None, 0
     for _ in range(_DEEPEST):

@@ -33,12 +33,7 @@ class Hub:
         """Why the hub is not used (any more); None as long as no request has failed."""
 
     def records(self, source: HubSplit, say: Say) -> list[Record] | None:
-        """Load a split from the hub; None where the hub is unreachable or the download fails.
-
-        Args:
-            source: the split.
-            say: called with a message once, when the hub cannot be used.
-        """
+        """Load a split from the hub; None where the hub is unreachable or the download fails, which is said once."""
         if not self._is_reachable(say):
             return None
         import datasets
@@ -51,13 +46,7 @@ class Hub:
         return rows
 
     def file(self, repository: str, name: str, say: Say) -> Path | None:
-        """Return a file of a dataset's repository from the hub's cache, downloaded if needed; None where that fails.
-
-        Args:
-            repository: e.g. "allenai/ai2_arc".
-            name: the file's path in it.
-            say: called with a message before a download, and once when the hub cannot be used.
-        """
+        """Return a file of a dataset's repository from the hub's cache, downloaded if needed; None where that fails."""
         import huggingface_hub
 
         cached = huggingface_hub.try_to_load_from_cache(repository, name, repo_type="dataset")

@@ -29,7 +29,6 @@ class Documents:
     """The documents of one task, validated and in official order."""
 
     task: str
-    """The task's name."""
     records: list[dict[str, Any]]
     """Canonical documents, in the fields that lm-eval's task files read."""
     source: str

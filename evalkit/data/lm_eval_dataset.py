@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from evalkit.data.files import Record
@@ -73,24 +74,20 @@ def _of_subject(records: list[Record], subject: str | None) -> list[Record]:
 
 def _interleaved(records: list[Record], field: str) -> list[Record]:
     seen: Counter[object] = Counter()
-    turns: list[list[Record]] = []
-    for record in records:
-        turn = seen[record[field]]
+    turns = []
+    for place, record in enumerate(records):
+        turns.append((seen[record[field]], place))
         seen[record[field]] += 1
-        if turn == len(turns):
-            turns.append([])
-        turns[turn].append(record)
-    return [record for turn in turns for record in turn]
-
-
-_libraries: dict[str | None, Library] = {}
+    return [records[place] for _, place in sorted(turns)]
 
 
 def _own_library(data_dir: str | None) -> Library:
+    return _library_of(os.environ.get("EVALKIT_DATA_DIR") if data_dir is None else data_dir)
+
+
+@cache
+def _library_of(folder: str | None) -> Library:
     """Return one library for each folder, so that MMLU's 57 tasks read their file once."""
     from evalkit.data import Library
 
-    folder = os.environ.get("EVALKIT_DATA_DIR") if data_dir is None else data_dir
-    if folder not in _libraries:
-        _libraries[folder] = Library(None if folder is None else values.path("data_dir", folder))
-    return _libraries[folder]
+    return Library(None if folder is None else values.path("data_dir", folder))

@@ -1,13 +1,16 @@
-"""Which documents of a task a run reads: all, the first ones, or a random sample, the same for every checkpoint.
+"""Which documents of a task a run reads, and which of them share a source.
 
-In: the subject of each document of a task. Out: the places of the documents that are read, in order.
+All documents, the first ones, or a random sample, the same for every checkpoint; and a cluster for each document, which
+the score table stores and statistics use: a model's answers to documents of one source are correlated.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any, TypeAlias
 
 
@@ -24,13 +27,9 @@ class FirstDocuments:
         return {"limit": self.count}
 
     def places(self, task: str, strata: Sequence[str]) -> list[int]:
-        """Return the places of the documents, in order.
+        """Return the places of the documents, in order; `strata` has the stratum of each document, its subject.
 
         The strata give their first documents cyclically and in order, so that a few documents cover several strata.
-
-        Args:
-            task: the task's name.
-            strata: [documents] name of each one's stratum, such as its subject.
         """
         if self.count is None or self.count >= len(strata):
             return list(range(len(strata)))
@@ -64,10 +63,7 @@ class DocumentSample:
         The documents of a stratum are shuffled, and evenly spaced on the line from 0 to 1 after a random start; the
         sample is the first ones on that line. So a stratum has its share of the sample, up to about one
         document, and documents have nearly the same probability (of 20 documents of MMLU, within 10 %; of 200, 1 %).
-
-        Args:
-            task: the task's name; the samples of two tasks are independent.
-            strata: [documents] name of each one's stratum, such as its subject.
+        The samples of two tasks are independent.
         """
         import numpy as np  # here, since a finished run is opened without it
 
@@ -94,3 +90,57 @@ def selection_of(specification: Mapping[str, Any]) -> DocumentSelection:
     if (count := specification.get("sample")) is not None:
         return DocumentSample(count, specification["seed"])
     return FirstDocuments(specification.get("limit"))
+
+
+SHARED = frozenset({"source", "twins"})
+"""Keys of a task file's metadata that define clusters."""
+
+TWINS_ALIKE = 0.7
+"""Word similarity from which two sentences with the same options are twins.
+
+WinoGrande's identifiers, which its canonical documents lack, give 284 pairs in the official split. Among sentences with
+the same options, these pairs have a similarity of 0.79 or more, all others of 0.56 or less."""
+
+_WORD = re.compile(r"[\w']+")
+
+
+def clusters_of(documents: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> list[int]:
+    """Return the cluster of each document: the index of the first document of the same source.
+
+    So the first documents of a task have the same clusters as in the whole task. A document without the field that the
+    metadata names, which may occur in a user's file, is a cluster of its own. The `metadata` of a task file may have
+
+        source: passage          documents with the same text in this field share a source (BoolQ's passages)
+        twins: sentence          documents with the same options and nearly the same sentence do (WinoGrande's twins)
+    """
+    if "source" in metadata:
+        return _same_text(documents, str(metadata["source"]))
+    if "twins" in metadata:
+        return _twins(documents, str(metadata["twins"]))
+    return list(range(len(documents)))
+
+
+def _same_text(documents: Sequence[Mapping[str, Any]], field: str) -> list[int]:
+    first: dict[str, int] = {}
+    texts = [document.get(field) for document in documents]
+    return [
+        first.setdefault(text, place) if isinstance(text, str) and text else place for place, text in enumerate(texts)
+    ]
+
+
+def _twins(documents: Sequence[Mapping[str, Any]], field: str) -> list[int]:
+    clusters: list[int] = []
+    by_options: dict[frozenset[str], list[int]] = {}
+    for place, document in enumerate(documents):
+        options = frozenset(str(document.get(name)).lower() for name in ("option1", "option2"))
+        earlier = by_options.setdefault(options, [])
+        alike = (other for other in earlier if _alike(document[field], documents[other][field]))
+        twin = next(alike, None)
+        clusters.append(place if twin is None else clusters[twin])
+        earlier.append(place)
+    return clusters
+
+
+def _alike(one: str, other: str) -> bool:
+    words: list[list[str]] = [_WORD.findall(text.lower()) for text in (one, other)]
+    return SequenceMatcher(None, words[0], words[1], autojunk=False).ratio() >= TWINS_ALIKE

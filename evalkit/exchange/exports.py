@@ -1,28 +1,32 @@
-"""Exports of a finished run to the formats of other tools.
+"""Exports of a finished run to the formats of other tools, and as a run folder to publish.
 
-In: a run folder. Out: files. `lm_eval` is written with every run and only copied here, and `run` is the run folder
-itself, to publish; the others are made from results.json, without the model, its score table or torch. A package adds a
-format by an entry point of the group `evalkit.exports`, whose name is the format's and whose object is an `Export`.
+In: a run folder. Out: files. `lm_eval` is written with every run and only copied here. `run` is the run folder itself,
+without its journal and without the paths and names of the machine that computed it; the numbers, and what determines
+them, are the same, and so is the run's id. The others are made from results.json, without the model, its score table or
+torch. A package adds a format by an entry point of the group `evalkit.exports`, whose name is the format's and whose
+object is an `Export`.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from evalkit.errors import RunError, UsageError
-from evalkit.exchange.content import Content, content_of
-from evalkit.exchange.published import published_files
+from evalkit.exchange.formats import Content, content_of, every_eval_ever_files, hub_files
 from evalkit.paths import replace_file
 from evalkit.plugins import added, call_added, load_added
-from evalkit.runs.folder import Run
+from evalkit.runs.folder import MANIFEST, RESULTS, Run
+from evalkit.runs.forms import content_digest, digest, json_bytes, sealed
 
 GROUP = "evalkit.exports"
 Export = Callable[[Content], Mapping[str, str]]
 """Function from a run's content to its files: file name → text."""
 _COPIED, _PUBLISHED = "lm_eval", "run"
-_OWN = {"hub": "evalkit.exchange.hub_metadata", "every_eval_ever": "evalkit.exchange.every_eval_ever"}
+_OWN: dict[str, Export] = {"hub": hub_files, "every_eval_ever": every_eval_ever_files}
 FORMS = (_COPIED, *_OWN, _PUBLISHED)
 """evalkit's own formats."""
 
@@ -60,8 +64,7 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
 
 def _texts(form: str, content: Content) -> Mapping[str, str]:
     if form in _OWN:
-        own: Export = import_module(_OWN[form]).files
-        return own(content)
+        return _OWN[form](content)
     found = call_added(f"export {form}", load_added(GROUP, form, "export", FORMS), content)
     if not isinstance(found, Mapping) or not all(isinstance(one, str) for pair in found.items() for one in pair):
         raise UsageError(f"export {form} returned a {type(found).__name__}; it must return file names and their texts")
@@ -76,3 +79,113 @@ def _write(path: Path, content: bytes) -> Path:
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror or error}; choose another --output") from error
     return path
+
+
+_PATHS = frozenset(
+    ("command", "config_source", "data_dir", "data_files", "include_path", "model", "model_args", "model_name", "path",
+     "pretrained")
+)  # fmt: skip
+"""Keys of paths, and of words of a command."""
+_SOURCE = "source"
+"""Key of where documents are from: a path, or one after a word."""
+
+_NAME = r"[^\s/\\,;:=|'\"`()\[\]{}]+"
+_IN_TEXT = re.compile(
+    rf"""
+    (?:^|(?<=[\s,;:=|'"`(\[{{]))
+    (?: file:/+(?:{_NAME}/+)*
+      | ~[\w.-]*/+(?:{_NAME}/+)*
+      | (?:{_NAME}/+)*?\.\./+(?:{_NAME}/+)*
+      | [A-Za-z]:[\\/]+(?:{_NAME}[\\/]+)+
+      | (?<!:)(?:\\\\|//)(?:{_NAME}[\\/]+)+
+      | /(?:{_NAME}/+)+
+    )
+    ({_NAME})[\\/]*
+    """,
+    re.VERBOSE,
+)
+"""A path of at least two parts, of which the last is the group. `//` after a colon begins a URL's host."""
+_ROOT = r"""(?x:
+    file:/ | ~[\w.-]*[\\/] | (?:[^\\/,;=]+[\\/]+)*\.\.[\\/] | [A-Za-z]:[\\/]
+  | \\\\[\w.$-]+\\[\w.$-] | //[^/\s] | /[^/\s,;][^/,;]*/
+)"""
+"""The beginning of a path whose parts may contain spaces."""
+
+
+def _values(word: str) -> re.Pattern[str]:
+    """Return a pattern of paths at the beginning, after an equals sign or in a list, each after `word`."""
+    return re.compile(rf"((?:^|[=,;]\s*){word})({_ROOT}.*?)(?=[,;]\s*{word}{_ROOT}|$)", re.DOTALL)
+
+
+_VALUES, _SOURCES = _values(""), _values(r"(?:[\w.-]+\s)?")
+
+
+def without_folders(value: Any) -> Any:
+    """Return plain data in which each path from a root, a home folder or ".." has only its last part."""
+    return _shortened(value, None)
+
+
+def _shortened(value: Any, paths: re.Pattern[str] | None) -> Any:
+    """Shorten the paths of texts and keys; `paths`: pattern of those that may contain spaces."""
+    if isinstance(value, list):
+        return [_shortened(item, paths) for item in value]
+    if isinstance(value, str):
+        known = value if paths is None else paths.sub(lambda found: found[1] + _last_part(found[2]), value)
+        return _IN_TEXT.sub(r"\1", known)
+    if not isinstance(value, dict):
+        return value
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        short = _IN_TEXT.sub(r"\1", key)
+        own = _SOURCES if key == _SOURCE else _VALUES if key in _PATHS else paths
+        found[f"{short} ({len(found) + 1})" if short in found else short] = _shortened(item, own)
+    return found
+
+
+def _last_part(path: str) -> str:
+    return re.split(r"[\\/]", path.rstrip("\\/"))[-1] or path
+
+
+_AS_IT_IS = ("specification", "template")
+"""Parts of the manifest that determine the numbers, or what they mean."""
+_FIGURES = (".png", ".pdf", ".svg")
+
+
+def published_files(run: Run) -> dict[str, bytes]:
+    """Return the files of a run to publish: name, with the run's folder → content.
+
+    Raises:
+        RunError: the run is not finished, or a file is missing or damaged.
+    """
+    manifest = _manifest(run.manifest)
+    found = {name: _content(run, name) for name in sorted(run.files) if name != MANIFEST}
+    digests = {name: digest(content) for name, content in found.items()} | {MANIFEST: content_digest(manifest)}
+    found |= {path.name: path.read_bytes() for path in sorted(run.folder.iterdir()) if path.suffix in _FIGURES}
+    found |= {MANIFEST: _sealed_text(manifest)}
+    found |= {RESULTS: _sealed_text({"run": run.manifest["id"], "files": digests, **run.stored})}
+    return {f"{run.folder.name}/{name}": content for name, content in found.items()}
+
+
+def _content(run: Run, name: str) -> bytes:
+    """Return a verified file; lm-eval's results, which name the checkpoint, without paths."""
+    content = run.read(name)
+    return json_bytes(without_folders(json.loads(content)), indent=2) + b"\n" if name.endswith(".json") else content
+
+
+def _sealed_text(content: Mapping[str, Any]) -> bytes:
+    return json_bytes(sealed(content), indent=2) + b"\n"
+
+
+def _manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest without paths and names of the machine, as plain data."""
+    plain: dict[str, Any] = json.loads(json_bytes(manifest))
+    found: dict[str, Any] = without_folders(plain) | {name: plain[name] for name in _AS_IT_IS if name in plain}
+    if isinstance(hardware := found.get("hardware"), dict) and "system" in hardware:
+        hardware["system"] = str(hardware["system"]).partition("-")[0]
+    for device in found.get("devices", ()):
+        device["host"] = ""
+    if found.get("path") is not None:
+        found["path"] = found["model"]  # as it was given, from which several checkpoints of one name are distinguished
+    if isinstance(command := found.get("command"), list) and command:
+        found["command"] = ["evalkit", *command[1:]]
+    return found

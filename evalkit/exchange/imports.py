@@ -1,8 +1,7 @@
 """Import of lm-eval's logs.
 
 In: sample files of one model. Out: finished runs: one of the tasks with pinned documents, and of all others one of
-those with choices and one of the rest.
-Nothing is written before all files are read and validated.
+those with choices and one of the rest. Nothing is written before all files are read and validated.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from pathlib import Path
 from evalkit.data import Library
 from evalkit.display import Say
 from evalkit.errors import UsageError
-from evalkit.exchange.choice_runs import import_choices
+from evalkit.exchange.imported_runs import Import
 from evalkit.exchange.log_files import model_of, read_logs
-from evalkit.exchange.manifests import Import
 from evalkit.exchange.metric_runs import check_results, import_metrics
-from evalkit.exchange.pinned import match
+from evalkit.exchange.pinned_runs import import_choices, match
 from evalkit.runs.folder import Run
 
 
@@ -42,9 +40,9 @@ def import_logs(paths: Sequence[Path], model: str | None, output: Path, library:
     if not paths:
         raise UsageError("name one or more sample files: evalkit import samples_*.jsonl")
     logs = read_logs(paths)
-    request = Import(model_of(logs, model), output)
+    request = Import(model_of(logs, model), output, say)
     matched, others = match(logs, library, say)
     for log in logs:
         check_results(log)
-    runs = [import_choices(matched, request, library, say)] if matched else []
-    return [*runs, *import_metrics(others, request, say)]
+    runs = [import_choices(matched, request, library)] if matched else []
+    return [*runs, *import_metrics(others, request)]

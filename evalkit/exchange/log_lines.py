@@ -1,8 +1,7 @@
-"""Lines of lm-eval's sample files, which are untrusted.
+"""Lines of lm-eval's sample files, which are untrusted, in the form that lm-eval 0.4.13 writes.
 
-In: a file `samples_<task>_<time>.jsonl`. Out: a validated `LoggedSample` for each line, that is, for each document and
-each filter of its answers. lm-eval writes numbers of answers as text; older versions wrote them as numbers, and the
-requests as lists.
+In: the bytes of a file `samples_<task>_<time>.jsonl`. Out: a validated `LoggedSample` for each line, that is, for each
+document and each filter of its answers.
 """
 
 from __future__ import annotations
@@ -16,41 +15,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.errors import DataError
-from evalkit.escape import printable
-from evalkit.inputs.reading import Unreadable, parse_json
+from pydantic import Field
 
-MOST_LINE_BYTES = 2**24
-"""Size limit of a line, which has one document with its prompts."""
-_MOST_NUMBER = 2**63 - 1
-"""Largest number of a document: tables store 64 bits."""
+from evalkit.errors import DataError, reading_as
+from evalkit.inputs.reading import parse_json
+from evalkit.inputs.validated import Stored
+
 _LEAST_LIKELIHOOD, _MOST_LIKELIHOOD = -1e9, 1e-3
 """Range of log-likelihoods in nats; the second allows for rounding."""
 _LARGEST_METRIC = 1e100
 """Sums over documents must not overflow."""
-_NUMBER = re.compile("[-+.0-9a-zA-Z]+", re.ASCII)
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|inf|nan)", re.ASCII)
 """Numbers as lm-eval writes them; `float` would also read "1_0" and other scripts' digits."""
 _GOLD = re.compile("[0-9]{1,9}", re.ASCII)
-_STANDARD = frozenset(
-    {
-        "doc_id",
-        "doc",
-        "target",
-        "arguments",
-        "resps",
-        "filtered_resps",
-        "filter",
-        "metrics",
-        "doc_hash",
-        "prompt_hash",
-        "target_hash",
-    }
-)
-"""Keys of a line that are no metric."""
-
 
 MetricValue = float | tuple[float, float] | None
 """A document's value of a metric: a number, or a pair (sum, weight) of numbers; None if it is anything else."""
+
+
+class _StoredSample(Stored):
+    """Keys of a line; the value of each metric is under its name."""
+
+    doc_id: int = Field(ge=0, lt=2**63)
+    doc: dict[str, Any]
+    target: str
+    arguments: dict[str, dict[str, Any]] = Field(min_length=1)
+    resps: list[list[Any]]
+    filtered_resps: list[Any]
+    filter: str
+    metrics: list[str]
+    doc_hash: str
+    prompt_hash: str
+    target_hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,115 +60,77 @@ class LoggedSample:
     target: str
     requests: tuple[tuple[str, ...], ...]
     """Texts of each request: context and continuation, or a prompt alone."""
-    answers: tuple[Any, ...]
-    """Filtered answer to each request."""
+    likelihoods: tuple[float, ...] | None
+    """Log-likelihood of each request, a natural logarithm; None if an answer is not (log-likelihood, greedy)."""
+    by_evalkit: bool
+    """Whether evalkit answered: it does not compute greediness, and writes it as None."""
     filter: str
     metrics: dict[str, MetricValue]
-    hashes: str
-    """lm-eval's hashes of document, prompt and target, joined; empty if one is absent."""
+    hashes: tuple[str, str, str]
+    """lm-eval's hashes of document, prompt and target."""
 
     @property
     def gold(self) -> int | None:
         """Number of the gold answer; None if the target is no number."""
         return int(self.target) if _GOLD.fullmatch(self.target) else None
 
-    @property
-    def likelihoods(self) -> tuple[float, ...] | None:
-        """Log-likelihood of each request, a natural logarithm; None if an answer is not (log-likelihood, greedy)."""
-        return _likelihoods(self.answers)
 
-    @property
-    def by_evalkit(self) -> bool:
-        """Whether evalkit answered: it does not compute greediness, and writes it as None."""
-        return any(isinstance(one, list) and one[-1:] == ["None"] for one in self.answers)
-
-
-def read_samples(path: Path) -> Iterator[tuple[LoggedSample, bytes]]:
-    """Yield the lines of a sample file with their bytes.
+def read_samples(data: bytes, path: Path) -> Iterator[LoggedSample]:
+    """Yield the lines of a sample file.
 
     Raises:
-        DataError: the file cannot be read, or a line is invalid; names file and line.
+        DataError: a line is invalid; names file and line.
     """
     shared: dict[str, str] = {}
-    for number, data in _lines(path):
+    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else (), start=1):
         where = f"{path}, line {number}"
-        try:
-            content = parse_json(data)
-        except Unreadable as error:
+        with reading_as(where, "a document that lm-eval has logged", DataError):
+            content = parse_json(line)
+            yield _sample(content, _StoredSample.model_validate(content), number, where, shared)
+
+
+def _sample(
+    content: Mapping[str, Any], line: _StoredSample, number: int, where: str, shared: dict[str, str]
+) -> LoggedSample:
+    where = f"{where}: document {line.doc_id}"
+    requests = tuple(_requests(line.arguments, where, shared))
+    # As in lm-eval's `evaluate`
+    texts = json.dumps(line.doc, indent=2, ensure_ascii=False), requests[0][0], line.target
+    hashes = line.doc_hash, line.prompt_hash, line.target_hash
+    for name, text, logged in zip(("doc_hash", "prompt_hash", "target_hash"), texts, hashes, strict=True):
+        if (digest := hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()) != logged:
             raise DataError(
-                f"{where}: {error.reason}; expected one JSON object a line, as lm-eval --log_samples writes them"
-            ) from error
-        yield _sample(content, number, where, shared), data
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise DataError(f"{path} is not a regular file; give a file samples_<task>_<time>.jsonl")
-    try:
-        with path.open("rb") as file:
-            number = 0
-            while data := file.readline(MOST_LINE_BYTES + 1):
-                number += 1
-                if len(data) > MOST_LINE_BYTES:
-                    raise DataError(f"{path}, line {number}: has more than {MOST_LINE_BYTES:,} bytes; is it a log?")
-                yield number, data
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}; check the path") from error
-
-
-def _sample(content: Any, number: int, where: str, shared: dict[str, str]) -> LoggedSample:
-    if not isinstance(content, dict):
-        raise DataError(f"{where}: expected a JSON object, found a {type(content).__name__}")
-    doc, doc_id = _required(content, "doc", dict, where), _required(content, "doc_id", int, where)
-    if not 0 <= doc_id <= _MOST_NUMBER:
-        raise DataError(f"{where}: 'doc_id' is {_short(doc_id)}; lm-eval counts documents from 0, below 2^63")
-    answers = _required(content, "filtered_resps", list, where)
-    target, requests = str(content.get("target", "")), tuple(_requests(content, where, shared))
-    texts = {"doc_hash": json.dumps(doc, indent=2, ensure_ascii=False), "prompt_hash": requests[0][0]}
-    _check_hashes(content, texts | {"target_hash": target}, f"{where}: document {doc_id}")
-    _check_likelihoods(content, answers, f"{where}: document {doc_id}")
+                f"{where} has another content than its {name} says ({digest[:12]}, not {logged[:12]}); the file was "
+                "changed, so restore the original"
+            )
+    likelihoods = _likelihoods(line.filtered_resps)
+    if likelihoods is not None:
+        _check_likelihoods(likelihoods, line.resps, where)
     return LoggedSample(
         line=number,
-        doc_id=doc_id,
-        doc=doc,
-        target=target,
+        doc_id=line.doc_id,
+        doc=line.doc,
+        target=line.target,
         requests=requests,
-        answers=tuple(answers),
-        filter=str(content.get("filter", "none")),
-        metrics=_metrics(content, where),
-        hashes=_hashes(content),
+        likelihoods=likelihoods,
+        by_evalkit=any(isinstance(answer, list) and answer[-1:] == ["None"] for answer in line.filtered_resps),
+        filter=line.filter,
+        metrics={name: _metric(name, content[name], where) for name in line.metrics},
+        hashes=hashes,
     )
 
 
-def _required(content: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
-    value = content.get(key)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        found = type(value).__name__ if key in content else "nothing"
-        raise DataError(f"{where}: '{key}' must be a {kind.__name__}, found {found}; is it a sample file of lm-eval?")
-    return value
-
-
-def _short(number: int) -> str:
-    return str(number) if abs(number) < 10**24 else f"a number of {number.bit_length()} bits"
-
-
-def _requests(content: Mapping[str, Any], where: str, shared: dict[str, str]) -> Iterator[tuple[str, ...]]:
+def _requests(
+    arguments: Mapping[str, Mapping[str, Any]], where: str, shared: dict[str, str]
+) -> Iterator[tuple[str, ...]]:
     """Yield the texts of each request; equal texts, such as the context of all choices, share their memory."""
-    given = content.get("arguments")
-    if isinstance(given, dict):
-        names = [f"gen_args_{place}" for place in range(len(given))]
-        if given.keys() != set(names):
-            raise DataError(f"{where}: the keys of 'arguments' must be gen_args_0, gen_args_1, …")
-        given = [given[name] for name in names]
-    if not isinstance(given, list) or not given:
-        raise DataError(f"{where}: 'arguments' must have the texts of at least one request")
     shared.clear()
-    for one in given:
-        parts = (one.values() if isinstance(one, dict) else one) if isinstance(one, (dict, list)) else ()
-        texts = [text for part in parts if isinstance(text := part_of_request(part), str)]
+    for number in range(len(arguments)):
+        parts = map(part_of_request, arguments[f"gen_args_{number}"].values())
+        texts = tuple(shared.setdefault(text, text) for text in parts if isinstance(text, str))
         if not texts:
             raise DataError(f"{where}: a request in 'arguments' has no text")
-        yield tuple(shared.setdefault(text, text) for text in texts)
+        yield texts
 
 
 def part_of_request(part: Any) -> Any:
@@ -180,71 +138,30 @@ def part_of_request(part: Any) -> Any:
     return part[0] if isinstance(part, list) and len(part) == 1 else part
 
 
-def _metrics(content: Mapping[str, Any], where: str) -> dict[str, MetricValue]:
-    names = content.get("metrics", [name for name in content if name not in _STANDARD])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{where}: 'metrics' must be a list of names")
-    found: dict[str, MetricValue] = {}
-    for name in names:
-        if name not in content:
-            raise DataError(f"{where}: metric '{name}' has no value")
-        value = content[name]
-        numbers = value if isinstance(value, list) and len(value) == 2 else [value]
-        if not all(isinstance(one, (int, float)) for one in numbers):
-            found[name] = None
-            continue
-        if wrong := [one for one in numbers if not abs(one) < _LARGEST_METRIC]:
-            raise DataError(f"{where}: metric '{name}' is {wrong[0]:.6g}; it must be a finite number")
-        found[name] = (float(value[0]), float(value[1])) if isinstance(value, list) else float(value)
-    return found
-
-
-def _hashes(content: Mapping[str, Any]) -> str:
-    parts = [content.get(name) for name in ("doc_hash", "prompt_hash", "target_hash")]
-    return "".join(parts) if all(isinstance(part, str) for part in parts) else ""  # type: ignore[arg-type]
-
-
-def _check_hashes(content: Mapping[str, Any], texts: Mapping[str, str], where: str) -> None:
-    """Raise `DataError` if a text does not have the hash that lm-eval's `evaluate` has written beside it."""
-    for name, text in texts.items():
-        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-        if name in content and content[name] != digest:
-            raise DataError(
-                f"{where} has another content than its {name} says ({digest[:12]}, not "
-                f"{printable(str(content[name]))[:12]}); the file was changed, so restore the original"
-            )
-
-
-def _check_likelihoods(content: Mapping[str, Any], answers: Sequence[Any], where: str) -> None:
-    """Raise `DataError` if log-likelihoods are impossible, or are not those before the filter, which changes none."""
-    found = _likelihoods(answers)
-    if found is None:
-        return
-    if wrong := [
-        value for value in found if math.isfinite(value) and not _LEAST_LIKELIHOOD <= value <= _MOST_LIKELIHOOD
-    ]:
-        raise DataError(f"{where} has the log-likelihood {wrong[0]:g}, which no text has; the file was changed")
-    if "resps" in content:
-        firsts = [one[0] if isinstance(one, list) and one else None for one in _required(content, "resps", list, where)]
-        if str(_likelihoods(firsts)) != str(found):
-            raise DataError(f"{where} has other log-likelihoods in filtered_resps than in resps; the file was changed")
+def _metric(name: str, value: Any, where: str) -> MetricValue:
+    numbers = value if isinstance(value, list) and len(value) == 2 else [value]
+    if not all(isinstance(number, (int, float)) for number in numbers):
+        return None
+    if wrong := [number for number in numbers if not abs(number) < _LARGEST_METRIC]:
+        raise DataError(f"{where}: metric '{name}' is {wrong[0]:.6g}; it must be a finite number")
+    return (float(value[0]), float(value[1])) if isinstance(value, list) else float(value)
 
 
 def _likelihoods(answers: Sequence[Any]) -> tuple[float, ...] | None:
-    """Return the log-likelihood of each answer; None if an answer is not (log-likelihood, greedy)."""
-    pairs = [one for one in answers if isinstance(one, list) and len(one) == 2 and _is_greedy(one[1])]
-    found = tuple(value for one in pairs if (value := _number(one[0])) is not None)
-    return found if found and len(found) == len(answers) else None
-
-
-def _is_greedy(value: Any) -> bool:
-    return isinstance(value, bool) or value in ("True", "False", "None", None)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+    """Return the log-likelihood of each answer; None if an answer is not (log-likelihood, greedy), both as texts."""
+    pairs = [answer for answer in answers if isinstance(answer, list) and len(answer) == 2]
+    if not pairs or len(pairs) < len(answers) or any(greedy not in ("True", "False", "None") for _, greedy in pairs):
         return None
-    try:
-        return float(value) if not isinstance(value, str) or _NUMBER.fullmatch(value) else None
-    except ValueError:
+    if not all(isinstance(value, str) and _NUMBER.fullmatch(value) for value, _ in pairs):
         return None
+    return tuple(float(value) for value, _ in pairs)
+
+
+def _check_likelihoods(likelihoods: Sequence[float], resps: Sequence[Sequence[Any]], where: str) -> None:
+    """Raise `DataError` if log-likelihoods are impossible, or are not those before the filter, which changes none."""
+    finite = [value for value in likelihoods if math.isfinite(value)]
+    if wrong := [value for value in finite if not _LEAST_LIKELIHOOD <= value <= _MOST_LIKELIHOOD]:
+        raise DataError(f"{where} has the log-likelihood {wrong[0]:g}, which no text has; the file was changed")
+    # As texts, since NaN differs from itself
+    if str(_likelihoods([responses[0] for responses in resps])) != str(likelihoods):
+        raise DataError(f"{where} has other log-likelihoods in filtered_resps than in resps; the file was changed")

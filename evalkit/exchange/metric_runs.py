@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,23 +25,20 @@ from evalkit.benchmarks.lm_eval.outcomes import (
 )
 from evalkit.benchmarks.lm_eval.results import write_scores
 from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.display import Say
 from evalkit.errors import DataError
 from evalkit.escape import printable
-from evalkit.exchange.choice_runs import choice_row
-from evalkit.exchange.log_files import LoggedTask
-from evalkit.exchange.log_lines import LoggedSample, MetricValue
-from evalkit.exchange.manifests import (
-    PARTLY_UNKNOWN,
+from evalkit.exchange.imported_runs import (
     Import,
     LoggedPlaces,
-    logged_sample,
+    choice_row,
     manifest_of,
     save_logs,
     selection_hash,
     selection_specification,
     written_once,
 )
+from evalkit.exchange.log_files import LoggedTask
+from evalkit.exchange.log_lines import LoggedSample, MetricValue
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.score_table import ScoreRow
 from evalkit.runs.writing import RunWriter
@@ -60,7 +57,7 @@ _DEFAULTS = {
 
 
 @dataclass(frozen=True)
-class RecomputedMetric:
+class _RecomputedMetric:
     """A metric of a task under a filter of its answers."""
 
     filter: str
@@ -72,17 +69,17 @@ class RecomputedMetric:
 
 def check_results(log: LoggedTask) -> None:
     """Raise `DataError` if the results file beside a sample file has another value of a metric than its documents."""
-    logged = logged_values(log)
-    for one in means(log):
+    logged = _logged_values(log)
+    for one in _recomputed(log):
         expected = logged.get((one.metric, one.filter), one.value)
-        if log.summary is not None and not _is_close(one.value, expected):
+        if not _is_close(one.value, expected):
             raise DataError(
-                f"{log.summary.path} has {printable(one.metric)[:60]} {expected:.6g} for {log.task}, but the documents "
+                f"{log.results_path} has {printable(one.metric)[:60]} {expected:.6g} for {log.task}, but the documents "
                 f"in {log.path.name} have {one.value:.6g}; a file was changed, so restore the original"
             )
 
 
-def means(log: LoggedTask) -> list[RecomputedMetric]:
+def _recomputed(log: LoggedTask) -> list[_RecomputedMetric]:
     """Return the metrics whose values can be computed from those of the documents.
 
     Without a results file, these are the metrics whose values are shares; with one, a metric that it does not call a
@@ -92,30 +89,29 @@ def means(log: LoggedTask) -> list[RecomputedMetric]:
     for sample in log.samples:
         for metric, value in sample.metrics.items():
             values.setdefault((metric, sample.filter), []).append(value)
-    logged, found = logged_values(log), []
+    logged, metrics = _logged_values(log), []
     for (metric, rule), members in values.items():
         kind = _aggregation(log, metric)
         try:
             value = _AGGREGATIONS[kind or "mean"](members)
         except (KeyError, TypeError, ArithmeticError, ValueError):  # unknown, other values, or out of range
             continue
-        numbers = [one for one in members if isinstance(one, float)] if kind in (None, "mean") else []
+        numbers = [number for number in members if isinstance(number, float)] if kind in (None, "mean") else []
         if kind is None:
-            shares = all(0 <= one <= 1 for one in numbers)
-            expected = logged.get((metric, rule), value if shares else None)
+            expected = logged.get((metric, rule), value if all(0 <= number <= 1 for number in numbers) else None)
             if expected is None or not _is_close(value, expected):
                 continue
         error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
-        found.append(RecomputedMetric(rule, metric, value, error))
-    return found
+        metrics.append(_RecomputedMetric(rule, metric, value, error))
+    return metrics
 
 
-def logged_values(log: LoggedTask) -> dict[tuple[str, str], float]:
+def _logged_values(log: LoggedTask) -> dict[tuple[str, str], float]:
     """Return (metric, filter) → value in the results file."""
-    found = {} if log.results is None else log.results.results.get(log.task, {})
-    parts = {key: key.rpartition(",") for key, value in found.items() if isinstance(value, (int, float))}
+    logged = log.results.results.get(log.task, {})
+    parts = {key: key.rpartition(",") for key, value in logged.items() if isinstance(value, (int, float))}
     return {
-        (metric, rule): float(found[key])
+        (metric, rule): float(logged[key])
         for key, (metric, comma, rule) in parts.items()
         if comma and not metric.endswith("_stderr")
     }
@@ -123,9 +119,8 @@ def logged_values(log: LoggedTask) -> dict[tuple[str, str], float]:
 
 def _aggregation(log: LoggedTask, metric: str) -> str | None:
     """Return lm-eval's name of how a metric's values are combined; None if it is unknown."""
-    listed = None if log.results is None else log.results.configs.get(log.task, {}).get("metric_list")
-    for entry in listed if isinstance(listed, list) else ():
-        if isinstance(entry, dict) and entry.get("metric") == metric and isinstance(entry.get("aggregation"), str):
+    for entry in log.config.metric_list or ():
+        if entry.get("metric") == metric and isinstance(entry.get("aggregation"), str):
             return str(entry["aggregation"])
     return "mean" if metric.startswith(_MEANS) else _DEFAULTS.get(metric)
 
@@ -147,7 +142,7 @@ _AGGREGATIONS: Mapping[str, Callable[[Sequence[Any]], float]] = {
 """lm-eval's name of an aggregation → its formula (`lm_eval.api.metrics`)."""
 
 
-def import_metrics(logs: Sequence[LoggedTask], request: Import, say: Say) -> list[Run]:
+def import_metrics(logs: Sequence[LoggedTask], request: Import) -> list[Run]:
     """Write the runs of lm-eval's tasks; return the existing ones if the same log was imported before.
 
     Returns:
@@ -158,34 +153,29 @@ def import_metrics(logs: Sequence[LoggedTask], request: Import, say: Say) -> lis
         UsageError: the files have different settings.
         RunError: a run cannot be written.
     """
-    rows = {log.task: choice_rows(log) for log in logs}
+    rows = {log.task: _choice_rows(log) for log in logs}
     parts = ([log for log in logs if rows[log.task]], [log for log in logs if not rows[log.task]])
-    return [_import(members, rows, request, say) for members in parts if members]
+    return [_import(members, rows, request) for members in parts if members]
 
 
-def _import(logs: Sequence[LoggedTask], rows: Mapping[str, list[ScoreRow]], request: Import, say: Say) -> Run:
+def _import(logs: Sequence[LoggedTask], rows: Mapping[str, list[ScoreRow]], request: Import) -> Run:
     """Write the run of some tasks with their score rows."""
 
     def finish(writer: RunWriter) -> None:
-        scores = {log.task: list(_document_scores(log)) for log in logs}
-        without_sizes = [log.task for log in logs if delimiter(log) is None]
-        own = [row for log in logs for row in rows[log.task]]
-        write_scores(writer, own, {}, counted=False, without_sizes=without_sizes)
-        write_document_scores(writer, [one for members in scores.values() for one in members])
+        scores = {log.task: _document_scores(log) for log in logs}
+        without_sizes = [log.task for log in logs if _delimiter(log) is None]
+        all_rows = [row for log in logs for row in rows[log.task]]
+        write_scores(writer, all_rows, {}, counted=False, without_sizes=without_sizes)
+        write_document_scores(writer, [score for members in scores.values() for score in members])
         save_logs(writer, [(log, {one.doc_id: (log.task, one.doc_id) for one in log.samples}) for log in logs])
-        tasks = [_entry(log, scores[log.task], say) for log in logs]
+        tasks = [_entry(log, scores[log.task], request) for log in logs]
         writer.save_results({"tasks": tasks, "groups": [], "averages": [], "samples": True})
 
-    names = (LM_EVAL, "+".join(log.task for log in logs))
-    return written_once(request, names, _manifest(logs, request.model), finish, say)
-
-
-def _manifest(logs: Sequence[LoggedTask], model: str) -> dict[str, Any]:
     shots = {log.shots for log in logs}
     tasks = {log.task: _about(log) for log in logs}
     specification = {
         "suite": LM_EVAL,
-        **_selection(logs, {task: about["documents"] for task, about in tasks.items()}),
+        **_selection(logs, tasks),
         "names": [*tasks],
         "tasks": tasks,
         "num_fewshot": shots.pop() if len(shots) == 1 else None,
@@ -195,10 +185,11 @@ def _manifest(logs: Sequence[LoggedTask], model: str) -> dict[str, Any]:
         "rule": "acc",
         "groups": {},
         "group_sizes": {},
-        "documents": {log.task: _source(log) for log in logs},
+        "documents": {log.task: {"source": "log", "official": None, "count": _count(log)} for log in logs},
         "template": asdict(load_template("plain")),
     }
-    return manifest_of(LM_EVAL, logs, model, specification, about)
+    manifest = manifest_of(LM_EVAL, logs, request.model, specification, about)
+    return written_once(request, (LM_EVAL, "+".join(tasks)), manifest, finish)
 
 
 def _about(log: LoggedTask) -> dict[str, Any]:
@@ -206,58 +197,54 @@ def _about(log: LoggedTask) -> dict[str, Any]:
     digest = hashlib.sha256()
     for sample in sorted(log.documents, key=lambda one: one.doc_id):
         digest.update(json.dumps(sample.doc, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-    version = None if log.results is None else log.results.versions.get(log.task)
+    version = log.results.versions.get(log.task)
     return {"version": version, "num_fewshot": log.shots, "documents": digest.hexdigest()}
 
 
-def _selection(logs: Sequence[LoggedTask], digests: Mapping[str, str]) -> dict[str, Any]:
+def _selection(logs: Sequence[LoggedTask], tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return which documents the log has; how many a task has, only the results file says."""
-    counts = {log.task: log.counts for log in logs}
-    if None in counts.values():
-        return selection_hash([*digests.items()]) | PARTLY_UNKNOWN
-    places = []
-    for log in logs:
-        numbers = sorted(one.doc_id for one in log.documents)
-        places.append(LoggedPlaces(log.task, numbers, [log.task] * _source(log)["count"]))
-    return selection_specification(places, logged_sample(logs))
+    if any(log.counts is None for log in logs):
+        return selection_hash([(name, task["documents"]) for name, task in tasks.items()]) | {"complete": "unknown"}
+    places = [
+        LoggedPlaces(log.task, sorted(one.doc_id for one in log.documents), [log.task] * _count(log)) for log in logs
+    ]
+    return selection_specification(logs, places)
 
 
-def _source(log: LoggedTask) -> dict[str, Any]:
-    count = len(log.documents) if log.counts is None else log.counts.original
-    return {"source": "log", "official": None, "count": max(count, len(log.documents))}
+def _count(log: LoggedTask) -> int:
+    """Return the number of a task's documents, as far as it is known."""
+    return len(log.documents) if log.counts is None else max(log.counts.original, len(log.documents))
 
 
-def _document_scores(log: LoggedTask) -> Iterator[DocumentScore]:
-    samples = sorted(log.samples, key=lambda one: one.doc_id)
-    fields = ({"doc_id": one.doc_id, "doc": one.doc, "filter": one.filter, "metrics": list(one.metrics),
-               **{name: value if isinstance(value, float) else math.nan for name, value in one.metrics.items()}}
-              for one in samples)  # fmt: skip
-    return document_scores(log.task, fields)
+def _document_scores(log: LoggedTask) -> list[DocumentScore]:
+    fields = (
+        {"doc_id": sample.doc_id, "doc": sample.doc, "filter": sample.filter, "metrics": list(sample.metrics)}
+        | {name: value if isinstance(value, float) else math.nan for name, value in sample.metrics.items()}
+        for sample in sorted(log.samples, key=lambda one: one.doc_id)
+    )
+    return list(document_scores(log.task, fields))
 
 
-def _entry(log: LoggedTask, scores: Sequence[DocumentScore], say: Say) -> dict[str, Any]:
+def _entry(log: LoggedTask, scores: Sequence[DocumentScore], request: Import) -> dict[str, Any]:
     """Return a task's entry in results.json: the metrics that follow from its documents, whatever the log says."""
-    results = log.results
-    found = {} if results is None else results.results.get(log.task, {})
-    better: dict[str, bool | None] = {} if results is None else results.higher_is_better.get(log.task, {})
-    recomputed = means(log)
-    if missing := sorted(logged_values(log).keys() - {(one.metric, one.filter) for one in recomputed}):
+    recomputed, better = _recomputed(log), log.results.higher_is_better.get(log.task, {})
+    if missing := sorted(_logged_values(log).keys() - {(one.metric, one.filter) for one in recomputed}):
         names = ", ".join(f"{metric},{rule}" for metric, rule in missing)
-        say(f"{log.path}: {names} of {log.task} cannot be computed from the documents and is left out")
+        request.say(f"{log.path}: {names} of {log.task} cannot be computed from the documents and is left out")
     return {
         "task": log.task,
-        "alias": str(found.get("alias", log.task)),
+        "alias": str(log.results.results.get(log.task, {}).get("alias", log.task)),
         "n": len(log.documents),
         "num_fewshot": log.shots,
-        "version": None if results is None else results.versions.get(log.task),
+        "version": log.results.versions.get(log.task),
         "metrics": [asdict(one) | {"higher_is_better": better.get(one.metric)} for one in recomputed],
-        "documents": _source(log)["count"],
+        "documents": _count(log),
         "seconds": None,
         "compared": compared_metric(scores, better),
     }
 
 
-def choice_rows(log: LoggedTask) -> list[ScoreRow]:
+def _choice_rows(log: LoggedTask) -> list[ScoreRow]:
     """Return the score rows of a task whose documents are choices with one gold answer; none of any other task.
 
     The options are the continuations without the delimiter. They are used only if lm-eval's own acc, acc_norm and
@@ -269,9 +256,9 @@ def choice_rows(log: LoggedTask) -> list[ScoreRow]:
     """
     rows: list[ScoreRow] = []
     for sample in log.documents:
-        if not (found := _choices(log, sample)):
+        if not (choices := _choices(log, sample)):
             return []
-        rows += found
+        rows += choices
     return rows
 
 
@@ -289,17 +276,17 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
         return []
     if (gold := sample.gold) is None or gold >= count or not np.isfinite(likelihoods).all():
         return []
-    values, before = np.array(likelihoods[:count]), delimiter(log)
+    values, before = np.array(likelihoods[:count]), _delimiter(log)
     options = [texts[1].removeprefix(before or "") for texts in requests]
     sizes = {"acc": np.ones(count)}
     if before is not None:
         sizes["acc_norm"] = np.array([len(option) for option in options])
         sizes["acc_bytes"] = np.array([len(option.encode("utf-8", "surrogatepass")) for option in options])
     for metric, size in sizes.items():
-        logged = sample.metrics.get(metric)
         if not size.all():
             return []
-        if logged not in (None, expected := float(np.argmax(values / size) == gold)):
+        logged, expected = sample.metrics.get(metric), float(np.argmax(values / size) == gold)
+        if logged not in (None, expected):
             # A target may also be the text of the gold option, such as "2", and not its number
             is_number = sample.target not in map(str.strip, options)
             if metric == "acc" and is_number and _is_plain_choice(log, requests):
@@ -309,26 +296,20 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
                 )
             return []
     return [
-        choice_row(log.task, log.task, sample.doc_id, number, likelihoods[number], option)._replace(
-            choices=count, gold=gold
-        )
+        choice_row(log.task, log.task, sample.doc_id, number, likelihoods[number], option, count, gold)
         for number, option in enumerate(options)
     ]
 
 
 def _is_plain_choice(log: LoggedTask, requests: Sequence[tuple[str, ...]]) -> bool:
     """Return whether lm-eval's own code has computed acc, with the target as the number of a choice."""
-    config = {} if log.results is None else log.results.configs.get(log.task, {})
-    own = config.get("output_type") == "multiple_choice" and not config.get("process_results")
-    return own and len({texts[0] for texts in requests}) == 1
+    is_choice = log.config.output_type == "multiple_choice" and not log.config.process_results
+    return is_choice and len({texts[0] for texts in requests}) == 1
 
 
-def delimiter(log: LoggedTask) -> str | None:
+def _delimiter(log: LoggedTask) -> str | None:
     """Return what stands between context and answer option in a task's requests; None if the log does not say it."""
-    config = {} if log.results is None else log.results.configs.get(log.task, {})
-    found, prefix = config.get("target_delimiter"), config.get("gen_prefix")
-    if not isinstance(found, str):
-        return None
+    delimiter, prefix = log.config.target_delimiter, log.config.gen_prefix
     # As lm-eval's construct_requests: a chat template ends with its own separator, or with the answer's beginning
-    in_chat = log.results is not None and bool(log.results.chat_template)
-    return "" if in_chat and not (isinstance(prefix, str) and prefix and not prefix[-1].isspace()) else found
+    replaced = log.results.chat_template and not (prefix and not prefix[-1].isspace())
+    return delimiter if delimiter is None or not replaced else ""

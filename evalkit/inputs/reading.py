@@ -16,7 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from evalkit.errors import DataError, EvalkitError
+from evalkit.errors import DataError, EvalkitError, reading_as
 
 MOST_BYTES = 2**24
 """Size limit of files without a limit of their own below: the index of a thousand shards has a few megabytes."""
@@ -26,6 +26,7 @@ MOST_DOCUMENT_BYTES = 2**30
 """Size limit of a file of documents or predictions."""
 DEEPEST = 100
 """Maximum levels of nesting. Other code recurses over the data, so even data that parses must be shallow."""
+TOO_DEEP = f"nested more than {DEEPEST} levels deep"
 Reason = Callable[[str], EvalkitError]
 """An error class, or another function from a message to an error."""
 
@@ -51,14 +52,7 @@ class Unreadable(ValueError):
 
 
 def read_json(path: Path, error: Reason, what: str = "", most: int | None = None) -> Any:
-    """Read a JSON file.
-
-    Args:
-        path: the file.
-        error: class of the error that is raised.
-        what: description of the file in messages, before its path.
-        most: size limit in bytes; None: `MOST_BYTES`.
-    """
+    """Read a JSON file of at most so many bytes, by default `MOST_BYTES`; arguments as of `read_as`."""
     return read_as(path, error, what, MOST_BYTES if most is None else most, parse_json)
 
 
@@ -84,14 +78,9 @@ def read_given_text(path: Path) -> tuple[bytes, str]:
     Raises:
         DataError: it cannot be read, is not UTF-8, or has no text.
     """
-    try:
+    with reading_as(f"--text {path}", "a text in UTF-8", DataError):
         content = read_bytes(path.expanduser(), MOST_TEXT_BYTES)
         text = content.decode("utf-8-sig")
-    except Unreadable as error:
-        raise DataError(f"--text {path}: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise DataError(f"--text {path}: cannot be read: {reason or error}; give a readable UTF-8 text file") from error
     if not text.strip():
         raise DataError(f"--text {path}: the file has no text; give a file with at least one sentence")
     return content, text
@@ -113,20 +102,24 @@ def parse_json(data: bytes) -> Any:
 
 
 def read_as(path: Path, error: Reason, what: str, most: int, parse: Callable[[bytes], Any]) -> Any:
-    """Read a file and parse it by `parse`; arguments as `read_json`'s."""
+    """Read a file of at most so many bytes and parse it.
+
+    Args:
+        path: the file.
+        error: class of the error that is raised.
+        what: description of the file in messages, before its path.
+        most: size limit in bytes.
+        parse: raises `Unreadable`, or another `ValueError`, for invalid content.
+    """
     named = f"{what} {path}".lstrip()
     try:
-        data = read_bytes(path, most)
-    except Unreadable as cause:
-        raise error(f"{named} {cause}") from cause
-    except (OSError, ValueError) as cause:  # ValueError: an invalid path
-        reason = cause.strerror if isinstance(cause, OSError) else None
-        raise error(f"{named} cannot be read: {reason or cause}") from cause
-    try:
-        return parse(data)
+        return parse(read_bytes(path, most))
     except Unreadable as cause:
         line = "" if cause.line is None else f", line {cause.line}"
         raise error(f"{named}{line}: {cause.reason}") from cause
+    except (OSError, ValueError) as cause:  # ValueError: an invalid path
+        reason = cause.strerror if isinstance(cause, OSError) else None
+        raise error(f"{named} cannot be read: {reason or cause}") from cause
 
 
 def decoded(data: bytes) -> str:
@@ -136,11 +129,6 @@ def decoded(data: bytes) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise Unreadable(f"expected UTF-8, found the byte 0x{data[error.start]:02x}", line) from error
-
-
-def too_deep() -> str:
-    """Return the message for data with too many levels of nesting."""
-    return f"nested more than {DEEPEST} levels deep"
 
 
 class TooLarge(Unreadable):
@@ -172,7 +160,7 @@ def _check_depth(data: bytes) -> None:
     if data.count(b"[") + data.count(b"{") > DEEPEST:
         steps = array("b", _STRING.sub(b"", data).translate(_STEPS, _NO_BRACKETS))
         if max(accumulate(steps), default=0) > DEEPEST:
-            raise Unreadable(too_deep())
+            raise Unreadable(TOO_DEEP)
 
 
 def _check_characters(content: Any) -> None:

@@ -2,21 +2,30 @@
 
 In: plain data (`reading.py`, `yaml_reading.py`) and its form: a pydantic model, or a `dict` or `list` of them. Out: the
 data in that form. Nothing is converted: "2" is not 2, and 1 is not true. The error for invalid data is one line that
-names the key, what was found and what is expected; for an unknown key, the nearest one. Users' files: `settings.py`.
+names the key, what was found and what is expected; for an unknown key, the nearest one.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError, WrapValidator
-from pydantic_core import ErrorDetails
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from evalkit.errors import UnknownNameError
 from evalkit.inputs.reading import Reason
@@ -40,31 +49,32 @@ Form = TypeVar("Form")
 
 def validated(content: Any, form: type[Form], error: Reason, where: str) -> Form:
     """Validate plain data against its form; `where` begins the error's message."""
-    kind: Any = form  # mypy treats a type variable's type as unhashable
     try:
-        fitting: Form = _adapter(kind).validate_python(content)
+        return _fitting(content, form)
     except ValidationError as found:
-        raise error(f"{where}: {_described(found, form)}") from found
-    return fitting
+        raise error(f"{where}: {_described(found, content, form)}") from found
 
 
 def misfit(content: Any, form: type) -> str | None:
     """Return a description of what in plain data does not fit a form; None if it is valid."""
     try:
-        _adapter(form).validate_python(content)
+        _fitting(content, form)
     except ValidationError as found:
-        return _described(found, form)
+        return _described(found, content, form)
     return None
 
 
 def restored(content: Any, form: type[Form]) -> Form | None:
     """Return a dataclass from what `dataclasses.asdict` made of it, stored as JSON; None if it is of another form."""
-    kind: Any = form
-    try:
-        found: Form = _adapter(kind).validate_python(content)
-    except ValidationError:
-        return None
-    return found
+    with suppress(ValidationError):
+        return _fitting(content, form)
+    return None
+
+
+def _fitting(content: Any, form: type[Form]) -> Form:
+    kind: Any = form  # mypy treats a type variable's type as unhashable
+    fitting: Form = _adapter(kind).validate_python(content)
+    return fitting
 
 
 @cache
@@ -72,8 +82,7 @@ def _adapter(form: Any) -> TypeAdapter[Any]:
     return TypeAdapter(form)
 
 
-_UNKNOWN = ("extra_forbidden", "invalid_key")
-"""pydantic's error types for an unknown key; the second is for a key that is not a string."""
+_UNKNOWN_KEY = "unknown_key"
 _OF_ANOTHER_KIND = ("_type", "literal_error")
 """Suffixes of error types for a value of another type; other errors are about the content of a value."""
 _EXPECTED = {
@@ -94,93 +103,50 @@ _EXPECTED = {
 """pydantic's error type → what was expected; for other types, pydantic's own message is used."""
 
 
-class _Misfit(NamedTuple):
-    """One of pydantic's errors, with its location."""
-
-    error: ErrorDetails
-    place: tuple[int | str, ...]
-    """Keys down to the invalid value; for a missing or unknown key, down to the mapping that lacks or has it."""
-    form: Any
-    """Expected form at that place."""
-    union: tuple[int | str, ...] | None
-    """Keys down to the enclosing union, if there is one."""
-
-
-def _described(found: ValidationError, form: Any) -> str:
+def _described(found: ValidationError, content: Any, form: Any) -> str:
     """Describe the first error. An unknown key is reported before a missing one, of which it may be a misspelling."""
     if found.error_count() > _MOST_ERRORS:
         return f"{found.error_count():,} of its values are of another form"
     errors = found.errors(include_url=False)
-    meant = _meant([error for error in errors if error["type"] in _UNKNOWN] or errors, form)
-    error, path = meant[0].error, _path(meant[0].place)
+    unknown = [error for error in errors if error["type"] == _UNKNOWN_KEY]
+    meant = unknown or _meant(errors, content)
+    error, path = meant[0], _path(_place(meant[0], content))
     prefix = f"'{path}': " if path else ""
     if error["type"] == "missing":
-        return f"it lacks '{_path((*meant[0].place, error['loc'][-1]))}'"
-    if error["type"] in _UNKNOWN:
-        return f"{prefix}{UnknownNameError('key', _cut(str(error['loc'][-1])), meant[0].form.model_fields)}"
+        return f"it lacks '{_path((*_place(error, content), error['loc'][-1]))}'"
     if error["loc"] and error["loc"][-1] == "[key]":
         if error["type"] == "literal_error":
             return f"{prefix}{UnknownNameError('key', _cut(str(error['input'])), _literals(error))}"
         return f"{prefix}the key {_shown(error['input'])} is no text; put it in quotes"
-    if error["type"] == "value_error":
-        return f"{prefix}{error['ctx']['error']}"
-    expected = " or ".join(dict.fromkeys(_expected(one.error) for one in meant))
+    if error["type"] in (_UNKNOWN_KEY, "value_error"):
+        return prefix + error["msg"].removeprefix("Value error, ")
+    expected = " or ".join(dict.fromkeys(map(_expected, meant)))
     if not path and isinstance(form, type) and issubclass(form, BaseModel):
         expected += f" ({', '.join(form.model_fields)})"
     what = f"'{path}'" if path else "it"
     return f"{what} is {'empty' if 'too_short' in error['type'] else _shown(error['input'])}; expected {expected}"
 
 
-def _meant(errors: Sequence[ErrorDetails], form: Any) -> list[_Misfit]:
+def _meant(errors: Sequence[ErrorDetails], content: Any) -> list[ErrorDetails]:
     """Return the first error; for a union, which has an error for each member, those of the best-fitting members."""
-    first = _misfit_of(errors[0], form)
-    if first.union is None:
-        return [first]
-    members = list(takewhile(lambda one: one.union == first.union, (_misfit_of(one, form) for one in errors)))
-    furthest = max(len(one.place) for one in members)
-    members = [one for one in members if len(one.place) == furthest]
-    return [one for one in members if not one.error["type"].endswith(_OF_ANOTHER_KIND)] or members
+    place = _place(errors[0], content)
+    if errors[0]["loc"][: len(place) + 1] == place or errors[0]["type"] == "missing":
+        return [errors[0]]
+    members = [error for error in errors if error["loc"][: len(place)] == place]
+    furthest = max(len(_place(error, content)) for error in members)
+    members = [error for error in members if len(_place(error, content)) == furthest]
+    return [error for error in members if not error["type"].endswith(_OF_ANOTHER_KIND)] or members
 
 
-def _misfit_of(error: ErrorDetails, form: Any) -> _Misfit:
-    """Locate an error by keys alone; pydantic's own locations also contain members of unions."""
-    location = error["loc"]
-    if error["type"] in ("missing", *_UNKNOWN):
-        location = location[:-1]
-    elif location and location[-1] == "[key]":
-        location = location[:-2]
+def _place(error: ErrorDetails, content: Any) -> tuple[int | str, ...]:
+    """Return the keys down to the invalid value; pydantic's own location also contains members of unions."""
     place: list[int | str] = []
-    union = None
+    location = error["loc"][:-2] if error["loc"][-1:] == ("[key]",) else error["loc"]
     for step in location:
-        form = _bare(form)
-        if get_origin(form) in (Union, UnionType):
-            union = tuple(place) if union is None else union
-            # A member without keys may have another name in the location: its place is the union's
-            if (form := next((one for one in get_args(form) if _is_named(one, str(step))), None)) is None:
-                break
-            continue
-        place.append(step)
-        is_model = isinstance(form, type) and issubclass(form, BaseModel)
-        below = [Any, *(one for one in get_args(form) if one is not Ellipsis)]
-        form = form.model_fields[str(step)].annotation if is_model else below[-1]
-    return _Misfit(error, tuple(place), _bare(form), union)
-
-
-def _is_named(form: Any, label: str) -> bool:
-    """Return whether pydantic's label of a union member, such as `list[int]` or `constrained-str`, is of this form."""
-    bare = _bare(form)
-    name = label.removeprefix("constrained-").partition("[")[0]
-    return getattr(get_origin(bare) or bare, "__name__", "") == name
-
-
-def _bare(form: Any) -> Any:
-    """Strip a form of its metadata and of an optional None."""
-    while get_origin(form) is Annotated:
-        form = get_args(form)[0]
-    if get_origin(form) in (Union, UnionType):
-        others = [member for member in get_args(form) if member is not NoneType]
-        return _bare(others[0]) if len(others) == 1 else form
-    return form
+        with suppress(LookupError, TypeError):
+            content = content[step]
+            place.append(step)
+    return tuple(place)
 
 
 def _expected(error: ErrorDetails) -> str:
@@ -218,7 +184,16 @@ def _path(place: Sequence[int | str]) -> str:
 class FileSettings(BaseModel):
     """Base of models of users' files: the fields, and no other key."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, content: Any) -> Any:
+        for key in content if isinstance(content, dict) else ():
+            if key not in cls.model_fields:
+                error = UnknownNameError("key", _cut(str(key)), cls.model_fields)
+                raise PydanticCustomError(_UNKNOWN_KEY, "{error}", {"error": str(error)})
+        return content
 
 
 def _as_written(value: Any, check: Callable[[Any], float]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from evalkit.inputs.reading import DEEPEST, HALF, NO_CHARACTER, Reason, TooLarge, Unreadable, decoded, read_as, too_deep
+from evalkit.inputs.reading import DEEPEST, HALF, NO_CHARACTER, TOO_DEEP, Reason, TooLarge, Unreadable, decoded, read_as
 
 MOST_YAML_BYTES = 2**18
 """Size limit; PyYAML reads a tenth of a megabyte a second, and files written by hand are smaller."""
@@ -46,7 +46,7 @@ def _parse_yaml(data: bytes, loader: type[_Loader]) -> Any:
         line = text.count("\n", 0, error.position) + 1
         raise Unreadable(f"not valid YAML: the character U+{error.character:04X} is not allowed", line) from error
     except RecursionError as error:
-        raise Unreadable(too_deep()) from error
+        raise Unreadable(TOO_DEEP) from error
 
 
 class _Problem(yaml.MarkedYAMLError):
@@ -74,7 +74,7 @@ class _Loader(yaml.SafeLoader):
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         self._depth += 1
         if self._depth > DEEPEST:
-            raise _Problem(too_deep(), event)
+            raise _Problem(TOO_DEEP, event)
         node = super().compose_node(parent, index)
         self._depth -= 1
         if node is not None:
@@ -92,7 +92,7 @@ class _Loader(yaml.SafeLoader):
         if size > MOST_EXPANDED:
             raise _Problem(f"its aliases expand to more than {MOST_EXPANDED:,} values and characters", event)
         if levels > DEEPEST:
-            raise _Problem(too_deep(), event)
+            raise _Problem(TOO_DEEP, event)
 
     def _extent(self, node: yaml.Node) -> tuple[int, int]:
         if isinstance(node, yaml.ScalarNode):

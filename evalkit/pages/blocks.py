@@ -1,4 +1,4 @@
-"""Documents that several runs of a task have: their order in a page, and each run's places in it."""
+"""Blocks of a page: the documents that several runs of a task have, in one order, encoded for the page's script."""
 
 from __future__ import annotations
 
@@ -33,13 +33,7 @@ class ViewOfRun:
 
 
 class Union:
-    """The documents of several runs of one task.
-
-    Args:
-        task: the task's name.
-        by_run: the documents of each run, in order.
-        sample: which to take; None: all.
-    """
+    """The documents of several runs of one task, given in order, or a sample of them."""
 
     def __init__(self, task: str, by_run: Sequence[Sequence[DocumentName]], sample: DocumentSample | None) -> None:
         every = list(dict.fromkeys(name for names in by_run for name in names))
@@ -73,8 +67,6 @@ def problem_of(views: Iterable[TaskView]) -> str:
     return "; ".join(dict.fromkeys(view.problem for view in views if view.problem))
 
 
-_LITTLE = {"u1": "<u1", "u2": "<u2", "i4": "<i4", "f4": "<f4", "f8": "<f8"}
-"""Types, and NumPy's names of them."""
 _ALIGNED = 8
 
 
@@ -88,11 +80,7 @@ class DocumentData:
 
 
 def encoded(header: Mapping[str, Any], arrays: Mapping[str, tuple[str, NDArray[Any]]]) -> str:
-    """Return a block as base64.
-
-    Args:
-        header: JSON-compatible content.
-        arrays: name → (type: u1, u2, i4, f4 or f8; values, of any shape, which must fit the type).
+    """Return a block as base64: JSON-compatible content, and name → (u1, u2, i4, f4 or f8; values of any shape).
 
     Raises:
         OverflowError: an integer does not fit its type.
@@ -116,7 +104,7 @@ def encoded(header: Mapping[str, Any], arrays: Mapping[str, tuple[str, NDArray[A
 def _packed(name: str, kind: str, values: NDArray[Any]) -> bytes:
     flat = np.asarray(values).ravel()
     if kind.startswith(("u", "i")) and flat.size:
-        limits = np.iinfo(np.dtype(_LITTLE[kind]))
+        limits = np.iinfo(np.dtype(kind))
         if flat.min() < limits.min or flat.max() > limits.max:
             raise OverflowError(f"array {name}: values from {flat.min()} to {flat.max()} do not fit {kind}")
-    return flat.astype(_LITTLE[kind]).tobytes()
+    return flat.astype(f"<{kind}").tobytes()

@@ -1,4 +1,4 @@
-"""Overview of finished runs in a page. In: runs and their names. Out: `Panel`s: a summary of each suite, then each run.
+"""Overview of finished runs in a page: a summary of each suite, then each run, and the figures of each benchmark.
 
 Of each run: results under its rule, how its numbers move under others, subjects, and how it was made.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import EvalkitError
-from evalkit.pages.contents import places_by_suite
 from evalkit.pages.page import PageFigure, Panel, svg_of
 from evalkit.pages.provenance import provenance_panel
 from evalkit.reporting.decimals import fixed, percent
@@ -27,32 +26,28 @@ _PLACES = 4
 """Decimals of values that are not shares."""
 
 
-@dataclass(frozen=True)
-class _SummaryColumn:
-    """A task's first metric, or an average, of each run."""
+class _SummaryColumn(NamedTuple):
+    """A task's first metric, or an average, of each run that has it."""
 
     label: str
     values: Mapping[int, Metric]
     """Place of the run → its value."""
 
     def cells(self, count: int) -> list[Cell]:
-        """Return a cell for each of `count` runs, with the best ones as printed in bold."""
-        best = self._best()
-        return [_cell(self.values[place], place in best) if place in self.values else _NONE for place in range(count)]
-
-    def _best(self) -> set[int]:
-        """Return the places of the best values; of equally printed ones all, and none where nothing competes."""
-        known = {place: one.value for place, one in self.values.items() if one.value is not None}
-        better = {one.higher_is_better for one in self.values.values()}
+        """Return a cell for each of `count` runs; the best as printed are bold, none where nothing competes."""
+        cells = [_cell(self.values[place]) if place in self.values else _NONE for place in range(count)]
+        known = {place: metric.value for place, metric in self.values.items() if metric.value is not None}
+        better = {metric.higher_is_better for metric in self.values.values()}
         if len(known) < 2 or better not in ({True}, {False}):
-            return set()
+            return cells
         best = (max if better == {True} else min)(known, key=lambda place: known[place])
-        shown = _cell(self.values[best]).value
-        return {place for place in known if _cell(self.values[place]).value == shown}
+        return [
+            cell._replace(bold=place in known and cell.value == cells[best].value) for place, cell in enumerate(cells)
+        ]
 
 
-def suite_summary(runs: Sequence[Run], names: Sequence[str]) -> Report:
-    """Return the summary of runs of one suite: the first metric of each task, and the averages."""
+def _suite_summary(runs: Sequence[Run], names: Sequence[str]) -> Report:
+    """Return the summary of named runs of one suite: the first metric of each task, and the averages."""
     columns = [*_task_columns(runs), *_average_columns(runs)]
     cells = [column.cells(len(runs)) for column in columns]
     lines = tuple(
@@ -79,76 +74,72 @@ def _task_columns(runs: Sequence[Run]) -> list[_SummaryColumn]:
 
 
 def _heading(runs: Sequence[Run], task: str, values: Mapping[int, Metric]) -> str:
-    """Return a task's label, with marks for unofficial documents and for a metric of which lower is better."""
     run = runs[next(iter(values))]
-    mark = "*" if any(one.official is False for one in values.values()) else ""
-    lower = LOWER_IS_BETTER if any(one.higher_is_better is False for one in values.values()) else ""
+    mark = "*" if any(metric.official is False for metric in values.values()) else ""
+    lower = LOWER_IS_BETTER if any(metric.higher_is_better is False for metric in values.values()) else ""
     return f"{benchmark_of(run).label(run, task).short}{mark}{lower}"
 
 
 def _average_columns(runs: Sequence[Run]) -> list[_SummaryColumn]:
     by_name: dict[str, dict[int, Metric]] = {}
     for place, run in enumerate(runs):
-        for one in benchmark_of(run).stored_averages(run):
-            mean = Metric(one["name"], "average", 0, one["accuracy"], one["stderr"])
-            by_name.setdefault(one["name"], {})[place] = mean
+        for average in benchmark_of(run).stored_averages(run):
+            mean = Metric(average["name"], "average", 0, average["accuracy"], average["stderr"])
+            by_name.setdefault(average["name"], {})[place] = mean
     return [_SummaryColumn(name, values) for name, values in by_name.items()]
 
 
-def _cell(metric: Metric, bold: bool = False) -> Cell:
+def _cell(metric: Metric) -> Cell:
     if metric.value is None:
         return _NONE
     if whole := metric.whole:
-        error = "" if metric.stderr is None else percent(metric.stderr / whole)
-        return Cell(percent(metric.value / whole), error, bold=bold)
-    return Cell(fixed(metric.value, _PLACES), "" if metric.stderr is None else fixed(metric.stderr, _PLACES), bold=bold)
+        return Cell(percent(metric.value / whole), "" if metric.stderr is None else percent(metric.stderr / whole))
+    return Cell(fixed(metric.value, _PLACES), "" if metric.stderr is None else fixed(metric.stderr, _PLACES))
 
 
 def _notes(runs: Sequence[Run], names: Sequence[str], columns: Sequence[_SummaryColumn]) -> Iterator[str]:
-    metrics = [one for column in columns for one in column.values.values()]
-    measured = ", ".join(dict.fromkeys(one.name for one in metrics if one.n))
-    yield f"{measured}; shares in %" if any(one.whole for one in metrics) else measured
+    metrics = [metric for column in columns for metric in column.values.values()]
+    measured = ", ".join(dict.fromkeys(metric.name for metric in metrics if metric.n))
+    yield f"{measured}; shares in %" if any(metric.whole for metric in metrics) else measured
     if rules := list(dict.fromkeys(run.rule for run in runs if run.rule)):
         yield f"rule: {', '.join(rules)}"
-    if any(one.stderr is not None for one in metrics):
+    if any(metric.stderr is not None for metric in metrics):
         yield "±: standard error over documents"
     if any(cell.bold for column in columns for cell in column.cells(len(runs))):
         yield "bold: the best of a column as printed; the comparisons say whether it is better than another run"
-    if any(one.official is False for one in metrics):
+    if any(metric.official is False for metric in metrics):
         yield "*: not the official documents of the task"
-    if any(one.higher_is_better is False for one in metrics):
+    if any(metric.higher_is_better is False for metric in metrics):
         yield LOWER_NOTE
     for run, name in zip(runs[1:], names[1:], strict=True):
-        if found := [(mine, theirs) for mine, theirs in differences(runs[0], run) if mine.refused]:
-            listed = "; ".join(f"{mine.name}: {theirs.value}, not {mine.value}" for mine, theirs in found)
+        if unlike := [(mine, theirs) for mine, theirs in differences(runs[0], run) if mine.refused]:
+            listed = "; ".join(f"{mine.name}: {theirs.value}, not {mine.value}" for mine, theirs in unlike)
             yield f"{name} is measured differently than {names[0]} ({listed}), so their numbers do not compare"
 
 
+def places_by_suite(runs: Sequence[Run]) -> dict[tuple[str, str], list[int]]:
+    """Return (kind, suite) → places of its runs, in the order of the first of each."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for place, run in enumerate(runs):
+        places.setdefault((run.kind, run.suite), []).append(place)
+    return places
+
+
 def figure_panels(runs: Sequence[Run], names: Sequence[str]) -> tuple[Panel, ...]:
-    """Return a panel with the figures of each benchmark that has any for its runs.
+    """Return a panel with the figures of each benchmark that has any for its runs, which have unique names.
 
     Figures that cannot be drawn are named with the reason, so that the others are still shown.
-
-    Args:
-        runs: finished runs.
-        names: a unique name for each.
     """
-    by_kind: dict[str, list[int]] = {}
-    for place, run in enumerate(runs):
-        by_kind.setdefault(run.kind, []).append(place)
-    found = (
-        _panel(kind, [runs[place] for place in places], [names[place] for place in places])
-        for kind, places in by_kind.items()
-    )
-    return tuple(panel for panel in found if panel.figures or panel.reports)
-
-
-def _panel(kind: str, runs: Sequence[Run], names: Sequence[str]) -> Panel:
-    name = f"figures-{anchor(kind)}"
-    problems: list[str] = []
-    figures = tuple(_drawn(name, runs, names, problems))
-    reports = (Report((), notes=tuple(problems)),) if problems else ()
-    return Panel(name, f"Figures of {kind}", reports, figures)
+    panels: list[Panel] = []
+    problems: list[str]
+    for kind in dict.fromkeys(run.kind for run in runs):
+        members = [(run, name) for run, name in zip(runs, names, strict=True) if run.kind == kind]
+        place, problems = f"figures-{anchor(kind)}", []
+        figures = tuple(_drawn(place, [run for run, _ in members], [name for _, name in members], problems))
+        reports = (Report((), notes=tuple(problems)),) if problems else ()
+        if figures or reports:
+            panels.append(Panel(place, f"Figures of {kind}", reports, figures))
+    return tuple(panels)
 
 
 def _drawn(name: str, runs: Sequence[Run], names: Sequence[str], problems: list[str]) -> Iterator[PageFigure]:
@@ -158,25 +149,25 @@ def _drawn(name: str, runs: Sequence[Run], names: Sequence[str], problems: list[
     except EvalkitError as error:
         problems.append(f"the figures cannot be drawn: {error}")
         return
-    for one in figures:
+    for figure in figures:
         try:
-            yield PageFigure(f"{name}-{one.name}", one.words, svg_of(one.draw))
+            yield PageFigure(f"{name}-{figure.name}", figure.words, svg_of(figure.draw))
         except EvalkitError as error:
-            problems.append(f"figure {one.name} cannot be drawn: {error}")
+            problems.append(f"figure {figure.name} cannot be drawn: {error}")
 
 
 def overview_panels(runs: Sequence[Run], names: Sequence[str]) -> tuple[Panel, ...]:
-    """Return a summary of each suite that several runs have, then a panel for each run.
-
-    Args:
-        runs: finished runs.
-        names: a unique name for each.
+    """Return a summary of each suite that several runs have, then a panel for each run, which have unique names.
 
     Raises:
         EvalkitError: a run is not finished, or damaged.
     """
-    panels = (_run_panel(run, name) for run, name in zip(runs, names, strict=True))
-    return (*_summary_panels(runs, names), *panels)
+    several = [(suite, places) for (_, suite), places in places_by_suite(runs).items() if len(places) > 1]
+    summaries = []
+    for number, (suite, places) in enumerate(several, 1):
+        report = _suite_summary([runs[place] for place in places], [names[place] for place in places])
+        summaries.append(Panel(f"summary-{number}", f"{len(places)} runs of {suite}", (report,)))
+    return (*summaries, *map(_run_panel, runs, names))
 
 
 def anchor(text: str) -> str:
@@ -184,24 +175,12 @@ def anchor(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
 
 
-def _summary_panels(runs: Sequence[Run], names: Sequence[str]) -> Iterator[Panel]:
-    several = [(suite, places) for (_, suite), places in places_by_suite(runs).items() if len(places) > 1]
-    for number, (suite, places) in enumerate(several, 1):
-        report = suite_summary([runs[place] for place in places], [names[place] for place in places])
-        yield Panel(f"summary-{number}", f"{len(places)} runs of {suite}", (report,))
-
-
 def _run_panel(run: Run, name: str) -> Panel:
     run.require_finished()
     report, place = benchmark_of(run).report(run), f"run-{anchor(str(run.manifest['id']))}"
-    panels = (*_subject_panels(run, report, place), provenance_panel(run, f"{place}-made"))
-    title = name if name.endswith(f" on {run.suite}") else f"{name}: {run.suite}"
-    return Panel(place, title, (report,), panels=panels)
-
-
-def _subject_panels(run: Run, report: Report, place: str) -> Iterator[Panel]:
-    """Yield a panel with the tables that only the detailed report of a run has."""
     shown = [table.name for table in report.tables]
-    tables = [table for table in benchmark_of(run).report(run, detail=True).tables if table.name not in shown]
-    if tables:
-        yield Panel(f"{place}-subjects", "Results by subject", (Report(tuple(tables)),))
+    detailed = benchmark_of(run).report(run, detail=True).tables
+    subjects = tuple(table for table in detailed if table.name not in shown)
+    panels = (Panel(f"{place}-subjects", "Results by subject", (Report(subjects),)),) if subjects else ()
+    title = name if name.endswith(f" on {run.suite}") else f"{name}: {run.suite}"
+    return Panel(place, title, (report,), panels=(*panels, provenance_panel(run, f"{place}-made")))

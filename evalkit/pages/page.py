@@ -25,10 +25,10 @@ from evalkit.benchmarks.document_views import Piece
 from evalkit.escape import in_json, printable
 from evalkit.pages.blocks import DocumentData
 from evalkit.paths import replace_file
+from evalkit.reporting.formats import html_lines, html_table
 from evalkit.reporting.markup import SUFFIXES, Format
 from evalkit.reporting.report import Report, render
 from evalkit.reporting.table import Table
-from evalkit.reporting.web import html_lines, html_table
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class PageFigure:
     words: str
     """What it shows, in one sentence: the caption, and the text in place of the picture."""
     svg: str
-    """A complete SVG document, text as text."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +59,7 @@ class Panel:
 
 
 def svg_of(draw: Callable[[Path], None]) -> str:
-    """Return what a function draws as an SVG document; the same figure gives the same text.
-
-    Args:
-        draw: writes a figure into the file that it is given, whose name ends in .svg.
-
-    Raises:
-        EvalkitError: the figure cannot be drawn.
-    """
+    """Return what a function draws into a file that ends in .svg; the same figure gives the same text."""
     with TemporaryDirectory(prefix="evalkit-") as folder:
         path = Path(folder) / "figure.svg"
         draw(path)
@@ -108,10 +100,11 @@ class Page:
             ("documents", "Documents", ()),
             ("sources", "Sources", self.sources),
         ]
-        return [one for one in chapters if one[2] or (one[0] == "documents" and self.documents is not None)]
+        without_panels = {"documents"} if self.documents is not None else set()
+        return [chapter for chapter in chapters if chapter[2] or chapter[0] in without_panels]
 
 
-class CopiedTables:
+class _CopiedTables:
     """Tables in the order of the page, with the texts that their buttons copy."""
 
     def __init__(self) -> None:
@@ -130,7 +123,7 @@ class CopiedTables:
         return {"number": number, "name": printable(table.name), "html": element}
 
     def json(self) -> Markup:
-        """Return the texts of all tables added so far, for a JSON element."""
+        """Return the texts of all tables added so far."""
         return _json(self._texts)
 
 
@@ -140,40 +133,27 @@ def render_page(page: Page) -> str:
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Write the page atomically; characters that UTF-8 cannot represent are written by their code.
-
-    Raises:
-        OSError: the disk is full or read-only; no partial file is left.
-    """
+    """Write the page atomically; characters that UTF-8 cannot represent are written by their code."""
     replace_file(path, (chunk.encode("utf-8", "backslashreplace") for chunk in _chunks(page)))
 
 
 def _chunks(page: Page) -> Iterator[str]:
     with_documents = page.documents is not None
     script, style = _script(with_documents), _style(with_documents)
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .generate(
-            page=page,
-            tables=CopiedTables(),
-            index=_json(page.documents.index) if page.documents else "",
-            script=Markup(script),
-            style=Markup(style),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        )
-    )
+    return _environment().get_template("page.html.j2").generate(
+        page=page,
+        tables=_CopiedTables(),
+        index=_json(page.documents.index) if page.documents else "",
+        script=Markup(script),
+        style=Markup(style),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )  # fmt: skip
 
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_ASSETS),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
+    environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+                              undefined=StrictUndefined)  # fmt: skip
     environment.filters["printable"] = printable
     environment.filters["prompt"] = lambda text: printable(text, "\n\t")
     environment.globals |= {
@@ -196,8 +176,8 @@ def _json(content: Any) -> Markup:
 
 def _script(with_documents: bool) -> str:
     """Return the page's one script."""
-    own = ["elements.js", *(_DOCUMENT_SCRIPTS if with_documents else ()), "page.js"]
-    body = "\n".join(map(_asset, own))
+    names = ["elements.js", *(_DOCUMENT_SCRIPTS if with_documents else ()), "page.js"]
+    body = "\n".join(map(_asset, names))
     library = _asset(f"{_TABULATOR}.js") if with_documents else ""
     script = f'\n{library}\n(() => {{\n"use strict";\n{body}\n}})();\n'
     if _ENDS_SCRIPT.search(script):

@@ -1,15 +1,13 @@
-"""How a run was made. In: a finished run. Out: a `Panel` with its settings, its documents and its template."""
+"""How a run was made, and the sources of its documents. In: finished runs. Out: `Panel`s."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView, Piece
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.data.schema import HubSplit
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.models.locate import silent
 from evalkit.pages.page import Panel
@@ -22,12 +20,7 @@ from evalkit.runs.traits import caveats, is_imported, origin_notes, traits, unof
 
 
 def provenance_panel(run: Run, name: str) -> Panel:
-    """Return the panel of a finished run's settings.
-
-    Args:
-        run: a finished run.
-        name: the panel's anchor.
-    """
+    """Return the panel of a finished run's settings, documents and template; `name` is its anchor."""
     settings = simple_table("settings", ["setting", "value"], list(_settings(run)), texts=2)
     marked = (f"*: {note}" for note in unofficial_notes(run.manifest))
     notes = (*origin_notes(run.manifest), *marked, *mixture(run.manifest))
@@ -48,8 +41,8 @@ def _example(run: Run) -> Iterator[tuple[str, tuple[Piece, ...]]]:
         if (text := view.texts.get(key)) is not None:
             yield f"{key[0]} document {key[1]} with its gold choice", (*text.common, *text.choices[gold])
     elif isinstance(view, AnswerView) and view.documents and view.documents[0].prompt:
-        one = view.documents[0]
-        yield f"{one.subtask} document {one.id}", one.prompt
+        document = view.documents[0]
+        yield f"{document.subtask} document {document.id}", document.prompt
 
 
 def _settings(run: Run) -> Iterator[tuple[str, str]]:
@@ -69,65 +62,43 @@ def _settings(run: Run) -> Iterator[tuple[str, str]]:
     if window := manifest.get("context") or loaded.get("window"):
         yield "context window", f"{window:,} tokens"
     yield "suite", run.suite
-    yield from _traits(run)
-    if isinstance(template := manifest["template"], Mapping):
-        names = {"description": "template's description", "system": "system prompt"}
-        yield from ((words, str(template[key])) for key, words in names.items() if template.get(key))
-    yield "versions", ", ".join(f"{package} {version}" for package, version in manifest["versions"].items())
-    yield "date", str(manifest["created"])
-    if command := _command(manifest):
-        yield "command", command
-    yield "run", str(manifest["id"])
-    yield "folder", str(run.folder)
-
-
-def _traits(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield the settings that determine the scores, without the versions, which are listed together."""
-    versions = {f"{package} version" for package in run.manifest["versions"]}
+    versions = {f"{package} version" for package in manifest["versions"]}  # these are listed together
     for name, trait in traits(run).items():
         if name == "limit":
             yield "documents", trait.words
         elif trait.value and name not in versions:
             yield name, trait.value
-
-
-def _command(manifest: Mapping[str, Any]) -> str:
-    """Return the command that made a run as one line; empty if it is not recorded."""
-    command = manifest.get("command")
-    return shlex.join(map(str, command)) if isinstance(command, list) else ""
+    if isinstance(template := manifest["template"], Mapping):
+        names = {"description": "template's description", "system": "system prompt"}
+        yield from ((words, str(template[key])) for key, words in names.items() if template.get(key))
+    yield "versions", ", ".join(f"{package} {version}" for package, version in manifest["versions"].items())
+    yield "date", str(manifest["created"])
+    if command := manifest.get("command"):
+        yield "command", shlex.join(map(str, command))
+    yield "run", str(manifest["id"])
+    yield "folder", str(run.folder)
 
 
 def _documents_table(run: Run) -> Table:
     """Return the table of the tasks: source, number of documents, and time."""
-    benchmark, seconds = benchmark_of(run), _seconds(run)
+    benchmark = benchmark_of(run)
+    try:
+        seconds = run.seconds
+    except RunError:  # they are not stored
+        seconds = {}
     counts: dict[str, int] = {}
     for metric in benchmark.metrics(run):
         counts.setdefault(metric.task, metric.n)
-    rows = [
-        [
-            benchmark.label(run, task).full + "*" * bool(caveats(run.manifest, task)),
-            str(source["source"]),
-            f"{counts[task]:,}" if task in counts else "–",
-            f"{source['count']:,}",
-            *([fixed(seconds.get(task), 1)] if seconds else []),
-        ]
-        for task, source in run.manifest["documents"].items()
-    ]
-    rows += [
-        [f"{benchmark.label(run, task).full}: solved examples", str(source["source"]), "", f"{source['count']:,}"]
-        + [""] * bool(seconds)
-        for task, source in run.manifest.get("examples", {}).items()
-    ]
+    rows = []
+    for task, source in run.manifest["documents"].items():
+        label = benchmark.label(run, task).full + "*" * bool(caveats(run.manifest, task))
+        count = f"{counts[task]:,}" if task in counts else "–"
+        rows.append([label, str(source["source"]), count, f"{source['count']:,}", fixed(seconds.get(task), 1)])
+    for task, source in run.manifest.get("examples", {}).items():
+        label = f"{benchmark.label(run, task).full}: solved examples"
+        rows.append([label, str(source["source"]), "", f"{source['count']:,}", ""])
     headers = ["task", "source of the documents", "n", "of", *(["seconds"] if seconds else [])]
-    return simple_table("documents", headers, rows, texts=2)
-
-
-def _seconds(run: Run) -> dict[str, float]:
-    """Return the seconds of each task; empty if they are not stored."""
-    try:
-        return run.seconds
-    except RunError:
-        return {}
+    return simple_table("documents", headers, [row[: len(headers)] for row in rows], texts=2)
 
 
 def _template(manifest: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Piece, ...]]]:
@@ -138,8 +109,7 @@ def _template(manifest: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Piece, .
         yield f"Template {template['name']}", pieces
 
 
-@dataclass(frozen=True)
-class Licence:
+class Licence(NamedTuple):
     """Licence of a dataset."""
 
     name: str
@@ -154,39 +124,25 @@ class Licence:
 LICENCES = {
     "allenai/winogrande": Licence("CC BY", "https://github.com/allenai/winogrande#license", "Sakaguchi et al. 2019"),
     "allenai/ai2_arc": Licence("CC BY-SA 4.0", "https://creativecommons.org/licenses/by-sa/4.0/", "Clark et al. 2018"),
-    "Rowan/hellaswag": Licence(
-        "MIT",
-        "https://github.com/rowanz/hellaswag",
-        "Zellers et al. 2019",
-        "texts from WikiHow have a licence of their own",
-    ),
+    "Rowan/hellaswag": Licence("MIT", "https://github.com/rowanz/hellaswag", "Zellers et al. 2019",
+                               "texts from WikiHow have a licence of their own"),
     "baber/piqa": Licence("AFL 3.0", "https://opensource.org/license/afl-3-0-php", "Bisk et al. 2019"),
-    "aps/super_glue": Licence(
-        "CC BY-SA 3.0", "https://creativecommons.org/licenses/by-sa/3.0/", "Clark et al. 2019", "for BoolQ"
-    ),
+    "aps/super_glue": Licence("CC BY-SA 3.0", "https://creativecommons.org/licenses/by-sa/3.0/", "Clark et al. 2019",
+                              "for BoolQ"),
     "cais/mmlu": Licence("MIT", "https://github.com/hendrycks/test/blob/master/LICENSE", "Hendrycks et al. 2020"),
-    "THUDM/LongBench": Licence(
-        "MIT",
-        "https://github.com/THUDM/LongBench/blob/main/LICENSE",
-        "Bai et al. 2023",
-        "for the collection; its parts have licences of their own",
-    ),
-}
+    "THUDM/LongBench": Licence("MIT", "https://github.com/THUDM/LongBench/blob/main/LICENSE", "Bai et al. 2023",
+                               "for the collection; its parts have licences of their own"),
+}  # fmt: skip
 """Repository on the hub → licence."""
-
-
-_UNKNOWN, _NO_DATASET = "see the dataset's page", "see the source"
-_HUB = "https://huggingface.co/datasets"
-"""Address of a dataset's page, before its repository."""
 
 
 def sources_panel(runs: Sequence[Run]) -> Panel:
     """Return the panel that names dataset, source and licence of every task, for those whose licence asks for it."""
     rows: dict[tuple[str, ...], None] = {}
     for run in runs:
-        for task, found in run.manifest["documents"].items():
+        for task, source in run.manifest["documents"].items():
             label = benchmark_of(run).label(run, task).full + "*" * bool(caveats(run.manifest, task))
-            rows[label, *_dataset(run, task), str(found["source"])] = None
+            rows[label, *_dataset(run, task), str(source["source"])] = None
     headers = ["task", "dataset", "authors", "licence", "page", "source used"]
     table = simple_table("sources", headers, list(rows), texts=len(headers))
     notes = ("*: not the official documents of the task",) * any(label.endswith("*") for label, *_ in rows)
@@ -200,13 +156,9 @@ def _dataset(run: Run, task: str) -> tuple[str, str, str, str]:
     except UsageError:  # of lm-eval's tasks the dataset is not known
         split = None
     if split is None:
-        return "–", "–", _NO_DATASET, "–"
+        return "–", "–", "see the source", "–"
+    described = ", ".join(part for part in (split.path, split.config, split.split) if part)
     if (licence := LICENCES.get(split.path)) is None:
-        return _described(split), "–", _UNKNOWN, f"{_HUB}/{split.path}"
+        return described, "–", "see the dataset's page", f"https://huggingface.co/datasets/{split.path}"
     name = f"{licence.name} ({licence.limits})" if licence.limits else licence.name
-    return _described(split), licence.authors, name, licence.url
-
-
-def _described(split: HubSplit) -> str:
-    """Return a split in words: repository, configuration, split."""
-    return ", ".join(part for part in (split.path, split.config, split.split) if part)
+    return described, licence.authors, name, licence.url

@@ -1,32 +1,196 @@
 """`evalkit report`: finished runs → one HTML file.
 
-In: `PageContents` and a `PageRequest`. Out: the file. Static parts are `Panel`s (`overview.py`, `comparisons.py`,
-`benchmark_figures.py`, `sources.py`), documents are blocks (`documents.py`); `page.py` turns both into HTML.
+In: runs, or a study's, as `PageContents`, and a `PageRequest`. Out: the file. Static parts are `Panel`s (`overview.py`,
+`comparisons.py`, `provenance.py`), documents are blocks (`documents.py`); `page.py` turns both into HTML. Runs of
+different suites share a page; compared are those of one suite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from evalkit import __version__
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.remembered import remembering
 from evalkit.comparison.curves import curve
+from evalkit.comparison.sides import Side, check_unique, named_sides, names
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import doing
 from evalkit.errors import EvalkitError, RunError, UsageError
+from evalkit.escape import counted
 from evalkit.pages.comparisons import comparison_panels, curve_panel
-from evalkit.pages.contents import PageComparison, PageContents
 from evalkit.pages.documents import document_data
-from evalkit.pages.overview import figure_panels, overview_panels
+from evalkit.pages.overview import figure_panels, overview_panels, places_by_suite
 from evalkit.pages.page import Page, Panel, write_page
 from evalkit.pages.provenance import sources_panel
 from evalkit.reporting.report import Report
+from evalkit.runs.folder import Run
+from evalkit.runs.outcomes import with_default_rule
+from evalkit.studies.results import StudyResults, StudyTraining
+from evalkit.studies.study import Selected, StudyBenchmark, select, trainings
 
 _NAMED = 3
 """Most runs that the default title names."""
+
+
+@dataclass(frozen=True)
+class PageComparison:
+    """Sides that are compared; the first is the baseline."""
+
+    title: str
+    """The suite, or the benchmark of a study."""
+    sides: tuple[Side, ...]
+    rule: str | None = None
+    """None: the runs' own."""
+    trainings: tuple[StudyTraining, ...] = ()
+    """Trainings with two finished steps or more, drawn as curves."""
+
+
+@dataclass(frozen=True)
+class PageContents:
+    """What a page shows."""
+
+    runs: tuple[Run, ...]
+    names: tuple[str, ...]
+    """One for each run, unique."""
+    comparisons: tuple[PageComparison, ...]
+    notes: tuple[str, ...] = ()
+    """For readers of the page: what is not finished, and checkpoints that have changed since."""
+
+
+def contents_of_runs(
+    singles: Sequence[Run],
+    groups: Sequence[tuple[str, Sequence[Run]]] = (),
+    rule: str | None = None,
+    given_names: Sequence[str] = (),
+) -> PageContents:
+    """Return the contents of a page of runs.
+
+    Args:
+        singles: runs, each a side of a comparison.
+        groups: name → the runs of one side.
+        rule: scoring rule or measure of comparisons, where the runs have it; None: the runs' own.
+        given_names: a name for each of `singles`; empty: from the runs.
+
+    Raises:
+        UsageError: no run, a run that is named twice, names that do not fit, or a rule that no run has.
+        RunError: a run is not finished.
+    """
+    runs = [*singles, *(run for _, members in groups for run in members)]
+    if not runs:
+        raise UsageError("name the runs of the report: evalkit report RUN -o report.html (evalkit ls runs lists them)")
+    for run in runs:
+        run.require_finished()
+    if given_names and len(given_names) != len(singles):
+        raise UsageError(
+            f"--names has {counted(len(given_names), 'name')} for {counted(len(singles), 'run')}; give one for each run"
+        )
+    named = list(given_names) or _own_names(singles)
+    sides = named_sides(named, singles, groups)
+    check_unique(sides)
+    shown = [*named, *(f"{name} {number}" for name, members in groups for number in range(1, len(members) + 1))]
+    if twice := [name for place, name in enumerate(shown) if name in shown[:place]]:
+        raise UsageError(f"two runs are called '{twice[0]}'; give the groups or the runs other names")
+    rules = _rules(runs, rule)
+    compared = []
+    for (kind, suite), places in places_by_suite([side.runs[0] for side in sides]).items():
+        if len(places) > 1:  # the title has the suite
+            members = (replace(sides[place], name=sides[place].name.removesuffix(f" on {suite}")) for place in places)
+            compared.append(PageComparison(suite, tuple(members), rules[kind]))
+    return PageContents(tuple(runs), tuple(shown), tuple(compared))
+
+
+def _own_names(runs: Sequence[Run]) -> list[str]:
+    """Return a name for each run, unique in its suite; with its suite where suites share names."""
+    short = [""] * len(runs)
+    for places in places_by_suite(runs).values():
+        for place, name in zip(places, names([runs[place] for place in places]), strict=True):
+            short[place] = name
+    if len(set(short)) == len(short):
+        return short
+    return [f"{name} on {run.suite}" for name, run in zip(short, runs, strict=True)]
+
+
+def _rules(runs: Sequence[Run], rule: str | None) -> dict[str, str | None]:
+    """Return kind of run → the requested rule, None for kinds that do not have it; a `UsageError` if none has it."""
+    by_kind: dict[str, str | None] = dict.fromkeys((run.kind for run in runs), None)
+    problems = []
+    for kind, run in {run.kind: run for run in runs}.items() if rule else ():
+        try:
+            benchmark_of(run).comparable(run).measure(str(rule))
+        except EvalkitError as error:
+            problems.append(str(error))
+        else:
+            by_kind[kind] = rule
+    if problems and not any(by_kind.values()):
+        raise UsageError(f"--rule {rule}: {problems[0]}")
+    return by_kind
+
+
+def contents_of_study(
+    results: StudyResults, chosen: Sequence[str] = (), benchmark: str | None = None, rule: str | None = None
+) -> PageContents:
+    """Return the contents of a page of a study's finished runs; what is not finished is named in the notes.
+
+    Args:
+        results: of the study.
+        chosen: NAME or NAME@STEP; empty: every model, at its last step.
+        benchmark: name of a benchmark; None: all.
+        rule: scoring rule of comparisons; None: the benchmark's.
+
+    Raises:
+        UnknownNameError: an unknown name.
+        UsageError: no run is finished, or one is named twice.
+    """
+    study = results.study
+    benchmarks = [study.benchmark(benchmark)] if benchmark else list(study.benchmarks)
+    parts = [_of_benchmark(results, chosen, each, rule, len(benchmarks) > 1) for each in benchmarks]
+    if not any(part.runs for part in parts):
+        raise UsageError(f"study {study.path}: no run is finished; run {results.remedy}")
+    return PageContents(
+        tuple(run for part in parts for run in part.runs),
+        tuple(name for part in parts for name in part.names),
+        tuple(comparison for part in parts for comparison in part.comparisons),
+        tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+    )
+
+
+def _of_benchmark(
+    results: StudyResults, chosen: Sequence[str], benchmark: StudyBenchmark, rule: str | None, several: bool
+) -> PageContents:
+    models = [select(results.study, name) for name in chosen or results.study.names]
+    suffix = f" on {benchmark.name}" if several else ""
+    runs, shown, sides = [], [], []
+    for model in models:
+        pairs = zip(model.checkpoints, model.labels, strict=True)
+        finished = [(run, label) for of, label in pairs if (run := results.run(of, benchmark)) is not None]
+        runs += [run for run, _ in finished]
+        shown += [f"{label}{suffix}" for _, label in finished]
+        if finished:
+            sides.append(Side(model.name, tuple(run for run, _ in finished)))
+    check_unique(sides)
+    checkpoints = [checkpoint for model in models for checkpoint in model.checkpoints]
+    notes = [*results.unfinished(checkpoints, benchmark), *results.changes(checkpoints, benchmark)]
+    curves = tuple(_trainings(results, models, benchmark))
+    comparisons = []
+    if len(sides) > 1 or curves:
+        rule = with_default_rule(rule, benchmark.rule)
+        comparisons.append(PageComparison(benchmark.name, tuple(sides), rule, curves))
+    return PageContents(tuple(runs), tuple(shown), tuple(comparisons), tuple(notes))
+
+
+def _trainings(results: StudyResults, models: Sequence[Selected], benchmark: StudyBenchmark) -> Iterator[StudyTraining]:
+    """Yield the trainings of models that have two finished steps or more."""
+    chosen = [checkpoint for model in models for checkpoint in model.checkpoints]
+    for model in dict.fromkeys(checkpoint.name for checkpoint in chosen if checkpoint.step is not None):
+        for name, checkpoints in trainings(results.study, model):
+            done = [checkpoint for checkpoint in checkpoints if results.run(checkpoint, benchmark) is not None]
+            if len(done) > 1:
+                steps = tuple(checkpoint.step for checkpoint in done if checkpoint.step is not None)
+                yield StudyTraining(Side(name, results.runs(done, benchmark)), steps, ())
 
 
 @dataclass(frozen=True)
@@ -34,20 +198,13 @@ class PageRequest:
     """What a page of runs contains besides results."""
 
     title: str | None = None
-    """None: the names of the runs."""
     documents: bool = True
     sample: DocumentSample | None = None
     """Which documents of each task; None: all."""
 
 
 def write_report(contents: PageContents, request: PageRequest, path: Path, say: Callable[[str], None]) -> int:
-    """Write the page of finished runs, and return its size in bytes.
-
-    Args:
-        contents: the runs, their names, and what is compared.
-        request: title and documents.
-        path: the file.
-        say: called with messages for the user.
+    """Write the page of finished runs, and return its size in bytes; `say` is called with messages for the user.
 
     Raises:
         EvalkitError: a run is damaged, or the file cannot be written.
@@ -61,16 +218,17 @@ def write_report(contents: PageContents, request: PageRequest, path: Path, say: 
             sources = (sources_panel(runs),)
         with doing("comparisons"):
             several = len(contents.comparisons) > 1
-            compared = tuple(
-                panel for number, one in enumerate(contents.comparisons, 1) for panel in _compared(one, number, several)
-            )
+            numbered = enumerate(contents.comparisons, 1)
+            compared = tuple(panel for number, each in numbered for panel in _compared(each, number, several))
         documents = None
         if request.documents:
             with doing("documents"):
                 documents = document_data(runs, names, say, request.sample)
     title = request.title or ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
     with doing("writing the page"):
-        page = Page(title, _made(contents), overview, compared, results, sources, documents)
+        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        made = " ".join([f"Made by evalkit {__version__} on {now}.", *contents.notes])
+        page = Page(title, made, overview, compared, results, sources, documents)
         try:
             write_page(page, path)
         except OSError as error:
@@ -88,23 +246,15 @@ def _prepare(path: Path) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}; name another file") from error
 
 
-def _compared(one: PageComparison, number: int, several: bool) -> list[Panel]:
-    """Return the panels of a comparison and of its curves; titles of several name the suite."""
-    suite = one.title if several else ""
-    found: list[Panel] = []
-    if len(one.sides) > 1:
-        found += comparison_panels(one.sides, one.rule, suite, f"comparison-{number}")
-    if one.trainings:
+def _compared(comparison: PageComparison, number: int, several: bool) -> Iterator[Panel]:
+    """Yield the panels of a comparison, and of its curves; titles of several name the suite."""
+    suite = comparison.title if several else ""
+    if len(comparison.sides) > 1:
+        yield from comparison_panels(comparison.sides, comparison.rule, suite, f"comparison-{number}")
+    if comparison.trainings:
         name = f"curves-{number}"
         try:
-            curves = [curve(each.side, one.rule, each.steps) for each in one.trainings]
-            found.append(curve_panel(curves, suite, name))
+            curves = [curve(training.side, comparison.rule, training.steps) for training in comparison.trainings]
+            yield curve_panel(curves, suite, name)
         except EvalkitError as error:
-            found.append(Panel(name, "Training curves", (Report((), facts=(f"There are no curves: {error}",)),)))
-    return found
-
-
-def _made(contents: PageContents) -> str:
-    """Return by what and when the page was made, and what it lacks."""
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return " ".join([f"Made by evalkit {__version__} on {now}.", *contents.notes])
+            yield Panel(name, "Training curves", (Report((), facts=(f"There are no curves: {error}",)),))

@@ -1,0 +1,1 @@
+"""Reports, tables and figures in every format, without knowledge of runs."""

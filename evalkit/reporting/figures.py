@@ -1,10 +1,13 @@
-"""Figures as PNG, PDF or SVG files. In: a path and what is drawn. Out: a file, without a display and without pyplot."""
+"""Figures as PNG, PDF or SVG files, drawn without a display and without pyplot.
+
+`draw_panels` draws lines with bands, or maps, from tables of numbers. matplotlib is imported when a figure is drawn.
+"""
 
 from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,43 +16,35 @@ from evalkit.errors import RunError, UsageError
 from evalkit.paths import replace_file
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 """Colours of lines, distinguishable with red-green colour blindness (Okabe and Ito)."""
-MARKERS = ("o", "s", "^", "D", "v", "P")
-"""Markers of lines, distinguishable in grey."""
+_MARKERS = ("o", "s", "^", "D", "v", "P")
 INK, GREY = "#222222", "#6b6b6b"
 """Colours of text, and of what is less important."""
 PLAIN: dict[str, Any] = {"parse_math": False}
 """Keyword arguments that print a dollar sign in a model's name literally."""
 
-_DASHES: tuple[Any, ...] = (
-    "-",
-    (0, (5, 1.5)),
-    (0, (5, 1.5, 1, 1.5)),
-    (0, (1.5, 1.2)),
-    (0, (8, 1.5)),
-    (0, (3, 1, 1, 1)),
-)
+_DASHES: tuple[Any, ...] = ("-", *((0, spans) for spans in (
+    (5, 1.5), (5, 1.5, 1, 1.5), (1.5, 1.2), (8, 1.5), (3, 1, 1, 1),
+)))  # fmt: skip
 _LONGEST = 32
-_NOTE_SIZE = 6.5
-_NOTE_MARGIN = 0.2
-"""Inches beside a note."""
-_NOTE_HEIGHT = 0.118
-"""Inches of a note's line."""
+_NOTE_SIZE, _NOTE_MARGIN, _NOTE_HEIGHT = 6.5, 0.2, 0.118
+"""Points of a note; inches beside it; inches of a line."""
 
 
 def line_look(number: int) -> dict[str, Any]:
     """Return colour and marker of a figure's n-th line, from 0."""
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+    return {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
 
 
 def dashes(number: int) -> Any:
     """Return the dashes of a figure's n-th line, from 0; after six colours the dashes are others than before."""
-    return _DASHES[(number + number // len(COLOURS)) % len(_DASHES)]
+    return _DASHES[(number + number // len(_COLOURS)) % len(_DASHES)]
 
 
 def style_axes(panel: Axes, grid: Literal["x", "y"] = "x") -> None:
@@ -66,7 +61,7 @@ def short_name(name: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
 
 
-def text_width(text: str, size: float) -> float:
+def _text_width(text: str, size: float) -> float:
     """Return the inches that a text takes in a font size, in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
@@ -76,17 +71,12 @@ def text_width(text: str, size: float) -> float:
 
 
 def wrapped(notes: str, width: float) -> list[str]:
-    """Return the lines of a figure's notes.
-
-    Args:
-        notes: one or more paragraphs.
-        width: inches of the figure.
-    """
+    """Return the lines of a figure's notes, one or more paragraphs, in a width in inches."""
     lines = []
     for note in notes.split("\n"):
         line = ""
         for word in note.split():
-            if line and text_width(f"{line} {word}", _NOTE_SIZE) > width - _NOTE_MARGIN:
+            if line and _text_width(f"{line} {word}", _NOTE_SIZE) > width - _NOTE_MARGIN:
                 lines.append(line)
                 line = " "  # later lines of a paragraph are indented
             line = f"{line} {word}" if line else word
@@ -108,17 +98,15 @@ def write_notes(figure: Figure, lines: list[str]) -> None:
 
 @dataclass(frozen=True)
 class RunFigure:
-    """A figure of one or more runs of a benchmark."""
+    """A figure of one or more runs of a benchmark, and a function that draws it into a .png, .pdf or .svg file."""
 
     name: str
     """Unique among the figures of the runs: letters, digits, hyphens."""
     words: str
     """What it shows, in one sentence."""
     draw: Callable[[Path], None]
-    """Draws it into a file that ends in .png, .pdf or .svg."""
 
 
-SUFFIXES = (".png", ".pdf", ".svg")
 _DPI = 160
 _SETTINGS: dict[Any, Any] = {
     "pdf.fonttype": 42,  # text of a PDF can be searched and edited
@@ -132,12 +120,8 @@ _METADATA: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"
 
 
 def check_figure_path(path: Path) -> None:
-    """Validate a figure's path before hours of work.
-
-    Raises:
-        UsageError: another file type, or an invalid path.
-    """
-    if path.suffix.lower() not in SUFFIXES:
+    """Raise a `UsageError` for another file type or an invalid path, before hours of work."""
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise UsageError(
             f"{path}: figures are written as .png, .pdf or .svg; give a file name with one of these endings"
         )
@@ -159,16 +143,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure atomically; the same figure gives the same bytes.
-
-    Args:
-        figure: the figure.
-        path: ends in .png, .pdf or .svg, in upper or lower case.
-
-    Raises:
-        UsageError: another file type.
-        RunError: it cannot be written.
-    """
+    """Write a figure atomically, a `RunError` if it cannot be written; the same figure gives the same bytes."""
     from matplotlib import rc_context
 
     check_figure_path(path)
@@ -184,3 +159,150 @@ def save_figure(figure: Figure, path: Path) -> None:
         replace_file(path, drawn.getvalue())
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+_WIDTH, _WIDEST, _HEIGHT = 3.5, 5.4, 2.5
+"""Inches of a panel; of a single one; height."""
+_LEGEND_LINE, _LEGEND_SIZE, _LEGEND_LOOK = 0.2, 8, 0.66
+"""Inches of a legend's line; points of its text; inches of a line's look and of the space beside it."""
+_MOST_TICKS, _MOST_MARKED = 12, 40
+"""Most ticks of an axis, and points of a line with markers."""
+
+
+@dataclass(frozen=True)
+class FigurePanel:
+    """A part of a figure: lines of several runs, or a map of one."""
+
+    title: str
+    table: pd.DataFrame
+    """A row for each drawn number: `run`, the columns of the axes, `value`, and of lines `spread` (half the height of
+    the band, NaN for none)."""
+    x: str
+    """Column of the horizontal axis."""
+    label: str
+    """What the values are, with their unit."""
+    y: str = ""
+    """Column of a map's vertical axis; empty: lines."""
+    x_label: str = ""
+    """Empty: the column's name."""
+    percent: bool = False
+    """Whether values are shares, which are drawn in percent."""
+    doubling: bool = False
+    """Whether the horizontal axis is logarithmic, with base 2."""
+    reference: float | None = None
+    """Height of a dotted line, such as that of chance."""
+
+    @property
+    def scale(self) -> int:
+        return 100 if self.percent else 1
+
+
+def draw_panels(
+    panels: Sequence[FigurePanel], runs: Sequence[str], columns: int, notes: str, path: Path, share_y: bool = False
+) -> None:
+    """Draw panels (all of lines, or all maps), `columns` in a row, a legend above them and paragraphs of notes below.
+
+    Args:
+        panels: the panels.
+        runs: names of runs; a run has the same look in each panel.
+        columns: panels of a row.
+        notes: paragraphs.
+        path: ends in .png, .pdf or .svg.
+        share_y: whether all panels have the same vertical scale.
+    """
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    width = _WIDEST if len(panels) == 1 else _WIDTH * columns + 0.7 * bool(panels[0].y)
+    lines = wrapped(notes, width)
+    in_row = max(1, int(width / (_LEGEND_LOOK + max(_text_width(short_name(run), _LEGEND_SIZE) for run in runs))))
+    legend = 0 if panels[0].y else -(-len(runs) // in_row)
+    figure = new_figure(width, _HEIGHT * rows + notes_height(lines) + _LEGEND_LINE * legend + 0.2)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat
+    for number, axis in enumerate(axes):
+        if number >= len(panels):
+            axis.set_axis_off()
+            continue
+        axis.set_title(panels[number].title, fontsize=9, loc="left", color=INK, **PLAIN)
+        axis.set_xlabel(panels[number].x_label or panels[number].x, fontsize=8, color=INK)
+        if not panels[number].y:
+            _draw_lines(axis, panels[number], runs)
+            if number % columns == 0 or not share_y:
+                axis.set_ylabel(panels[number].label, fontsize=8, color=INK)
+    if panels[0].y:
+        _draw_maps(figure, panels)
+    elif legend:
+        _draw_legend(figure, runs, in_row)
+    write_notes(figure, lines)
+    save_figure(figure, path)
+
+
+def _draw_lines(axis: Axes, panel: FigurePanel, runs: Sequence[str]) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    for number, run in enumerate(runs):
+        points = panel.table[panel.table["run"] == run].sort_values(panel.x)
+        if points.empty:
+            continue
+        look = line_look(number)
+        places = points[panel.x].to_numpy(float)
+        heights = panel.scale * points["value"].to_numpy(float)
+        spread = panel.scale * points["spread"].to_numpy(float)
+        low, high = heights - spread, heights + spread
+        axis.fill_between(places, low, high, color=look["color"], alpha=0.13, linewidth=0, zorder=1)
+        size = 3.2 if len(places) <= _MOST_MARKED else 0
+        axis.plot(places, heights, linestyle=dashes(number), linewidth=1.3, markersize=size, zorder=2, **look)
+    if panel.reference is not None:
+        axis.axhline(panel.scale * panel.reference, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+    style_axes(axis, "y")
+    if panel.doubling:
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        axis.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
+
+
+def _draw_legend(figure: Figure, runs: Sequence[str], in_row: int) -> None:
+    from matplotlib.lines import Line2D
+
+    lines = [
+        Line2D([], [], linestyle=dashes(n), linewidth=1.3, markersize=3.5, label=short_name(run), **line_look(n))
+        for n, run in enumerate(runs)
+    ]
+    legend = figure.legend(
+        handles=lines, loc="outside upper left", ncols=min(in_row, len(lines)), frameon=False, fontsize=_LEGEND_SIZE,
+        handlelength=3.2, borderpad=0.2, labelspacing=0.3,
+    )  # fmt: skip
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _draw_maps(figure: Figure, panels: Sequence[FigurePanel]) -> None:
+    """Draw maps; those of one measure have one scale of colours."""
+    import numpy as np
+    from matplotlib.colors import Normalize
+
+    axes = list(figure.axes)[: len(panels)]
+    for label in dict.fromkeys(panel.label for panel in panels):
+        members = [(axis, panel) for axis, panel in zip(axes, panels, strict=True) if panel.label == label]
+        values = np.concatenate([panel.scale * panel.table["value"].to_numpy(float) for _, panel in members])
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        reach = max(-low, high)
+        signed = low < 0
+        norm = Normalize(-reach, reach) if signed else Normalize(min(low, 0.0), high or 1.0)
+        for axis, panel in members:
+            image = _draw_map(axis, panel, {"cmap": "RdBu_r" if signed else "viridis", "norm": norm})
+        bar = figure.colorbar(image, ax=[axis for axis, _ in members], aspect=28, pad=0.02)
+        bar.set_label(label, fontsize=8, color=INK)
+        bar.ax.tick_params(labelsize=8, colors="#444444")
+
+
+def _draw_map(axis: Axes, panel: FigurePanel, colours: dict[str, Any]) -> Any:
+    wide = panel.scale * panel.table.pivot(index=panel.y, columns=panel.x, values="value")
+    axis.set_facecolor("#d9d9d9")
+    image = axis.imshow(wide.to_numpy(float), aspect="auto", origin="lower", interpolation="nearest", **colours)
+    for labels, set_ticks in ((wide.columns, axis.set_xticks), (wide.index, axis.set_yticks)):
+        ticks = range(0, len(labels), -(-len(labels) // _MOST_TICKS))
+        set_ticks(ticks, [f"{labels[place]}" for place in ticks])
+    axis.tick_params(labelsize=8, colors="#444444")
+    axis.set_ylabel(panel.y, fontsize=8, color=INK)
+    return image

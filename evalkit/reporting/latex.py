@@ -1,8 +1,4 @@
-"""LaTeX output: booktabs tables for a paper, or a complete document.
-
-In: a `Table`. Out: LaTeX that needs the packages booktabs, graphicx (a table wider than the text is shrunk to it) and
-multirow. All text of labels, captions and checkpoint names is escaped.
-"""
+"""Tables as LaTeX: booktabs environments for a paper, or a complete document. All text of labels is escaped."""
 
 from __future__ import annotations
 
@@ -12,15 +8,13 @@ from typing import NamedTuple
 
 from evalkit.escape import PACKAGES, SHRUNK, in_latex, printable
 from evalkit.reporting.markup import Span, Text
-from evalkit.reporting.table import Cell, Line, Section, Table
+from evalkit.reporting.table import Cell, Section, Table
 
 _WIDE = 9
 """Minimum columns of a table that spans both columns of a page."""
 _DAGGER = r"$^{\dagger}$"
-_MINUS = re.compile(r"(?<![^ ])-(?=\d| )")
-"""A hyphen that is meant as a minus in a cell."""
-_NEGATIVE = re.compile(r"(?<![^ ])-(?=\d)")
-"""The same in a sentence."""
+_MINUS, _NEGATIVE = re.compile(r"(?<![^ ])-(?=\d| )"), re.compile(r"(?<![^ ])-(?=\d)")
+"""A hyphen that is meant as a minus in a cell; in a sentence."""
 
 
 class _Column(NamedTuple):
@@ -38,12 +32,11 @@ def latex_table(table: Table) -> str:
 
 
 def latex_comments(lines: Iterable[str]) -> str:
-    """Return sentences as LaTeX comments, for writing the caption."""
+    """Return sentences as comments, for writing the caption."""
     return "\n".join(f"% {printable(line)}" for line in lines)
 
 
 def latex_document(body: str) -> str:
-    """Return a complete document."""
     preamble = PACKAGES.replace(" ", "\n")
     return (
         f"\\documentclass[11pt]{{article}}\n{preamble}\n\\usepackage[margin=2.5cm]{{geometry}}\n\\usepackage{{times}}\n"
@@ -63,11 +56,15 @@ def _environment(table: Table) -> Iterator[str]:
     yield rf"\begin{{tabular}}{{l{('c' if numbers and table.by_point else 'l') * facts}{side * numbers}}}"
     yield r"\toprule"
     yield from _heading(table)
-    columns = _columns(table)
+    columns = [
+        _Column(max(map(_integer_digits, cells)) if table.by_point else 0, any(cell.significant for cell in cells))
+        for cells in zip(*(line.cells for line in table.lines), strict=True)
+    ]
     for place, section in enumerate(table.sections):
         yield from _title(section, table.width, first=place == 0)
         for line in section.lines:
-            yield _line(line, columns)
+            label = (r"\hspace{4mm}" if line.indent else "") + _text(line.label)
+            yield _row([label, *map(_text, line.facts), *map(_cell, line.cells, columns)])
     yield r"\bottomrule"
     yield r"\end{tabular}}"
     if table.notes:
@@ -111,22 +108,8 @@ def _title(section: Section, width: int, first: bool) -> Iterator[str]:
             yield r"\midrule"
 
 
-def _line(line: Line, columns: list[_Column]) -> str:
-    label = (r"\hspace{4mm}" if line.indent else "") + _text(line.label)
-    cells = [_cell(cell, column) for cell, column in zip(line.cells, columns, strict=True)]
-    return _row([label, *map(_text, line.facts), *cells])
-
-
 def _row(cells: list[str]) -> str:
     return " & ".join(cells) + r" \\"
-
-
-def _columns(table: Table) -> list[_Column]:
-    filled = table.by_point
-    return [
-        _Column(max(map(_integer_digits, cells)) if filled else 0, any(cell.significant for cell in cells))
-        for cells in zip(*(line.cells for line in table.lines), strict=True)
-    ]
 
 
 def _integer_digits(cell: Cell) -> int:
@@ -150,18 +133,12 @@ def _cell(cell: Cell, column: _Column) -> str:
         value += rf"\,{{\scriptsize$\pm${cell.spread}}}"
     if not cell.difference:
         return value
-    difference = rf"{{\scriptsize({_signed(cell.difference)})}}"
+    sign, digits = cell.difference[0], cell.difference[1:]
+    difference = rf"{{\scriptsize({f'${sign}${digits}' if sign in '+-' else cell.difference})}}"
+    if not cell.spread:
+        return value + difference
     # All three side by side would make a table of eight tasks too wide to read
-    return (
-        rf"\begin{{tabular}}[t]{{@{{}}c@{{}}}}{value}\\{difference}\end{{tabular}}"
-        if cell.spread
-        else value + difference
-    )
-
-
-def _signed(difference: str) -> str:
-    sign, digits = difference[0], difference[1:]
-    return rf"${sign}${digits}" if sign in "+-" else difference
+    return rf"\begin{{tabular}}[t]{{@{{}}c@{{}}}}{value}\\{difference}\end{{tabular}}"
 
 
 def _text(text: Text) -> str:

@@ -2,8 +2,7 @@
 
     **bold**   *italic*   ~small caps~   $math$   \\* for the character itself
 
-In: a string of a layout file. Out: a `Text`, which each writer renders in its own format. Other names (of a checkpoint,
-a folder) are not parsed: `literal` converts them without markup.
+Names of a checkpoint or a folder are not parsed: `literal` converts them without markup.
 """
 
 from __future__ import annotations
@@ -52,29 +51,21 @@ def parse(text: str, where: str) -> Text:
     on: dict[str, bool] = {}
     for match in _TOKENS.finditer(text):
         escaped, style, plain = match.groups()
-        if style:
-            on[style] = not on.get(style, False)
-        else:
-            active = {_STYLES[name]: True for name, value in on.items() if value}
-            spans.append(Span(printable(escaped or plain), **active))
-    if left := [style for style, value in on.items() if value]:
-        raise TableError(f"{where}: '{left[0]}' is not closed in '{text}'; write \\{left[0]} for the character")
-    return _joined(spans)
+        if style and on.pop(style, None) is None:
+            on[style] = True
+        elif not style:
+            span = Span(printable(escaped or plain), **{_STYLES[name]: True for name in on})
+            if spans and spans[-1][1:] == span[1:]:
+                span = span._replace(text=spans.pop().text + span.text)
+            spans.append(span)
+    for style in on:
+        raise TableError(f"{where}: '{style}' is not closed in '{text}'; write \\{style} for the character")
+    return tuple(spans)
 
 
 def plain(text: Text) -> str:
     """Return the text without styles; references to notes are in brackets after a space."""
     return "".join(f" [{span.text}]" if span.superscript else span.text for span in text)
-
-
-def _joined(spans: list[Span]) -> Text:
-    joined: list[Span] = []
-    for span in spans:
-        if joined and joined[-1][1:] == span[1:]:
-            joined[-1] = joined[-1]._replace(text=joined[-1].text + span.text)
-        else:
-            joined.append(span)
-    return tuple(joined)
 
 
 Format = Literal["terminal", "markdown", "latex", "html", "csv", "json"]

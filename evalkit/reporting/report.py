@@ -1,17 +1,28 @@
 """Reports of commands in every format: sentences, tables and notes for readers, records and content for programs.
 
-In: a `Report`. Out: text, by `render`. All commands print by this module, so that all support the same formats.
+All commands print by `render`, so that all support the same formats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from evalkit.errors import UsageError
 from evalkit.escape import PACKAGES, in_markdown
-from evalkit.reporting.data import Record, json_text, records_csv, table_content, table_csv
+from evalkit.reporting.formats import (
+    Record,
+    html_lines,
+    html_page,
+    html_table,
+    json_text,
+    markdown_table,
+    records_csv,
+    table_content,
+    table_csv,
+)
+from evalkit.reporting.latex import latex_comments, latex_document, latex_table
 from evalkit.reporting.markup import Format, literal, plain
 from evalkit.reporting.table import Table
 
@@ -37,8 +48,8 @@ class Report:
     @property
     def all_notes(self) -> list[str]:
         """The notes of the report and of its parts, with those of their tables."""
-        own = [*(plain(note) for table in self.tables for note in table.notes), *self.notes]
-        return own + [note for part in self.parts for note in part.all_notes]
+        notes = [*(plain(note) for table in self.tables for note in table.notes), *self.notes]
+        return notes + [note for part in self.parts for note in part.all_notes]
 
     def with_notes(self, lines: Sequence[str]) -> Report:
         """Return the report with further notes, at its end and in its JSON."""
@@ -58,7 +69,7 @@ def render(report: Report, form: Format, *, standalone: bool = False, width: int
     Args:
         report: the report.
         form: the format.
-        standalone: write a complete LaTeX document or HTML page.
+        standalone: whether LaTeX is a complete document, and HTML a complete page.
         width: width of the terminal; None: sentences are not wrapped.
 
     Raises:
@@ -100,54 +111,39 @@ def _csv(report: Report) -> str:
 def _terminal(report: Report, width: int | None) -> str:
     from evalkit.reporting.terminal import terminal_table, wrapped
 
-    def sentences(lines: Sequence[str]) -> list[str]:
-        return ["\n".join(wrapped(line, width) for line in lines)] if lines else []
-
-    tables = [terminal_table(table, width) for table in report.tables]
-    return "\n\n".join([*sentences(report.verdict), *sentences(report.facts), *tables, *sentences(report.notes)])
+    verdict, facts, notes = (
+        ["\n".join(wrapped(line, width) for line in lines)] if lines else []
+        for lines in (report.verdict, report.facts, report.notes)
+    )
+    return "\n\n".join([*verdict, *facts, *(terminal_table(table, width) for table in report.tables), *notes])
 
 
 def _markdown(report: Report) -> str:
-    from evalkit.reporting.data import markdown_table
-
-    def listed(lines: Sequence[str]) -> list[str]:
-        return ["\n".join(f"- {in_markdown(line)}" for line in lines)] if lines else []
-
+    facts, notes = (
+        ["\n".join(f"- {in_markdown(line)}" for line in lines)] if lines else []
+        for lines in (report.facts, report.notes)
+    )
     verdict = [*(f"**{in_markdown(text)}**" for text in report.verdict[:1]), *map(in_markdown, report.verdict[1:])]
-    return "\n\n".join([*verdict, *listed(report.facts), *map(markdown_table, report.tables), *listed(report.notes)])
+    return "\n\n".join([*verdict, *facts, *map(markdown_table, report.tables), *notes])
 
 
 def _latex(parts: Sequence[Report], standalone: bool) -> str:
-    from evalkit.reporting.latex import latex_comments, latex_document, latex_table
-
     blocks: list[str] = []
     for part in parts:
         above = (*part.verdict, *part.facts)
         blocks += [latex_comments(above)] if above else []
-        blocks += [latex_table(table) for table in _captioned(part)]
+        tables = list(part.tables)
+        if tables:  # the first has the verdict as its caption if it has none, and below it what its marks mean
+            marks = (*part.facts, *(note for note in part.notes if note.startswith(("*", "†", "↓"))))
+            caption = tables[0].caption or literal(" ".join(part.verdict))
+            tables[0] = tables[0]._replace(caption=caption, notes=(*tables[0].notes, *map(literal, marks)))
+        blocks += map(latex_table, tables)
         blocks += [latex_comments(part.notes)] if part.notes else []
     body = "\n\n".join(blocks)
     return latex_document(body) if standalone else f"% needs {PACKAGES}\n{body}"
 
 
-def _captioned(part: Report) -> Iterator[Table]:
-    """Yield the tables; the first gets the verdict as its caption if it has none, and below it what its marks mean."""
-    marks = tuple(literal(line) for line in (*part.facts, *filter(_explains_mark, part.notes)))
-    for place, table in enumerate(part.tables):
-        if place:
-            yield table
-            continue
-        caption = table.caption or literal(" ".join(part.verdict))
-        yield table._replace(caption=caption, notes=(*table.notes, *marks))
-
-
-def _explains_mark(note: str) -> bool:
-    return note.startswith(("*", "†", "↓"))
-
-
 def _html(parts: Sequence[Report], standalone: bool) -> str:
-    from evalkit.reporting.web import html_lines, html_page, html_table
-
     blocks: list[str] = []
     for part in parts:
         blocks += [html_lines(part.verdict, "p")] if part.verdict else []

@@ -15,7 +15,6 @@ class Cell(NamedTuple):
     """One number as printed."""
 
     value: str = MISSING
-    """The number with the table's decimals and unit."""
     spread: str = ""
     """A standard error or deviation, printed after ±."""
     difference: str = ""
@@ -27,7 +26,7 @@ class Cell(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One row of the body."""
+    """A row of the body."""
 
     key: str
     """Key of the model or the measure; empty where the label identifies the row."""
@@ -71,17 +70,16 @@ class Table(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Return the number of columns, labels and facts included."""
+        """Number of columns, labels and facts included."""
         return 1 + len(self.facts) + self.numbers
 
     @property
     def numbers(self) -> int:
-        """Return the number of numeric columns."""
+        """Number of numeric columns."""
         return sum(len(group.labels) for group in self.columns)
 
     @property
     def lines(self) -> Iterator[Line]:
-        """Return the lines of all sections."""
         return (line for section in self.sections for line in section.lines)
 
 
@@ -124,7 +122,7 @@ def simple_table(
 
 
 def beside(cell: Cell, plus_minus: str = " ± ") -> str:
-    """Format what follows the value: spread and difference."""
+    """Return what follows the value: spread and difference."""
     spread = f"{plus_minus}{cell.spread}" if cell.spread else ""
     return spread + (f" ({cell.difference})" if cell.difference else "")
 

@@ -12,15 +12,13 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import click
-from tabulate import DataRow, TableFormat, tabulate
 from wcwidth import wcswidth, wrap
 
 from evalkit.escape import printable
 from evalkit.reporting.markup import plain
-from evalkit.reporting.table import Cell, Line, Table, beside, column_names
+from evalkit.reporting.table import Cell, Table, beside, column_names
 
 WIDTH = 100
 """Columns where the output is not a terminal."""
@@ -46,9 +44,7 @@ def wrapped(line: str, width: int | None) -> str:
 def terminal_table(table: Table, width: int | None = None) -> str:
     """Render a table with its caption and notes; * marks bold, _ underlined, † significant leads.
 
-    Args:
-        table: the table.
-        width: width of the terminal; None: sentences are not wrapped, and the table has at most `WIDTH` columns.
+    Without a width of the terminal, sentences are not wrapped, and the table has at most `WIDTH` columns.
     """
     caption = [wrapped(plain(table.caption), width)] if table.caption else []
     notes = ["\n".join(wrapped(plain(note), width) for note in table.notes)] if table.notes else []
@@ -71,93 +67,78 @@ def _blocks(table: Table, width: int) -> list[str]:
     room = width - sum(number + gap for number in numbers)
     if not numbers:
         # Texts alone are wrapped ever narrower, since a row in several blocks could not be read
-        narrower = ([min(width, most) for width in least] for most in (_LONGEST_WORD, _BROKEN, 12, 8, 5))
-        least = next((found for found in narrower if _total(found, _GAP) <= room), least)
+        narrower = ([min(size, most) for size in least] for most in (_LONGEST_WORD, _BROKEN, 12, 8, 5))
+        least = next((sizes for sizes in narrower if _total(sizes, _GAP) <= room), least)
     if _total(least, _GAP) <= room:
         shrunk = _shrunk(widths[:texts], least, room)
     else:
         label = min(widths[0], max(width // 2, 1))
         shrunk = [label, *(min(fact, width - label - _GAP) for fact in widths[1:texts])]
     columns = [*shrunk, *numbers]
+    steps = [size + (_GAP if place < texts else gap) for place, size in enumerate(columns)][1:]
     blocks = []
-    for start, end in _folded([size + (_GAP if place < texts - 1 else gap) for place, size in enumerate(columns[1:])],
-                              width - columns[0]):  # fmt: skip
+    for start, end in _folded(steps, width - columns[0]):
         chosen = [0, *range(1 + start, 1 + end)]
-        block = _ColumnBlock([columns[place] for place in chosen], sum(place < texts for place in chosen), gap)
-        blocks.append(block.text([head[place] for place in chosen], table, rows, chosen, width))
+        rows_of_block = [[row[place] for place in chosen] for row in (head, *rows)]
+        shown_texts = sum(place < texts for place in chosen)
+        blocks.append(_block(table, rows_of_block, [columns[place] for place in chosen], shown_texts, gap, width))
     return blocks
 
 
-class _ColumnBlock(NamedTuple):
-    """Some of a table's columns, with the labels."""
+def _block(table: Table, rows: list[list[str]], sizes: list[int], texts: int, gap: int, width: int) -> str:
+    """Render some columns: headings, a rule, and the sections with their titles.
 
-    widths: list[int]
-    texts: int
-    gap: int
+    Args:
+        table: the table.
+        rows: the cells of the headings and of each line.
+        sizes: width of each column.
+        texts: number of text columns, which are wrapped and have the full gap after them.
+        gap: columns of the terminal between cells.
+        width: width of the terminal.
+    """
+    between = " " * gap
+    padded = [size + (_GAP - gap) * (place < texts) for place, size in enumerate(sizes)]
 
-    def text(
-        self, head: Sequence[str], table: Table, rows: Sequence[Sequence[str]], chosen: Sequence[int], width: int
-    ) -> str:
-        """Render the lines: headings, a rule, and the sections with their titles."""
-        physical, lines_of = self._physical(head, bottom=True), []
-        tall = len(physical)
-        for row in rows:
-            lines = self._physical([row[place] for place in chosen])
-            lines_of.append(len(lines))
-            physical += lines
-        laid = iter(self._laid_out(physical))
-        rule = (" " * self.gap).join("-" * width for width in self._padded())
-        found = [*(next(laid) for _ in range(tall)), rule]
-        heights = iter(lines_of)
-        for number, section in enumerate(table.sections):
-            found += [rule] if number and section.lines else []
-            found += [wrapped(plain(section.title), width)] if section.title else []
-            found += [next(laid) for _ in section.lines for _ in range(next(heights))]
-        return "\n".join(line.rstrip() for line in found)
-
-    def _padded(self) -> list[int]:
-        """Return widths with the full gap after texts, even where the gap between numbers is reduced."""
-        return [width + (_GAP - self.gap) * (place < self.texts) for place, width in enumerate(self.widths)]
-
-    def _physical(self, row: Sequence[str], bottom: bool = False) -> list[list[str]]:
-        """Split a row into lines, with texts wrapped; shorter cells are aligned at the top, or at the bottom."""
-        cells = [
-            (_wrap(cell, width) if place < self.texts else cell).split("\n")
-            for place, (cell, width) in enumerate(zip(row, self.widths, strict=True))
-        ]
+    def laid_out(row: list[str], above: bool = False) -> list[str]:
+        """Return the lines of a row; shorter cells stand at the top, or where others stand `above` at the bottom."""
+        cells = [_wrap(cell, size).split("\n") for cell, size in zip(row, sizes, strict=True)]
         tall = max(map(len, cells))
-        filled = [[""] * (tall - len(cell)) + cell if bottom else cell + [""] * (tall - len(cell)) for cell in cells]
-        return [list(line) for line in zip(*filled, strict=True)]
+        filled = [[""] * (tall - len(cell)) + cell if above else cell + [""] * (tall - len(cell)) for cell in cells]
+        lines = []
+        for line in zip(*filled, strict=True):
+            space = [" " * (size - _columns(part)) for part, size in zip(line, padded, strict=True)]
+            parts = [part + space[n] if n < texts else space[n] + part for n, part in enumerate(line)]
+            lines.append(between.join(parts).rstrip())
+        return lines
 
-    def _laid_out(self, lines: Sequence[Sequence[str]]) -> list[str]:
-        # A first line sets the widths of the columns; tabulate has no option for them
-        wide = ["x" * width for width in self._padded()]
-        sides = ["left"] * self.texts + ["right"] * (len(self.widths) - self.texts)
-        gap = DataRow("", " " * self.gap, "")
-        form = TableFormat(None, None, None, None, gap, gap, 0, None)
-        laid = tabulate([wide, *lines], tablefmt=form, disable_numparse=True, preserve_whitespace=True, colalign=sides)
-        return laid.split("\n")[1:]
+    head, *body = rows
+    rule, remaining = between.join("-" * size for size in padded), iter(body)
+    lines = [*laid_out(head, above=True), rule]
+    for number, section in enumerate(table.sections):
+        lines += [rule] if number and section.lines else []
+        lines += [wrapped(plain(section.title), width)] if section.title else []
+        lines += [line for _ in section.lines for line in laid_out(next(remaining))]
+    return "\n".join(lines)
 
 
 def _strings(table: Table) -> tuple[list[str], list[list[str]]]:
     """Return the headings, and the rows of all sections, as strings."""
     head = [plain(table.corner), *map(plain, table.facts), *column_names(table)]
     marks = max((len(_marks(cell)) for line in table.lines for cell in line.cells), default=0)
-    return head, [_row(line, marks) for line in table.lines]
-
-
-def _row(line: Line, marks: int) -> list[str]:
-    label = ("  " if line.indent else "") + plain(line.label)
-    return [label, *map(plain, line.facts), *(_cell(cell, marks) for cell in line.cells)]
+    rows = [
+        [
+            ("  " if line.indent else "") + plain(line.label),
+            *map(plain, line.facts),
+            # Marks are padded to the same width, so that decimal points are aligned
+            *(printable(cell.value) + _marks(cell).ljust(marks) + beside(cell) for cell in line.cells),
+        ]
+        for line in table.lines
+    ]
+    return head, rows
 
 
 def _marks(cell: Cell) -> str:
     return ("*" if cell.bold else "") + ("_" if cell.underline else "") + ("†" if cell.significant else "")
-
-
-def _cell(cell: Cell, marks: int) -> str:
-    """Format a cell, with its marks padded to the same width, so that decimal points are aligned."""
-    return printable(cell.value) + _marks(cell).ljust(marks) + beside(cell)
 
 
 def _wrap(text: str, width: int) -> str:
@@ -175,22 +156,20 @@ def _longest_word(texts: Iterable[str]) -> int:
 
 def _shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
     """Shrink text columns to fit in `room`, none below its `least`; columns with paths first, then the widest first."""
-    found = list(widths)
-    while _total(found, _GAP) > room:
-        spare = [place for place, width in enumerate(found) if width > least[place]]
+    shrunk = list(widths)
+    while _total(shrunk, _GAP) > room:
+        spare = [place for place, width in enumerate(shrunk) if width > least[place]]
         if not spare:
             break
         broken = [place for place in spare if least[place] == _BROKEN]
-        found[max(broken or spare, key=found.__getitem__)] -= 1
-    return found
+        shrunk[max(broken or spare, key=shrunk.__getitem__)] -= 1
+    return shrunk
 
 
 def _folded(columns: Sequence[int], room: int) -> list[tuple[int, int]]:
-    """Assign the columns after the labels to blocks, as ranges; each block is filled before the next.
+    """Assign columns to blocks of a width, as ranges; each block is filled before the next.
 
-    Args:
-        columns: their widths, each with the gap before it.
-        room: width without the labels.
+    `columns` are their widths, each with the gap before it; `room` is the width without the labels.
     """
     ends = [0]
     while ends[-1] < len(columns):
@@ -212,20 +191,13 @@ def _total(widths: Sequence[int], gap: int) -> int:
     return sum(widths) + gap * max(0, len(widths) - 1)
 
 
-COLOURS = {
-    "special": "magenta",
-    "instruction": "blue",
-    "context": "cyan",
-    "continuation": "green",
-    "end": "yellow",
-}
+COLOURS = {"special": "magenta", "instruction": "blue", "context": "cyan", "continuation": "green", "end": "yellow"}
 """Segment → colour."""
 
 
 def coloured(pieces: Iterable[tuple[str, str]]) -> str:
     """Return (segment, text) pieces as one text with segments in colour; without colours where NO_COLOR is set."""
-    plain = bool(os.environ.get("NO_COLOR"))
-    return "".join(
-        printable(text, "\n\t") if plain else click.style(printable(text, "\n\t"), fg=COLOURS[segment])
-        for segment, text in pieces
-    )
+    escaped = ((segment, printable(text, "\n\t")) for segment, text in pieces)
+    if os.environ.get("NO_COLOR"):
+        return "".join(text for _, text in escaped)
+    return "".join(click.style(text, fg=COLOURS[segment]) for segment, text in escaped)

@@ -117,16 +117,10 @@ def error_of_average(errors: Sequence[float | None]) -> float | None:
 
 
 def pooled_error(errors: Sequence[float | None], sizes: Sequence[int]) -> float | None:
-    """Return the standard error of the mean over all documents of several tasks, from the pooled sample variance.
+    """Return the standard error of the mean over all documents of several tasks, by lm-eval's formula for groups.
 
-    This is lm-eval's formula for groups.
-
-    Args:
-        errors: standard error of each task's mean.
-        sizes: number of documents of each task.
-
-    Returns:
-        The error; None if a task's error is unknown, or every task has a single document.
+    It is that of the pooled sample variance, from the error of each task's mean and its number of documents. None if a
+    task's error is unknown, or every task has a single document.
     """
     known, freedom = [error for error in errors if error is not None], sum(sizes) - len(sizes)
     if len(known) < len(errors) or not freedom:
@@ -136,15 +130,7 @@ def pooled_error(errors: Sequence[float | None], sizes: Sequence[int]) -> float 
 
 
 def resampled_means(values: Floats, clusters: Codes, count: int, seed: Sequence[int], unit: float = 1.0) -> Floats:
-    """Return [count] bootstrap means of the values; whole clusters are resampled.
-
-    Args:
-        values: [n].
-        clusters: [n], numbered from 0.
-        count: number of resamples.
-        seed: of the random generator.
-        unit: factor that the means are multiplied by.
-    """
+    """Return [count] bootstrap means of [n] values, times `unit`; whole clusters, [n] from 0, are resampled."""
     sums, sizes = np.bincount(clusters, values), np.bincount(clusters).astype(float)
     drawn = len(sizes)
     counts = np.random.default_rng(seed).multinomial(drawn, np.full(drawn, 1 / drawn), size=count)
@@ -177,10 +163,8 @@ def _nested(n: int, clusters: Codes | None, strata: Codes | None) -> tuple[Codes
         stratum = np.zeros(n, np.int64)
         cluster = np.arange(n) if clusters is None else np.unique(clusters, return_inverse=True)[1]
         return stratum, cluster
-    stratum = np.unique(strata, return_inverse=True)[1]
-    if clusters is None:
-        cluster = np.arange(n)
-    else:
+    stratum, cluster = np.unique(strata, return_inverse=True)[1], np.arange(n)
+    if clusters is not None:
         inside = np.unique(clusters, return_inverse=True)[1]
         cluster = np.unique(stratum * (inside.max() + 1) + inside, return_inverse=True)[1]
     stratum_of = np.zeros(cluster.max() + 1, np.int64)
@@ -198,13 +182,7 @@ def _working_variances(sums: Floats, square: float, sizes: Floats, stratum_sizes
     """Return [clusters] variances of clusters' sums, up to a common factor, under a random-effects model.
 
     The variances between and within clusters are those of the one-way analysis of variance, about the strata's means.
-
-    Args:
-        sums: [clusters] sums of the residuals, values less their stratum's mean.
-        square: sum of squared residuals.
-        sizes: [clusters] documents.
-        stratum_sizes: [strata] documents.
-        stratum_of: [clusters] stratum.
+    `sums` are those of the residuals by cluster, `square` is the sum of their squares.
     """
     n, count = sizes.sum(), len(sizes)
     between = float((sums**2 / sizes).sum())
@@ -219,16 +197,11 @@ def _working_variances(sums: Floats, square: float, sizes: Floats, stratum_sizes
 def _cr2(model: Floats, share: Floats, stratum_of: Codes) -> tuple[Floats, float]:
     """Return ([clusters] CR2 factors of the squared sums, degrees of freedom of the weighted sum).
 
-    With t the model's variance of a cluster's sum, T the sum of t over the stratum and h the cluster's share of its
-    documents, two sums about the stratum's mean have the covariance c = [same cluster] t - h t' - h' t + h h' T. The
-    factor is t / c of a cluster with itself, so that the products have the expectations t. The degrees of freedom are
-    twice the square of their sum's expectation over its variance, which is twice the sum of factor x factor' x c² over
-    all pairs in a stratum. That sum is expanded algebraically, since there are too many pairs to enumerate.
-
-    Args:
-        model: [clusters] t, up to a common factor.
-        share: [clusters] h.
-        stratum_of: [clusters] stratum.
+    With t the model's variance of a cluster's sum, T the sum of t over the stratum and h (`share`) the cluster's share
+    of its documents, two sums about the stratum's mean have the covariance c = [same cluster] t - h t' - h' t + h h' T.
+    The factor is t / c of a cluster with itself, so that the products have the expectations t. The degrees of freedom
+    are twice the square of their sum's expectation over its variance, which is twice the sum of factor x factor' x c²
+    over all pairs in a stratum. That sum is expanded algebraically, since there are too many pairs to enumerate.
     """
 
     def total(values: Floats) -> Floats:

@@ -1,19 +1,20 @@
 """Smallest detectable differences.
 
 In: the observed error. Out: the smallest true difference that a two-sided test, at 5 % if no other level is given,
-detects with a power of 80 %; None where no difference reaches this power.
+detects with a power of 80 %, None where no difference reaches this power; and the seeds that a difference needs.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 
-from evalkit.stats.estimates import Codes, Estimate, Floats, t_quantile
-from evalkit.stats.seeds import Spread, crossed
+from evalkit.stats.estimates import Estimate, Floats, t_quantile
+from evalkit.stats.significance import Spread, crossed
 
 ALPHA = 0.05
 """Significance level of every test."""
@@ -69,12 +70,10 @@ def sign_flip_detectable(sums: Floats, weights: Floats, stderr: float, most: flo
 def mcnemar_power(n: int, discordance: float, difference: float) -> float:
     """Return the power of the exact McNemar test for a true difference, by summing over all outcomes.
 
-    Args:
-        n: documents.
-        discordance: share of documents that only one side gets right.
-        difference: share won less share lost; at most the discordance.
+    `discordance` is the share of the n documents that only one side gets right; `difference`, at most as large, the
+    share won less the share lost.
     """
-    from scipy.special import bdtr
+    from scipy.special import bdtr, gammaln, xlog1py, xlogy
 
     mean, spread = n * discordance, math.sqrt(n * discordance * (1 - discordance))
     # Six standard deviations and a margin cover all but 1e-9 of the probability
@@ -82,7 +81,9 @@ def mcnemar_power(n: int, discordance: float, difference: float) -> float:
     most = _most_losses(int(counts[0]), int(counts[-1]))
     few, won = np.maximum(most, 0), (1 + difference / discordance) / 2
     either = np.where(most >= 0, bdtr(few, counts, 1 - won) + bdtr(few, counts, won), 0.0)
-    return float((_binomial(counts, n, discordance) * either).sum())
+    choose = gammaln(n + 1) - gammaln(counts + 1) - gammaln(n - counts + 1)
+    binomial = np.exp(choose + xlogy(counts, discordance) + xlog1py(n - counts, -discordance))
+    return float((binomial * either).sum())
 
 
 def mcnemar_detectable(n: int, discordant: int) -> float | None:
@@ -103,14 +104,6 @@ def _most_losses(first: int, last: int) -> Floats:
     most = np.nan_to_num(np.floor(bdtrik(ALPHA / 2, counts, 0.5)), nan=-1.0)
     significant: Floats = np.where(bdtr(np.maximum(most, 0), counts, 0.5) > ALPHA / 2, most - 1, most)
     return significant
-
-
-def _binomial(counts: Codes, n: int, probability: float) -> Floats:
-    from scipy.special import gammaln, xlog1py, xlogy
-
-    choose = gammaln(n + 1) - gammaln(counts + 1) - gammaln(n - counts + 1)
-    probabilities: Floats = np.exp(choose + xlogy(counts, probability) + xlog1py(n - counts, -probability))
-    return probabilities
 
 
 def _first(power: Callable[[float], float], most: float) -> float | None:
@@ -147,10 +140,7 @@ _FREEDOM = 1e6
 def expected_spread(parts: Spread, seeds: int, documents: float = 1.0) -> Spread:
     """Return the variance components to expect with so many seeds on each side, whose variances are taken as equal.
 
-    Args:
-        parts: observed, with several runs on both sides.
-        seeds: of each side, at least 2.
-        documents: how many times the observed number of documents.
+    `parts` are observed, with several runs on both sides; `documents` is a multiple of the observed number.
     """
     # The interaction of one run with the observed documents, which the variance between runs contains
     residual = parts.shared / (1 / parts.runs_a + 1 / parts.runs_b)
@@ -166,9 +156,7 @@ def seeds_detectable(parts: Spread, seeds: int, documents: float = 1.0, level: f
     Without any variance it is 0. The test's distribution is taken as that of the t with the same critical difference.
 
     Args:
-        parts: as for `expected_spread`.
-        seeds: of each side.
-        documents: how many times the observed number of documents.
+        parts, seeds, documents: as for `expected_spread`.
         level: of the test; α / m for one of m comparisons under Holm's correction, where the others show nothing.
     """
     expected = expected_spread(parts, seeds, documents)
@@ -186,12 +174,5 @@ def seeds_needed(parts: Spread, difference: float, documents: float = 1.0, level
         smallest = seeds_detectable(parts, seeds, documents, level)
         return smallest is not None and smallest <= abs(difference)
 
-    low, high = 1, 2
-    while not found(high):
-        if high >= MOST_SEEDS:
-            return None
-        low, high = high, min(2 * high, MOST_SEEDS)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if found(middle) else (middle, high)
-    return high
+    fewest = 2 + bisect_left(range(2, MOST_SEEDS + 1), True, key=found)
+    return fewest if fewest <= MOST_SEEDS else None

@@ -1,46 +1,161 @@
-"""`--dry-run`: what runs will take, before anything is computed.
+"""`--dry-run`: what runs will take, before anything is computed. Only the tokenizer is loaded, not the model.
 
-In: a `Study`, or the plans of a command. Out: a `Report` with documents, tokens, time, memory and disk: of a study by
-benchmark and model size, of several checkpoints by checkpoint, of one run by task.
+In: a `Study`, or the plans of a command, and a sample of their documents. Out: a `Report` with documents, tokens, time
+and memory: of a study by benchmark and model size, of several checkpoints by checkpoint, of one run by task.
 """
 
 from __future__ import annotations
 
-import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from evalkit.benchmarks.base import Plan
-from evalkit.benchmarks.remembered import remembering
+from evalkit.benchmarks.registry import benchmark
+from evalkit.benchmarks.remembered import remembered, remembering
 from evalkit.benchmarks.request import TaskTokens
 from evalkit.display import Say, clock, doing, imports
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import counted
-from evalkit.models.shapes import parameter_count
+from evalkit.models.locate import silent
+from evalkit.models.shapes import (
+    BYTES,
+    ModelShape,
+    cache_bytes_per_token,
+    flops_per_token,
+    parameter_count,
+    parameters,
+    read_shape,
+)
+from evalkit.models.spec import config_of, tokenizer_alone, window_of
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.runs.batch_devices import hardware_of, places
-from evalkit.runs.folder import Run, load_run
-from evalkit.studies.costs import EFFICIENCY, SAMPLE, RunCost, Speed, cost_of, measured_speed
+from evalkit.runs.batch_devices import place_of, places
+from evalkit.runs.folder import load_run
 from evalkit.studies.planning import plan_runs
 from evalkit.studies.status import RunProgress, progress_of, run_seconds
 from evalkit.studies.study import Study
 
-_HEADERS = (
-    "benchmark",
-    "parameters",
-    "runs",
-    "to do",
-    "documents",
-    "tokens",
-    "distinct",
-    "generated",
-    "time",
-    "memory",
-    "disk",
-)
+_EFFICIENCY = 0.5
+"""Share of the matrix product's speed that scoring is assumed to reach."""
+_LONGEST = 0.3
+"""Seconds of timing for each of the two products."""
+_SAMPLE = 80
+"""Documents of each task that are tokenised; a quarter of them where answers are generated."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Speed of a device in a dtype."""
+
+    operations: float
+    """Floating-point operations per second of a matrix product."""
+    bytes: float
+    """Bytes of weights read per second, by a matrix-vector product."""
+
+
+def _measured_speed(device: str, dtype: str) -> Speed:
+    import torch
+
+    # As large as a batch's, and timed in milliseconds
+    size = 8192 if device.startswith("cuda") else 1024
+    matrix = torch.ones(size, size, device=device, dtype=getattr(torch, dtype))
+    large = torch.ones(4 * size, 4 * size, device=device, dtype=matrix.dtype)
+
+    def mean_time(product: Callable[[], Any]) -> float:
+        """Return the mean time of a product, which includes what other processes take of the device."""
+        times = list[float]()
+        while len(times) < 2 or sum(times[1:]) < _LONGEST:  # the first one prepares the device
+            started = time.perf_counter()
+            product()
+            if device.startswith("cuda"):
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - started)
+        return max(fmean(times[1:]), 1e-9)
+
+    seconds, reading = mean_time(lambda: matrix @ matrix), mean_time(lambda: large @ large[0])
+    return Speed(2 * size**3 / seconds, large.numel() * large.element_size() / reading)
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """Estimated costs of a run."""
+
+    tasks: tuple[TaskTokens, ...]
+    parameters: int | None
+    operations: float | None
+    """Floating-point operations of all distinct input tokens; None without parameters."""
+    weight_bytes: int | None
+    memory: int | None
+    """Bytes of the weights and of a batch; None if the architecture or the device is unknown."""
+
+    def seconds(self, speed: Speed) -> float | None:
+        """Return the computing time at a device's speed; each generated token reads all weights."""
+        if self.operations is None or self.weight_bytes is None:
+            return None
+        products = self.operations / (speed.operations * _EFFICIENCY)
+        generated = sum(task.generated for task in self.tasks)
+        return products + generated * self.weight_bytes / speed.bytes + sum(task.seconds for task in self.tasks)
+
+
+def cost_of(plan: Plan, device: str | None, say: Say, tokenizer: Any = None) -> RunCost:
+    """Estimate the costs of a run.
+
+    Args:
+        plan: its plan.
+        device: torch's name of the device that will compute it; None: memory is not estimated, without torch.
+        say: called with messages for the user.
+        tokenizer: the run's tokenizer; None: it is loaded.
+
+    Raises:
+        EvalkitError: the benchmark cannot estimate its tokens, or the tokenizer cannot be loaded.
+    """
+    specification, checkpoint = plan.manifest["specification"], plan.checkpoint
+    digest = specification["checkpoint"]["tokenizer"]
+    if tokenizer is None:
+        tokenizer = remembered("tokenizer", digest, lambda: tokenizer_alone(checkpoint, say))
+    kind = benchmark(plan.manifest["kind"])
+    # What the prompts of two checkpoints with one tokenizer may differ in
+    about = {name: value for name, value in specification.items() if name not in ("checkpoint", "dtype", "attention")}
+    limit, window = getattr(plan.request, "limit", None), window_of(plan.request.model, checkpoint, tokenizer, silent)
+    config, dtype = config_of(checkpoint, silent), str(specification["dtype"])
+    heads = (config.get("num_hidden_layers"), config.get("num_attention_heads"))
+    key = (digest, kind.kind, repr(about), repr((limit, window, heads)))
+    tasks = remembered("tokens", key, lambda: kind.token_counts(plan, tokenizer, _SAMPLE, silent), most=64)
+    try:
+        shape = read_shape(config)
+    except ValueError:
+        shape = None
+    count = parameter_count(checkpoint) if shape is None else parameters(shape).total
+    weights = None if count is None else count * BYTES[dtype]
+    batch = None if device is None else _batch_bytes(plan, config, shape, dtype, device, tasks)
+    memory = None if weights is None or batch is None else weights + batch
+    return RunCost(tuple(tasks), count, _operations(tasks, shape, count), weights, memory)
+
+
+def _operations(tasks: list[TaskTokens], shape: ModelShape | None, count: int | None) -> float | None:
+    """Return the operations of all distinct tokens, at the mean length of the task's sequences."""
+    if shape is None:
+        return None if count is None else 2.0 * count * sum(task.distinct for task in tasks)
+    return float(sum(task.distinct * flops_per_token(shape, int(task.alone / max(task.rows, 1.0))) for task in tasks))
+
+
+def _batch_bytes(
+    plan: Plan, config: dict[str, Any], shape: ModelShape | None, dtype: str, device: str, tasks: list[TaskTokens]
+) -> int | None:
+    from evalkit.scoring.architecture import CPU_TOKENS, GPU_TOKENS, activation_bytes
+
+    hidden, inner = config.get("hidden_size"), config.get("intermediate_size")
+    if not isinstance(hidden, int):
+        return None
+    budget = plan.request.token_budget or (GPU_TOKENS if device.startswith("cuda") else CPU_TOKENS)
+    size = budget * activation_bytes(hidden, inner if isinstance(inner, int) else 4 * hidden, BYTES[dtype])
+    if shape is not None and (generating := [task for task in tasks if task.generated]):
+        longest = max((task.alone + task.generated) / max(task.rows, 1.0) for task in generating)
+        size = max(size, int(longest * cache_bytes_per_token(shape, dtype)))
+    return size
 
 
 @dataclass(frozen=True)
@@ -55,6 +170,8 @@ class _Estimate:
     """Where it is computed; empty: not on this machine, so that neither time nor memory is known."""
     cost: RunCost | None
     """None if the benchmark cannot estimate it."""
+    expected: float | None = None
+    """Seconds of the whole run by the device's speed."""
     seconds: float | None = None
     """Of the part that is left."""
 
@@ -65,16 +182,15 @@ def dry_run_report(study: Study, say: Say) -> Report:
     Raises:
         EvalkitError: the study cannot be planned.
     """
-    planned = plan_runs(study, study.runs, say).runs
-    found, factors, problems = _estimates([(one.run.benchmark.name, one.plan) for one in planned], say)
+    plans = [(planned.run.benchmark.name, planned.plan) for planned in plan_runs(study, say).runs]
+    estimates, notes = _estimates(plans, "this study", say)
     groups: dict[tuple[str, int | None], list[_Estimate]] = {}
-    for one in found:
-        parameters = one.cost.parameters if one.cost else parameter_count(one.plan.checkpoint)
-        groups.setdefault((one.name, parameters), []).append(one)
-    records = [{"benchmark": name} | _record(members, parameters) for (name, parameters), members in groups.items()]
-    about = {"study": str(study.path), "output": str(study.output)}
-    notes = [*problems, *_notes(found, factors, "this study")]
-    return _report("benchmark", records, _record(found), notes, about)
+    for one in estimates:
+        count = one.cost.parameters if one.cost else parameter_count(one.plan.checkpoint)
+        groups.setdefault((one.name, count), []).append(one)
+    records = [{"benchmark": name} | _record(members, count) for (name, count), members in groups.items()]
+    where = {"study": str(study.path), "output": str(study.output)}
+    return _report("benchmark", records, _record(estimates), notes, where)
 
 
 def plans_report(plans: Sequence[tuple[str, Plan]], say: Say) -> Report:
@@ -84,152 +200,133 @@ def plans_report(plans: Sequence[tuple[str, Plan]], say: Say) -> Report:
         plans: (name of the checkpoint, plan) of each run.
         say: called with messages for the user.
     """
-    found, factors, problems = _estimates(plans, say)
-    total, notes = _record(found), [*problems, *_notes(found, factors, "this command")]
-    if len(found) > 1:
-        return _report("checkpoint", [{"checkpoint": one.name} | _record([one]) for one in found], total, notes, {})
-    [one] = found
-    records = [_task_record(task) for task in (one.cost.tasks if one.cost else ())]
+    estimates, notes = _estimates(plans, "this command", say)
+    total = _record(estimates)
+    if len(estimates) > 1:
+        records = [{"checkpoint": one.name} | _record([one]) for one in estimates]
+        return _report("checkpoint", records, total, notes, {})
+    [one] = estimates
+    records = [{"task": task.task} | _tokens([task]) for task in (one.cost.tasks if one.cost else ())]
     about = {"run": str(one.plan.folder), "finished": one.progress.finished}
     total = {name: value for name, value in total.items() if name not in ("runs", "to_do")}
     return _report("task", records, total, notes, about)
 
 
-def _report(
-    what: str, records: list[dict[str, Any]], total: dict[str, Any], notes: list[str], about: dict[str, Any]
-) -> Report:
-    rows = [[record[what], *_row(record)] for record in (*records, {what: "total"} | total)]
-    headers = [what, *_HEADERS[1:]]
-    kept = [place for place in range(len(headers)) if any(row[place] for row in rows)]
-    table = simple_table(
-        "dry_run", [headers[p] for p in kept], [[row[p] for p in kept] for row in rows], ruled=(len(rows) - 1,)
-    )
-    content = about | {"notes": notes, "groups": records, "total": total}
-    return Report((table,), (_summary(total | about),), notes=tuple(notes), records=records, content=content)
-
-
-def _estimates(
-    plans: Sequence[tuple[str, Plan]], say: Say
-) -> tuple[list[_Estimate], dict[str, tuple[float, int]], list[str]]:
-    """Return the estimates, the factors of measured times, and a message for each benchmark without estimates."""
-    with remembering(), doing("tokenising samples", slow=imports("transformers")):
-        found, problems = _costs(plans, say)
-    with doing("timing a matrix product"):
-        speeds = {
-            key: measured_speed(*key)
-            for key in {(one.device, one.cost.dtype) for one in found if one.cost and one.device}
-        }
-    factors = _factors(found, speeds)
-    return [_with_seconds(one, speeds, factors) for one in found], factors, problems
-
-
-def _costs(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estimate], list[str]]:
-    """Return the estimates without times, and a message for each benchmark that has none."""
+def _estimates(plans: Sequence[tuple[str, Plan]], where: str, say: Say) -> tuple[list[_Estimate], list[str]]:
+    """Return the estimates, and notes: a message for each benchmark without estimates, and what the others rest on."""
     from evalkit.models.parts import resolve_device
 
-    found, problems = [], dict[str, None]()
-    for name, plan in plans:
-        device, cost = "", None
-        try:
-            device = resolve_device(plan.request.model.device)
-        except UsageError as error:
-            problems[f"time and memory are not estimated: {error}"] = None
-        try:
-            cost = cost_of(plan, device, say)
-        except EvalkitError as error:
-            problems[f"{name}: {error}; not in the totals"] = None
-        found.append(_Estimate(name, plan, progress_of(plan), device, cost))
-    return found, list(problems)
+    estimates, problems, speeds = list[_Estimate](), dict[str, None](), dict[tuple[str, str], Speed]()
+    with remembering(), doing("tokenising samples", slow=imports("transformers")):
+        for name, plan in plans:
+            device, cost = "", None
+            try:
+                device = resolve_device(plan.request.model.device)
+            except UsageError as error:
+                problems[f"time and memory are not estimated: {error}"] = None
+            try:
+                cost = cost_of(plan, device or None, say)
+            except EvalkitError as error:
+                problems[f"{name}: {error}; not in the totals"] = None
+            estimates.append(_Estimate(name, plan, progress_of(plan), device, cost))
+    with doing("timing a matrix product"):
+        for place, one in enumerate(estimates):
+            if one.cost is not None and one.device:
+                key = one.device, str(one.plan.manifest["specification"]["dtype"])
+                speed = speeds[key] = speeds.get(key) or _measured_speed(*key)
+                estimates[place] = replace(one, expected=one.cost.seconds(speed))
+    factors = _factors(estimates)
+    names = ", ".join(dict.fromkeys(one.device for one in estimates if one.device))
+    basis = f"a matrix product timed now on {names}, of whose speed scoring is assumed to reach {_EFFICIENCY:.0%}"
+    if everywhere := factors.get(""):
+        basis = (
+            f"{counted(len(everywhere), 'finished run')} of {where} on the same hardware, scaled by operations; for "
+            "benchmarks without one, all of them"
+        )
+    notes = [f"tokens: of at most {_SAMPLE} documents of each task, scaled up; distinct: shared prefixes counted once"]
+    if names:
+        notes += [
+            f"time: from {basis}; without loading and preparing models; answers may end before their longest length",
+            "memory: weights and one batch of one run",
+        ]
+    return [_with_seconds(one, factors) for one in estimates], [*problems, *notes]
 
 
-def _factors(found: Sequence[_Estimate], speeds: Mapping[tuple[str, str], Speed]) -> dict[str, tuple[float, int]]:
-    """Return benchmark → (measured time over estimated time, finished runs on the same hardware), "" for all."""
+def _factors(estimates: Sequence[_Estimate]) -> dict[str, list[float]]:
+    """Return benchmark → measured over estimated times of runs finished on this hardware, "" for all."""
     ratios: dict[str, list[float]] = {}
-    for one in found:
-        if not one.progress.finished or one.cost is None or not one.device:
+    for one in estimates:
+        if not one.progress.finished or not one.expected:
             continue
-        run = load_run(one.plan.folder)
-        expected, taken = one.cost.seconds(speeds[one.device, one.cost.dtype]), run_seconds(run)
-        if expected and taken and _same_hardware(run, one.device):
+        run, here = load_run(one.plan.folder), place_of(one.device, "")
+        devices = {(place.kind, place.host, place.threads) for place in places(run.manifest)}
+        if (taken := run_seconds(run)) and devices == {(here.kind, here.host, here.threads)}:
             for name in (one.name, ""):
-                ratios.setdefault(name, []).append(taken / expected)
-    return {name: (median(values), len(values)) for name, values in ratios.items()}
+                ratios.setdefault(name, []).append(taken / one.expected)
+    return ratios
 
 
-def _same_hardware(run: Run, device: str) -> bool:
-    """Return whether all batches of a run were computed on hardware like this device."""
-    import torch
-
-    known = places(run.manifest)
-    kind = device.partition(":")[0]
-    if kind == "cuda":
-        return bool(known) and all(place.kind == (kind, hardware_of(device)) for place in known)
-    here = (kind, platform.node(), torch.get_num_threads())
-    return bool(known) and all((place.kind[0], place.host, place.threads) == here for place in known)
-
-
-def _with_seconds(
-    one: _Estimate, speeds: Mapping[tuple[str, str], Speed], factors: Mapping[str, tuple[float, int]]
-) -> _Estimate:
-    if one.progress.finished:
-        return replace(one, seconds=0.0)
-    if one.cost is None or not one.device or (expected := one.cost.seconds(speeds[one.device, one.cost.dtype])) is None:
-        return one
-    factor, _ = factors.get(one.name) or factors.get("") or (1.0, 0)
-    left = expected * factor * (1 - one.progress.share)
-    return replace(one, seconds=left)
+def _with_seconds(one: _Estimate, factors: Mapping[str, list[float]]) -> _Estimate:
+    if one.progress.finished or one.expected is None:
+        return replace(one, seconds=0.0 if one.progress.finished else None)
+    factor = median(factors.get(one.name) or factors.get("") or [1.0])
+    return replace(one, seconds=one.expected * factor * (1 - one.progress.share))
 
 
 def _record(members: Sequence[_Estimate], parameters: int | None = None) -> dict[str, Any]:
     costs = [one.cost for one in members if one.cost]
-    memory = [one.cost.memory for one in members if one.cost and one.device and one.cost.memory is not None]
     seconds = [one.seconds for one in members if one.seconds is not None]
     return {
         "parameters": parameters,
         "runs": len(members),
         "to_do": sum(not one.progress.finished for one in members),
-        "documents": sum(cost.documents for cost in costs),
-        "tokens": round(sum(cost.alone for cost in costs)),
-        "distinct_tokens": round(sum(cost.distinct for cost in costs)),
-        "generated_tokens": round(sum(cost.generated for cost in costs)),
+        **_tokens([task for cost in costs for task in cost.tasks]),
         "seconds": sum(seconds) if seconds else None,
-        "memory_bytes": max(memory, default=None),
-        "disk_bytes": round(sum(cost.disk for cost in costs)),
+        "memory_bytes": max((cost.memory for cost in costs if cost.memory is not None), default=None),
     }
 
 
-def _task_record(task: TaskTokens) -> dict[str, Any]:
+def _tokens(tasks: Sequence[TaskTokens]) -> dict[str, int]:
     return {
-        "task": task.task,
-        "documents": task.documents,
-        "tokens": round(task.alone),
-        "distinct_tokens": round(task.distinct),
-        "generated_tokens": round(task.generated),
+        "documents": sum(task.documents for task in tasks),
+        "tokens": round(sum(task.alone for task in tasks)),
+        "distinct_tokens": round(sum(task.distinct for task in tasks)),
+        "generated_tokens": round(sum(task.generated for task in tasks)),
     }
 
 
-def _row(record: Mapping[str, Any]) -> list[str]:
-    known = record["documents"] > 0
+_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "parameters": ("parameters", lambda count: _short(count)),
+    "runs": ("runs", "{:,}".format),
+    "to_do": ("to do", "{:,}".format),
+    "documents": ("documents", "{:,}".format),
+    "tokens": ("tokens", lambda count: _short(count)),
+    "distinct_tokens": ("distinct", lambda count: _short(count)),
+    "generated_tokens": ("generated", lambda count: f"≤ {_short(count)}" if count else ""),
+    "seconds": ("time", clock),
+    "memory_bytes": ("memory", lambda size: f"{_short(size)}B"),
+}
+"""Key of the records → heading and form of the values."""
 
-    def shown(key: str, form: Callable[[Any], str] = _short, unknown: str = "–") -> str:
-        """Format a value; nothing where the record has none of this kind."""
-        return "" if key not in record else unknown if record[key] is None else form(record[key])
 
-    def of_documents(key: str, form: Callable[[Any], str] = _short) -> str:
-        return shown(key, form) if known else "–"
+def _shown(record: Mapping[str, Any], key: str) -> str:
+    """Format a value of a record; nothing where the record has none of this kind, a dash where it is unknown."""
+    if key not in record or (key == "parameters" and record[key] is None):
+        return ""
+    without_documents = key in ("documents", "tokens", "distinct_tokens") and not record["documents"]
+    return "–" if record[key] is None or without_documents else _COLUMNS[key][1](record[key])
 
-    return [
-        shown("parameters", unknown=""),
-        shown("runs", "{:,}".format),
-        shown("to_do", "{:,}".format),
-        of_documents("documents", "{:,}".format),
-        of_documents("tokens"),
-        of_documents("distinct_tokens"),
-        f"≤ {_short(record['generated_tokens'])}" if record["generated_tokens"] else "",
-        shown("seconds", clock),
-        shown("memory_bytes", lambda size: f"{_short(size)}B"),
-        of_documents("disk_bytes", lambda size: f"{_short(size)}B"),
-    ]
+
+def _report(
+    what: str, records: list[dict[str, Any]], total: dict[str, Any], notes: list[str], about: dict[str, Any]
+) -> Report:
+    lines = [*records, {what: "total"} | total]
+    columns = [key for key in _COLUMNS if any(_shown(record, key) for record in lines)]
+    rows = [[record[what], *(_shown(record, key) for key in columns)] for record in lines]
+    headers = [what, *(_COLUMNS[key][0] for key in columns)]
+    table = simple_table("dry_run", headers, rows, ruled=(len(rows) - 1,))
+    content = about | {"notes": notes, "groups": records, "total": total}
+    return Report((table,), (_summary(total | about),), notes=tuple(notes), records=records, content=content)
 
 
 def _summary(total: Mapping[str, Any]) -> str:
@@ -239,26 +336,8 @@ def _summary(total: Mapping[str, Any]) -> str:
     if "runs" not in total:
         left = "" if total["seconds"] is None else f", about {clock(total['seconds'])} of computing left"
         return f"{counted(total['documents'], 'document')}{left}"
-    time = "" if total["seconds"] is None else f", about {clock(total['seconds'])} of computing, one after the other"
-    return f"{counted(total['runs'], 'run')}, {total['to_do']:,} of them not finished{time}"
-
-
-def _notes(found: Sequence[_Estimate], factors: Mapping[str, tuple[float, int]], where: str) -> list[str]:
-    devices = ", ".join(dict.fromkeys(one.device for one in found if one.device))
-    basis = f"a matrix product timed now on {devices}, of whose speed scoring is assumed to reach {EFFICIENCY:.0%}"
-    if "" in factors:
-        basis = (
-            f"{counted(factors[''][1], 'finished run')} of {where} on the same hardware, scaled by operations; for "
-            "benchmarks without one, all of them"
-        )
-    tokens = f"tokens: of at most {SAMPLE} documents of each task, scaled up; distinct: shared prefixes counted once"
-    if not devices:
-        return [tokens, "disk: journals and tables"]
-    return [
-        tokens,
-        f"time: from {basis}; without loading and preparing models; answers may end before their longest length",
-        "memory: weights and one batch of one run; disk: journals and tables",
-    ]
+    left = "" if total["seconds"] is None else f", about {clock(total['seconds'])} of computing, one after the other"
+    return f"{counted(total['runs'], 'run')}, {total['to_do']:,} of them not finished{left}"
 
 
 def _short(value: float) -> str:

@@ -5,7 +5,7 @@ In: a `Study`, or checkpoints and options. Out: the plan of each run, recorded; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,18 @@ from evalkit.escape import counted
 from evalkit.models.files import safetensors_header
 from evalkit.models.shapes import parameter_count
 from evalkit.runs.folder import Run
-from evalkit.studies.engines import Job
-from evalkit.studies.records import finished_run_of, record_of, save_record
-from evalkit.studies.study import Study, StudyRun
+from evalkit.studies.study import Study, StudyRun, finished_run_of, record_of, save_record
 
 GONE = "its checkpoint was deleted before this run was finished"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be completed."""
+
+    label: str
+    """Its name in messages."""
+    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -33,11 +40,6 @@ class PlannedRun:
 
     run: StudyRun
     plan: Plan
-
-    @property
-    def job(self) -> Job:
-        """Return it as a job."""
-        return Job(self.run.label, self.plan)
 
 
 @dataclass(frozen=True)
@@ -64,22 +66,26 @@ def plan_study(study: Study, say: Say) -> StudyPlan:
         SeveralErrors: checkpoints or options are invalid, or two entries are the same run; all problems.
         RunError: the records cannot be written.
     """
-    found = plan_runs(study, study.runs, say)
+    found = plan_runs(study, say)
     for one in found.runs:
-        record_plan(study, one)
+        known, identity = record_of(study.output, one.run), one.plan.manifest["id"]
+        # Unless it is recorded: another process may write why it failed meanwhile
+        if known is None or known.id != identity:
+            count = parameter_count(one.plan.checkpoint)
+            save_record(study.output, one.run, one.plan.folder, identity, parameters=count)
     return found
 
 
-def plan_runs(study: Study, runs: Sequence[StudyRun], say: Say) -> StudyPlan:
-    """Plan some runs of a study, without recording them. Raises as `plan_study`.
+def plan_runs(study: Study, say: Say) -> StudyPlan:
+    """Plan all runs of a study, without recording them. Raises as `plan_study`.
 
     Where a checkpoint is gone, its finished runs are kept; the others are left out if a pattern names it, and are
     problems if the user does.
     """
-    problems, say = _Problems(), _once(say)
-    found, kept = list[PlannedRun](), list[KeptRun]()
-    with remembering(), doing(f"planning {counted(len(runs), 'run')}"):
-        for run in runs:
+    found, kept, say = list[PlannedRun](), list[KeptRun](), _once(say)
+    problems: dict[str, list[StudyRun]] = {}
+    with remembering(), doing(f"planning {counted(len(study.runs), 'run')}"):
+        for run in study.runs:
             try:
                 found.append(PlannedRun(run, plan_of(study, run, say)))
             except EvalkitError as error:
@@ -89,8 +95,13 @@ def plan_runs(study: Study, runs: Sequence[StudyRun], say: Say) -> StudyPlan:
                 elif run.checkpoint.is_gone:
                     say(f"{run.label}: left out, since {GONE}")
                 else:
-                    problems.add(run, str(error))
-    problems.raise_any(f"study {study.path}", _same_runs(found))
+                    problems.setdefault(str(error), []).append(run)
+    lines = [f"{_whose(runs)}: {message}" for message, runs in problems.items()]
+    first: dict[str, PlannedRun] = {}
+    for one in found:
+        if (other := first.setdefault(one.plan.manifest["id"], one)) is not one:
+            lines.append(_same(other, one))
+    _raise_any(lines, f"study {study.path} has ")
     return StudyPlan(tuple(found), tuple(kept))
 
 
@@ -106,29 +117,20 @@ def plan_of(study: Study, run: StudyRun, say: Say) -> Plan:
     return _checked(planned(run.checkpoint.model, {**run.options, "output": study.output}, say))
 
 
-def record_plan(study: Study, one: PlannedRun) -> None:
-    """Record where a planned run is, unless it is recorded: another process may write why it failed meanwhile."""
-    known, identity = record_of(study.output, one.run), one.plan.manifest["id"]
-    if known is None or known.id != identity:
-        parameters = parameter_count(one.plan.checkpoint)
-        save_record(study.output, one.run, one.plan.folder, identity, parameters=parameters)
-
-
 def plan_checkpoints(models: Sequence[str], options: Mapping[str, Any], say: Say) -> list[Job]:
     """Plan the same benchmark for several checkpoints.
 
     Raises:
         SeveralErrors: checkpoints or options are invalid; all problems.
     """
-    jobs, problems, say = [], list[str](), _once(say)
+    jobs, problems, say = list[Job](), dict[str, None](), _once(say)
     with remembering(), doing(f"planning {counted(len(models), 'run')}"):
         for model in models:
             try:
                 jobs.append(Job(model, _checked(planned(model, options, say))))
             except EvalkitError as error:
-                problems.append(str(error))
-    if problems:
-        raise SeveralErrors(f"{_counted(problems)}; nothing was computed", list(dict.fromkeys(problems)))
+                problems[str(error)] = None
+    _raise_any(list(problems))
     return jobs
 
 
@@ -152,49 +154,22 @@ def _once(say: Say) -> Say:
     return once
 
 
-class _Problems:
-    """Messages with the runs that have each."""
-
-    def __init__(self) -> None:
-        self._runs: dict[str, list[StudyRun]] = {}
-
-    def add(self, run: StudyRun, message: str) -> None:
-        self._runs.setdefault(message, []).append(run)
-
-    def raise_any(self, where: str, others: Sequence[str]) -> None:
-        """Raise an error with all problems, each once; `others` are further ones."""
-        lines = [f"{_whose(runs)}: {message}" for message, runs in self._runs.items()] + list(others)
-        if lines:
-            raise SeveralErrors(f"{where} has {_counted(lines)}; nothing was computed", lines)
+def _raise_any(problems: Sequence[str], where: str = "") -> None:
+    if problems:
+        raise SeveralErrors(f"{where}{counted(len(problems), 'problem')}; nothing was computed", problems)
 
 
 def _whose(runs: Sequence[StudyRun]) -> str:
     """Name what runs with the same problem have in common."""
-    checkpoints = dict.fromkeys(run.checkpoint.label for run in runs)
-    benchmarks = dict.fromkeys(run.benchmark.name for run in runs)
+    checkpoints = {run.checkpoint.label for run in runs}
+    benchmarks = {run.benchmark.name for run in runs}
     if len(checkpoints) == 1:
-        return f"checkpoint {next(iter(checkpoints))}"
-    return f"benchmark {next(iter(benchmarks))}" if len(benchmarks) == 1 else runs[0].label
+        return f"checkpoint {checkpoints.pop()}"
+    return f"benchmark {benchmarks.pop()}" if len(benchmarks) == 1 else runs[0].label
 
 
-def _same_runs(found: Iterable[PlannedRun]) -> list[str]:
-    """Return a problem for each run that is planned twice."""
-    problems, first = [], dict[str, PlannedRun]()
-    for one in found:
-        identity = one.plan.manifest["id"]
-        if (other := first.setdefault(identity, one)) is not one:
-            problems.append(_described(other, one))
-    return problems
-
-
-def _described(one: PlannedRun, other: PlannedRun) -> str:
-    identity = one.plan.manifest["id"]
+def _same(one: PlannedRun, other: PlannedRun) -> str:
+    why = "their checkpoints have the same content; remove one"
     if one.run.checkpoint is other.run.checkpoint:
         why = "they differ in nothing that is computed: every rule reads the same scores; remove one"
-    else:
-        why = "their checkpoints have the same content; remove one"
-    return f"{one.run.label} and {other.run.label} are the same run ({identity}); {why}"
-
-
-def _counted(problems: Sequence[str]) -> str:
-    return f"{len(problems)} problem{'s' * (len(problems) > 1)}"
+    return f"{one.run.label} and {other.run.label} are the same run ({one.plan.manifest['id']}); {why}"

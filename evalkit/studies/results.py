@@ -1,53 +1,36 @@
-"""Results of a study: its finished runs, by checkpoint and benchmark.
+"""Results of a study: its finished runs, and what is compared, by the names of its models.
 
-In: a study file. Out: a `StudyResults`. Runs are found by their records (`records.py`), so that neither checkpoints nor
-torch are needed. Where the checkpoint is on this machine, a run of other files than it has now is reported.
+In: a study file, and names as on the command line. Out: a `StudyResults`; the sides of a comparison, trainings of a
+curve and analyses, with notes about them. Runs are found by their records, so that neither checkpoints nor torch are
+needed. Where the checkpoint is on this machine, a run of other files than it has now is reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from evalkit.benchmarks.attention import ATTENTION
+from evalkit.comparison.sides import Side, check_unique
 from evalkit.display import doing
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import printable
 from evalkit.models.fingerprint import fingerprint, known_fingerprint
 from evalkit.models.spec import ModelSpec, model_spec
 from evalkit.runs.folder import Run
-from evalkit.studies.records import finished_run_of, record_of, recorded_checkpoints
-from evalkit.studies.study import Selected, Study, StudyBenchmark, StudyCheckpoint, StudyRun
+from evalkit.studies.study import (
+    Selected,
+    Study,
+    StudyBenchmark,
+    StudyCheckpoint,
+    StudyRun,
+    finished_run_of,
+    record_of,
+    select,
+    trainings,
+)
 from evalkit.studies.study_file import read_study
-
-
-def change_of(run: Run, checkpoint: StudyCheckpoint) -> str:
-    """Describe how a checkpoint's files differ from the run's; empty if they do not, or if none is on this machine."""
-    spec = model_spec(checkpoint.model, **checkpoint.options)
-    here, evaluated = Path(spec.model).expanduser(), run.manifest.get("path")
-    if spec.model == "demo" or not here.exists():
-        return ""
-    # Two studies can have checkpoints of one name in different folders
-    elsewhere = evaluated is not None and Path(evaluated).exists() and not here.samefile(evaluated)
-    recorded = run.manifest["specification"]["checkpoint"]
-    changed = [part for part, digest in _known(spec, elsewhere).items() if recorded.get(part, digest) != digest]
-    return f"{checkpoint.given} has other files than this run's ({', '.join(changed)})" if changed else ""
-
-
-def _known(spec: ModelSpec, unhashed: bool) -> dict[str, str]:
-    """Return part → digest, as far as known without the network; empty for a folder that is not complete any more.
-
-    Args:
-        spec: the model.
-        unhashed: whether to read weights that were never hashed on this machine.
-    """
-    own = spec.tokenizer is None or Path(spec.tokenizer).expanduser().is_dir()
-    try:
-        checkpoint = (spec if own else replace(spec, tokenizer=None)).locate()
-        found = asdict(fingerprint(checkpoint)) if unhashed else known_fingerprint(checkpoint)
-    except EvalkitError:
-        return {}
-    return found if own else {part: digest for part, digest in found.items() if part != "tokenizer"}
 
 
 class StudyResults:
@@ -111,7 +94,7 @@ class StudyResults:
             key = StudyRun(one, benchmark).key
             if key not in self._changes:
                 with doing(f"comparing {one.label} with its run"):
-                    self._changes[key] = change_of(run, one)
+                    self._changes[key] = _change_of(run, one)
             if what := self._changes[key]:
                 found.append(f"{one.label}: {what}; {self.remedy} evaluates it.")
         return found
@@ -123,10 +106,168 @@ def read_results(path: Path) -> StudyResults:
     Raises:
         UsageError: the study file is invalid, or neither its checkpoints nor records of them exist.
     """
-    return StudyResults(read_study(path, recorded_checkpoints))
+    return StudyResults(read_study(path))
+
+
+def _change_of(run: Run, checkpoint: StudyCheckpoint) -> str:
+    """Describe how a checkpoint's files differ from the run's; empty if they do not, or if none is on this machine."""
+    spec = model_spec(checkpoint.model, **checkpoint.options)
+    here, evaluated = Path(spec.model).expanduser(), run.manifest.get("path")
+    if spec.model == "demo" or not here.exists():
+        return ""
+    # Two studies can have checkpoints of one name in different folders
+    elsewhere = evaluated is not None and Path(evaluated).exists() and not here.samefile(evaluated)
+    recorded = run.manifest["specification"]["checkpoint"]
+    changed = [part for part, digest in _known(spec, elsewhere).items() if recorded.get(part, digest) != digest]
+    return f"{checkpoint.given} has other files than this run's ({', '.join(changed)})" if changed else ""
+
+
+def _known(spec: ModelSpec, unhashed: bool) -> dict[str, str]:
+    """Return part → digest, as far as known without the network; empty for a folder that is not complete any more.
+
+    Args:
+        spec: the model.
+        unhashed: whether to read weights that were never hashed on this machine.
+    """
+    is_here = spec.tokenizer is None or Path(spec.tokenizer).expanduser().is_dir()
+    try:
+        checkpoint = (spec if is_here else replace(spec, tokenizer=None)).locate()
+        found = asdict(fingerprint(checkpoint)) if unhashed else known_fingerprint(checkpoint)
+    except EvalkitError:
+        return {}
+    return found if is_here else {part: digest for part, digest in found.items() if part != "tokenizer"}
 
 
 def steps_note(found: Sequence[Selected]) -> list[str]:
     """Return a sentence with the training steps of models, if any has steps."""
     listed = [f"{one.name} {one.step:,}" for one in found if one.step is not None]
     return [f"Training steps: {', '.join(listed)}."] if listed else []
+
+
+@dataclass(frozen=True)
+class StudySides:
+    """Models of a study as sides; the first is the baseline."""
+
+    sides: tuple[Side, ...]
+    notes: tuple[str, ...]
+    """Steps of the models, and checkpoints that have changed since."""
+
+
+def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark) -> StudySides:
+    """Return the sides of a comparison: a model's seeds are the runs of its side.
+
+    Args:
+        results: of the study.
+        names: NAME or NAME@STEP of each side; empty: every model.
+        benchmark: whose runs are compared.
+
+    Raises:
+        UsageError: fewer than two sides, an unknown name, or a run that is not finished; names all such runs.
+    """
+    chosen = [select(results.study, name) for name in names or results.study.names]
+    if len(chosen) < 2:
+        raise UsageError(
+            f"there is nothing to compare {chosen[0].name} with; name two checkpoints or more of study "
+            f"{results.study.path}: {', '.join(results.study.names)}"
+        )
+    checkpoints = [checkpoint for one in chosen for checkpoint in one.checkpoints]
+    results.require(checkpoints, benchmark)
+    sides = tuple(Side(one.name, results.runs(one.checkpoints, benchmark)) for one in chosen)
+    check_unique(sides)
+    return StudySides(sides, (*steps_note(chosen), *results.changes(checkpoints, benchmark)))
+
+
+@dataclass(frozen=True)
+class StudyTraining:
+    """One training of a study: a seed of a model with steps."""
+
+    side: Side
+    """Its finished runs."""
+    steps: tuple[int, ...]
+    """Step of each."""
+    notes: tuple[str, ...]
+    """Steps that are not finished, and checkpoints that have changed since."""
+
+
+def study_trainings(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark) -> list[StudyTraining]:
+    """Return the trainings of a curve, one for each seed; steps that are not finished are left out with a note.
+
+    Args:
+        results: of the study.
+        names: names of models; empty: every model with steps.
+        benchmark: whose runs are points.
+
+    Raises:
+        UsageError: an unknown name, a model without steps, or a training with fewer than two finished runs.
+    """
+    study = results.study
+    with_steps = dict.fromkeys(one.name for one in study.checkpoints if one.step is not None)
+    if not (chosen := names or list(with_steps)):
+        raise UsageError(f"study {study.path}: no checkpoint has 'steps', so there is no curve")
+    found = []
+    for name, checkpoints in (one for given in chosen for one in trainings(study, given)):
+        missing = [one for one in checkpoints if results.run(one, benchmark) is None]
+        done = [one for one in checkpoints if one not in missing]
+        if len(done) < 2:
+            results.require(missing, benchmark)
+            raise UsageError(f"study {study.path}: {name} has one step; a curve needs two or more")
+        lacking = ", ".join(f"{one.step:,}" for one in missing)
+        notes = (
+            *([f"{name}: not finished: {'step' if len(missing) == 1 else 'steps'} {lacking}."] if missing else []),
+            *results.changes(done, benchmark),
+        )
+        steps = tuple(one.step for one in done if one.step is not None)
+        found.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, notes))
+    check_unique([one.side for one in found])
+    return found
+
+
+@dataclass(frozen=True)
+class StudyAnalyses:
+    """Finished analyses of a study."""
+
+    runs: tuple[Run, ...]
+    names: tuple[str, ...]
+    """Model of each, with its seed where it has several."""
+    notes: tuple[str, ...]
+    """Steps of the models, runs that are not finished, and checkpoints that have changed since."""
+
+
+def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str | None) -> StudyAnalyses:
+    """Return the finished analyses of a study's models, one of each seed.
+
+    Args:
+        results: of the study.
+        names: NAME or NAME@STEP; empty: every model, at its last step.
+        benchmark: name of the study's benchmark; None: the only one that analyses attention.
+
+    Raises:
+        UnknownNameError: an unknown name.
+        UsageError: no benchmark analyses attention, several do and none is named, or no run is finished.
+    """
+    study = results.study
+    fitting = [one for one in study.benchmarks if one.kind == ATTENTION]
+    if benchmark is not None:
+        fitting = [study.benchmark(benchmark)]
+        if fitting[0].kind != ATTENTION:
+            kind = fitting[0].kind
+            raise UsageError(f"study {study.path}: benchmark {benchmark} is of {kind}; figures are of {ATTENTION}")
+    if not fitting:
+        raise UsageError(
+            f"study {study.path}: no benchmark analyses attention; add one, such as 'benchmarks: {{attention: {{suite: "
+            "attention}}}'"
+        )
+    if len(fitting) > 1:
+        known = " | ".join(one.name for one in fitting)
+        raise UsageError(f"study {study.path} has several benchmarks of attention: give --benchmark {known}")
+    [chosen] = fitting
+    selected = [select(study, name) for name in names or study.names]
+    checkpoints = [one for model in selected for one in model.checkpoints]
+    labels = [label for model in selected for label in model.labels]
+    if names:
+        results.require(checkpoints, chosen)
+    found = [(run, label) for one, label in zip(checkpoints, labels, strict=True) if (run := results.run(one, chosen))]
+    if not found:
+        raise UsageError(f"study {study.path}: no run of {chosen.name} is finished; run {results.remedy}")
+    notes = *steps_note(selected), *results.unfinished(checkpoints, chosen), *results.changes(checkpoints, chosen)
+    return StudyAnalyses(tuple(run for run, _ in found), tuple(label for _, label in found), notes)

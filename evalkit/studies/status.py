@@ -7,6 +7,7 @@ the same benchmark, in proportion to the models' parameters.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -16,20 +17,17 @@ from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.remembered import remembering
 from evalkit.display import Say, clock
-from evalkit.errors import EvalkitError
+from evalkit.errors import EvalkitError, RunError
 from evalkit.escape import counted
-from evalkit.inputs.validated import misfit
 from evalkit.models.shapes import parameter_count
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import JOURNAL, Run, load_run
-from evalkit.runs.forms import TimedResults
 from evalkit.runs.journal import seconds_in
 from evalkit.runs.lock import is_locked, read_owner
 from evalkit.studies.planning import GONE, plan_of
-from evalkit.studies.records import record_of
-from evalkit.studies.study import Study, StudyRun
+from evalkit.studies.study import Study, StudyRun, record_of
 
 State = Literal["finished", "running", "interrupted", "missing", "failed", "not planned"]
 STATES: tuple[State, ...] = ("finished", "running", "interrupted", "missing", "failed", "not planned")
@@ -76,15 +74,21 @@ def progress_of(plan: Plan) -> RunProgress:
             return RunProgress(True, 1.0)
     except EvalkitError:
         return RunProgress(False, 0.0)
-    owner = read_owner(folder)
-    begun = owner is not None and (folder / JOURNAL).is_file()
-    return RunProgress(False, (owner.done or 0.0) if owner and begun else 0.0)
+    owner = read_owner(folder) if (folder / JOURNAL).is_file() else None
+    return RunProgress(False, (owner.done or 0.0) if owner else 0.0)
 
 
 def _finished_in(folder: Path, identity: str) -> Run | None:
     """Return the finished run of an id in a folder; None if there is none."""
     run = load_run(folder) if folder.is_dir() else None
     return run if run is not None and run.complete and run.manifest["id"] == identity else None
+
+
+def run_seconds(run: Run) -> float | None:
+    """Return the seconds that a finished run's batches took; None if they are stored nowhere."""
+    with suppress(RunError):
+        return sum(run.seconds.values())
+    return seconds_in(run.folder / JOURNAL) or None
 
 
 def states_of(study: Study, say: Say) -> list[RunState]:
@@ -94,13 +98,6 @@ def states_of(study: Study, say: Say) -> list[RunState]:
     return [_with_time(one, found) for one in found]
 
 
-def run_seconds(run: Run) -> float | None:
-    """Return the seconds that a finished run's batches took; None if they are stored nowhere."""
-    if misfit(run.stored, TimedResults) is None:
-        return sum(run.seconds.values())
-    return seconds_in(run.folder / JOURNAL) or None
-
-
 def _state(study: Study, run: StudyRun, say: Say) -> RunState:
     record = record_of(study.output, run)
     if record is None:
@@ -108,65 +105,49 @@ def _state(study: Study, run: StudyRun, say: Say) -> RunState:
             plan = plan_of(study, run, say)
         except EvalkitError as error:
             return RunState(run, "not planned", reason=GONE if run.checkpoint.is_gone else str(error))
-        return state_of_plan(run, plan)
-    known = RunState(run, "missing", id=record.id, parameters=record.parameters, reason=record.error)
-    found = _state_of_folder(known, study.output / record.folder)
+        identity, count = plan.manifest["id"], parameter_count(plan.checkpoint)
+        return _state_of_folder(RunState(run, "missing", plan.folder, identity, parameters=count))
+    folder = study.output / record.folder
+    found = _state_of_folder(
+        RunState(run, "missing", folder, record.id, parameters=record.parameters, reason=record.error)
+    )
     if run.checkpoint.is_gone and found.state in ("interrupted", "missing"):
         return replace(found, state="not planned", reason=GONE)
     return found
 
 
-def state_of_plan(run: StudyRun, plan: Plan) -> RunState:
-    """Return the state of a planned run; whether it has failed is in its record."""
-    known = RunState(run, "missing", id=plan.manifest["id"], parameters=parameter_count(plan.checkpoint))
-    return _state_of_folder(known, plan.folder)
-
-
-def _state_of_folder(known: RunState, folder: Path) -> RunState:
-    known = replace(known, folder=folder)
+def _state_of_folder(known: RunState) -> RunState:
+    folder = known.folder
+    assert folder is not None
     try:
-        return _read_state(known, folder)
+        owner = read_owner(folder)
+        if owner and is_locked(folder):
+            running = replace(known, state="running", share=owner.done, seconds_left=owner.seconds_left, reason="")
+            return replace(running, host=owner.host, process=owner.process)
+        if (run := _finished_in(folder, known.id)) is not None:
+            score, result = benchmark_of(run).headline(run, run.other_rule(known.run.benchmark.rule))
+            # The record's first: counted in the same way for runs that are not finished
+            count = known.parameters or (run.manifest.get("loaded") or {}).get("parameters")
+            finished = replace(known, state="finished", share=1.0, seconds=run_seconds(run), parameters=count)
+            return replace(finished, score=score, result=result, reason="")
     except EvalkitError as error:
         return replace(known, state="failed", reason=str(error))
-
-
-def _read_state(known: RunState, folder: Path) -> RunState:
-    owner = read_owner(folder)
-    if owner and is_locked(folder):
-        return replace(
-            known,
-            state="running",
-            share=owner.done,
-            host=owner.host,
-            process=owner.process,
-            seconds_left=owner.seconds_left,
-            reason="",
-        )
-    if (run := _finished_in(folder, known.id)) is not None:
-        score, result = benchmark_of(run).headline(run, run.other_rule(known.run.benchmark.rule))
-        # The record's first: counted in the same way for runs that are not finished
-        parameters = known.parameters or (run.manifest.get("loaded") or {}).get("parameters")
-        seconds = run_seconds(run)
-        return replace(known, state="finished", share=1.0, score=score, result=result, seconds=seconds, reason="",
-                       parameters=parameters)  # fmt: skip
     begun = (folder / JOURNAL).is_file()
     share = (owner.done if owner else None) if begun else 0.0
-    state: State = "failed" if known.reason else "interrupted" if begun else "missing"
-    return replace(known, state=state, share=share)
+    return replace(known, state="failed" if known.reason else "interrupted" if begun else "missing", share=share)
 
 
-def _with_time(one: RunState, all_states: Sequence[RunState]) -> RunState:
+def _with_time(one: RunState, states: Sequence[RunState]) -> RunState:
     """Add an estimate of the time left to a run that is not finished."""
     if one.state in ("finished", "not planned") or one.seconds_left is not None or not one.parameters:
         return one
     rates = [
         other.seconds / other.parameters
-        for other in all_states
+        for other in states
         if other.run.benchmark is one.run.benchmark and other.seconds and other.parameters
     ]
-    if not rates:
-        return one
-    return replace(one, seconds_left=median(rates) * one.parameters * (1 - (one.share or 0.0)))
+    left = median(rates) * one.parameters * (1 - (one.share or 0.0)) if rates else None
+    return replace(one, seconds_left=left)
 
 
 _HEADERS = ("run", "state", "share", "left", "result")
@@ -177,12 +158,7 @@ _ESTIMATE = (
 
 
 def status_report(study: Study, states: Sequence[RunState]) -> Report:
-    """Return the report.
-
-    Args:
-        study: the study.
-        states: from `states_of`.
-    """
+    """Return a report with a line for each of the states."""
     records = [_record(one) for one in states]
     table = simple_table("status", _HEADERS, [_row(one) for one in states], texts=5)
     count = {state: sum(one.state == state for one in states) for state in STATES}
@@ -215,22 +191,6 @@ def _row(one: RunState) -> list[str]:
 
 
 def _record(one: RunState) -> dict[str, Any]:
-    return {
-        "run": one.run.label,
-        "checkpoint": one.run.checkpoint.name,
-        "seed": one.run.checkpoint.seed,
-        "step": one.run.checkpoint.step,
-        "benchmark": one.run.benchmark.name,
-        "id": one.id,
-        "folder": None if one.folder is None else str(one.folder),
-        "state": one.state,
-        "share": one.share,
-        "host": one.host,
-        "process": one.process,
-        "seconds": one.seconds,
-        "seconds_left": one.seconds_left,
-        "score": one.score,
-        "result": one.result,
-        "reason": one.reason,
-        "parameters": one.parameters,
-    }
+    names = ("state", "share", "host", "process", "seconds", "seconds_left", "score", "result", "reason", "parameters")
+    folder = None if one.folder is None else str(one.folder)
+    return one.run.columns | {"id": one.id, "folder": folder} | {name: getattr(one, name) for name in names}

@@ -1,17 +1,33 @@
-"""Studies in memory: checkpoints, benchmarks, and the runs that follow from them. `study_file.py` reads them."""
+"""Studies in memory: checkpoints, benchmarks, and the runs that follow from them. `study_file.py` reads them.
+
+Each run has a record, one small file in `.studies` of the folder of runs, written by every process that runs the study:
+which folder it has, and why it failed. With it, a study's runs are found without their checkpoints.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from evalkit.benchmarks.registry import benchmark
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.escape import printable
+from evalkit.inputs.reading import read_json
+from evalkit.inputs.validated import FileSettings, Named, NonEmpty, Stored, misfit
+from evalkit.paths import replace_file
+from evalkit.runs.folder import RESULTS, Run, load_run
+
+_RECORDS = ".studies"
+_LARGEST = 1 << 20
+"""Most bytes of a record."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +79,18 @@ class StudyBenchmark:
         return self.options.get("rule")
 
 
-@dataclass(frozen=True)
-class StudyTable:
+class StudyTable(FileSettings):
     """How a study fills a table."""
 
-    benchmark: str | None = None
+    benchmark: NonEmpty | None = None
     """Whose runs fill it; None: the only benchmark that fits."""
-    rows: Mapping[str, str] = field(default_factory=dict)
+    rows: Named[NonEmpty] = Field(default_factory=dict)
     """Row of the layout → checkpoint, or NAME@STEP; others are assigned by their names, then by their models."""
     drop_empty: bool = False
     """Whether rows and sections without a run are left out."""
     caption: str | None = None
     """In markup."""
-    titles: Mapping[str, str] = field(default_factory=dict)
+    titles: Named[str] = Field(default_factory=dict)
     """Title of a section, as plain text → its replacement, in markup."""
 
 
@@ -90,6 +105,13 @@ class StudyRun:
     def label(self) -> str:
         """Return its name in messages."""
         return f"{self.checkpoint.label} on {printable(self.benchmark.name)}"
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Return what identifies it in records for programs."""
+        one = self.checkpoint
+        return {"run": self.label, "checkpoint": one.name, "seed": one.seed, "step": one.step,
+                "benchmark": self.benchmark.name}  # fmt: skip
 
     @property
     def options(self) -> dict[str, Any]:
@@ -159,6 +181,13 @@ class Selected:
         return [f"{self.name} seed {one.seed}" if several else self.name for one in self.checkpoints]
 
 
+def _members(study: Study, name: str) -> list[StudyCheckpoint]:
+    """Return the checkpoints of a model; raise `UnknownNameError` if there are none."""
+    if name not in study.names:
+        raise UnknownNameError(f"checkpoint of study {study.path}", name, study.names)
+    return [one for one in study.checkpoints if one.name == name]
+
+
 def select(study: Study, given: str) -> Selected:
     """Return a model by NAME or NAME@STEP; of several steps by default the last one that all of its seeds have.
 
@@ -169,23 +198,21 @@ def select(study: Study, given: str) -> Selected:
     name, sign, step = given.rpartition("@")
     if given in study.names or name not in study.names or not sign:
         name, step = given, ""
-    if name not in study.names:
-        raise UnknownNameError(f"checkpoint of study {study.path}", name, study.names)
-    members = [one for one in study.checkpoints if one.name == name]
-    steps = _common_steps(members)
+    members = _members(study, name)
+    of_seeds: dict[int | None, set[int]] = {}
+    for one in members:
+        of_seeds.setdefault(one.seed, set()).update(() if one.step is None else (one.step,))
+    steps = sorted(set.intersection(*of_seeds.values()))
+    chosen = steps[-1] if steps else None
     if step:
         if step not in map(str, steps):
             if step in {str(one.step) for one in members}:
                 raise UsageError(f"study {study.path}: not every seed of {name} has step {step}")
             known = [f"{name}@{one}" for one in steps]
             raise UnknownNameError(f"step of study {study.path}", given, known or [f"{name} (it has no steps)"])
-        chosen: int | None = int(step)
-    elif members[0].step is None:
-        chosen = None
-    elif not steps:
+        chosen = int(step)
+    elif members[0].step is not None and not steps:
         raise UsageError(f"study {study.path}: the seeds of {name} have no training step in common; list such steps")
-    else:
-        chosen = steps[-1]
     return Selected(printable(given), chosen, tuple(one for one in members if one.step == chosen))
 
 
@@ -196,9 +223,7 @@ def trainings(study: Study, name: str) -> list[tuple[str, list[StudyCheckpoint]]
         UnknownNameError: the study has no such model.
         UsageError: the model has no steps.
     """
-    if name not in study.names:
-        raise UnknownNameError(f"checkpoint of study {study.path}", name, study.names)
-    members = [one for one in study.checkpoints if one.name == name]
+    members = _members(study, name)
     if members[0].step is None:
         raise UsageError(
             f"study {study.path}: {name} has no training steps, so it has no curve; list the checkpoints of its "
@@ -210,9 +235,99 @@ def trainings(study: Study, name: str) -> list[tuple[str, list[StudyCheckpoint]]
     return [(printable(name if seed is None else f"{name} seed {seed}"), found) for seed, found in by_seed.items()]
 
 
-def _common_steps(members: Sequence[StudyCheckpoint]) -> list[int]:
-    """Return the steps that all seeds have, in order."""
-    steps: dict[int | None, set[int]] = {}
-    for one in members:
-        steps.setdefault(one.seed, set()).update(() if one.step is None else (one.step,))
-    return sorted(set.intersection(*steps.values()))
+class Record(Stored):
+    """What is known of a study's run."""
+
+    label: str
+    """Checkpoint and benchmark, for people."""
+    folder: str
+    """Name of its folder among the runs."""
+    id: str
+    checkpoint: str = ""
+    """Its checkpoint, relative to the study file: so seeds and steps are known where their files are not."""
+    place: str = ""
+    """Folder of the study file, relative to that of the runs."""
+    error: str = ""
+    """Why it failed when it was last tried; empty: it did not."""
+    parameters: int | None = None
+    """Of its model, for estimates of time; None: unknown."""
+    written: str = ""
+    """ISO 8601."""
+
+
+def save_record(
+    root: Path, run: StudyRun, folder: Path, identity: str, error: str = "", parameters: int | None = None
+) -> None:
+    """Store where a run is, and why it failed.
+
+    Args:
+        root: the folder of runs.
+        run: the run.
+        folder: its run folder.
+        identity: its id.
+        error: why it failed; empty: it did not.
+        parameters: of its model; None: as recorded.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    path = root / _RECORDS / f"{run.key}.json"
+    known = record_of(root, run)
+    if parameters is None and known and known.id == identity:
+        parameters = known.parameters
+    record = Record(
+        label=run.label,
+        folder=folder.name,
+        id=identity,
+        checkpoint=run.checkpoint.given,
+        place=run.checkpoint.place,
+        error=error,
+        parameters=parameters,
+        written=datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )
+    # A failure is written again: waiting processes see by its time that it is a new one
+    if known and not error and record.model_copy(update={"written": known.written}) == known:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps(record.model_dump(), indent=2).encode())
+    except OSError as failure:
+        raise RunError(f"{path} cannot be written ({failure.strerror or failure})") from failure
+
+
+def record_of(root: Path, run: StudyRun) -> Record | None:
+    """Return the record of a run; None if it has none, or a damaged one."""
+    return _read(root / _RECORDS / f"{run.key}.json")
+
+
+def recorded_checkpoints(root: Path, place: str) -> frozenset[str]:
+    """Return the checkpoints with a finished run, of studies in one folder, relative to the study files.
+
+    Args:
+        root: folder of runs.
+        place: the studies' folder, relative to `root`.
+    """
+    found = (_read(path) for path in (root / _RECORDS).glob("*.json"))
+    own = (one for one in found if one is not None and one.checkpoint and one.place == place)
+    return frozenset(one.checkpoint for one in own if (root / one.folder / RESULTS).is_file())
+
+
+def _read(path: Path) -> Record | None:
+    with suppress(RunError):
+        content = read_json(path, RunError, most=_LARGEST)
+        if misfit(content, Record) is None and "/" not in content["folder"]:
+            return Record.model_validate(content)
+    return None
+
+
+def finished_run_of(study: Study, run: StudyRun) -> Run | None:
+    """Return the finished run of a study; None if it is not finished or was never begun.
+
+    Raises:
+        RunError: its folder is damaged.
+    """
+    record = record_of(study.output, run)
+    if record is None or not (study.output / record.folder / RESULTS).is_file():
+        return None
+    found = load_run(study.output / record.folder)
+    return found if found.complete and found.manifest["id"] == record.id else None

@@ -26,9 +26,9 @@ hub model.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,12 +45,11 @@ from evalkit.inputs.values import path as given_path
 from evalkit.models.files import is_pattern, matching
 from evalkit.models.spec import ModelSpec
 from evalkit.paths import RUNS
-from evalkit.studies.study import Study, StudyBenchmark, StudyCheckpoint, StudyTable
+from evalkit.studies.study import Study, StudyBenchmark, StudyCheckpoint, StudyTable, recorded_checkpoints
 from evalkit.tables.layout import layout_names
 
 
-def is_written_as_path(model: str) -> bool:
-    """Return whether a name is that of a file or folder, whether or not it exists."""
+def _is_written_as_path(model: str) -> bool:
     return model.startswith(("/", "./", "../", "~"))
 
 
@@ -76,15 +75,15 @@ class StudyFolders:
         return False
 
     def is_folder(self, model: str) -> bool:
-        """Return whether a name is that of a folder, not of a model on the hub."""
+        """Return whether a name is that of a folder, which may be gone, and not of a model on the hub."""
         with suppress(OSError):
             if self.path(model).is_dir():
                 return True
-        return self._was_folder(model)
+        return any(given.startswith(f"{model.rstrip('/')}/") for given in self.recorded)
 
     def located(self, model: str) -> str:
         """Return a model of the study file as `--model` takes it: its path, unless it can only be a hub name."""
-        return str(self.path(model)) if self.exists(model) or is_written_as_path(model) else model
+        return str(self.path(model)) if self.exists(model) or _is_written_as_path(model) else model
 
     def options(self, given: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
         """Return settings of some dataclasses with the paths of their files and folders, where these exist."""
@@ -98,18 +97,14 @@ class StudyFolders:
         """
         if not is_pattern(text, self.root):
             return [text]
-        return sorted(self._on_disk(self.root, text) or self._recorded("", text), key=by_number)
+        return sorted(matching(text, self.root) or self._recorded("", text), key=by_number)
 
     def steps(self, model: str, text: str) -> list[str]:
         """Return the folders in a model's folder that a pattern matches, with recorded ones: trainers delete steps."""
         folder = self.path(model)
         if not is_pattern(text, folder):
             return [text]
-        return sorted(self._on_disk(folder, text) | self._recorded(f"{model.rstrip('/')}/", text), key=by_number)
-
-    def _was_folder(self, model: str) -> bool:
-        inside = f"{model.rstrip('/')}/"
-        return any(given.startswith(inside) for given in self.recorded)
+        return sorted({*matching(text, folder)} | self._recorded(f"{model.rstrip('/')}/", text), key=by_number)
 
     def _option(self, setting: Setting, value: Any) -> Any:
         if isinstance(value, list):
@@ -120,9 +115,6 @@ class StudyFolders:
                 if (setting.may_be_file and path.is_file()) or (setting.may_be_folder and path.is_dir()):
                     return str(path)
         return value
-
-    def _on_disk(self, folder: Path, text: str) -> set[str]:
-        return set(matching(text, folder))
 
     def _recorded(self, prefix: str, text: str) -> set[str]:
         """Return the beginnings of recorded checkpoints that match, folder by folder as a shell matches."""
@@ -138,13 +130,10 @@ class StudyFolders:
 _MODEL_OPTIONS = tuple(settings_of(ModelSpec))
 
 
-def read_study(path: Path, recorded: Callable[[Path, str], Collection[str]] = lambda *_: ()) -> Study:
+def read_study(path: Path) -> Study:
     """Read a study file and find its checkpoints.
 
-    Args:
-        path: the file.
-        recorded: (folder of runs, the study's place) → evaluated checkpoints: they stand for seeds of a pattern without
-            a folder, and for steps whose folders are gone.
+    Checkpoints that were evaluated stand for seeds of a pattern without a folder, and for steps whose folders are gone.
 
     Raises:
         UsageError: the file is invalid, or names no checkpoint: names the key.
@@ -155,27 +144,36 @@ def read_study(path: Path, recorded: Callable[[Path, str], Collection[str]] = la
     if content.output is not None:
         output = path.parent / given_path(f"{where}: 'output'", content.output).expanduser()
     place = Path(os.path.relpath(path.parent.resolve(), output.resolve())).as_posix()
-    folders = StudyFolders(path.parent, frozenset(recorded(output, place)))
+    folders = StudyFolders(path.parent, recorded_checkpoints(output, place))
     benchmarks = tuple(
         _benchmark(f"{where}, benchmark '{name}'", folders, name, given or {}, content.settings)
         for name, given in content.benchmarks.items()
     )
-    _check_settings(where, content.settings, benchmarks)
+    known = {option for benchmark in benchmarks for option in _options_of(benchmark.kind)} - {"suite"}
+    _check_known(f"{where}, 'settings'", "setting", content.settings, known)
     of_models = {name: value for name, value in content.settings.items() if name in _MODEL_OPTIONS}
     checkpoints = tuple(
-        replace(one, place=place)
+        checkpoint
         for name, given in content.checkpoints.items()
-        for one in _checkpoints(f"{where}, checkpoint '{name}'", folders, name, given, of_models)
+        for checkpoint in _checkpoints(f"{where}, checkpoint '{name}'", folders, place, name, given, of_models)
     )
-    study = Study(
-        path=path,
-        output=output,
-        checkpoints=checkpoints,
-        benchmarks=benchmarks,
-        tables={name: StudyTable(**dict(table)) for name, table in content.tables.items()},
-    )
-    _check_tables(where, study)
+    study = Study(path, output, checkpoints, benchmarks, content.tables)
+    for name, table in study.tables.items():
+        if not name.endswith((".yaml", ".yml")):
+            _check_known(f"{where}, 'tables'", "table", [name], layout_names())
+        names = [] if table.benchmark is None else [table.benchmark]
+        _check_known(f"{where}, table '{name}'", "benchmark", names, [benchmark.name for benchmark in benchmarks])
+        for row, given in table.rows.items():
+            if given.rpartition("@")[0] not in study.names:
+                _check_known(f"{where}, table '{name}', row '{row}'", "checkpoint", [given], study.names)
     return study
+
+
+def _check_known(where: str, kind: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise if there is an unknown name."""
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{where}: {UnknownNameError(kind, name, known)}")
 
 
 class _CheckpointFile(FileSettings):
@@ -183,16 +181,6 @@ class _CheckpointFile(FileSettings):
 
     model: NonEmpty | Annotated[Listed[NonEmpty], Field(min_length=1)]
     steps: NonEmpty | Annotated[Listed[NonEmpty], Field(min_length=1)] | None = None
-
-
-class _TableFile(FileSettings):
-    """Schema of a table's settings."""
-
-    benchmark: NonEmpty | None = None
-    rows: Named[NonEmpty] = Field(default_factory=dict)
-    drop_empty: bool = False
-    caption: str | None = None
-    titles: Named[str] = Field(default_factory=dict)
 
 
 def _of_model(given: object) -> object:
@@ -216,7 +204,7 @@ class _StudyFile(FileSettings):
     settings: dict[str, Any] = Field(default_factory=dict)
     checkpoints: Annotated[Named[Annotated[_Checkpoint, BeforeValidator(_of_model)]], Field(min_length=1)]
     benchmarks: Annotated[Named[dict[str, Any] | None], Field(min_length=1), BeforeValidator(_of_names)]
-    tables: dict[str, _TableFile] = Field(default_factory=dict)
+    tables: dict[str, StudyTable] = Field(default_factory=dict)
 
 
 def _benchmark(
@@ -232,9 +220,7 @@ def _benchmark(
         known = _options_of(kind)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
-    for option in given:
-        if option not in known:
-            raise UsageError(f"{where}: {UnknownNameError('setting', option, known)}")
+    _check_known(where, "setting", given, known)
     shared = {option: value for option, value in settings.items() if option in known and option not in _MODEL_OPTIONS}
     written = {**shared, **given, "suite": given.get("suite", name)}
     options = folders.options({**written, "suite": suite}, ModelSpec, benchmark(kind).request())
@@ -246,16 +232,8 @@ def _options_of(kind: str) -> list[str]:
     return sorted(settings_of(ModelSpec, benchmark(kind).request()).keys() - {"output"} | {"suite"})
 
 
-def _check_settings(where: str, settings: Mapping[str, Any], benchmarks: Sequence[StudyBenchmark]) -> None:
-    """Raise if a shared setting is one of no model and of no benchmark."""
-    known = {option for one in benchmarks for option in _options_of(one.kind)} - {"suite"}
-    for option in settings:
-        if option not in known:
-            raise UsageError(f"{where}, 'settings': {UnknownNameError('setting', option, known)}")
-
-
 def _checkpoints(
-    where: str, folders: StudyFolders, name: str, given: Any, settings: Mapping[str, Any]
+    where: str, folders: StudyFolders, place: str, name: str, given: Any, settings: Mapping[str, Any]
 ) -> Iterator[StudyCheckpoint]:
     """Yield the checkpoints of an entry: its seeds, and the steps of each."""
     written = dict(settings)
@@ -273,19 +251,17 @@ def _checkpoints(
         is_gone = is_match and not folders.exists(model)
         if given.steps is None:
             path = str(folders.path(model)) if is_match else folders.located(model)
-            yield StudyCheckpoint(name, seed, None, model, path, options, written, is_gone=is_gone)
+            yield StudyCheckpoint(name, seed, None, model, path, options, written, place, is_gone)
             continue
         for step, part, is_listed in _steps(where, folders, model, given.steps):
             if folders.is_folder(model):
                 inside = f"{model.rstrip('/')}/{part}"
                 lost = (is_gone or is_listed) and not folders.exists(inside)
                 path = str(folders.path(inside))
-                yield StudyCheckpoint(name, seed, step, inside, path, options, written, is_gone=lost)
+                yield StudyCheckpoint(name, seed, step, inside, path, options, written, place, lost)
             else:
-                revision = {"revision": part}
-                yield StudyCheckpoint(
-                    name, seed, step, f"{model}@{part}", model, options | revision, written | revision
-                )
+                revision, shown = {"revision": part}, f"{model}@{part}"
+                yield StudyCheckpoint(name, seed, step, shown, model, options | revision, written | revision, place)
 
 
 def _required(where: str, folder: Path, text: str, found: list[str]) -> list[str]:
@@ -306,7 +282,7 @@ def _steps(where: str, folders: StudyFolders, model: str, given: str | Sequence[
             for part in parts
             for one in _required(inside, folder, part, folders.steps(model, part))
         ]
-    elif is_written_as_path(model) or any(is_pattern(part) for part in parts):
+    elif _is_written_as_path(model) or any(is_pattern(part) for part in parts):
         raise UsageError(f"{where}: folder {folders.path(model)}, whose 'steps' are listed, does not exist")
     found = []
     for part, is_match in named:
@@ -316,17 +292,3 @@ def _steps(where: str, folders: StudyFolders, model: str, given: str | Sequence[
     if len({step for step, *_ in found}) < len(found):
         raise UsageError(f"{where}: two of its steps are the same ({', '.join(part for _, part, _ in sorted(found))})")
     return sorted(found)
-
-
-def _check_tables(where: str, study: Study) -> None:
-    for name, table in study.tables.items():
-        if not name.endswith((".yaml", ".yml")) and name not in layout_names():
-            raise UsageError(f"{where}, 'tables': {UnknownNameError('table', name, layout_names())}")
-        if table.benchmark is not None and table.benchmark not in {one.name for one in study.benchmarks}:
-            known = [one.name for one in study.benchmarks]
-            raise UsageError(f"{where}, table '{name}': {UnknownNameError('benchmark', table.benchmark, known)}")
-        for row, given in table.rows.items():
-            if not {given, given.rpartition("@")[0]} & set(study.names):
-                raise UsageError(
-                    f"{where}, table '{name}', row '{row}': {UnknownNameError('checkpoint', given, study.names)}"
-                )

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, Literal, NamedTuple, TypeVar, Unpack
 
 import torch
 import transformers
@@ -44,52 +43,40 @@ def logged_metrics(run: Run, rule: str) -> dict[str, float]:
         run: the run.
         rule: of the plan: a finished run may have been started under another one.
     """
-    found = _numbers(run, run.other_rule(rule))
-    return {f"evalkit/{run.suite}/{name}": value for name, value in found if math.isfinite(value)}
-
-
-def _numbers(run: Run, rule: str | None) -> Iterator[tuple[str, float]]:
-    seen: set[str] = set()
-    for metric in benchmark_of(run).metrics(run, rule):
-        if metric.layer is not None:
-            continue
-        name = metric.task if metric.task not in seen else f"{metric.task}/{metric.name}"
-        seen.add(metric.task)
-        if metric.value is not None:
-            yield name, float(metric.value)
-    averages = benchmark_of(run).stored_averages(run, rule)
-    for average in averages:
-        yield average["name"], float(average["accuracy"])
-    if averages and averages[-1]["stderr"] is not None:
-        yield f"{averages[-1]['name']}_stderr", float(averages[-1]["stderr"])
+    other, found = run.other_rule(rule), dict[str, float | None]()
+    tasks: set[str] = set()
+    for metric in benchmark_of(run).metrics(run, other):
+        if metric.layer is None:
+            found[f"{metric.task}/{metric.name}" if metric.task in tasks else metric.task] = metric.value
+            tasks.add(metric.task)
+    averages = benchmark_of(run).stored_averages(run, other)
+    found |= {average["name"]: average["accuracy"] for average in averages}
+    if averages:
+        found[f"{averages[-1]['name']}_stderr"] = averages[-1]["stderr"]
+    numbers = {name: float(value) for name, value in found.items() if value is not None}
+    return {f"evalkit/{run.suite}/{name}": value for name, value in numbers.items() if math.isfinite(value)}
 
 
 Result = TypeVar("Result")
 
-_TIMEOUT = timedelta(days=7)
 
-
-class Processes:
+class _Processes:
     """All processes of this training; created by all of them at the same time. A single process needs no group."""
 
     def __init__(self) -> None:
         self._group: Any = None
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            self._group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
-
-    @property
-    def is_main(self) -> bool:
-        """Return whether this is the process that computes."""
-        return self._group is None or distributed.get_rank() == 0
+            self._group = distributed.new_group(backend="gloo", timeout=timedelta(days=7))
 
     def from_main(self, compute: Callable[[], Result]) -> Result:
         """Compute in the main process and return the result, which is pickled, in all.
 
         An exception in the main process leaves the others waiting until that process ends.
         """
-        found: list[Any] = [compute() if self.is_main else None]
-        if self._group is not None:
-            distributed.broadcast_object_list(found, src=0, group=self._group, device=torch.device("cpu"))
+        if self._group is None:
+            return compute()
+        found: list[Any] = [compute() if distributed.get_rank() == 0 else None]
+        distributed.broadcast_object_list(found, src=0, group=self._group, device=torch.device("cpu"))
         result: Result = found[0]
         return result
 
@@ -103,12 +90,11 @@ class Processes:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     """What became of an evaluation; the same in all processes."""
 
-    metrics: dict[str, float] = field(default_factory=dict)
-    error: str = ""
+    metrics: dict[str, float]
+    error: str
     """Why it failed; empty: it did not."""
 
 
@@ -178,7 +164,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         defaults = {one.name: one.default for one in settings_of(ModelSpec).values()}
         self._loading: dict[str, Any] = {**defaults, "tokenizer": self._tokenizer, "attention": attention}
         self._progress = progress or Progress(live=False)
-        self._processes: Processes | None = None
+        self._processes: _Processes | None = None
         self._evaluated: int | None = None
         """The step that was evaluated last."""
         self._error: Exception | None = None
@@ -186,10 +172,10 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Plan an evaluation before the first step, so that invalid options and missing documents are found."""
-        self._evaluated, self._processes = None, Processes()
+        self._evaluated, self._processes = None, _Processes()
         outcome = self._processes.from_main(lambda: self._attempt(self._plan))
         if outcome.error:
-            self._fail(outcome)
+            raise self._error or EvalkitError(outcome.error)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Evaluate the model if it is time for it; gradients of the step are already applied and removed."""
@@ -232,26 +218,22 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
             self._trainer.log(dict(outcome.metrics))
             control.should_log = should_log
         if outcome.error and self._raises:
-            self._fail(outcome)
+            raise self._error or EvalkitError(outcome.error)
         if outcome.error and state.is_world_process_zero:
             unexpected = None if isinstance(self._error, EvalkitError) else self._error
             message = "the evaluation of step %s failed and is left out; the training goes on: %s"
             _log.warning(message, f"{step:,}", outcome.error, exc_info=unexpected)
         self._error = None
 
-    def _fail(self, outcome: _Outcome) -> None:
-        """Raise the error of the main process, in all processes."""
-        error, self._error = self._error, None
-        raise error or EvalkitError(outcome.error)
-
-    def _attempt(self, work: Any) -> _Outcome:
+    def _attempt(self, work: Callable[[], dict[str, float]]) -> _Outcome:
         """Return the outcome of some work; interrupts are raised."""
+        self._error = None
         try:
-            return _Outcome(metrics=work())
+            return _Outcome(work(), "")
         except Exception as error:  # whatever fails, the training is not to be lost
             self._error = error
             named = isinstance(error, EvalkitError)
-            return _Outcome(error=str(error) if named else f"{type(error).__name__}: {first_line(error)}")
+            return _Outcome({}, str(error) if named else f"{type(error).__name__}: {first_line(error)}")
 
     def _run(self, step: int) -> dict[str, float]:
         name = f"{self._name} step {step}"

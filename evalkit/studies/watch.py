@@ -135,12 +135,14 @@ class Arrived:
 
 
 @dataclass
-class _Known:
-    """What is known of a folder."""
+class _Candidate:
+    """A folder that may be a checkpoint."""
 
+    folder: Path
     states: FileStates
     changed: float
     """When its files were last seen to change; seconds of a monotonic clock."""
+    step: int | None = None
     yielded: FileStates | None = None
     """The state in which it was yielded."""
     reason: str = ""
@@ -179,7 +181,7 @@ class Watcher:
         self._until, self._idle = until, idle
         self._allow_pickle, self._say = allow_pickle, say
         self._settled, self._poll, self._stalled = settled, poll, stalled
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _Candidate] = {}
         self._active = time.monotonic()
         self._is_away = False
 
@@ -188,9 +190,8 @@ class Watcher:
         while True:
             self._look()
             if (ready := self._ready()) is not None:
-                known = self._known[ready.folder.name]
-                known.yielded, known.named = known.states, False
-                yield ready
+                ready.yielded, ready.named = ready.states, False
+                yield Arrived(ready.step or 0, ready.folder)
                 self._active = time.monotonic()
             elif self._is_over():
                 return
@@ -201,29 +202,29 @@ class Watcher:
     def incomplete(self) -> dict[str, str]:
         """Return the checkpoints that are there and were never complete: name → reason."""
         return {
-            name: known.reason
-            for name, known in sorted(self._known.items())
-            if known.yielded is None and known.reason and not self._is_late(name)
+            name: one.reason
+            for name, one in sorted(self._known.items())
+            if one.yielded is None and one.reason and not self._is_late(one)
         }
 
-    def again(self, one: Arrived, seconds: float = 0.0) -> None:
+    def again(self, arrived: Arrived, seconds: float = 0.0) -> None:
         """Yield a checkpoint again, after some seconds."""
-        if known := self._known.get(one.folder.name):
-            known.yielded, known.not_before = None, time.monotonic() + seconds
+        if one := self._known.get(arrived.folder.name):
+            one.yielded, one.not_before = None, time.monotonic() + seconds
 
     def _look(self) -> None:
         """Read the states of all folders."""
         now, found = time.monotonic(), {}
         for name in self._names():
-            states = file_states(self._folder / name)
+            folder = self._folder / name
+            states = file_states(folder)
             if not is_begun(states):
                 continue
-            known = self._known.get(name)
-            if known is None:
-                known = _Known(states, now)
-            elif known.states != states:
-                known.states, known.changed, known.reason, known.named = states, now, "", False
-            found[name] = known
+            one = self._known.get(name) or _Candidate(folder, states, now)
+            if one.states != states:
+                one.states, one.changed, one.reason, one.named = states, now, "", False
+            one.step = step_of_checkpoint(str(folder))
+            found[name] = one
         self._known = found
 
     def _names(self) -> list[str]:
@@ -231,9 +232,9 @@ class Watcher:
         try:
             with os.scandir(self._folder) as entries:
                 found = [
-                    one.name
-                    for one in entries
-                    if one.is_dir() and not _TEMPORARY.match(one.name) and not self._is_alias(one)
+                    entry.name
+                    for entry in entries
+                    if entry.is_dir() and not _TEMPORARY.match(entry.name) and not self._is_alias(entry)
                 ]
         except OSError as error:
             # A file system that is away for a while does not end hours of waiting
@@ -248,42 +249,38 @@ class Watcher:
         """Return whether an entry links to a checkpoint of the same folder, such as "latest"."""
         return entry.is_symlink() and Path(entry.path).resolve().parent == self._folder.resolve()
 
-    def _ready(self) -> Arrived | None:
+    def _ready(self) -> _Candidate | None:
         """Return the complete checkpoint of the lowest step that was not yielded in its present state."""
-        now, ready = time.monotonic(), []
-        for name, known in self._known.items():
-            if known.yielded == known.states or now - known.changed < self._settled or now < known.not_before:
+        now, ready = time.monotonic(), list[tuple[int, str]]()
+        for name, one in self._known.items():
+            if one.yielded == one.states or now - one.changed < self._settled or now < one.not_before:
                 continue
-            folder = self._folder / name
-            if not known.reason:
-                known.reason = why_incomplete(folder, allow_pickle=self._allow_pickle)
-            step = step_of_checkpoint(str(folder))
-            if known.reason or step is None:
-                self._name(name, known, now, step)
-            elif not self._is_late(name) and not self._is_duplicate(name, known, step):
-                ready.append(Arrived(step, folder))
-        return min(ready, key=lambda one: (one.step, one.folder.name), default=None)
+            if not one.reason:
+                one.reason = why_incomplete(one.folder, allow_pickle=self._allow_pickle)
+            if one.reason or one.step is None:
+                if now - one.changed >= self._stalled:
+                    lacking = "has no training step in its name (checkpoint-1000) or trainer_state.json"
+                    self._name(one, f"is skipped until it changes: {one.reason or lacking}")
+            elif not self._is_late(one) and not self._is_duplicate(one):
+                ready.append((one.step, name))
+        return self._known[min(ready)[1]] if ready else None
 
-    def _name(self, name: str, known: _Known, now: float, step: int | None) -> None:
-        """Name a folder that is not yielded, once it has not changed for a while."""
-        if not known.named and now - known.changed >= self._stalled:
-            known.named = True
-            why = known.reason or "has no training step in its name (checkpoint-1000) or trainer_state.json"
-            self._say(f"{name} is skipped until it changes: {why}")
+    def _name(self, one: _Candidate, why: str) -> None:
+        """Name a folder that is not yielded, once."""
+        if not one.named:
+            one.named = True
+            self._say(f"{one.folder.name} {why}")
 
-    def _is_duplicate(self, name: str, known: _Known, step: int) -> bool:
+    def _is_duplicate(self, one: _Candidate) -> bool:
         """Return whether another folder has the same step; the one that was yielded first counts."""
-        for other, one in self._known.items():
-            if other != name and one.yielded is not None and step_of_checkpoint(str(self._folder / other)) == step:
-                if not known.named:
-                    known.named = True
-                    self._say(f"{name} is skipped: it has step {step:,}, as {other} has")
+        for name, other in self._known.items():
+            if other is not one and other.yielded is not None and other.step == one.step:
+                self._name(one, f"is skipped: it has step {one.step:,}, as {name} has")
                 return True
         return False
 
-    def _is_late(self, name: str) -> bool:
-        step = step_of_checkpoint(str(self._folder / name))
-        return self._until is not None and step is not None and step > self._until
+    def _is_late(self, one: _Candidate) -> bool:
+        return self._until is not None and one.step is not None and one.step > self._until
 
     def _is_over(self) -> bool:
         now = time.monotonic()
@@ -291,22 +288,18 @@ class Watcher:
         changed = max([one.changed + self._settled for one in self._known.values()], default=0.0)
         if self._idle is not None and now - max(self._active, changed) > self._idle:
             return True
-        if self._until is None or not self._is_reached():
-            return False
         # Earlier steps may still be written or in use
-        return not any(
+        return self._is_reached() and not any(
             one.yielded != one.states and (now - one.changed < self._stalled or now < one.not_before)
-            for name, one in self._known.items()
-            if not self._is_late(name)
+            for one in self._known.values()
+            if not self._is_late(one)
         )
 
     def _is_reached(self) -> bool:
         """Return whether a complete checkpoint has the last step or a later one."""
-        for name, known in self._known.items():
-            step = step_of_checkpoint(str(self._folder / name))
-            if step is None or self._until is None or step < self._until:
-                continue
-            settled = time.monotonic() - known.changed >= self._settled
-            if known.yielded is not None or (settled and not why_incomplete(self._folder / name, allow_pickle=True)):
-                return True
+        for one in self._known.values():
+            if self._until is not None and one.step is not None and one.step >= self._until:
+                settled = time.monotonic() - one.changed >= self._settled
+                if one.yielded is not None or (settled and not why_incomplete(one.folder, allow_pickle=True)):
+                    return True
         return False

@@ -1,6 +1,7 @@
-"""Audit of the paper's tables: printed averages, marks and rows that contradict the printed numbers.
+"""Audit of the paper's tables and its sentences about them, by the printed numbers.
 
-In: layouts and the numbers as printed. Out: findings. The audit checks three questions from the printed tables alone:
+In: layouts, the numbers as printed and claims (`claims.py`). Out: a table of findings and verdicts. Three questions are
+answered from the printed tables alone:
 
 1. Is each printed average the mean of its parts, rounded half up? If not, could the rounding of the parts explain it
    (`decimals.could_print`)?
@@ -11,17 +12,19 @@ In: layouts and the numbers as printed. Out: findings. The audit checks three qu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations
 from typing import NamedTuple
 
+from evalkit.paths import resource
 from evalkit.reporting.decimals import could_print, half_up, to_text
 from evalkit.reporting.markup import literal, parse, plain
 from evalkit.reporting.table import Line, Section, Table
-from evalkit.tables.fill import Contest, computed, contests
-from evalkit.tables.layout import LayoutItem, TableLayout
-from evalkit.tables.published import Numbers, Printed
+from evalkit.tables.claims import CLAIM_KINDS, Audited, Verdict, check_claims, read_claims
+from evalkit.tables.fill import CellKey, Contest, computed, contests
+from evalkit.tables.layout import LayoutItem, TableLayout, layout_names, load_layout
+from evalkit.tables.published import printed_cells, published_numbers
 
 HEADINGS = ("table", "row", "column", "printed", "recomputed", "why")
 
@@ -42,18 +45,36 @@ class Finding(NamedTuple):
     why: str
 
 
-class Audited(NamedTuple):
-    """A published table with its numbers, printed averages and marks."""
+def audited(names: Sequence[str]) -> Table:
+    """Audit tables, and the sentences about them, against the printed numbers.
 
-    layout: TableLayout
-    numbers: Numbers
-    printed: Printed
+    All other tables are read too, for comparison. Sentences about no table are included if all tables are audited.
+
+    Raises:
+        EvalkitError: a layout, its numbers or the claims cannot be read, or a table has no file of printed cells.
+    """
+    layouts = [load_layout(name) for name in dict.fromkeys((*layout_names(), *names))]
+    shown = {load_layout(name).name for name in names}
+    tables = [Audited(layout, published_numbers(layout), printed_cells(layout)) for layout in layouts]
+    findings = [finding for finding in audit(tables) if finding.table in shown]
+    verdicts = check_claims(read_claims(resource("results", "published", "claims.yaml")), tables)
+    if not shown.issuperset(layout_names()):
+        verdicts = [verdict for verdict in verdicts if verdict.tables & shown]
+    return Table(
+        name="audit",
+        caption=(),
+        corner=literal(HEADINGS[0]),
+        facts=tuple(map(literal, HEADINGS[1:])),
+        columns=(),
+        sections=(Section((), "line", tuple(_line(*finding) for finding in findings)), *verdict_sections(verdicts)),
+        notes=(parse(TOLERANCE, "audit"),),
+    )
 
 
 def audit(tables: Sequence[Audited]) -> list[Finding]:
     """Return all findings, table by table, followed by those between tables."""
-    found = [finding for table in tables for finding in (*audit_averages(table), *audit_marks(table))]
-    return found + list(audit_rows(tables))
+    within = [finding for table in tables for finding in (*audit_averages(table), *audit_marks(table))]
+    return [*within, *audit_rows(tables)]
 
 
 def audit_averages(table: Audited) -> Iterator[Finding]:
@@ -66,13 +87,11 @@ def audit_averages(table: Audited) -> Iterator[Finding]:
             printed, number = table.printed.values.get(key), cells.get(key)
             if printed is None or number is None or printed == half_up(number.value, places):
                 continue
-            exact = f"the mean is {_exact(number.value)}"
-            if could_print(printed, number.value, places):
-                why = f"{exact}; the rounding of its parts can explain it"
-            else:
-                why = f"{exact}; no rounding of its parts explains it"
-            row, column = _place(layout, model, measure)
-            yield Finding(layout.name, row, column, to_text(printed, places), to_text(number.value, places), why)
+            possible = could_print(printed, number.value, places)
+            why = "the rounding of its parts can explain it" if possible else "no rounding of its parts explains it"
+            why = f"the mean is {_exact(number.value)}; {why}"
+            place = _place(layout, _name(layout, model.key), plain(measure.label))
+            yield Finding(layout.name, *place, to_text(printed, places), to_text(number.value, places), why)
 
 
 def audit_marks(table: Audited) -> Iterator[Finding]:
@@ -81,45 +100,37 @@ def audit_marks(table: Audited) -> Iterator[Finding]:
     values = {key: number.value for key, number in computed(layout, table.numbers).items()}
     as_printed = values | table.printed.values
     by_printed = {(c.kind, c.measure, c.models): c.winners for c in contests(layout, as_printed)}
+
+    def shown(contest: Contest, models: frozenset[str], numbers: dict[CellKey, Fraction]) -> str:
+        parts = [
+            f"{_name(layout, model)} {to_text(numbers[model, contest.measure], layout.decimals)}"
+            for model in contest.models
+            if model in models
+        ]
+        return f"{contest.kind}: {', '.join(parts) or 'nothing'}"
+
     for contest in contests(layout, values):
         marked = frozenset(
             m for m in contest.models if contest.kind in table.printed.marks.get((m, contest.measure), ())
         )
         if marked == contest.winners:
             continue
-        agrees = marked == by_printed[contest.kind, contest.measure, contest.models]
-        yield _mark_finding(table, contest, marked, agrees, values, as_printed)
-
-
-def _mark_finding(
-    table: Audited,
-    contest: Contest,
-    marked: frozenset[str],
-    agrees: bool,
-    values: Mapping[tuple[str, str], Fraction],
-    as_printed: Mapping[tuple[str, str], Fraction],
-) -> Finding:
-    layout = table.layout
-    measure = next(item for item in layout.measures if item.key == contest.measure)
-
-    def shown(models: frozenset[str], numbers: Mapping[tuple[str, str], Fraction]) -> str:
-        parts = [
-            f"{_name(layout, m)} {to_text(numbers[m, contest.measure], layout.decimals)}"
-            for m in contest.models
-            if m in models
-        ]
-        return f"{contest.kind}: {', '.join(parts) or 'nothing'}"
-
-    mark = layout.marks[contest.kind]
-    why = f"{mark.extreme} in the {mark.scope}"
-    if agrees:
-        why += "; right by the printed averages"
-    elif marked < contest.winners:
-        why += "; a tie, marked in part"
-    whole = len(contest.models) == len(layout.models)
-    scope = "all" if whole else f"{_name(layout, contest.models[0])} to {_name(layout, contest.models[-1])}"
-    row, column = (scope, plain(measure.label)) if layout.models_are_rows else (plain(measure.label), scope)
-    return Finding(layout.name, row, column, shown(marked, as_printed), shown(contest.winners, values), why)
+        mark, first, last = layout.marks[contest.kind], contest.models[0], contest.models[-1]
+        why = f"{mark.extreme} in the {mark.scope}"
+        if marked == by_printed[contest.kind, contest.measure, contest.models]:
+            why += "; right by the printed averages"
+        elif marked < contest.winners:
+            why += "; a tie, marked in part"
+        whole = len(contest.models) == len(layout.models)
+        models = "all" if whole else f"{_name(layout, first)} to {_name(layout, last)}"
+        measure = next(plain(item.label) for item in layout.measures if item.key == contest.measure)
+        yield Finding(
+            layout.name,
+            *_place(layout, models, measure),
+            shown(contest, marked, as_printed),
+            shown(contest, contest.winners, values),
+            why,
+        )
 
 
 def audit_rows(tables: Sequence[Audited]) -> Iterator[Finding]:
@@ -129,37 +140,43 @@ def audit_rows(tables: Sequence[Audited]) -> Iterator[Finding]:
     rows = [
         (t, model, dict(t.numbers[model.key])) for t in sources for model in t.layout.models if model.key in t.numbers
     ]
-    for (one, first, here), (other, second, there) in combinations(rows, 2):
+    for (table, model, here), (other, second, there) in combinations(rows, 2):
         shared = [task for task in here if task in there]
         differing = [task for task in shared if here[task].value != there[task].value]
-        if not shared or (first.key == second.key) == (not differing):
+        if not shared or (model.key == second.key) == (not differing):
             continue
-        if (pair := (frozenset((first.key, second.key)), not differing)) in reported:
+        if (pair := (frozenset((model.key, second.key)), not differing)) in reported:
             continue
         reported.add(pair)
-        if first.key == second.key:
+        if model.key == second.key:
             why = f"described alike, but {len(differing)} of {len(shared)} numbers differ"
         else:
             why = "described otherwise, but every number is the same"
-        row = f"{_name(other.layout, second)} ({second.key})"
-        recomputed = f"{one.layout.name}, {_name(one.layout, first)} ({first.key}): {_listed(one, first, shared)}"
+        row = f"{_name(other.layout, second.key)} ({second.key})"
+        recomputed = f"{table.layout.name}, {_name(table.layout, model.key)} ({model.key}): "
+        recomputed += _listed(table, model, shared)
         yield Finding(other.layout.name, row, f"{len(shared)} tasks", _listed(other, second, shared), recomputed, why)
 
 
-def as_table(findings: Sequence[Finding]) -> Table:
-    """Return the findings as a `Table`."""
-    lines = tuple(
-        Line(finding.table, literal(finding.table), False, tuple(map(literal, finding[1:])), ()) for finding in findings
-    )
-    return Table(
-        name="audit",
-        caption=(),
-        corner=literal(HEADINGS[0]),
-        facts=tuple(map(literal, HEADINGS[1:])),
-        columns=(),
-        sections=(Section((), "line", lines),),
-        notes=(parse(TOLERANCE, "audit"),),
-    )
+def verdict_sections(verdicts: Sequence[Verdict]) -> Iterator[Section]:
+    """Yield the verdicts on claims, those that do not follow first."""
+    for title, kinds in CLAIM_KINDS.items():
+        lines = []
+        for key, claim, verdict, computed_, names in verdicts:
+            if verdict in kinds:
+                why = "; ".join(filter(None, (claim.unchecked or verdict, claim.note)))
+                label = ", ".join(sorted(names)) or "text"
+                lines.append(_line(label, claim.where, claim.says, claim.printed, computed_, why, key=key))
+        if lines:
+            yield Section(literal(title), "heading", tuple(lines))
+
+
+def _line(label: str, *texts: str, key: str = "") -> Line:
+    return Line(key or label, literal(label), False, tuple(map(literal, texts)), ())
+
+
+def _place(layout: TableLayout, model: str, measure: str) -> tuple[str, str]:
+    return (model, measure) if layout.models_are_rows else (measure, model)
 
 
 def _listed(table: Audited, model: LayoutItem, tasks: Sequence[str]) -> str:
@@ -167,23 +184,17 @@ def _listed(table: Audited, model: LayoutItem, tasks: Sequence[str]) -> str:
     return " ".join(to_text(numbers[task].value, table.layout.decimals) for task in tasks)
 
 
-def _name(layout: TableLayout, key: str | LayoutItem) -> str:
+def _name(layout: TableLayout, key: str) -> str:
     """Return a model's label, prefixed by its section's title or its parent line where the label is ambiguous."""
-    name = key.key if isinstance(key, LayoutItem) else key
     for group in layout.model_groups:
         above = plain(group.title) if group.style == "heading" or not layout.models_are_rows else ""
         for item in group.items:
             label = plain(item.label)
-            if item.key == name:
+            if item.key == key:
                 return f"{above} {label}" if above and (item.indent or not layout.models_are_rows) else label
             if layout.models_are_rows and not item.indent:
                 above = label
-    raise KeyError(name)
-
-
-def _place(layout: TableLayout, model: LayoutItem, measure: LayoutItem) -> tuple[str, str]:
-    names = _name(layout, model), plain(measure.label)
-    return names if layout.models_are_rows else (names[1], names[0])
+    raise KeyError(key)
 
 
 def _exact(value: Fraction) -> str:

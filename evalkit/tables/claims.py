@@ -1,7 +1,7 @@
 """Verification of the paper's sentences against its tables.
 
-In: claims (`claims_file.py`) and the tables that they refer to. Out: a verdict on each. A claim defines how its figure
-follows from the tables, or a relation between numbers, in the following vocabulary.
+In: a file of claims and the tables that they refer to. Out: a verdict on each. A claim defines how its figure follows
+from the tables (`computed`), or relations between numbers (`holds`), in the following vocabulary.
 
 A value is a number; TABLE/MODEL/MEASURE; or one of
 
@@ -22,54 +22,30 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from evalkit.errors import EvalkitError, TableError, first_line
 from evalkit.inputs.validated import FileSettings, Listed, Named, read_settings
 from evalkit.models.shapes import ModelShape, parameters, read_shape
 from evalkit.models.zoo import named_model
 from evalkit.reporting.decimals import half_up, parse_number, to_text
-from evalkit.reporting.markup import literal
-from evalkit.reporting.table import Line, Section
-from evalkit.tables.audit import Audited
 from evalkit.tables.fill import computed
 from evalkit.tables.layout import TableLayout
+from evalkit.tables.published import Numbers, Printed
 
 
-@dataclass(frozen=True)
-class PaperClaim:
-    """A paraphrased sentence of the paper, and how it follows from the tables."""
+class Audited(NamedTuple):
+    """A published table with its numbers, printed averages and marks."""
 
-    key: str
-    where: str
-    """Section or caption of the paper, and the line of its source."""
-    says: str
-    printed: str
-    """A figure or a few words, as printed."""
-    figure: str = ""
-    """The printed figure as a number, where `printed` is not one."""
-    computed: Any = None
-    """Expression whose value must equal the figure."""
-    holds: tuple[Any, ...] = ()
-    """Relations, in place of a figure."""
-    unchecked: str = ""
-    """Why the tables cannot verify it."""
-    note: str = ""
-
-
-class Claims(NamedTuple):
-    """Content of a file of claims."""
-
-    claims: tuple[PaperClaim, ...]
-    shapes: Mapping[str, ModelShape]
-    """Models in claims that evalkit does not know by name: name → shape."""
+    layout: TableLayout
+    numbers: Numbers
+    printed: Printed
 
 
 def _written(given: object) -> object:
@@ -82,16 +58,20 @@ def _written(given: object) -> object:
 _Written = Annotated[str, BeforeValidator(_written)]
 
 
-class _ClaimFile(FileSettings):
-    """Schema of a claim."""
+class PaperClaim(FileSettings):
+    """A paraphrased sentence of the paper, and how it follows from the tables."""
 
     where: _Written
+    """Section or caption of the paper, and the line of its source."""
     says: _Written
     printed: _Written
+    """A figure or a few words, as printed."""
     figure: _Written = ""
+    """The printed figure as a number, where `printed` is not one."""
     computed: Any = None
     holds: Listed[dict[str, list[Any]]] = ()
     unchecked: _Written = ""
+    """Why the tables cannot verify it."""
     note: _Written = ""
 
     @model_validator(mode="after")
@@ -101,69 +81,60 @@ class _ClaimFile(FileSettings):
         return self
 
 
-class _ClaimsFile(FileSettings):
-    """Schema of the file."""
+class Claims(FileSettings):
+    """Content of a file of claims."""
 
-    models: Named[dict[str, Any]]
-    claims: Named[_ClaimFile]
+    models: Named[Annotated[dict[str, Any], AfterValidator(read_shape)]]
+    """Shapes of models that evalkit does not know by name, validated from their config.json."""
+    claims: Named[PaperClaim]
 
 
 def read_claims(path: Path) -> Claims:
-    """Read a file of claims.
-
-    Raises:
-        TableError: it cannot be read, or a claim is invalid; names the claim.
-    """
-    content = read_settings(path, _ClaimsFile, TableError)
-    shapes = {}
-    for name, config in content.models.items():
-        try:
-            shapes[name] = read_shape(config)
-        except ValueError as error:
-            raise TableError(f"{path}: 'models.{name}': {error}") from error
-    return Claims(tuple(PaperClaim(key, **dict(about)) for key, about in content.claims.items()), shapes)
+    """Read a file of claims; a `TableError` names the invalid claim."""
+    return read_settings(path, Claims, TableError)
 
 
-HOLDS, BY_PRINTED, FAILS, UNCHECKED = (
-    "holds",
-    "holds by the printed averages only",
-    "does not follow",
-    "cannot be checked",
-)
+HOLDS, BY_PRINTED = "holds", "holds by the printed averages only"
+FAILS, UNCHECKED = "does not follow", "cannot be checked"
+CLAIM_KINDS = {
+    "Sentences that do not follow from the tables": (FAILS, BY_PRINTED),
+    "Sentences that do": (HOLDS,),
+    "Sentences that the tables cannot verify": (UNCHECKED,),
+}
+"""Title → verdicts, in the order of the audit."""
 
 
 class Verdict(NamedTuple):
-    """Result of checking a claim."""
+    """Result of checking a claim: what the tables give, and which tables were used."""
 
+    key: str
     claim: PaperClaim
     verdict: str
     """`HOLDS`, `BY_PRINTED`, `FAILS` or `UNCHECKED`."""
     computed: str
-    """Values from the tables."""
     tables: frozenset[str]
-    """Tables that it was checked against."""
 
 
-def check_claims(found: Claims, tables: Sequence[Audited]) -> list[Verdict]:
+def check_claims(content: Claims, tables: Sequence[Audited]) -> list[Verdict]:
     """Return the verdict on each claim, in the file's order.
 
     Raises:
         TableError: a claim names a table, a row, a measure, a model or an operation that does not exist.
     """
-    recomputed, printed = (_Facts(tables, found.shapes, as_printed) for as_printed in (False, True))
-    return [_verdict(claim, recomputed, printed) for claim in found.claims]
+    recomputed, printed = (_Facts(tables, content.models, as_printed) for as_printed in (False, True))
+    return [_verdict(key, claim, recomputed, printed) for key, claim in content.claims.items()]
 
 
-def _verdict(claim: PaperClaim, recomputed: _Facts, printed: _Facts) -> Verdict:
+def _verdict(key: str, claim: PaperClaim, recomputed: _Facts, printed: _Facts) -> Verdict:
     if claim.unchecked:
-        return Verdict(claim, UNCHECKED, "", frozenset())
+        return Verdict(key, claim, UNCHECKED, "", frozenset())
     try:
         (follows, values), (follows_printed, _) = _check(claim, recomputed), _check(claim, printed)
     except (EvalkitError, KeyError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
-        raise TableError(f"claim '{claim.key}' cannot be computed: {first_line(error)}") from error
+        raise TableError(f"claim '{key}' cannot be computed: {first_line(error)}") from error
     verdict = HOLDS if follows else BY_PRINTED if follows_printed else FAILS
     shown = "; ".join(", ".join(map(_shown, group)) for group in values)
-    return Verdict(claim, verdict, shown, frozenset(_tables_in((claim.computed, claim.holds))))
+    return Verdict(key, claim, verdict, shown, frozenset(_tables_in((claim.computed, claim.holds))))
 
 
 def _check(claim: PaperClaim, facts: _Facts) -> tuple[bool, list[list[Fraction]]]:
@@ -184,7 +155,7 @@ def _check(claim: PaperClaim, facts: _Facts) -> tuple[bool, list[list[Fraction]]
 
 
 def _throughout(compare: Callable[[Fraction, Fraction], bool]) -> Callable[[list[Fraction]], bool]:
-    return lambda values: all(compare(one, next_one) for one, next_one in pairwise(values))
+    return lambda values: all(compare(*neighbours) for neighbours in pairwise(values))
 
 
 _RELATIONS: dict[str, Callable[[list[Fraction]], bool]] = {
@@ -207,7 +178,7 @@ _ARITHMETIC: dict[str, Callable[[list[Fraction]], Fraction]] = {
 class _Facts:
     """Values that claims can refer to: the tables' numbers and the models' shapes."""
 
-    def __init__(self, tables: Sequence[Audited], shapes: Mapping[str, ModelShape], as_printed: bool) -> None:
+    def __init__(self, tables: Sequence[Audited], shapes: Mapping[str, Any], as_printed: bool) -> None:
         self._layouts = {table.layout.name: table.layout for table in tables}
         self._shapes = shapes
         self._values: dict[str, dict[tuple[str, str], Fraction]] = {}
@@ -232,9 +203,7 @@ class _Facts:
         return Fraction(look_up[name](**operands))
 
     def _size(self, table: str, of: str) -> int:
-        layout = self._layouts[table]
-        sizes = {"models": len(layout.models), "measures": len(_read(layout)), "groups": len(_groups(layout))}
-        return sizes[of]
+        return len(self._layouts[table].models if of == "models" else _measures(self._layouts[table], of))
 
     def _wins(
         self, table: str, model: str, among: Sequence[str] = (), alone: bool = False, of: str = "measures"
@@ -245,20 +214,15 @@ class _Facts:
             raise KeyError(min(strange))
 
         def wins(measure: str) -> bool:
-            own, best = values[model, measure], max(values[o, measure] for o in others if (o, measure) in values)
-            return own > best or (own == best and not alone)
+            value, best = values[model, measure], max(values[o, measure] for o in others if (o, measure) in values)
+            return value > best or (value == best and not alone)
 
-        measures: list[tuple[str, ...]] = [(measure,) for measure in _read(layout)]
-        return sum(all(map(wins, group)) for group in {"measures": measures, "groups": _groups(layout)}[of])
+        return sum(all(map(wins, group)) for group in _measures(layout, of))
 
     def _shape(self, model: str, of: str) -> int:
         shape = self._shapes[model] if model in self._shapes else _named_shape(model)
-        kinds = {
-            "parameters": parameters(shape).total,
-            "head_size": shape.attention.head_size,
-            "layers": shape.attention.layers,
-        }
-        return kinds[of]
+        attention = shape.attention
+        return {"parameters": parameters(shape).total, "head_size": attention.head_size, "layers": attention.layers}[of]
 
 
 @cache
@@ -266,14 +230,11 @@ def _named_shape(name: str) -> ModelShape:
     return named_model(name).shape
 
 
-def _groups(layout: TableLayout) -> list[tuple[str, ...]]:
-    """Return the measures of each column group, without averages."""
+def _measures(layout: TableLayout, of: str) -> list[tuple[str, ...]]:
+    """Return the measures of each column group, or each measure alone; without averages."""
     groups = [tuple(i.key for i in group.items if i.key not in layout.averages) for group in layout.measure_groups]
-    return [group for group in groups if group]
-
-
-def _read(layout: TableLayout) -> list[str]:
-    return [measure for group in _groups(layout) for measure in group]
+    alone: list[tuple[str, ...]] = [(measure,) for group in groups for measure in group]
+    return {"groups": [group for group in groups if group], "measures": alone}[of]
 
 
 def _tables_in(raw: Any) -> Iterator[str]:
@@ -295,22 +256,3 @@ def _shown(value: Fraction) -> str:
     if value.denominator == 1:
         return f"{value.numerator:,}"
     return to_text(value, 2).rstrip("0").rstrip(".")
-
-
-def sections(verdicts: Sequence[Verdict]) -> Iterator[Section]:
-    """Yield the verdicts as sections for `audit.as_table`, those that do not follow first."""
-    for title, kinds in (
-        ("Sentences that do not follow from the tables", (FAILS, BY_PRINTED)),
-        ("Sentences that do", (HOLDS,)),
-        ("Sentences that the tables cannot verify", (UNCHECKED,)),
-    ):
-        lines = tuple(_line(verdict) for verdict in verdicts if verdict.verdict in kinds)
-        if lines:
-            yield Section(literal(title), "heading", lines)
-
-
-def _line(verdict: Verdict) -> Line:
-    claim = verdict.claim
-    why = "; ".join(filter(None, (verdict.verdict if not claim.unchecked else "", claim.unchecked, claim.note)))
-    texts = (claim.where, claim.says, claim.printed, verdict.computed, why)
-    return Line(claim.key, literal(", ".join(sorted(verdict.tables)) or "text"), False, tuple(map(literal, texts)), ())

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from evalkit.reporting.decimals import half_up, mean, to_text
 from evalkit.reporting.markup import Text, superscript
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table
-from evalkit.tables.layout import Group, LayoutItem, TableLayout
+from evalkit.tables.layout import LayoutItem, TableLayout
 from evalkit.tables.published import Number, Numbers, Printed
 
 CellKey = tuple[str, str]
@@ -22,13 +22,12 @@ CellKey = tuple[str, str]
 
 
 class Contest(NamedTuple):
-    """Cells of one measure that compete for one kind of mark, and the winners."""
+    """Models whose numbers of one measure compete for a mark (bold, underline), and the winners."""
 
     kind: str
-    """bold or underline."""
     measure: str
     models: tuple[str, ...]
-    """The competing models, in the table's order; some may have no number."""
+    """In the table's order; some may have no number."""
     winners: frozenset[str]
     """Models with the extreme value: several if tied, none where there is no number."""
 
@@ -49,7 +48,6 @@ def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterato
 
 
 def best_marks(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> dict[CellKey, frozenset[str]]:
-    """Return the marks of each marked cell."""
     marks: dict[CellKey, frozenset[str]] = {}
     for contest in contests(layout, values):
         for model in contest.winners:
@@ -97,50 +95,61 @@ def fill(layout: TableLayout, filling: Filling) -> Table:
         marks = filling.printed.marks
     published = computed(layout, filling.published) if filling.published is not None else {}
 
-    def cell(model: str, measure: str) -> Cell:
-        number = numbers.get((model, measure))
+    def cell(key: CellKey) -> Cell:
+        number, places = numbers.get(key), layout.decimals
         if number is None:
             return Cell()
-        mark = marks.get((model, measure), frozenset())
+        difference = ""
+        if key in published:  # of the rounded numbers, so that it agrees with the printed ones
+            difference = to_text(
+                half_up(number.value, places) - half_up(published[key].value, places), places, signed=True
+            )
         return Cell(
-            value=to_text(number.value, layout.decimals) + layout.unit,
-            spread=to_text(number.spread, layout.decimals) if filling.spreads and number.spread is not None else "",
-            difference=_difference(number, published.get((model, measure)), layout.decimals),
-            bold="bold" in mark,
-            underline="underline" in mark,
-            significant=(model, measure) in leading,
+            value=to_text(number.value, places) + layout.unit,
+            spread=to_text(number.spread, places) if filling.spreads and number.spread is not None else "",
+            difference=difference,
+            bold="bold" in marks.get(key, ()),
+            underline="underline" in marks.get(key, ()),
+            significant=key in leading,
         )
+
+    def label(item: LayoutItem, of_model: bool) -> Text:
+        mark = filling.row_marks.get(item.key) if of_model else None
+        return item.label + superscript(mark) if mark else item.label
+
+    rows_are_models = layout.models_are_rows
+    across = [item.key for group in layout.columns for item in group.items]
+
+    def line(item: LayoutItem) -> Line:
+        keys = [(item.key, other) if rows_are_models else (other, item.key) for other in across]
+        return Line(item.key, label(item, rows_are_models), item.indent, item.facts, tuple(map(cell, keys)))
 
     return Table(
         name=layout.name,
         caption=layout.caption,
         corner=layout.corner,
         facts=layout.facts,
-        columns=tuple(_column_group(layout, filling, group) for group in layout.columns),
-        sections=tuple(_section(layout, filling, group, cell) for group in layout.rows),
+        columns=tuple(
+            ColumnGroup(group.title, tuple(label(item, not rows_are_models) for item in group.items))
+            for group in layout.columns
+        ),
+        sections=tuple(Section(group.title, group.style, tuple(map(line, group.items))) for group in layout.rows),
         notes=filling.notes,
     )
 
 
 def computed(layout: TableLayout, numbers: Numbers) -> dict[CellKey, Number]:
     """Return the numbers of the table's cells by (model, measure), averages included."""
-    found: dict[CellKey, Number] = {}
+    cells: dict[CellKey, Number] = {}
     for model in layout.models:
         row = numbers.get(model.key, {})
         for measure in layout.measures:
             parts = layout.averages.get(measure.key)
             if measure.key in row:
-                found[model.key, measure.key] = row[measure.key]
+                cells[model.key, measure.key] = row[measure.key]
             elif parts and all(part in row for part in parts):
-                found[model.key, measure.key] = Number(mean([row[part].value for part in parts]))
-    return found
-
-
-def _difference(number: Number, published: Number | None, places: int) -> str:
-    """Return the difference of the rounded numbers, so that it agrees with the printed ones."""
-    if published is None:
-        return ""
-    return to_text(half_up(number.value, places) - half_up(published.value, places), places, signed=True)
+                cells[model.key, measure.key] = Number(mean([row[part].value for part in parts]))
+    return cells
 
 
 def _leads(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterator[Lead]:
@@ -153,23 +162,3 @@ def _leads(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterator[
         nearest = max if layout.marks["bold"].extreme == "highest" else min
         runner_up = nearest(others, key=lambda model: values[model, contest.measure])
         yield Lead(next(iter(contest.winners)), runner_up, contest.measure)
-
-
-def _label(filling: Filling, item: LayoutItem) -> Text:
-    mark = filling.row_marks.get(item.key)
-    return item.label + superscript(mark) if mark else item.label
-
-
-def _column_group(layout: TableLayout, filling: Filling, group: Group) -> ColumnGroup:
-    labels = tuple(_label(filling, item) if not layout.models_are_rows else item.label for item in group.items)
-    return ColumnGroup(group.title, labels)
-
-
-def _section(layout: TableLayout, filling: Filling, group: Group, cell: Callable[[str, str], Cell]) -> Section:
-    across = [item.key for columns in layout.columns for item in columns.items]
-    lines = []
-    for item in group.items:
-        keys = [(item.key, key) if layout.models_are_rows else (key, item.key) for key in across]
-        label = _label(filling, item) if layout.models_are_rows else item.label
-        lines.append(Line(item.key, label, item.indent, item.facts, tuple(cell(*key) for key in keys)))
-    return Section(group.title, group.style, tuple(lines))

@@ -8,7 +8,6 @@ numbers of different protocols are not comparable.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated
 
@@ -25,56 +24,45 @@ from evalkit.runs.traits import origin_notes, summary, traits, unofficial
 from evalkit.tables.fill import Filling, computed, fill
 from evalkit.tables.layout import AVERAGE, TableLayout, load_layout
 from evalkit.tables.measured import accuracies
-from evalkit.tables.request import published_numbers
+from evalkit.tables.published import published_numbers
 
 LAYOUT = "res_intg_app"
 
 
-@dataclass(frozen=True)
-class PublishedProtocol:
+class PublishedProtocol(FileSettings):
     """Assumed protocol of a published row."""
 
-    key: str
     name: str
     rules: dict[str, str]
     """Task → rule; "default" for the others."""
     prompts: str
     """The template with the most similar prompts."""
-    why: str
-
-
-class _ProtocolFile(FileSettings):
-    """Schema of a row's protocol."""
-
-    name: str
-    rules: dict[str, str]
-    prompts: str
     why: Annotated[str, AfterValidator(lambda why: " ".join(why.split()))]
 
 
 def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table:
-    """Return a table of the run beside the published rows.
+    """Return a table of a finished run beside the published rows.
 
     Args:
-        run: a finished run of the table's suite.
+        run: a finished run.
         rule: its rule; by default the run's own.
         tokens: number of training tokens, printed as given.
 
     Raises:
-        UsageError: it is of another suite.
+        UsageError: the run is of another suite.
         UnknownNameError: it was not scored for the rule.
     """
     layout = load_layout(LAYOUT)
     if run.suite != layout.suite:
         raise UsageError(f"run {run.folder} is of suite {run.suite}; the published numbers are of suite {layout.suite}")
-    protocols = list(read_protocols())
-    own = rule or str(run.manifest["rule"])
+    protocols = read_protocols()
+    own_rule = rule or str(run.manifest["rule"])
     name = str(run.manifest["model"]).rstrip("/").rsplit("/", 1)[-1]
-    rows = {f"{name}, {own}": _values(layout, run, {"default": own})}
+    rows = {f"{name}, {own_rule}": _values(layout, run, {"default": own_rule})}
     rows |= {f"as {' and '.join(names)}": _values(layout, run, rules) for names, rules in _by_rules(protocols)}
     table = fill(layout, Filling(published_numbers(layout)))
     section = Section((), "line", tuple(_line(layout, run, label, tokens, row) for label, row in rows.items()))
-    notes = [*_differences(layout, run, protocols), *_protocol(run, own, protocols)]
+    notes = [*_differences(layout, run, protocols), *_protocol(run, own_rule, list(protocols.values()))]
     return table._replace(
         name="integrity",
         caption=literal(f"{run.manifest['model']} beside the rows of the paper's table {LAYOUT}; accuracy in %."),
@@ -83,34 +71,33 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
     )
 
 
-def read_protocols() -> Iterator[PublishedProtocol]:
-    """Read the assumed protocols of the published rows."""
-    content = read_settings(resource("results", "published", "protocols.yaml"), dict[str, _ProtocolFile], TableError)
-    for key, protocol in content.items():
-        yield PublishedProtocol(key, **dict(protocol))
+def read_protocols() -> dict[str, PublishedProtocol]:
+    """Return row → its assumed protocol."""
+    path = resource("results", "published", "protocols.yaml")
+    return read_settings(path, dict[str, PublishedProtocol], TableError)
 
 
-def _by_rules(protocols: list[PublishedProtocol]) -> Iterator[tuple[list[str], dict[str, str]]]:
+def _by_rules(protocols: Mapping[str, PublishedProtocol]) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Yield (names, rules) of the published rows that are assumed to follow the same rules."""
     distinct: list[dict[str, str]] = []
-    for protocol in protocols:
+    for protocol in protocols.values():
         if protocol.rules not in distinct:
             distinct.append(protocol.rules)
     for rules in distinct:
-        yield [protocol.name for protocol in protocols if protocol.rules == rules], rules
+        yield [protocol.name for protocol in protocols.values() if protocol.rules == rules], rules
 
 
 def _values(layout: TableLayout, run: Run, rules: Mapping[str, str]) -> dict[str, Fraction]:
     """Return measure → accuracy in percent, each task under its rule; averages only over all of their tasks."""
-    found: dict[str, Fraction] = {}
+    values: dict[str, Fraction] = {}
     for task in layout.tasks:
         scored = accuracies(run, rules.get(task, rules["default"]))
         if task in scored:
-            found[task] = scored[task][0]
+            values[task] = scored[task][0]
     for name, tasks in layout.averages.items():
-        if all(task in found for task in tasks):
-            found[name] = mean([found[task] for task in tasks])
-    return found
+        if all(task in values for task in tasks):
+            values[name] = mean([values[task] for task in tasks])
+    return values
 
 
 def _line(layout: TableLayout, run: Run, label: str, tokens: str | None, values: Mapping[str, Fraction]) -> Line:
@@ -131,14 +118,14 @@ def _unmarked(section: Section) -> Section:
     return section._replace(lines=tuple(lines))
 
 
-def _differences(layout: TableLayout, run: Run, protocols: list[PublishedProtocol]) -> Iterator[str]:
+def _differences(layout: TableLayout, run: Run, protocols: Mapping[str, PublishedProtocol]) -> Iterator[str]:
     """Yield the difference of averages between the run and each published row under that row's rules."""
     published = computed(layout, published_numbers(layout))
-    for protocol in protocols:
+    for key, protocol in protocols.items():
         values, places = _values(layout, run, protocol.rules), layout.decimals
         if AVERAGE not in values:
             continue
-        theirs = published[protocol.key, AVERAGE].value
+        theirs = published[key, AVERAGE].value
         difference = half_up(values[AVERAGE], places) - half_up(theirs, places)
         ours, apart = to_text(values[AVERAGE], places), to_text(difference, places, signed=True)
         yield f"Average under {protocol.name}'s rules: {ours}, {apart} from its {to_text(theirs, places)}."
@@ -155,19 +142,18 @@ def _in_words(rules: Mapping[str, str]) -> str:
 
 
 def _protocol(run: Run, rule: str, protocols: list[PublishedProtocol]) -> Iterator[str]:
-    own = traits(run, rule)
+    here = traits(run, rule)
     yield f"Your run: {'; '.join([summary(run, rule), *origin_notes(run.manifest)])}."
     for protocol in protocols:
         yield f"{protocol.name}: believed scored by {_in_words(protocol.rules)}: {protocol.why}."
-    template = run.template
-    if other := [protocol.name for protocol in protocols if protocol.prompts != template]:
-        prompts = {protocol.prompts for protocol in protocols if protocol.prompts != template}
-        yield f"Prompts differ: template {template} here; {' and '.join(other)} as {' or '.join(sorted(prompts))}."
-    if own["limit"].value != "none":
-        yield f"Documents differ: {own['limit'].words} here, all of them in the published numbers."
+    if other := [protocol for protocol in protocols if protocol.prompts != run.template]:
+        names, prompts = (protocol.name for protocol in other), sorted({protocol.prompts for protocol in other})
+        yield f"Prompts differ: template {run.template} here; {' and '.join(names)} as {' or '.join(prompts)}."
+    if here["limit"].value != "none":
+        yield f"Documents differ: {here['limit'].words} here, all of them in the published numbers."
     for kind, tasks in unofficial(run.manifest).items():
         yield f"{kind.capitalize()} differ: not the official ones of {', '.join(tasks)} here."
-    if own["solved examples"].value != "0":
-        yield f"Prompts differ: {own['solved examples'].words} here, zero-shot in the published numbers."
-    if own["context extension"].value != "none":
-        yield f"Context differs: {own['context extension'].words} here, none is said to be in the published numbers."
+    if here["solved examples"].value != "0":
+        yield f"Prompts differ: {here['solved examples'].words} here, zero-shot in the published numbers."
+    if here["context extension"].value != "none":
+        yield f"Context differs: {here['context extension'].words} here, none is said to be in the published numbers."

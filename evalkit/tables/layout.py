@@ -2,7 +2,7 @@
 
 In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `TableLayout`. The form:
 
-    caption: text in markup (tables/markup.py)
+    caption: text in markup (reporting/markup.py)
     suite: zeroshot8            # or longbench, or a suite's file, relative to this one: tasks and averages; omitted
                                 # where all numbers come from a CSV
     data: main_res              # results/published/main_res.csv; or a path ending in .csv, relative to this file
@@ -11,7 +11,7 @@ In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `TableL
     facts: {parameters: "#P"}   # text columns after the labels
     decimals: 1
     unit: ""                    # after every number
-    marks: {bold: highest in section, underline: lowest in table}
+    marks: {bold: highest in section, underline: lowest in table}    # a section is a group of models
     rows:                       # groups of lines
       - title: "*125M parameters*"
         style: ruled            # title between rules; heading: title on a line; line: a rule and no title
@@ -23,39 +23,41 @@ In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `TableL
       - {title: Reasoning, items: {winogrande: Winogrd, arc_easy: ARCe}}
       - {items: {Average: Avg.}}
 
-A section, for marks, is a group of models. `model` assigns runs to rows; a run of another model is marked. A layout
-with `pairs` compares models with a baseline (`paired_sizes.py`), and `model` then names a model of each size.
+`model` assigns runs to rows; a run of another model is marked. With `pairs`, a row names its model of each size, and
+the numbers are shares of documents on which the model exceeds the size's baseline (`paired.py`). Runs then belong to a
+row and a size (`diff/125m`), or to a baseline (`baseline/125m`), which no row shows:
+
+    pairs:
+      125m: {baseline: llama-125m-vanilla, measures: {125m_last1: rank@-1}}    # column → rule of `evalkit compare`
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, PlainValidator, model_validator
 
 from evalkit.benchmarks.multiple_choice.suites import load_suite
-from evalkit.benchmarks.registry import kinds, suite_averages
+from evalkit.benchmarks.registry import suite_averages
 from evalkit.errors import TableError, UnknownNameError, UsageError
-from evalkit.inputs.validated import FileSettings, Listed, Named, read_settings
+from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.paths import resource
 from evalkit.reporting.markup import Text, parse
-from evalkit.tables.paired_sizes import BASELINE, Models, PairedSize, PairedSizeFile, check_pairs, names, paired_sizes
 
 AVERAGE = "Average"
 """The mean over all tasks of the suite. LongBench's own average is different: the mean of its groups' means."""
-
-_EXTREMES, _SCOPES = ("highest", "lowest"), ("section", "table")
+BASELINE = "baseline"
+"""Stands for the row in the key of a baseline's runs."""
 
 
 @dataclass(frozen=True)
 class LayoutItem:
-    """A row or a column of a table."""
+    """A row or a column of a table: a model or a measure."""
 
     key: str
-    """Key of the model or the measure."""
     label: Text
     indent: bool = False
     facts: tuple[Text, ...] = ()
@@ -68,8 +70,7 @@ class LayoutItem:
     """Size → its models, in a layout with `pairs`; `models` is then empty."""
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Rows or columns with a common title."""
 
     title: Text
@@ -78,13 +79,28 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """Rule for marking a number of each measure."""
+class PairedSize:
+    """Models of one size that are compared with a baseline, document by document."""
+
+    name: str
+    baseline: tuple[str, ...]
+    """Models of the baseline's runs, as in `LayoutItem`."""
+    rules: Mapping[str, str]
+    """Measure of the layout → measure of documents, as `Comparable.by_rule` takes it."""
+
+    @property
+    def baseline_key(self) -> str:
+        return self.key(BASELINE)
+
+    def key(self, row: str) -> str:
+        return f"{row}/{self.name}"
+
+
+class Mark(NamedTuple):
+    """Rule for marking a number of each measure: the highest or lowest in a section or the table."""
 
     extreme: str
-    """highest or lowest."""
     scope: str
-    """section or table: the models that are compared."""
 
 
 @dataclass(frozen=True)
@@ -98,37 +114,32 @@ class TableLayout:
     averages: dict[str, tuple[str, ...]]
     """Computed measure → the tasks it is the mean of."""
     data: Path
-    """CSV of its published numbers; it need not exist."""
+    """CSV of its published numbers; it need not exist, as that of printed averages and marks in `printed/`."""
     models_are_rows: bool
     corner: Text
     facts: tuple[Text, ...]
     decimals: int
     unit: str
     marks: dict[str, Mark]
-    """bold, underline → rule."""
     rows: tuple[Group, ...]
     columns: tuple[Group, ...]
     pairs: tuple[PairedSize, ...] = ()
-    """Sizes with a baseline each: the numbers are shares of documents on which a model exceeds it."""
 
     @property
     def model_groups(self) -> tuple[Group, ...]:
-        """Return the sections: groups of models."""
         return self.rows if self.models_are_rows else self.columns
 
     @property
     def measure_groups(self) -> tuple[Group, ...]:
-        """Return the groups of tasks and averages."""
         return self.columns if self.models_are_rows else self.rows
 
     @property
     def models(self) -> tuple[LayoutItem, ...]:
-        """Return the models, in order."""
         return tuple(item for group in self.model_groups for item in group.items)
 
     @property
     def assigned(self) -> tuple[LayoutItem, ...]:
-        """Return the items that runs are assigned to: the models, or with `pairs` each size's baseline and models."""
+        """Items that runs are assigned to: the models, or with `pairs` each size's baseline and models."""
         if not self.pairs:
             return self.models
         return tuple(
@@ -140,28 +151,35 @@ class TableLayout:
 
     @property
     def measures(self) -> tuple[LayoutItem, ...]:
-        """Return tasks and averages, in order."""
         return tuple(item for group in self.measure_groups for item in group.items)
 
     @property
-    def printed(self) -> Path:
-        """Return the CSV of printed averages and marks, which need not exist."""
-        return self.data.parent / "printed" / f"{self.name}.csv"
-
-    @property
     def in_percent(self) -> bool:
-        """Return whether its numbers are percentages, by its suite or its unit."""
+        """Whether its numbers are percentages, by its suite or its unit."""
         return self.suite is not None or self.unit == "%"
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Return the measures that are read, including the parts of averages."""
+        """The measures that are read, including the parts of averages."""
         read = [part for item in self.measures for part in self.averages.get(item.key, (item.key,))]
         return tuple(dict.fromkeys(read))
 
 
+def rows_by_key(layout: TableLayout) -> dict[str, str]:
+    """Return the key of runs → the row that shows them; baselines, which no row shows, are not in it."""
+    if not layout.pairs:
+        return {item.key: item.key for item in layout.models}
+    return {size.key(item.key): item.key for size in layout.pairs for item in layout.models}
+
+
+def without_baseline(layout: TableLayout, given: Collection[str]) -> dict[str, PairedSize]:
+    """Return, of the `given` keys with runs, those of rows whose baseline has none, with their size."""
+    lacking = [size for size in layout.pairs if size.baseline_key not in given]
+    return {key: size for item in layout.models for size in lacking if (key := size.key(item.key)) in given}
+
+
 def layout_names() -> list[str]:
-    """Return the names of the layouts that evalkit ships."""
+    """Names of the layouts that evalkit ships."""
     return sorted(path.stem for path in resource("configs", "tables").glob("*.yaml"))
 
 
@@ -191,46 +209,41 @@ def _markup(given: object) -> Text:
         raise ValueError(str(error)) from error
 
 
-def _mark(given: object) -> Mark:
-    extreme, _, scope = str(given).partition(" in ")
-    if extreme not in _EXTREMES or scope not in _SCOPES:
-        raise ValueError(
-            f"'{given!s:.60}' is not a mark; write 'highest in section', 'lowest in section', 'highest in table' or "
-            "'lowest in table'"
-        )
-    return Mark(extreme, scope)
-
-
 _Markup = Annotated[Text, PlainValidator(_markup)]
+_MarkRule = Literal["highest in section", "lowest in section", "highest in table", "lowest in table"]
+_Models = NonEmpty | Listed[NonEmpty]
+"""A model's name, or several that belong to one row."""
+
+
+def _names(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else given
 
 
 class _ItemFile(FileSettings):
-    """Schema of a row or a column."""
-
     label: _Markup | None = None
     indent: bool = False
     facts: Named[_Markup] = Field(default_factory=dict)
-    model: Models | Named[Models] = ()
+    model: _Models | Named[_Models] = ()
     no_model: str = ""
 
     @model_validator(mode="before")
     @classmethod
     def _of_label(cls, given: object) -> object:
-        """Expand a label without further keys to an item."""
         return given if isinstance(given, dict) else {"label": given}
 
 
 class _GroupFile(FileSettings):
-    """Schema of a group."""
-
     title: _Markup = ()
     style: Literal["ruled", "heading", "line"] | None = None
     items: Annotated[Named[_ItemFile], Field(min_length=1)]
 
 
-class _LayoutFile(FileSettings):
-    """Schema of a layout file; see the module's docstring."""
+class _PairedSizeFile(FileSettings):
+    baseline: _Models
+    measures: Annotated[Named[NonEmpty], Field(min_length=1)]
 
+
+class _LayoutFile(FileSettings):
     caption: _Markup = ()
     suite: str | None = None
     data: str | None = None
@@ -239,8 +252,8 @@ class _LayoutFile(FileSettings):
     facts: Named[_Markup] = Field(default_factory=dict)
     decimals: Annotated[int, Field(ge=0, le=9)] = 1
     unit: str = ""
-    marks: dict[Literal["bold", "underline"], Annotated[Mark, PlainValidator(_mark)]] = Field(default_factory=dict)
-    pairs: Named[PairedSizeFile] = Field(default_factory=dict)
+    marks: dict[Literal["bold", "underline"], _MarkRule] = Field(default_factory=dict)
+    pairs: Named[_PairedSizeFile] = Field(default_factory=dict)
     rows: Annotated[Listed[_GroupFile], Field(min_length=1)]
     columns: Annotated[Listed[_GroupFile], Field(min_length=1)]
 
@@ -260,33 +273,26 @@ def _layout(path: Path, content: _LayoutFile) -> TableLayout:
         facts=tuple(content.facts.values()),
         decimals=content.decimals,
         unit=content.unit,
-        marks={str(kind): mark for kind, mark in content.marks.items()},
+        marks={str(kind): Mark(*rule.split(" in ")) for kind, rule in content.marks.items()},
         rows=tuple(_group(path, group, content.facts) for group in content.rows),
         columns=tuple(_group(path, group, content.facts) for group in content.columns),
-        pairs=paired_sizes(content.pairs),
+        pairs=tuple(PairedSize(name, _names(size.baseline), size.measures) for name, size in content.pairs.items()),
     )
-    _check(layout)
+    if problem := next(_problems(layout), None):
+        raise TableError(f"layout {path}: {problem}")
     return layout
 
 
 def _suite(path: Path, given: str | None, paired: bool) -> tuple[str | None, dict[str, tuple[str, ...]]]:
-    """Return the suite's name, and average → tasks; the path of a suite's file is relative to the layout.
-
-    The measures of a layout with `pairs` are its own, and no tasks or averages.
-    """
+    """Return the suite's name, and average → tasks; a layout with `pairs` has measures of its own, and no averages."""
     if given is None:
         return None, {}
     try:
         if given.endswith((".yaml", ".yml")):
-            own = load_suite(str(path.parent / given))
-            return own.name, {} if paired else {**own.groups, AVERAGE: own.tasks}
+            suite = load_suite(str(path.parent / given))
+            return suite.name, {} if paired else {**suite.groups, AVERAGE: suite.tasks}
         return given, {} if paired else suite_averages(given)
     except UsageError as error:
-        if given in kinds():
-            raise TableError(
-                f"layout {path}: suite {given} has no averages and no list of tasks; remove 'suite' and give the "
-                "numbers as a CSV"
-            ) from error
         raise TableError(f"layout {path}: {error}") from error
 
 
@@ -303,22 +309,42 @@ def _item(path: Path, key: str, item: _ItemFile, facts: Collection[str]) -> Layo
         label=_markup(key) if item.label is None else item.label,
         indent=item.indent,
         facts=tuple(item.facts.get(name, ()) for name in facts),
-        models=() if isinstance(item.model, dict) else names(item.model),
+        models=() if isinstance(item.model, dict) else _names(item.model),
         no_model=item.no_model,
-        sizes={size: names(models) for size, models in item.model.items()} if isinstance(item.model, dict) else {},
+        sizes={size: _names(models) for size, models in item.model.items()} if isinstance(item.model, dict) else {},
     )
 
 
-def _check(layout: TableLayout) -> None:
+def _problems(layout: TableLayout) -> Iterator[str]:
     for axis, items in (("models", layout.models), ("measures", layout.measures)):
         keys = [item.key for item in items]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
-            raise TableError(f"layout {layout.path}: '{twice}' occurs twice among its {axis}; give each its own key")
+            yield f"'{twice}' occurs twice among its {axis}; give each its own key"
     if misplaced := next((i.key for i in layout.measures if i.models or i.sizes or i.no_model), None):
-        raise TableError(f"layout {layout.path}: '{misplaced}' is a measure; 'model' and 'no_model' are keys of models")
-    check_pairs(layout)
+        yield f"'{misplaced}' is a measure; 'model' and 'no_model' are keys of models"
+    yield from _problems_of_pairs(layout)
     if layout.suite is not None and not layout.pairs:
         known = (*layout.averages[AVERAGE], *layout.averages)
-        for item in layout.measures:
-            if item.key not in known:
-                raise TableError(f"layout {layout.path}: {UnknownNameError('task', item.key, known)}")
+        yield from (str(UnknownNameError("task", i.key, known)) for i in layout.measures if i.key not in known)
+
+
+def _problems_of_pairs(layout: TableLayout) -> Iterator[str]:
+    sizes = [size.name for size in layout.pairs]
+    for item in layout.models:
+        if unknown := next((size for size in item.sizes if size not in sizes), None):
+            pairs = str(UnknownNameError("size", unknown, sizes)) if sizes else "the layout has no 'pairs'"
+            yield f"'{item.key}': model of '{unknown}': {pairs}"
+        if sizes and not item.sizes and not item.no_model:
+            yield f"'{item.key}' needs its model of each size: 'model: {{{sizes[0]}: NAME}}'"
+        if sizes and item.key == BASELINE:
+            yield f"'{BASELINE}' stands for the models of 'pairs'; give the row another key"
+    if not sizes:
+        return
+    if layout.suite is None:
+        yield "'pairs' are of runs of one suite; add 'suite'"
+    given = [measure for size in layout.pairs for measure in size.rules]
+    shown = [item.key for item in layout.measures]
+    yield from (f"'pairs': {UnknownNameError('measure', key, shown)}" for key in given if key not in shown)
+    for measure in shown:
+        if (count := given.count(measure)) != 1:
+            yield f"'{measure}' is in {count} sizes of 'pairs'; name it in one"

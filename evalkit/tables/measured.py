@@ -6,13 +6,10 @@
       intg_125m: [results/runs/seed1-…, results/runs/seed2-…, results/runs/seed3-…]
     values: measured.csv               # numbers without a run; rows and columns named as in the layout
 
-Runs without a mapping are assigned to rows by their models (`row_models.py`). In a table with `pairs` runs belong to a
-row and a size (`diff/125m`) or to a baseline (`baseline/125m`), and the numbers are from `shares.py`.
-
-Accuracies under every rule, or LongBench's scores, are read from the runs' results.json, so neither pandas nor the
-score table is needed. Runs with different protocols (`evalkit/benchmarks/alike.py`) are rejected, or marked on request.
-Differences that change numbers by rounding only are always marked, as are unofficial documents and a run whose model is
-not the row's.
+Runs without a mapping are assigned to rows by their models (`row_models.py`); numbers of a table with `pairs` are from
+`paired.py`. Others are read from the runs' results.json, so neither pandas nor the score table is needed. Runs with
+different protocols (`evalkit/benchmarks/alike.py`) are rejected, or marked on request. Differences that change numbers
+by rounding only are always marked, as are unofficial documents and a run whose model is not the row's.
 """
 
 from __future__ import annotations
@@ -36,9 +33,8 @@ from evalkit.reporting.markup import Text, literal
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.folder import Run
 from evalkit.runs.outcomes import MARGIN
-from evalkit.runs.traits import Trait, model_differences, origin_notes, same_checkpoint, summary, unofficial_notes
-from evalkit.tables.layout import TableLayout
-from evalkit.tables.paired_sizes import rows_by_key
+from evalkit.runs.traits import model_differences, origin_notes, same_checkpoint, summary, unofficial_notes
+from evalkit.tables.layout import TableLayout, rows_by_key
 from evalkit.tables.published import Number, read_numbers
 from evalkit.tables.row_models import find_rows, row_mismatch
 
@@ -51,7 +47,7 @@ class Measured:
 
     numbers: dict[str, dict[str, Number]]
     runs: dict[str, tuple[Run, ...]]
-    """Row → runs; several of a model that was trained with several seeds. With `pairs`, row and size, no baselines."""
+    """Row → runs, several of a model with several seeds; with `pairs`, of row and size, without baselines."""
     rule: str | None
     """Rule of all runs; None without runs, or where they have different rules."""
     row_marks: dict[str, str]
@@ -68,8 +64,6 @@ class RunMapping:
 
 
 class _MappingFile(FileSettings):
-    """Schema of a mapping file; see the module's docstring."""
-
     rule: NonEmpty | None = None
     rows: Named[NonEmpty | Annotated[Listed[NonEmpty], Field(min_length=1)]] | None = None
     values: NonEmpty | None = None
@@ -82,15 +76,11 @@ class _MappingFile(FileSettings):
 
 
 def read_mapping(path: Path) -> RunMapping:
-    """Read a mapping file.
-
-    Raises:
-        TableError: it cannot be read or is invalid; names the key.
-    """
+    """Read a mapping file; a `TableError` names the invalid key."""
     where, content = f"mapping of runs {path}", read_settings(path, _MappingFile, TableError, "mapping of runs")
     rows = {
         model: tuple(
-            given_path(f"{where}, row '{model}'", one) for one in ([given] if isinstance(given, str) else given)
+            given_path(f"{where}, row '{model}'", run) for run in ([given] if isinstance(given, str) else given)
         )
         for model, given in (content.rows or {}).items()
     }
@@ -99,53 +89,37 @@ def read_mapping(path: Path) -> RunMapping:
 
 
 def map_runs(layout: TableLayout, runs: Sequence[Run]) -> RunMapping:
-    """Map runs to rows by their models.
-
-    Raises:
-        UsageError: a run is of another suite, or its model matches no row or several.
-    """
+    """Map runs to rows by their models; a `UsageError` where one is of another suite, or fits no row or several."""
     for run in runs:
         _check_suite(layout, run)
-    found = find_rows(layout, runs)
-    return RunMapping(None, found)
+    return RunMapping(None, find_rows(layout, runs))
 
 
 def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, mixed: bool = False) -> Measured:
-    """Read the numbers of a mapping.
+    """Read the numbers of a mapping; `rule` overrides its own.
 
-    Args:
-        layout: the table.
-        mapping: models → runs.
-        rule: rule of all runs; overrides the mapping's.
-        mixed: mark runs with another protocol than the first run's, where they would be rejected.
+    With `mixed`, runs with another protocol than the first run's are marked; without, they are rejected.
 
     Raises:
-        UnknownNameError: a model that the layout does not have, or a rule that a run does not know.
+        UsageError: an unknown row or rule, or runs that do not fit this table or cannot be compared with each other.
         RunError: a folder that is not a finished run; names it and the row.
-        UsageError: runs that do not fit this table, or cannot be compared with each other; a rule for a table whose
-            measures have their own.
         TableError: a CSV that cannot be read.
     """
     known = [item.key for item in layout.assigned]
-    for model in mapping.rows:
-        if model not in known:
-            raise UnknownNameError(f"row of table {layout.name}", model, known)
-    runs = {model: tuple(_open(one, model) for one in given) for model, given in mapping.rows.items()}
+    if unknown := next((model for model in mapping.rows if model not in known), None):
+        raise UnknownNameError(f"row of table {layout.name}", unknown, known)
+    runs = {model: tuple(_open(run, model) for run in given) for model, given in mapping.rows.items()}
     rule = rule or mapping.rule
     if rule and layout.pairs:
         raise UsageError(f"the measures of table {layout.name} have their own rules; omit --rule {rule}")
     for model, seeds in runs.items():
-        for run in seeds:
-            _check_suite(layout, run, f"row '{model}': ")
-            if models := model_differences(seeds[0], run):
-                raise UsageError(
-                    f"row '{model}': the models of runs {seeds[0].folder} and {run.folder} differ in "
-                    f"{', '.join(models)}; several runs of a row are seeds of one model"
-                )
-        if same_checkpoint(seeds):
-            raise UsageError(f"row '{model}': two runs are of one checkpoint, not of two seeds; remove one")
+        _check_row(layout, model, seeds)
+    rules = list(dict.fromkeys(str(run.manifest["rule"]) for seeds in runs.values() for run in seeds))
     if rule == MARGIN:
-        rule = f"{MARGIN}:{_own_rule(runs)}"
+        if len(rules) > 1:
+            given = ", ".join(rules)
+            raise UsageError(f"the runs have different rules ({given}), and margins are a rule's; give --rule")
+        rule = f"{MARGIN}:{''.join(rules)}"
     letters, notes = _notes(layout, runs, rule, mixed)
     numbers = _numbers(layout, runs, rule)
     if mapping.values:
@@ -154,30 +128,32 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
                 raise TableError(f"row '{model}' has both a run and numbers in {mapping.values}; remove one of them")
             numbers[model] = row
         notes = (*notes, f"Numbers of {mapping.values} as given there.")
-    own = {str(run.manifest["rule"]) for seeds in runs.values() for run in seeds}
-    used = rule or (own.pop() if len(own) == 1 else None)
+    used = rule or (rules[0] if len(rules) == 1 else None)
     shown = {model: seeds for model, seeds in runs.items() if model in rows_by_key(layout)}
     return Measured(numbers, shown, used, letters, tuple(map(literal, [*_summary(runs, used), *notes])))
 
 
-def _own_rule(runs: Mapping[str, tuple[Run, ...]]) -> str:
-    """Return the rule of all runs; raise a `UsageError` if they have several."""
-    rules = list(dict.fromkeys(str(run.manifest["rule"]) for seeds in runs.values() for run in seeds))
-    if len(rules) > 1:
-        raise UsageError(f"the runs have different rules ({', '.join(rules)}), and margins are a rule's; give --rule")
-    return rules[0] if rules else ""
+def _check_row(layout: TableLayout, model: str, seeds: Sequence[Run]) -> None:
+    for run in seeds:
+        _check_suite(layout, run, f"row '{model}': ")
+        if models := model_differences(seeds[0], run):
+            raise UsageError(
+                f"row '{model}': the models of runs {seeds[0].folder} and {run.folder} differ in "
+                f"{', '.join(models)}; several runs of a row are seeds of one model"
+            )
+    if same_checkpoint(seeds):
+        raise UsageError(f"row '{model}': two runs are of one checkpoint, not of two seeds; remove one")
 
 
 def _numbers(
     layout: TableLayout, runs: Mapping[str, tuple[Run, ...]], rule: str | None
 ) -> dict[str, dict[str, Number]]:
-    """Return model → measure → number."""
     if layout.pairs:
         # Imported here, since it needs numpy
-        from evalkit.tables.shares import paired_numbers
+        from evalkit.tables.paired import paired_numbers
 
         return paired_numbers(layout, runs)
-    return {model: row_numbers(layout, [accuracies(run, rule) for run in seeds]) for model, seeds in runs.items()}
+    return {model: _row_numbers(layout, [accuracies(run, rule) for run in seeds]) for model, seeds in runs.items()}
 
 
 def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | None]]:
@@ -186,17 +162,17 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
     Raises:
         UnknownNameError: the run was not scored for that rule.
     """
-    found: dict[str, tuple[Fraction, float | None]] = {}
+    values: dict[str, tuple[Fraction, float | None]] = {}
     benchmark = benchmark_of(run)
     _, stands_for = benchmark.fills(run)
     for metric in benchmark.metrics(run, rule):
         task = stands_for.get(metric.task, metric.task)
-        if task not in found and metric.value is not None and metric.layer is None:
+        if task not in values and metric.value is not None and metric.layer is None:
             # A value stored in percent is not rescaled, so that its decimals stay exact
             scale = PERCENT / of_float(metric.whole) if metric.whole else Fraction(1)
             error = None if metric.stderr is None else float(scale) * metric.stderr
-            found[task] = (scale * of_float(metric.value), error)
-    return found
+            values[task] = (scale * of_float(metric.value), error)
+    return values
 
 
 def _open(given: Path | Run, model: str) -> Run:
@@ -204,10 +180,8 @@ def _open(given: Path | Run, model: str) -> Run:
         return given
     try:
         return find_run(str(given), root_of_runs())
-    except UsageError as error:
-        raise UsageError(f"row '{model}': {error}") from error
-    except RunError as error:
-        raise RunError(f"row '{model}': {error}") from error
+    except (UsageError, RunError) as error:
+        raise (UsageError if isinstance(error, UsageError) else RunError)(f"row '{model}': {error}") from error
 
 
 def _check_suite(layout: TableLayout, run: Run, where: str = "") -> None:
@@ -225,12 +199,14 @@ def _check_suite(layout: TableLayout, run: Run, where: str = "") -> None:
         )
 
 
-def row_numbers(layout: TableLayout, seeds: Sequence[Mapping[str, tuple[Fraction, float | None]]]) -> dict[str, Number]:
+def _row_numbers(
+    layout: TableLayout, seeds: Sequence[Mapping[str, tuple[Fraction, float | None]]]
+) -> dict[str, Number]:
     """Return a row's tasks and averages, with the standard error of one run or the standard deviation over several."""
     # Here, since published tables need no numpy
     from evalkit.stats.estimates import error_of_average
 
-    found: dict[str, Number] = {}
+    numbers: dict[str, Number] = {}
     parts = {task: (task,) for task in layout.tasks} | layout.averages
     for name, tasks in parts.items():
         if not all(task in seed for seed in seeds for task in tasks):
@@ -239,8 +215,8 @@ def row_numbers(layout: TableLayout, seeds: Sequence[Mapping[str, tuple[Fraction
         spread = (
             statistics.stdev(map(float, means)) if len(seeds) > 1 else error_of_average([seeds[0][t][1] for t in tasks])
         )
-        found[name] = Number(mean(means), None if spread is None else of_float(spread))
-    return found
+        numbers[name] = Number(mean(means), None if spread is None else of_float(spread))
+    return numbers
 
 
 def _values(layout: TableLayout, path: Path) -> dict[str, dict[str, Number]]:
@@ -248,10 +224,9 @@ def _values(layout: TableLayout, path: Path) -> dict[str, dict[str, Number]]:
     for model, row in numbers.items():
         if model not in models:
             raise UnknownNameError(f"row of {path}", model, models)
-        for measure_ in row:
-            if measure_ not in layout.tasks:
-                why = ": averages are computed, never given" if measure_ in layout.averages else ""
-                raise TableError(f"{path}: {UnknownNameError('column', measure_, layout.tasks)}{why}")
+        if unknown := next((column for column in row if column not in layout.tasks), None):
+            why = ": averages are computed, never given" if unknown in layout.averages else ""
+            raise TableError(f"{path}: {UnknownNameError('column', unknown, layout.tasks)}{why}")
     return numbers
 
 
@@ -259,15 +234,18 @@ def _notes(
     layout: TableLayout, runs: Mapping[str, tuple[Run, ...]], rule: str | None, mixed: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return letters of rows with notes, and the notes."""
-    items = {item.key: item for item in layout.assigned}
-    rows = rows_by_key(layout)
+    items, rows = {item.key: item for item in layout.assigned}, rows_by_key(layout)
     flat = [(model, run) for model, seeds in runs.items() for run in seeds]
     letters: dict[str, str] = {}
     notes: list[str] = []
     for model, run in flat:
-        differing = differences(flat[0][1], run, rule)
-        if not mixed:
-            _check_protocol(*flat[0], model, run, differing)
+        first_model, first = flat[0]
+        differing = differences(first, run, rule)
+        if refused := next(((mine, theirs) for mine, theirs in differing if mine.refused and not mixed), None):
+            raise UsageError(
+                f"row '{model}': run {run.folder} was measured with {refused[1].words}, row '{first_model}' (run "
+                f"{first.folder}) with {refused[0].words}; make them alike, or mark such rows with --allow-mixed"
+            )
         remarks = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing if mine.name != "origin"]
         benchmark = benchmark_of(run)
         _, stands_for = benchmark.fills(run)
@@ -281,17 +259,6 @@ def _notes(
             letter = letters.setdefault(row, chr(ord("a") + len(letters))) if row else model
             notes.append(f"{letter}: {run.folder.name}: {'; '.join(remarks)}.")
     return letters, tuple(notes)
-
-
-def _check_protocol(
-    first_model: str, first: Run, model: str, run: Run, differing: Sequence[tuple[Trait, Trait]]
-) -> None:
-    for mine, theirs in differing:
-        if mine.refused:
-            raise UsageError(
-                f"row '{model}': run {run.folder} was measured with {theirs.words}, row '{first_model}' (run "
-                f"{first.folder}) with {mine.words}; make them alike, or mark such rows with --allow-mixed"
-            )
 
 
 def _summary(runs: Mapping[str, tuple[Run, ...]], rule: str | None) -> list[str]:

@@ -1,7 +1,7 @@
 """Numbers stored as CSV: the paper's (`results/published/`), or users' own in the same form.
 
 In: a CSV with models in its first column and a measure in each further column. Out: numbers. The paper's printed
-averages and marks are in separate files in `printed/`, which are read only to print or audit the table as printed.
+averages and marks are in files in `printed/`, which are read only to print or audit a table as printed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from evalkit.errors import TableError
+from evalkit.errors import TableError, UsageError
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, read_bytes
 from evalkit.reporting.decimals import parse_number
+from evalkit.tables.layout import TableLayout
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,7 @@ class Printed(NamedTuple):
 
 
 def read_numbers(path: Path, in_percent: bool = False) -> dict[str, dict[str, Number]]:
-    """Read a CSV of numbers.
-
-    Args:
-        path: the file.
-        in_percent: whether its numbers are from 0 to 100.
+    """Read a CSV of numbers, which are from 0 to 100 if `in_percent`.
 
     Raises:
         TableError: it cannot be read, a name occurs twice, or a cell is not such a number; names row and column.
@@ -74,28 +71,53 @@ def read_numbers(path: Path, in_percent: bool = False) -> dict[str, dict[str, Nu
 
 
 def read_printed(path: Path) -> Printed:
-    """Read printed averages and marks: lines of model, measure, printed, marks.
-
-    Raises:
-        TableError: it cannot be read, or a line is invalid.
-    """
+    """Read printed averages and marks: lines of model, measure, printed, marks."""
     lines = _lines(path)
     _, header = next(lines, (1, []))
     if header != ["model", "measure", "printed", "marks"]:
         raise TableError(f"{path}, line 1: expected the columns model,measure,printed,marks")
-    found = Printed({}, {})
+    content = Printed({}, {})
     for place, cells in lines:
         if len(cells) != 4:
             raise TableError(f"{path}, line {place}: expected 4 cells, found {len(cells)}")
         model, measure, printed, marks = cells
         if (value := _number(printed, path, model, measure)) is not None:
-            found.values[model, measure] = value
+            content.values[model, measure] = value
         kinds = frozenset(marks.split())
         if strange := kinds - {"bold", "underline"}:
             raise TableError(f"{path}, line {place}: mark '{min(strange)}' is neither bold nor underline")
         if kinds:
-            found.marks[model, measure] = kinds
-    return found
+            content.marks[model, measure] = kinds
+    return content
+
+
+def published_numbers(layout: TableLayout) -> dict[str, dict[str, Number]]:
+    """Read a layout's published numbers.
+
+    Raises:
+        UsageError: it has none.
+        TableError: they cannot be read, or their columns do not fit the layout.
+    """
+    if not layout.data.is_file():
+        raise UsageError(
+            f"table {layout.name} has no published numbers ({layout.data} does not exist): fill it from runs with "
+            "--source runs, or name a CSV under 'data' in its layout"
+        )
+    numbers = read_numbers(layout.data, layout.in_percent)
+    columns = {column for row in numbers.values() for column in row}
+    if stored := columns & layout.averages.keys():
+        raise TableError(f"{layout.data}: column '{min(stored)}' is an average, which is computed; remove it")
+    if missing := [task for task in layout.tasks if task not in columns]:
+        raise TableError(f"{layout.data} has no numbers in a column '{missing[0]}', which layout {layout.path} shows")
+    return numbers
+
+
+def printed_cells(layout: TableLayout) -> Printed:
+    """Read a layout's averages and marks as they were printed; a `UsageError` where there is no such file."""
+    path = layout.data.parent / "printed" / f"{layout.name}.csv"
+    if not path.is_file():
+        raise UsageError(f"table {layout.name} has no printed averages and marks ({path} does not exist)")
+    return read_printed(path)
 
 
 def _number(cell: str, path: Path, model: str, measure: str) -> Fraction | None:

@@ -1,6 +1,6 @@
 """Assignment of runs to rows of a table by their model's shape, not by any name.
 
-In: a layout, whose rows name models (`models/zoo.py`), and runs, whose manifests contain their model's shape. Out: the
+In: a layout, whose rows name models (`models/zoo.py`), and runs, whose manifests have their model's shape. Out: the
 rows of runs without a mapping, and mismatches between a mapped run and its row.
 """
 
@@ -30,16 +30,23 @@ def find_rows(layout: TableLayout, runs: Sequence[Run]) -> dict[str, list[Run]]:
         UsageError: a run's manifest has no model shape, its model matches no row or several, or the runs of a row are
             steps of one training.
     """
-    found: dict[str, list[Run]] = {item.key: [] for item in layout.assigned}
+    rows: dict[str, list[Run]] = {item.key: [] for item in layout.assigned}
     for run in runs:
-        found[_row_of(layout, run)].append(run)
-    for key, members in found.items():
+        keys = rows_of(layout, run)
+        if len(keys) != 1:
+            what = f"rows {' and '.join(sorted(keys))} of" if keys else "no row of"
+            raise UsageError(
+                f"run {run.folder.name}: its model ({_of_run(run)}) is that of {what} table {layout.name}; "
+                "name the row in a --runs FILE.yaml, or leave the run out"
+            )
+        rows[keys[0]].append(run)
+    for key, members in rows.items():
         if len(set(steps_of(members) or ())) > 1:
             raise UsageError(
                 f"runs {members[0].folder.name} and {members[1].folder.name} are of row '{key}' of table {layout.name} "
                 "and have different training steps; remove one, or list them as seeds in a --runs FILE.yaml"
             )
-    return {key: members for key, members in found.items() if members}
+    return {key: members for key, members in rows.items() if members}
 
 
 def row_mismatch(layout: TableLayout, item: LayoutItem, run: Run) -> str:
@@ -56,19 +63,15 @@ def row_mismatch(layout: TableLayout, item: LayoutItem, run: Run) -> str:
         return "; ".join(f"{key} is {ours.get(key)}, in {alike.name} {theirs[key]}" for key in other)
     first, count = named[0], parameters(named[0].shape).total
     if "shape" not in loaded and loaded["parameters"] == count:
-        return ""  # from a version whose manifests had no shape
-    row, own = _words(_facts(first), count), _of_run(run)
-    keys = [] if row != own else [key for key, value in _facts(first).items() if ours.get(key) != value]
+        return ""  # an imported log has no shape
+    row, ours_in_words = _words(_facts(first), count), _of_run(run)
+    keys = [] if row != ours_in_words else [key for key, value in _facts(first).items() if ours.get(key) != value]
     apart = f" (they differ in {', '.join(keys)})" if keys else ""
-    return f"row '{item.key}' is {first.name}, {row}; the run's model is {own}{apart}"
+    return f"row '{item.key}' is {first.name}, {row}; the run's model is {ours_in_words}{apart}"
 
 
 def rows_of(layout: TableLayout, run: Run) -> list[str]:
-    """Return the rows whose model a run's is, in the layout's order.
-
-    Raises:
-        UsageError: the run's manifest has no model shape.
-    """
+    """Return the rows whose model a run's is, in the layout's order; a `UsageError` if its manifest has no shape."""
     ours = (run.manifest.get("loaded") or {}).get("shape")
     if ours is None:
         raise UsageError(
@@ -80,17 +83,6 @@ def rows_of(layout: TableLayout, run: Run) -> list[str]:
     return list(dict.fromkeys(rows or [key for key, model in named if _alike(ours, model)]))
 
 
-def _row_of(layout: TableLayout, run: Run) -> str:
-    rows = rows_of(layout, run)
-    if len(rows) != 1:
-        what = f"rows {' and '.join(sorted(rows))} of" if rows else "no row of"
-        raise UsageError(
-            f"run {run.folder.name}: its model ({_of_run(run)}) is that of {what} table {layout.name}; "
-            "name the row in a --runs FILE.yaml, or leave the run out"
-        )
-    return rows[0]
-
-
 @cache
 def _shipped() -> dict[str, NamedModel]:
     return {model.name: model for model in models()}
@@ -98,15 +90,13 @@ def _shipped() -> dict[str, NamedModel]:
 
 def _named(layout: TableLayout, item: LayoutItem) -> list[NamedModel]:
     """Return the models of a row; paths of files are relative to the layout's folder."""
-    return [_model(layout, item, name) for name in item.models]
+    return [_shipped().get(name) or _model(layout, item, name) for name in item.models]
 
 
 def _model(layout: TableLayout, item: LayoutItem, name: str) -> NamedModel:
-    if name in _shipped():
-        return _shipped()[name]
-    own = name.partition(":")[0].endswith(SUFFIXES)
+    in_file = name.partition(":")[0].endswith(SUFFIXES)
     try:
-        return named_model(str(layout.path.parent / name) if own else name)
+        return named_model(str(layout.path.parent / name) if in_file else name)
     except (UnknownNameError, UsageError) as error:
         raise TableError(f"layout {layout.path}, model of '{item.key}': {error}") from error
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from evalkit.benchmarks.attention import map_blocks
-from evalkit.benchmarks.attention.attention_calls import AttentionCall
-from evalkit.benchmarks.attention.blocks import CallMap
+from evalkit.benchmarks.attention.attention_calls import AttentionCall, CallMap
 from evalkit.benchmarks.attention.map_blocks import MapReader
 from tests.analysis.architectures import model_named
 from tests.analysis.test_map_blocks import TOKENS, fail, maps_of, recorded

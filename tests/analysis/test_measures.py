@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from evalkit.benchmarks.attention.blocks import MapBlocks, WholeMap
+from evalkit.benchmarks.attention.attention_calls import MapBlocks, WholeMap
 from evalkit.benchmarks.attention.map_blocks import MapReader
-from evalkit.benchmarks.attention.map_sums import CATEGORIES, Reading
-from evalkit.benchmarks.attention.measures import GROUPS, measures_of, position_edges, shifted_entropy
+from evalkit.benchmarks.attention.measures import (
+    CATEGORIES,
+    GROUPS,
+    Reading,
+    measures_of,
+    position_edges,
+    shifted_entropy,
+)
 from tests.analysis import plainly
 from tests.models.variants.building import VANILLA, VARIANTS, model_of
 

@@ -1,11 +1,10 @@
-"""spaCy's English tagger: its cache of texts, its errors without network or spaCy, and its real tags."""
+"""spaCy's English tagger: its errors without network or spaCy, and its real tags."""
 
 from __future__ import annotations
 
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +16,7 @@ import torch
 from evalkit.benchmarks.attention.categories import (
     CATEGORY_OF_TAG,
     TAGGER,
-    CachedTagger,
-    Word,
+    Tagger,
     load_tagger,
     tagger_identity,
 )
@@ -36,42 +34,6 @@ TEXTS = [
 
 def silent(_: str) -> None:
     pass
-
-
-class Counting:
-    """A tagger of one word per text that records its calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[str]] = []
-
-    def __call__(self, texts: Sequence[str]) -> Iterator[list[Word]]:
-        self.calls.append(list(texts))
-        return ([Word(0, len(text), "NOUN")] for text in texts)
-
-
-def test_texts_are_tagged_once() -> None:
-    counting = Counting()
-    tagger = CachedTagger(counting)
-    assert tagger("abc") == tagger("abc") == [Word(0, 3, "NOUN")]
-    tagger.prepare(["abc", "de", "de", "f"])
-    assert tagger("de") == [Word(0, 2, "NOUN")]
-    assert counting.calls == [["abc"], ["de", "f"]]
-
-
-def test_the_texts_that_were_asked_for_last_are_remembered() -> None:
-    counting = Counting()
-    tagger = CachedTagger(counting, size=2)
-    for text in ("instruction", "a", "instruction", "b", "instruction", "c", "instruction", "a"):
-        assert tagger(text) == [Word(0, len(text), "NOUN")]
-    assert counting.calls == [["instruction"], ["a"], ["b"], ["c"], ["a"]]
-
-
-def test_more_texts_than_are_remembered_may_be_prepared() -> None:
-    counting = Counting()
-    tagger = CachedTagger(counting, size=2)
-    tagger.prepare(["a", "b", "c"])
-    assert [tagger(text)[0].end for text in ("c", "b", "a")] == [1, 1, 1]
-    assert counting.calls == [["a", "b", "c"], ["a"]]
 
 
 @pytest.fixture
@@ -126,32 +88,31 @@ def test_a_damaged_installation_of_spacy_is_reported(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_words_are_spacys(tagger: CachedTagger) -> None:
+def test_words_are_spacys(tagger: Tagger) -> None:
     text = "Don't  go, €5."
-    words = [(text[word.start : word.end], word.tag) for word in tagger(text)]
+    words = [(text[word.start : word.end], word.tag) for word in tagger([text])[text]]
     assert words == [
         ("Do", "AUX"), ("n't", "PART"), (" ", "SPACE"), ("go", "VERB"), (",", "PUNCT"), ("€", "SYM"), ("5", "NUM"),
         (".", "PUNCT"),
     ]  # fmt: skip
-    assert list(tagger("")) == []
+    assert tagger([""]) == {"": []}
 
 
 @pytest.mark.slow
-def test_the_excluded_components_do_not_affect_tags(tagger: CachedTagger) -> None:
+def test_the_excluded_components_do_not_affect_tags(tagger: Tagger) -> None:
     import spacy
 
     whole = spacy.load(fetch_wheel_folder(TAGGER, "taggers", silent))
     assert {"ner", "lemmatizer", "parser"} <= set(whole.pipe_names)
     for text in TEXTS:
-        assert [word.tag for word in tagger(text)] == [word.pos_ for word in whole(text)]
+        assert [word.tag for word in tagger([text])[text]] == [word.pos_ for word in whole(text)]
 
 
 @pytest.mark.slow
-def test_texts_are_tagged_alike_alone_and_with_others(tagger: CachedTagger) -> None:
-    alone = [list(tagger(text)) for text in TEXTS]
-    fresh = load_tagger(silent)
-    fresh.prepare([*reversed(TEXTS), "word " * 500])
-    assert [list(fresh(text)) for text in TEXTS] == alone
+def test_texts_are_tagged_alike_alone_and_with_others(tagger: Tagger) -> None:
+    alone = [tagger([text])[text] for text in TEXTS]
+    together = tagger([*reversed(TEXTS), TEXTS[0], "word " * 500])
+    assert [together[text] for text in TEXTS] == alone
 
 
 @pytest.mark.slow
@@ -173,7 +134,7 @@ def test_each_of_the_models_tags_has_a_category() -> None:
 @pytest.mark.usefixtures("tagger")
 def test_a_text_that_is_too_long_is_reported() -> None:
     with pytest.raises(DataError, match="1,000,001 characters is too long for spaCy"):
-        load_tagger(silent)("a" * 1_000_001)
+        load_tagger(silent)(["a" * 1_000_001])
 
 
 @pytest.mark.slow
@@ -181,11 +142,11 @@ def test_a_text_that_is_too_long_is_reported() -> None:
 def test_loading_and_tagging_are_silent_and_draw_no_random_numbers() -> None:
     code = (
         "from evalkit.benchmarks.attention.categories import load_tagger\n"
-        "print(len(load_tagger(lambda line: None)('A word \\u200b 😀 x==y.')))"
+        "text = 'A word \\u200b 😀 x==y.'\nprint(len(load_tagger(lambda line: None)([text])[text]))"
     )
     done = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True)
     assert (int(done.stdout) > 4, done.stderr) == (True, "")
     before = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().tolist()  # type: ignore[index]
-    load_tagger(silent)("A word.")
+    load_tagger(silent)(["A word."])
     after = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().tolist()  # type: ignore[index]
     assert after == before

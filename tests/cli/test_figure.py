@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.benchmarks.attention.figures.kinds import KINDS
+from evalkit.benchmarks.attention.groups import KINDS
 from evalkit.runs.folder import Run
-from evalkit.studies.records import save_record
+from evalkit.studies.study import save_record
 from evalkit.studies.study_file import read_study
 from tests.benchmarks.attention.made import made_run
 from tests.cli.test_root import Command, _no_settings, complains, evalkit

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.longbench.benchmark import load_generations
+from evalkit.benchmarks.longbench.scores import load_generations
 from evalkit.runs.folder import JOURNAL, load_run
 from tests.arguments import arguments
 from tests.benchmarks.longbench.made import record, write

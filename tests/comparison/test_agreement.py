@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.comparison.breakdowns import Agreement, agreements
+from evalkit.comparison.comparison import Agreement, agreements
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError

@@ -12,9 +12,8 @@ import pytest
 
 from evalkit.benchmarks.prompt_variants import PROMPTS
 from evalkit.benchmarks.prompt_variants.tables import PROMPT
-from evalkit.comparison.breakdowns import prompts_sentence
 from evalkit.comparison.comparison import compare
-from evalkit.comparison.comparison_report import comparison_report
+from evalkit.comparison.comparison_report import comparison_report, prompts_sentence
 from evalkit.comparison.differences import Comparison
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side

@@ -8,7 +8,7 @@ import pytest
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 
-from evalkit.comparison.breakdowns import subject_differences
+from evalkit.comparison.comparison import subject_differences
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side
 from evalkit.runs.folder import load_run

@@ -11,7 +11,7 @@ import pytest
 
 from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
-from evalkit.data.clusters import clusters_of
+from evalkit.data.sampling import clusters_of
 
 TWINS = {"twins": "sentence"}
 

@@ -39,9 +39,9 @@ WRONG_LINES: list[tuple[bytes, str]] = [
     (b'{"goal": ' + b"9" * 5000 + b"}", "line 3 .*expected one JSON object a line"),
     (
         json.dumps(sample("piqa", label=7)).encode(),
-        "line 3 .*field 'label': expected an integer from 0 to 1, found 7",
+        "line 3 .*'label'.* 7",
     ),
-    (json.dumps(sample("arc_easy")).encode(), "line 3 .*field 'goal': .* missing"),
+    (json.dumps(sample("arc_easy")).encode(), "line 3 .*'goal'"),
 ]
 
 
@@ -98,7 +98,7 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("piqa.json", b'{"goal": 1}', "expected a JSON list of documents, found dict"),
         ("piqa.json", b"[", "expected a JSON list of documents"),
         ("piqa.json", b"[]", "found none"),
-        ("piqa.json", b'[{"goal": ""}]', "record 1 (piqa): field 'goal'"),
+        ("piqa.json", b'[{"goal": ""}]', "record 1 (piqa): the document: 'goal'"),
         ("piqa.parquet", b"PAR1 no", "expected a Parquet file"),
     ],
 )

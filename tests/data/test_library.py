@@ -119,7 +119,7 @@ def test_a_task_without_a_file_comes_from_the_next_source(tmp_path: Path, monkey
 def test_a_wrong_file_in_the_data_folder_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pin(monkeypatch, "piqa", [sample("piqa")])
     write(tmp_path, "piqa", sample("piqa", label=5))
-    assert "line 1 (piqa): field 'label'" in message("piqa", Library(tmp_path, hub=PlayedHub([sample("piqa")])))
+    assert "line 1 (piqa): the document: 'label'" in message("piqa", Library(tmp_path, hub=PlayedHub([sample("piqa")])))
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
 from evalkit.errors import DataError, EvalkitError, RunError, UnknownNameError, UsageError
-from evalkit.exchange.content import Content, ExportedScore
 from evalkit.exchange.exports import FORMS, export_run
+from evalkit.exchange.formats import Content, ExportedScore
 from evalkit.runs.finding import find_run
 from evalkit.runs.folder import LM_EVAL, RESULTS, Run, load_run
 from tests.benchmarks.attention.made_ranks import made_ranks

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from evalkit.exchange.published import without_folders
+from evalkit.exchange.exports import without_folders
 
 IN_TEXT = {
     "/home/alice/ckpt": "ckpt",

@@ -223,8 +223,13 @@ def _likelihood(value: str) -> Callable[[dict[str, Any]], Any]:
     return change
 
 
-def _unhashed(change: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
-    return lambda line: (line.pop("doc_hash"), line["doc"].update(change))
+def _rehashed(change: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    def act(line: dict[str, Any]) -> None:
+        line["doc"].update(change)
+        text = json.dumps(line["doc"], indent=2, ensure_ascii=False)
+        line["doc_hash"] = hashlib.sha256(text.encode()).hexdigest()
+
+    return act
 
 
 def _target(target: str) -> Callable[[dict[str, Any]], Any]:
@@ -238,8 +243,8 @@ logged("log-filtered", "So are answers that no filter has left.",
     lambda line: line["resps"].__setitem__(0, [["-1", "False"]]), "than in resps")  # fmt: skip
 logged("log-hash", "So is a document that does not have its hash.", lambda line: line["doc"].update(goal="x"),
     "doc_hash")  # fmt: skip
-logged("log-document", "So is one that is not pinned.", _unhashed({"goal": "x"}), "is not one of the")
-logged("log-gold", "So is a gold answer that is not the pinned one.", _unhashed({"label": 1}), "gold answer")
+logged("log-document", "So is one that is not pinned.", _rehashed({"goal": "x"}), "is not document 1 of")
+logged("log-gold", "So is a gold answer that is not the pinned one.", _rehashed({"label": 1}), "gold answer")
 logged("log-target", "So is a target that is not the gold answer.", _target("7"), "target 7")
 logged("log-metric", "So is a metric that the log-likelihoods do not give.",
     lambda line: line.update(acc=1 - line["acc"]), "its log-likelihoods give")  # fmt: skip
@@ -266,7 +271,7 @@ def _(bench: Bench) -> Outcome:
     return _imported(bench, log)
 
 
-@GUARDS("log-content", "A document does not count twice in a log.", "line 4", "has the content of an earlier line")
+@GUARDS("log-content", "A document does not count twice in a log.", "line 4", "is not document")
 def _(bench: Bench) -> Outcome:
     log = bench.copy(bench.shared.log, "log")
     lines(next(log.glob("samples_piqa_*.jsonl")), lambda content: content.__setitem__(3, content[0] | {"doc_id": 3}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -54,3 +55,13 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def rewrite(path: Path, content: list[dict[str, Any]]) -> None:
     """Write the lines of a sample file."""
     path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in content), encoding="utf-8")
+
+
+def rehash(line: dict[str, Any]) -> None:
+    """Write lm-eval's hashes of a line's document, prompt and target anew."""
+    texts = {
+        "doc_hash": json.dumps(line["doc"], indent=2, ensure_ascii=False),
+        "prompt_hash": line["arguments"]["gen_args_0"]["arg_0"],
+        "target_hash": line["target"],
+    }
+    line |= {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}

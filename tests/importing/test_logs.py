@@ -30,7 +30,7 @@ from evalkit.runs.score_table import UNCOUNTED
 from evalkit.runs.traits import origin_notes, traits
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.documents import SUBJECTS
-from tests.importing.logged import lines, lm_eval_log, own_tasks, rewrite
+from tests.importing.logged import lines, lm_eval_log, own_tasks, rehash, rewrite
 
 RULES = ("acc", "acc_norm", "acc_bytes")
 TASKS = ("arc_easy", "winogrande", "hellaswag")
@@ -181,40 +181,48 @@ def test_a_killed_import_is_repeated(log: list[Path], imported: Importer, tmp_pa
     assert again.complete and again.folder == run.folder
 
 
-def test_documents_are_found_by_content_not_by_number(
+def test_documents_are_found_by_number_and_content(
     log: list[Path], ours: Run, imported: Importer, tmp_path: Path
 ) -> None:
+    """In any order of lines, and with more fields, as in the hub's rows; under another number they are refused."""
     [path] = (path for path in log if "arc_easy" in path.name)
     content = lines(path)
-    numbers = [line["doc_id"] for line in content]
-    for line, number in zip(content, numbers[::-1], strict=True):
-        line["doc_id"] = number + 1000
+    for line in content:
+        line["doc"] |= {"split": "test"}
+        rehash(line)
     rewrite(copy := tmp_path / path.name, content[::-1])
     [run] = imported([copy], "model")
     [straight] = imported([path])
     pd.testing.assert_frame_equal(run.scores, straight.scores)
     assert same(ours, run, "acc_norm") == len(content)
-    # The stored samples have the numbers of the pinned documents
     [stored] = run.folder.glob("lm_eval/samples_*")
-    questions = {line["doc_id"]: line["doc"]["question"] for line in lines(stored)}
-    assert questions == {line["doc_id"]: line["doc"]["question"] for line in lines(path)}
+    assert stored.read_bytes() == copy.read_bytes()
+    numbers = [line["doc_id"] for line in content]
+    for changed in (numbers[::-1], [number + 1 for number in numbers], [number + 1000 for number in numbers]):
+        rewrite(copy, [line | {"doc_id": number} for line, number in zip(content, changed, strict=True)])
+        with pytest.raises(DataError, match="is not document"):
+            imported([copy], "model")
 
 
-def test_logs_of_other_versions(log: list[Path], imported: Importer, tmp_path: Path) -> None:
-    """The hub's rows have more fields; earlier versions wrote no hashes, numbers as numbers, and requests as lists."""
+def test_logs_of_other_versions_are_refused(log: list[Path], imported: Importer, tmp_path: Path) -> None:
+    """Earlier versions wrote no hashes."""
     [path] = (path for path in log if "hellaswag" in path.name)
     content = lines(path)
     for line in content:
-        line["doc"] |= {"ind": 24, "source_id": "activitynet~v_-JhWjGDPHMY", "split": "val"}
-        line["arguments"] = [list(pair.values()) for pair in line["arguments"].values()]
-        line["filtered_resps"] = [[float(value), greedy == "True"] for value, greedy in line["filtered_resps"]]
-        for key in ("doc_hash", "prompt_hash", "target_hash", "filter", "metrics"):
-            del line[key]
+        del line["doc_hash"]
     rewrite(copy := tmp_path / path.name, content)
-    [run] = imported([copy], "model")
-    [straight] = imported([path])
-    pd.testing.assert_frame_equal(run.scores, straight.scores)
-    assert run.manifest["template"]["name"] == "plain" and run.manifest["specification"]["dtype"] == "unknown"
+    with pytest.raises(DataError, match=r"line 1: .*doc_hash"):
+        imported([copy], "model")
+
+
+def test_two_files_of_the_same_documents(
+    log: list[Path], checkpoint: Path, library: Library, imported: Importer, tmp_path: Path
+) -> None:
+    """Else a subject's documents count twice."""
+    [pooled] = lm_eval_log(checkpoint, tmp_path / "log", ("mmlu_pooled",), 5, **own_tasks(library))
+    subject = shutil.copy(next(path for path in log if "mmlu_" in path.name), pooled.parent)
+    with pytest.raises(UsageError, match="same documents of mmlu"):
+        imported([pooled, Path(subject)], "model")
 
 
 def test_a_selection_of_documents_is_no_limit(log: list[Path], imported: Importer, tmp_path: Path) -> None:
@@ -357,7 +365,7 @@ def test_other_prompts_are_not_plain(log: list[Path], ours: Run, imported: Impor
     for line in content:
         for pair in line["arguments"].values():
             pair["arg_0"] = "Answer the question.\n" + pair["arg_0"]
-        del line["prompt_hash"]
+        rehash(line)
     rewrite(copy := tmp_path / path.name, content)
     [run] = imported([copy], "model")
     assert run.manifest["template"] == "logged"

@@ -288,19 +288,3 @@ def test_a_chat_as_a_tuple(evaluated: Evaluate, tmp_path: Path) -> None:
     [found] = imported([path], tmp_path)
     [view] = benchmark_of(found).views(found, (), silent)
     assert isinstance(view, AnswerView) and not view.problem and len(view.documents) == len(TEXTS)
-
-
-@pytest.mark.parametrize("task", ["lined", "answered"])
-def test_documents_of_other_versions_are_shown(task: str, evaluated: Evaluate, tmp_path: Path) -> None:
-    """Earlier versions wrote neither filters nor metrics, and requests as lists."""
-    [path] = log_of(evaluated(task), tmp_path / "log", summary=False)
-    by_document = {line["doc_id"]: line for line in lines(path)}
-    for line in by_document.values():
-        line["arguments"] = [list(pair.values()) for pair in line["arguments"].values()]
-        for key in ("doc_hash", "prompt_hash", "target_hash", "filter", "metrics"):
-            del line[key]
-    rewrite(path, list(by_document.values()))
-    [run] = imported([path], tmp_path, "model")
-    [view] = benchmark_of(run).views(run, (), silent)
-    assert not view.problem
-    assert len(view.documents if isinstance(view, AnswerView) else view.texts) == len(by_document)

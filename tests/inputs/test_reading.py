@@ -144,12 +144,12 @@ def test_json_that_says_one_thing_twice(tmp_path: Path) -> None:
 
 def test_a_json_file_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MOST_BYTES", 10)
-    assert refusal(tmp_path / "own.json", '{"a": 12345}', read_json) == " is too large: more than 10 bytes"
+    assert refusal(tmp_path / "own.json", '{"a": 12345}', read_json) == ": is too large: more than 10 bytes"
 
 
 def test_json_of_millions_of_brackets(tmp_path: Path) -> None:
     """Their depth is checked before parsing; brackets inside strings do not count."""
-    assert refusal(tmp_path / "own.json", "[" + "[],[]," * 2**22 + "[]]", read_json).startswith(" is too large")
+    assert refusal(tmp_path / "own.json", "[" + "[],[]," * 2**22 + "[]]", read_json).startswith(": is too large")
     deep = "[" * 50 + '"' + "[" * 200 + '\\"[", "' + "\\\\" * 3 + '"' + "]" * 50
     (tmp_path / "own.json").write_text(deep, encoding="utf-8")
     assert json.dumps(read_json(tmp_path / "own.json", TableError)) == deep
@@ -166,14 +166,14 @@ def test_json_of_millions_of_brackets(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a file without end")
 def test_what_has_no_end(tmp_path: Path) -> None:
     for read in (read_json, read_yaml):
-        with pytest.raises(TableError, match=r"^file /dev/zero is not a regular file$"):
+        with pytest.raises(TableError, match=r"^file /dev/zero: is not a regular file$"):
             read(Path("/dev/zero"), TableError, "file")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(reading.Unreadable, match="is not a regular file"):
         reading.read_bytes(tmp_path / "pipe", 9)
     with pytest.raises(TableError, match="/dev/zero is not a regular file"):
         read_numbers(Path("/dev/zero"))
-    with pytest.raises(DataError, match="--text /dev/zero: is not a regular file"):
+    with pytest.raises(DataError, match=r"--text /dev/zero: .*is not a regular file"):
         Haystack(Path("/dev/zero"))
     for name in ("piqa.json", "piqa.jsonl"):
         (tmp_path / name).symlink_to("/dev/zero")

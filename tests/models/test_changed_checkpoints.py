@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.longbench.benchmark import load_generations
-from evalkit.benchmarks.needle.benchmark import load_needles
+from evalkit.benchmarks.longbench.scores import load_generations
 from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
+from evalkit.benchmarks.needle.results import load_needles
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.run import evaluate
 from evalkit.benchmarks.session import run_plan

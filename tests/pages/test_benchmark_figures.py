@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.attention.figures.kinds import KINDS
+from evalkit.benchmarks.attention.groups import KINDS
 from evalkit.benchmarks.attention.tables import HEADS
 from evalkit.pages.overview import anchor, figure_panels
 from evalkit.runs.folder import Run, load_run

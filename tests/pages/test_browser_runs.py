@@ -11,8 +11,7 @@ import pytest
 
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.models.locate import silent
-from evalkit.pages.contents import contents_of_runs
-from evalkit.pages.report import PageRequest, write_report
+from evalkit.pages.report import PageRequest, contents_of_runs, write_report
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evalkit.errors import UsageError
-from evalkit.pages.contents import contents_of_runs
+from evalkit.pages.report import contents_of_runs
 from evalkit.runs.folder import load_run
 from tests.comparison.made import make_longbench
 from tests.pages.made import finished_run

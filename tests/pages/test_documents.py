@@ -15,8 +15,7 @@ from evalkit.data.sampling import DocumentSample
 from evalkit.display import Progress
 from evalkit.errors import RunError
 from evalkit.models.locate import silent
-from evalkit.pages.choices import ABSENT
-from evalkit.pages.documents import document_data
+from evalkit.pages.documents import ABSENT, document_data
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.rules import decide, find_rule, row_scores

@@ -11,7 +11,7 @@ import pytest
 
 import evalkit
 from evalkit.errors import UsageError
-from evalkit.stats.seeds import Spread
+from evalkit.stats.significance import Spread
 
 BENCHMARKS = {"held_out": "perplexity", "zeroshot8": "zeroshot8", "attention": "attention", "needle": "needle"}
 """Benchmarks of study.yaml and their suites."""

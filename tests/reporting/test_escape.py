@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evalkit.errors import EvalkitError, UnknownNameError
 from evalkit.escape import in_csv, printable
-from evalkit.reporting.data import records_csv
+from evalkit.reporting.formats import records_csv
 
 NAMES = {
     "a\nb": "a\\nb",

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.lm_eval.results import metrics_report
-from evalkit.benchmarks.longbench.benchmark import GENERATIONS, load_generations, report_of
 from evalkit.benchmarks.longbench.plan import LongBenchRequest
+from evalkit.benchmarks.longbench.results_report import report_of
+from evalkit.benchmarks.longbench.scores import GENERATIONS, load_generations
 from evalkit.benchmarks.multiple_choice.results_report import accuracy_table, rules_table
-from evalkit.benchmarks.needle.benchmark import NEEDLES, load_needles, needle_report
 from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
+from evalkit.benchmarks.needle.results import NEEDLES, load_needles, needle_report
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import provenance, request_of
 from evalkit.benchmarks.run import evaluate

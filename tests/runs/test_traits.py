@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from evalkit.benchmarks.alike import differences
-from evalkit.comparison.claim import claim_of
-from evalkit.comparison.sides import Side
+from evalkit.comparison.sides import Side, claim_of
 from evalkit.errors import UsageError
 from evalkit.reporting.markup import plain
 from evalkit.runs.folder import Run, load_run

@@ -10,7 +10,7 @@ from scipy import stats
 
 from evalkit.stats.estimates import Estimate, mean
 from evalkit.stats.power import MOST_SEEDS, expected_spread, seeds_detectable, seeds_needed, t_detectable
-from evalkit.stats.seeds import Spread, crossed, crossed_p_value, spread
+from evalkit.stats.significance import Spread, crossed, crossed_p_value, spread
 
 
 def simulated(

@@ -12,7 +12,7 @@ from scipy import optimize, stats
 
 from evalkit.stats.adjusted import with_one_won_and_one_lost
 from evalkit.stats.estimates import Estimate, Interval, interval, mean
-from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value, spread
+from evalkit.stats.significance import Spread, between, crossed, crossed_p_value, spread
 
 EXACT = {"rel": 1e-10, "abs": 1e-14}
 

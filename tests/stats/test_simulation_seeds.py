@@ -14,7 +14,7 @@ from scipy import stats
 from evalkit.stats.adjusted import with_one_won_and_one_lost
 from evalkit.stats.estimates import Estimate, Floats, average, interval, mean
 from evalkit.stats.power import t_detectable
-from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value, spread
+from evalkit.stats.significance import Spread, between, crossed, crossed_p_value, spread
 from tests.stats.test_simulation import adjusted, allowed
 
 GROUPS = [(2, 10), (10, 2), (2, 5), (3, 3), (1, 3), (1, 5), (5, 1), (3, 10)]

@@ -12,8 +12,7 @@ from evalkit.benchmarks.remembered import remembering
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import ModelHolder, run_plan
 from evalkit.runs.folder import Run, load_run
-from evalkit.studies.records import save_record
-from evalkit.studies.study import StudyRun
+from evalkit.studies.study import StudyRun, save_record
 from evalkit.studies.study_file import read_study
 from tests.benchmarks.test_every_benchmark import Silent
 from tests.tables.test_measured import altered

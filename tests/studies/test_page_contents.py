@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evalkit.errors import UsageError
-from evalkit.pages.contents import contents_of_study
+from evalkit.pages.report import contents_of_study
 from evalkit.studies.results import StudyResults, read_results
 
 

@@ -13,10 +13,9 @@ from evalkit.benchmarks.run import planned
 from evalkit.data.library import Library
 from evalkit.errors import SeveralErrors
 from evalkit.models.locate import silent
-from evalkit.studies.engines import Outcome, run_here
 from evalkit.studies.planning import plan_checkpoints, plan_study
-from evalkit.studies.records import record_of, recorded_checkpoints, save_record
-from evalkit.studies.running import outcomes_report, run_study
+from evalkit.studies.running import Outcome, outcomes_report, run_here, run_study
+from evalkit.studies.study import record_of, save_record
 from evalkit.studies.study_file import read_study
 from tests.printed import printed
 from tests.studies.tiny_studies import CHOICES, NEEDLE, Told, made_files, made_study
@@ -179,7 +178,7 @@ def test_steps_that_a_trainer_deleted(folder: Path) -> None:
     more = {"zeroshot8": CHOICES, "needle": NEEDLE}
     path = made_study(folder, steps, more)
     said: list[str] = []
-    plan = plan_study(read_study(path, recorded_checkpoints), said.append)
+    plan = plan_study(read_study(path), said.append)
     assert [one.run.label for one in plan.runs] == ["C step 100 on zeroshot8", "C step 100 on needle"]
     assert [one.run.label for one in plan.kept] == ["C step 20 on zeroshot8"]
     assert [line for line in said if "left out" in line] == [
@@ -187,7 +186,7 @@ def test_steps_that_a_trainer_deleted(folder: Path) -> None:
     ]
     steps["C"]["steps"] = ["checkpoint-20", "checkpoint-100"]
     with pytest.raises(SeveralErrors, match=r"checkpoint C step 20: .*not found"):
-        plan_study(read_study(made_study(folder, steps, more), recorded_checkpoints), silent)
+        plan_study(read_study(made_study(folder, steps, more)), silent)
 
 
 def test_a_recorded_failure_stays_when_the_study_is_planned_again(folder: Path) -> None:

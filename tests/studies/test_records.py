@@ -11,8 +11,7 @@ import pytest
 
 from evalkit.errors import RunError
 from evalkit.runs.folder import RESULTS
-from evalkit.studies.records import finished_run_of, record_of, recorded_checkpoints, save_record
-from evalkit.studies.study import Study
+from evalkit.studies.study import Study, finished_run_of, record_of, recorded_checkpoints, save_record
 from evalkit.studies.study_file import read_study
 from tests.studies.tiny_studies import made_study
 
@@ -105,7 +104,7 @@ def test_a_folder_that_cannot_be_written_is_named(study: Study) -> None:
 _WRITING = """
 import sys
 from pathlib import Path
-from evalkit.studies.records import save_record
+from evalkit.studies.study import save_record
 from evalkit.studies.study_file import read_study
 study = read_study(Path(sys.argv[1]))
 for number in range(200):

@@ -19,11 +19,10 @@ from evalkit.models.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS, load_run
 from evalkit.runs.lock import locked, read_owner
 from evalkit.studies import running as module
-from evalkit.studies.engines import Job, Outcome, run_here
-from evalkit.studies.planning import plan_study
-from evalkit.studies.records import record_of, save_record
-from evalkit.studies.running import outcomes_report, run_study
+from evalkit.studies.planning import Job, plan_study
+from evalkit.studies.running import Outcome, outcomes_report, run_here, run_study
 from evalkit.studies.status import states_of
+from evalkit.studies.study import record_of, save_record
 from evalkit.studies.study_file import read_study
 from tests.printed import printed
 from tests.studies.tiny_studies import CHOICES, NEEDLE, Told, made_files, made_study, same_tables, tables_of

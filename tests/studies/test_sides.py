@@ -13,8 +13,7 @@ from evalkit.comparison.curves import curve
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run, load_run
-from evalkit.studies.results import StudyResults, read_results
-from evalkit.studies.sides import study_sides, study_trainings
+from evalkit.studies.results import StudyResults, read_results, study_sides, study_trainings
 
 
 @pytest.fixture

@@ -15,11 +15,9 @@ import pytest
 from evalkit.models.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS
 from evalkit.runs.lock import Owner, locked
-from evalkit.studies.engines import run_here
-from evalkit.studies.records import record_of, save_record
-from evalkit.studies.running import run_study
+from evalkit.studies.running import run_here, run_study
 from evalkit.studies.status import RunState, states_of, status_report
-from evalkit.studies.study import Study
+from evalkit.studies.study import Study, record_of, save_record
 from evalkit.studies.study_file import read_study
 from tests.printed import printed
 from tests.studies.tiny_studies import Told, made_files, made_study

@@ -13,8 +13,8 @@ import yaml
 from evalkit.errors import EvalkitError, TableError, UnknownNameError, UsageError
 from evalkit.reporting.markup import plain
 from evalkit.runs.folder import Run
-from evalkit.studies.records import save_record
 from evalkit.studies.results import read_results
+from evalkit.studies.study import save_record
 from evalkit.studies.study_file import read_study
 from evalkit.studies.tables import FilledTable, UnfilledTable, study_layouts, study_table
 from evalkit.tables.request import TableRequest

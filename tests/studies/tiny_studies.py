@@ -11,8 +11,7 @@ import yaml
 
 from evalkit.display import Progress
 from evalkit.runs.folder import load_run
-from evalkit.studies.records import record_of
-from evalkit.studies.study import Study
+from evalkit.studies.study import Study, record_of
 from evalkit.studies.study_file import read_study
 from tests.documents import made_up
 from tests.tiny import tiny_checkpoint

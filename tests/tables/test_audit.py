@@ -10,11 +10,11 @@ import pytest
 
 from evalkit.paths import resource
 from evalkit.reporting.decimals import half_up
-from evalkit.tables.audit import Audited, Finding, audit, audit_averages, audit_marks, audit_rows
+from evalkit.tables.audit import Finding, audit, audit_averages, audit_marks, audit_rows, audited
+from evalkit.tables.claims import Audited
 from evalkit.tables.fill import best_marks, computed
 from evalkit.tables.layout import layout_names, load_layout
-from evalkit.tables.published import Number, Printed
-from evalkit.tables.request import audited, printed_cells, published_numbers
+from evalkit.tables.published import Number, Printed, printed_cells, published_numbers
 
 
 def published(name: str) -> Audited:
@@ -118,7 +118,7 @@ def test_it_computes_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Through the command: a changed number in the CSV changes the findings."""
     shutil.copytree(resource("results"), tmp_path / "results", ignore=shutil.ignore_patterns("runs"))
     shutil.copytree(resource("configs"), tmp_path / "configs")
-    for module in ("layout", "audit", "request"):
+    for module in ("layout", "audit"):
         monkeypatch.setattr(
             f"evalkit.tables.{module}.resource", lambda *parts: tmp_path.joinpath(*parts), raising=False
         )

@@ -11,22 +11,21 @@ import yaml
 
 from evalkit.errors import TableError
 from evalkit.paths import resource
-from evalkit.tables.audit import Audited
+from evalkit.tables.audit import verdict_sections
 from evalkit.tables.claims import (
     BY_PRINTED,
     FAILS,
     HOLDS,
     UNCHECKED,
+    Audited,
     Claims,
     PaperClaim,
     Verdict,
     check_claims,
     read_claims,
-    sections,
 )
 from evalkit.tables.layout import layout_names, load_layout
-from evalkit.tables.published import Number
-from evalkit.tables.request import printed_cells, published_numbers
+from evalkit.tables.published import Number, printed_cells, published_numbers
 
 FILE = resource("results", "published", "claims.yaml")
 
@@ -76,13 +75,17 @@ def tables() -> dict[str, Audited]:
 
 @pytest.fixture(scope="module")
 def verdicts(claims: Claims, tables: dict[str, Audited]) -> dict[str, Verdict]:
-    return {verdict.claim.key: verdict for verdict in check_claims(claims, list(tables.values()))}
+    return {verdict.key: verdict for verdict in check_claims(claims, list(tables.values()))}
 
 
 def with_cell(table: Audited, model: str, measure: str, value: float) -> Audited:
     numbers = {name: dict(row) for name, row in table.numbers.items()}
     numbers[model][measure] = Number(Fraction(str(value)))
     return table._replace(numbers=numbers)
+
+
+def alone(claims: Claims, key: str) -> Claims:
+    return claims.model_copy(update={"claims": {key: claims.claims[key]}})
 
 
 def test_the_verdict_on_each(verdicts: dict[str, Verdict]) -> None:
@@ -110,9 +113,8 @@ def test_the_verdict_on_each(verdicts: dict[str, Verdict]) -> None:
 def test_another_number_makes_it_so(
     claims: Claims, tables: dict[str, Audited], key: str, table: str, model: str, measure: str, value: float
 ) -> None:
-    [claim] = [claim for claim in claims.claims if claim.key == key]
     changed = tables | {table: with_cell(tables[table], model, measure, value)}
-    [verdict] = check_claims(Claims((claim,), claims.shapes), list(changed.values()))
+    [verdict] = check_claims(alone(claims, key), list(changed.values()))
     assert (verdict.verdict, verdict.tables) == (HOLDS, {table})
 
 
@@ -124,7 +126,7 @@ def test_what_holds_does_so_by_the_tables(
     assert by_size == {"eight_tasks", "five_and_three", "samples", "long_context_sets", "long_context_tasks"}
     for key in HOLD - by_size:
         used = {name: tables[name] for name in verdicts[key].tables}
-        one = Claims((verdicts[key].claim,), claims.shapes)
+        one = alone(claims, key)
         changes = (
             with_cell(table, model, measure, value)
             for table in used.values() for model, row in table.numbers.items() for measure in row for value in (0, 100)
@@ -144,7 +146,7 @@ def test_parameters_decide_too(tables: dict[str, Audited], tmp_path: Path) -> No
     content["models"]["tinyllama"] |= {"num_key_value_heads": 32, "tie_word_embeddings": True}
     path = tmp_path / "claims.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    found = {v.claim.key: v.verdict for v in check_claims(read_claims(path), list(tables.values()))}
+    found = {v.key: v.verdict for v in check_claims(read_claims(path), list(tables.values()))}
     assert {key for key in NOT_SO if found[key] == HOLDS} == {"tinyllamas_parameters", "tinyllamas_size"}
 
 
@@ -153,8 +155,8 @@ def test_ties_and_relations(tables: dict[str, Audited]) -> None:
     of = {"table": "main_res", "model": "intg_all_1b", "among": ["vanilla_1b", "diff_1b", "intg_1b"]}
 
     def follows(printed: str = "so", **way: Any) -> bool:
-        claim = PaperClaim("made", where="here", says="it", printed=printed, **way)
-        return check_claims(Claims((claim,), {}), list(tables.values()))[0].verdict == HOLDS
+        claim = PaperClaim(where="here", says="it", printed=printed, **way)
+        return check_claims(Claims(models={}, claims={"made": claim}), list(tables.values()))[0].verdict == HOLDS
 
     assert follows(printed="3", computed={"wins": of})
     assert follows(printed="2", computed={"wins": of | {"alone": True}})
@@ -201,9 +203,9 @@ def test_invalid_claims(tables: dict[str, Audited], tmp_path: Path, about: dict[
 
 def test_sentences_are_in_words_of_our_own(claims: Claims) -> None:
     """Printed values are figures or a few words."""
-    assert max(len(claim.printed.split()) for claim in claims.claims) <= 8
+    assert max(len(claim.printed.split()) for claim in claims.claims.values()) <= 8
 
 
 def test_all_of_them_are_shown(verdicts: dict[str, Verdict]) -> None:
-    shown = [(str(section.title), len(section.lines)) for section in sections(list(verdicts.values()))]
+    shown = [(str(section.title), len(section.lines)) for section in verdict_sections(list(verdicts.values()))]
     assert [count for _, count in shown] == [len(NOT_SO), len(HOLD), len(NOT_CHECKED)]

@@ -78,7 +78,7 @@ def test_what_differs_is_said(finished: Run, tmp_path: Path) -> None:
 
 
 def test_every_published_row_has_a_belief_about_known_rules() -> None:
-    protocols = {protocol.key: protocol for protocol in read_protocols()}
+    protocols = read_protocols()
     layout = load_layout("res_intg_app")
     assert protocols.keys() == {item.key for item in layout.models}
     for protocol in protocols.values():

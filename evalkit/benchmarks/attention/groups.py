@@ -1,11 +1,16 @@
-"""Names, groups and units of the measures of attention maps. No torch; `measures.py` computes them."""
+"""Names: measures of attention maps, layers, figures and the journal's row, with the options that choose them.
+
+Neither torch nor pandas is imported; `measures.py` computes the measures, `figures.py` draws the figures.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, NamedTuple
 
-from evalkit.errors import UsageError
+from evalkit.errors import UnknownNameError, UsageError
 
 MASS, RANK = "mass", "rank"
 CATEGORIES = ("bos", "special", "punctuation", "content", "function", "other")
@@ -42,73 +47,75 @@ class MeasureInfo:
         return self.bounds == _SHARE
 
 
-def _infos() -> tuple[MeasureInfo, ...]:
-    mass = [
-        info
-        for name in CATEGORIES
-        for info in (
-            MeasureInfo(
-                f"mass_{name}",
-                MASS,
-                f"weight of the continuation's tokens on category {name}",
-                unsigned=f"mass_abs_{name}",
-            ),
-            MeasureInfo(f"mass_abs_{name}", MASS, f"share of the continuation's |weights| on category {name}", _SHARE),
-        )
-    ]
+def _mass(category: str) -> tuple[MeasureInfo, MeasureInfo]:
+    signed, share = f"mass_{category}", f"mass_abs_{category}"
     return (
-        MeasureInfo("bos", "bos", "weight on BOS, mean over tokens after the first", None, True, "bos_abs"),
-        MeasureInfo("bos_abs", "bos", "share of |weights| on BOS, mean over tokens after the first", _SHARE, True),
-        *mass,
-        MeasureInfo("entropy", "entropy", "entropy of |weights|, last continuation token, in nats", None, True),
-        MeasureInfo("entropy_shifted", "entropy", "entropy of weights - min, as in the paper, in nats"),
-        MeasureInfo(
-            "bos_negative", "negative", "share of tokens after the first with a negative weight on BOS", _SHARE
-        ),
-        MeasureInfo("sink", "sink", "mean weight on the first token, first 64 tokens", unsigned="sink_abs"),
-        MeasureInfo("sink_abs", "sink", "mean share of |weights| on the first token, first 64 tokens", _SHARE),
-        MeasureInfo(
-            "sink_rate", "sink", f"share of heads whose sink is above {SINK_SHARE}", _SHARE, unsigned="sink_abs_rate"
-        ),
-        MeasureInfo("sink_abs_rate", "sink", f"share of heads whose sink_abs is above {SINK_SHARE}", _SHARE),
-        MeasureInfo("distance", "distance", "mean distance of |weights|, of tokens after the first, in tokens"),
-        MeasureInfo("similarity", "similarity", "mean cosine between a head's map and the layer's others"),
-        MeasureInfo(
-            RANK, RANK, "effective rank: exp of the entropy of singular values (Roy and Vetterli)", median=True
-        ),
-        MeasureInfo("rank_squares", RANK, "the same with squared singular values", median=True),
-        MeasureInfo(
-            "rank_stable", RANK, "stable rank: squared Frobenius norm / squared largest singular value", median=True
-        ),
-        MeasureInfo("bos_all", "all_tokens", "weight on BOS, mean over all tokens, as in the paper"),
-        MeasureInfo(
-            "bos_negative_all",
-            "all_tokens",
-            "share of all tokens with a negative weight on BOS, as in the paper",
-            _SHARE,
-        ),
+        MeasureInfo(signed, MASS, f"weight of the continuation's tokens on category {category}", unsigned=share),
+        MeasureInfo(share, MASS, f"share of the continuation's |weights| on category {category}", _SHARE),
     )
 
 
-MEASURES = {info.name: info for info in _infos()}
+_INFOS = (
+    MeasureInfo("bos", "bos", "weight on BOS, mean over tokens after the first", None, True, "bos_abs"),
+    MeasureInfo("bos_abs", "bos", "share of |weights| on BOS, mean over tokens after the first", _SHARE, True),
+    *chain.from_iterable(map(_mass, CATEGORIES)),
+    MeasureInfo("entropy", "entropy", "entropy of |weights|, last continuation token, in nats", None, True),
+    MeasureInfo("entropy_shifted", "entropy", "entropy of weights - min, as in the paper, in nats"),
+    MeasureInfo("bos_negative", "negative", "share of tokens after the first with a negative weight on BOS", _SHARE),
+    MeasureInfo("sink", "sink", "mean weight on the first token, first 64 tokens", unsigned="sink_abs"),
+    MeasureInfo("sink_abs", "sink", "mean share of |weights| on the first token, first 64 tokens", _SHARE),
+    MeasureInfo(
+        "sink_rate", "sink", f"share of heads whose sink is above {SINK_SHARE}", _SHARE, unsigned="sink_abs_rate"
+    ),
+    MeasureInfo("sink_abs_rate", "sink", f"share of heads whose sink_abs is above {SINK_SHARE}", _SHARE),
+    MeasureInfo("distance", "distance", "mean distance of |weights|, of tokens after the first, in tokens"),
+    MeasureInfo("similarity", "similarity", "mean cosine between a head's map and the layer's others"),
+    MeasureInfo(RANK, RANK, "effective rank: exp of the entropy of singular values (Roy and Vetterli)", median=True),
+    MeasureInfo("rank_squares", RANK, "the same with squared singular values", median=True),
+    MeasureInfo(
+        "rank_stable", RANK, "stable rank: squared Frobenius norm / squared largest singular value", median=True
+    ),
+    MeasureInfo("bos_all", "all_tokens", "weight on BOS, mean over all tokens, as in the paper"),
+    MeasureInfo(
+        "bos_negative_all", "all_tokens", "share of all tokens with a negative weight on BOS, as in the paper", _SHARE
+    ),
+)
+MEASURES = {info.name: info for info in _INFOS}
 """Name → measure."""
 GROUPS = tuple(dict.fromkeys(info.group for info in MEASURES.values()))
 """Groups of measures, the values of `--measures`."""
 
 
-def measures_of(groups: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the measures of some groups."""
-    return tuple(name for name, info in MEASURES.items() if info.group in groups)
+FINISHED = ""
+"""Measure of a row that every sequence has, also one that no measure applies to; not in the final tables."""
+
+
+class AttentionRow(NamedTuple):
+    """The journal's row: a measure of one head on one sequence."""
+
+    subtask: str
+    doc_id: int
+    choice: int
+    cluster: int
+    """`doc_id` of the subtask's first document with the same source."""
+    sequence: int
+    """CRC-32 of the token ids: runs with another tokenizer have another one."""
+    tokens: int
+    """Length of the sequence."""
+    truncated: int
+    """Context tokens truncated to fit the window."""
+    layer: int
+    head: int
+    measure: str
+    position: int | None
+    """First position of the queries' bin; None for the whole sequence."""
+    value: float
 
 
 def parsed_layers(given: Sequence[str]) -> tuple[int, ...]:
-    """Parse the values of `--layers`; repeated ones are left out.
-
-    Raises:
-        UsageError: one is not a number.
-    """
+    """Parse the values of `--layers`; repeated ones are left out."""
     try:
-        return tuple(dict.fromkeys(int(one) for one in given))
+        return tuple(dict.fromkeys(int(number) for number in given))
     except ValueError:
         raise UsageError(
             f"--layers {','.join(given)}: expected numbers of layers, from 0, or from -1 for the last one backwards"
@@ -116,11 +123,9 @@ def parsed_layers(given: Sequence[str]) -> tuple[int, ...]:
 
 
 def layer_of(number: int, layers: Sequence[int]) -> int | None:
-    """Return the layer that a number means; None if there is none.
+    """Return the layer that a number means, of a model's layers with attention; None if there is none.
 
-    Args:
-        number: see the module.
-        layers: the model's layers with attention, ascending.
+    Negative numbers count backwards from the last layer, -1.
     """
     if number >= 0:
         return number if number in layers else None
@@ -128,33 +133,101 @@ def layer_of(number: int, layers: Sequence[int]) -> int | None:
 
 
 def chosen_layers(given: Sequence[int], layers: Sequence[int]) -> list[int]:
-    """Return the layers that numbers mean, ascending; all for no numbers.
-
-    Args:
-        given: the numbers.
-        layers: the model's layers with attention, ascending.
-
-    Raises:
-        UsageError: the model has no such layer.
-    """
-    found = {one: layer_of(one, layers) for one in given}
-    if unknown := [one for one, layer in found.items() if layer is None]:
+    """Return the layers that numbers mean (`layer_of`), ascending; all for no numbers."""
+    meant = {number: layer_of(number, layers) for number in given}
+    if unknown := [number for number, layer in meant.items() if layer is None]:
         raise UsageError(
             f"--layers: the model has no attention layer {unknown[0]}; its layers are {layers[0]} to {layers[-1]}, or "
             f"-1 to {-len(layers)}"
         )
-    return sorted({layer for layer in found.values() if layer is not None}) or list(layers)
+    return sorted({layer for layer in meant.values() if layer is not None}) or list(layers)
 
 
 def described_layers(measured: Sequence[int], layers: Sequence[int]) -> str:
-    """Return "all layers", "the last 4 layers" or "layers 0, 5".
-
-    Args:
-        measured: some of the layers.
-        layers: the model's layers with attention, both ascending.
-    """
+    """Return "all layers", "the last 4 layers" or "layers 0, 5"; both arguments are ascending."""
     if list(measured) == list(layers):
         return "all layers"
     if len(measured) > 1 and list(measured) == list(layers[-len(measured) :]):
         return f"the last {len(measured)} layers"
     return f"layer{'s' * (len(measured) > 1)} {', '.join(map(str, measured))}"
+
+
+Band = Literal["heads", "samples"]
+"""What the standard deviation of a band is over."""
+
+
+@dataclass(frozen=True)
+class FigureKind:
+    """A figure."""
+
+    words: str
+    """Description in one line."""
+    band: Band | None = None
+    """The default; None: `--band` does not apply."""
+    measures: tuple[str, ...] = ()
+    """What `--measure` chooses from, the default first; empty: it does not apply."""
+    as_in_paper: bool = False
+    """Whether `--paper` applies."""
+
+
+_BY_POSITION = tuple(name for name, info in MEASURES.items() if info.by_position)
+_RANKS = tuple(name for name, info in MEASURES.items() if info.group == RANK)
+
+KINDS = {
+    "bos": FigureKind("attention to BOS by position of the query, in one layer (the paper's fig:bos_attn_main)",
+                      "heads", _BY_POSITION),
+    "categories": FigureKind("shares of four kinds of tokens, by layer (fig:attn_cat_anly)", "heads", as_in_paper=True),
+    "entropy": FigureKind("entropy of the last token's weights, by layer: shifted as in fig:entropy_anly_main, and of "
+                          "|weights|", "samples", as_in_paper=True),
+    "negative": FigureKind("share of negative weights on BOS, by layer (fig:diff_cog_neg_app)", "heads",
+                           ("bos_negative", "bos_negative_all")),
+    "rank": FigureKind("effective rank by layer, and share of documents above the first run (tab:anly_rank_main)",
+                       None, _RANKS),
+    "position": FigureKind("share on BOS and entropy by position of the query: lines by run, of one run all layers",
+                           "heads"),
+    "heatmap": FigureKind("a measure of each layer and head", None, tuple(dict.fromkeys(("bos_abs", *MEASURES)))),
+    "summary": FigureKind("sink rate, share on BOS, distance and similarity of heads, by layer", "heads"),
+}  # fmt: skip
+"""Name → figure."""
+
+
+@dataclass(frozen=True)
+class FigureRequest:
+    """Options of a figure."""
+
+    layers: tuple[int, ...] = ()
+    """From 0, or from -1 for the last one backwards; empty: the figure's default."""
+    tasks: tuple[str, ...] = ()
+    """Empty: all."""
+    band: Band | None = None
+    """None: the figure's default."""
+    measure: str | None = None
+    """None: the figure's default."""
+    paper: bool = False
+    """Whether to draw what the paper draws, without its alternative."""
+
+    def check(self, name: str) -> None:
+        """Validate the options of one figure."""
+        if name not in KINDS:
+            raise UnknownNameError("figure", name, KINDS)
+        kind = KINDS[name]
+        unused = {
+            "--band": self.band is not None and kind.band is None,
+            "--measure": self.measure is not None and not kind.measures,
+            "--paper": self.paper and not kind.as_in_paper,
+        }
+        if wrong := [option for option, is_wrong in unused.items() if is_wrong]:
+            raise UsageError(f"{wrong[0]} does not apply to figure {name}; leave it out")
+        if self.measure is not None and self.measure not in kind.measures:
+            raise UnknownNameError(f"measure of figure {name}", self.measure, kind.measures)
+        if name == "categories" and self.paper and self.band == "samples":
+            raise UsageError("--paper takes a softmax of each head's means over samples; leave out --band samples")
+
+    def band_of(self, name: str) -> Band:
+        """Return what a figure's band is over; samples where it cannot be chosen."""
+        kind = KINDS[name]
+        return (self.band if kind.band else None) or kind.band or "samples"
+
+    def measure_of(self, name: str) -> str:
+        """Return the measure of a figure that shows one."""
+        return self.measure or KINDS[name].measures[0]

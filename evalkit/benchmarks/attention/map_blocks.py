@@ -11,6 +11,7 @@ whole maps are passed in the same blocks, a layer at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -21,80 +22,111 @@ import torch
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.attention.attention_calls import (
-    AttentionCall,
+    ELEMENTS,
+    CallMap,
+    Combine,
+    MapBlocks,
     Recording,
     Unrecorded,
-    attention_modules,
-    names_attention,
+    WholeMap,
     recording,
-    run_layers,
 )
-from evalkit.benchmarks.attention.blocks import ELEMENTS, CallMap, Combine, MapBlocks, WholeMap
-from evalkit.compatibility.transformers import attention_of
+from evalkit.compatibility.transformers import attention_of, keeps_state
 from evalkit.errors import CheckpointError, UsageError
+from evalkit.models.parts import base_of, layers_of
 from evalkit.scoring.probe import HALF, in_float32
 
-Read = Callable[[Callable[[int, MapBlocks], None]], None]
-"""Reads all layers' maps of the sequence, and passes each to its argument with its layer."""
+After = Callable[[int, Any, Any], None]
+"""Callback with a layer's number, from 0, its attention module and the module's output."""
+
+_ATTENTION = re.compile(r"(?<!Cross)(?<!Linear)(?<!Lightning)Attention")
+"""Class names of attention modules; linear attention has no map."""
+_TOLERANCE = 1e-5
+"""Largest allowed difference of a weight from eager attention's in `MapReader.check`, in float32."""
+_CHECKED = 64
+"""Maximum tokens that `MapReader.check` compares."""
+_PROBE = 4
+"""Tokens of the first sequence, which shows whether maps can be read."""
+
+UseMap = Callable[[int, torch.Tensor], None]
+"""Callback with a layer's number, from 0, and its map, [batch, heads, query, key]."""
 
 
-def largest_difference(model: Any, modules: Mapping[int, Any], ids: torch.Tensor, read: Read) -> tuple[int, float]:
-    """Return the layer whose map differs most from eager attention's, and the largest difference of its weights.
+def attention_modules(model: Any) -> dict[int, Any]:
+    """Return a model's attention modules by layer.
 
-    Models of half precision run in float32, since their own rounding is as large as the effect of an error.
+    They are of the class that transformers registers for the model. Models without such a class (BLOOM, MPT, Falcon,
+    GPT-2) are searched for the outermost module of each layer whose class is named as attention. Layers without
+    attention, which hybrid models have, are left out.
 
-    Args:
-        model: a Hugging Face causal language model.
-        modules: its attention modules by layer.
-        ids: [1, tokens].
-        read: see `Read`; for the sequence `ids`.
+    Raises:
+        CheckpointError: the model has no attention, or hides its maps.
     """
-    half = any(parameter.dtype in HALF for parameter in model.parameters())
-    with in_float32(model) if half else nullcontext():
-        expected: dict[int, torch.Tensor] = {}
-        states: dict[int, torch.Tensor] = {}
-        with _inputs_through(modules, states.setdefault):
-            stream_attention_maps(model, ids, lambda layer, seen: expected.update({layer: _kept(seen[0])}))
-        gaps: dict[int, float] = {}
+    kind: Any = model.can_record_outputs.get("attentions")
+    if getattr(kind, "__name__", "") == "DiffLlamaAttention":
+        raise CheckpointError(
+            "DiffLlama returns the two softmax maps of each pair and not their difference; "
+            "convert it to an evalkit checkpoint with `evalkit models convert`"
+        )
+    if names_attention(model):
+        modules = {module.layer_idx: module for module in model.modules() if isinstance(module, kind)}
+    # A state in place of keys (RWKV) is no attention, whatever its module is called
+    elif kind is None and keeps_state(model):
+        modules = {}
+    else:
+        modules = {}
+        for number, layer in enumerate(layers_of(model)):
+            named = (module for module in layer.modules() if _ATTENTION.search(type(module).__name__))
+            if (outermost := next(named, None)) is not None:
+                modules[number] = outermost
+    if not modules:
+        raise CheckpointError(f"{type(model).__name__} has no attention modules that transformers names, so no maps")
+    return dict(sorted(modules.items()))
 
-        def compare(layer: int, found: MapBlocks) -> None:
-            whole = _kept(found.whole())
-            same = whole.shape == expected[layer].shape
-            gaps[layer] = float((whole - expected.pop(layer)).abs().max()) if same else torch.inf
 
-        with _inputs_through(modules, lambda layer, given: states.get(layer, given)):
-            read(compare)
-    # NaN is the largest difference
-    worst = max(gaps, key=lambda layer: (gaps[layer] != gaps[layer], gaps[layer]))
-    return worst, gaps[worst]
+def names_attention(model: Any) -> bool:
+    """Return whether transformers registers a class of attention modules for a model, which return maps unasked."""
+    return isinstance(model.can_record_outputs.get("attentions"), type)
 
 
-@contextmanager
-def _inputs_through(modules: Mapping[int, Any], change: Callable[[int, torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Pass the hidden states that enter attention modules through a function of layer and states."""
+def run_layers(
+    model: Any,
+    modules: Mapping[int, Any],
+    input_ids: torch.Tensor,
+    after: After,
+    *,
+    attention_mask: torch.Tensor | None = None,
+    maps: bool = False,
+) -> None:
+    """Run a model on [batch, tokens] ids up to the last of some attention modules; call a function after each of them.
 
-    def hook_of(layer: int) -> Callable[..., Any]:
-        def hook(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-            if args:
-                return (change(layer, args[0]), *args[1:]), given
-            return args, given | {"hidden_states": change(layer, given["hidden_states"])}
+    With `maps`, maps are requested from the modules, for those that return them on request only.
+    """
+    last = max(modules)
+
+    def hook_of(layer: int) -> Callable[[Any, Any, Any], None]:
+        def hook(module: Any, _: Any, output: Any) -> None:
+            after(layer, module, output)
+            if layer == last:
+                raise _LastLayerDone
 
         return hook
 
-    hooks = [module.register_forward_pre_hook(hook_of(layer), with_kwargs=True) for layer, module in modules.items()]
+    # Before other hooks, which may restore weights that were widened for the module's run
+    hooks = [module.register_forward_hook(hook_of(layer), prepend=True) for layer, module in modules.items()]
+    requests = {"output_attentions": True} if maps else {}
     try:
-        yield
+        with torch.no_grad():
+            base_of(model)(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **requests)
+    except _LastLayerDone:
+        pass
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _kept(seen: torch.Tensor) -> torch.Tensor:
-    return seen.float().cpu()
-
-
-UseMap = Callable[[int, torch.Tensor], None]
-"""Callback with a layer's number, from 0, and its map, [batch, heads, query, key]."""
+class _LastLayerDone(Exception):
+    """The last requested layer has run."""
 
 
 def stream_attention_maps(
@@ -122,7 +154,7 @@ def stream_attention_maps(
         UsageError: there is no such layer.
         CheckpointError: the model's attention layers do not return maps, or not the effective ones.
     """
-    modules = requested_modules(attention_modules(model), layers)
+    modules = _requested(attention_modules(model), layers)
     if not modules:
         return
     tokens = input_ids.shape[1]
@@ -133,64 +165,38 @@ def stream_attention_maps(
             raise CheckpointError(f"{type(module).__name__} returns no attention map")
         use(layer, seen)
 
-    with _eager(model):
+    before = attention_of(model.config)
+    model.set_attn_implementation("eager")
+    try:
         run_layers(model, modules, input_ids, after, attention_mask=attention_mask, maps=not names_attention(model))
+    finally:
+        model.set_attn_implementation(before)
 
 
 def attention_map(
     model: Any, input_ids: torch.Tensor, layer: int, *, attention_mask: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the effective map of one layer, [batch, heads, query, key]; otherwise as `stream_attention_maps`."""
-    found: list[torch.Tensor] = []
+    maps: list[torch.Tensor] = []
     stream_attention_maps(
-        model, input_ids, lambda _, seen: found.append(seen), attention_mask=attention_mask, layers=[layer]
+        model, input_ids, lambda _, seen: maps.append(seen), attention_mask=attention_mask, layers=[layer]
     )
-    return found[0]
+    return maps[0]
 
 
-def requested_modules(modules: Mapping[int, Any], layers: Collection[int] | None) -> dict[int, Any]:
-    """Select the modules of some layers, in order; None: of all.
-
-    Raises:
-        UsageError: there is no such layer.
-    """
+def _requested(modules: Mapping[int, Any], layers: Collection[int] | None) -> dict[int, Any]:
+    """Select the modules of some layers, in order; None: of all."""
     requested = set(modules if layers is None else layers)
     if unknown := sorted(requested - set(modules)):
         raise UsageError(f"no attention layer {unknown[0]}; the model's are {min(modules)} to {max(modules)}")
     return {layer: modules[layer] for layer in sorted(requested)}
 
 
-@contextmanager
-def _eager(model: Any) -> Iterator[None]:
-    before = attention_of(model.config)
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
-
-
-Use = Callable[[int, MapBlocks], None]
-"""Callback with a layer's number, from 0, and its map."""
-
-TOLERANCE = 1e-5
-"""Largest allowed difference of a weight from eager attention's in `MapReader.check`, in float32."""
-LONGEST = 64
-"""Maximum tokens that `MapReader.check` compares."""
-_PROBE = 4
-"""Tokens of the sequence that determines the heads of each layer."""
-
-
 class MapReader:
     """Reads the attention maps of a model.
 
-    Runs the model once over four tokens to find its layers, their heads, and whether their maps can be computed from
-    queries and keys.
-
-    Args:
-        model: a Hugging Face causal language model.
-        say: called with a line if the model must be read with eager attention.
-        elements: maximum elements of a block.
+    Runs the model once over four tokens to find whether its maps can be computed from queries and keys; otherwise `say`
+    is called with a line, and maps are read whole with eager attention. Blocks have at most so many elements.
 
     Raises:
         CheckpointError: the model has no attention maps, or hides them.
@@ -200,17 +206,15 @@ class MapReader:
         self._model, self._say, self._elements = model, say, elements
         self._modules = attention_modules(model)
         self._eager = False
-        self.heads: dict[int, int] = {}
-        """Heads of each layer; pairs of heads of differential attention."""
         probe = np.arange(_PROBE) % model.get_input_embeddings().num_embeddings
         try:
             # Code of such models may fail under an unknown name of attention (MPT)
             if not (model.is_backend_compatible() or names_attention(model)):
                 raise Unrecorded("its attention does not use transformers' registry of attention functions")
-            self.read(probe, self.layers, self._count)
+            self.read(probe, self.layers, lambda layer, blocks: None)
         except Unrecorded as reason:
             self._read_eagerly(str(reason))
-            self.read(probe, self.layers, self._count)
+            self.read(probe, self.layers, lambda layer, blocks: None)
 
     @property
     def kind(self) -> str:
@@ -222,53 +226,69 @@ class MapReader:
         """Layers with attention, from 0, ascending."""
         return tuple(self._modules)
 
-    def read(self, tokens: NDArray[np.integer[Any]], layers: Collection[int], use: Use) -> None:
-        """Run the model once over a sequence and pass the maps of some layers to a callback.
+    def read(
+        self, tokens: NDArray[np.integer[Any]], layers: Collection[int], use: Callable[[int, MapBlocks], None]
+    ) -> None:
+        """Run the model once over [tokens] ids, up to the last of some layers, numbered from 0, and pass on their maps.
 
-        Layers after the last requested one are not run.
-
-        Args:
-            tokens: [tokens] ids.
-            layers: numbers from 0.
-            use: called with (layer, map) in the layers' order; the map may be read until it returns.
+        `use` is called with (layer, map) in the layers' order; the map may be read until it returns.
 
         Raises:
             UsageError: there is no such layer.
             CheckpointError: a layer returns no map.
         """
-        modules = requested_modules(self._modules, layers)
+        modules = _requested(self._modules, layers)
         if not modules:
             return
         ids = self._ids(tokens)
         if self._eager:
-            stream_attention_maps(self._model, ids, partial(self._pass_whole, use), layers=modules)
+            stream_attention_maps(
+                self._model, ids, lambda layer, seen: use(layer, WholeMap(seen[0], self._elements)), layers=modules
+            )
             return
-        active = Recording(modules.values(), self._attend)
+        active = Recording(modules.values(), lambda call, value: CallMap(call, None, self._elements).attend(value))
         with recording(self._model, active):
             run_layers(self._model, modules, ids, lambda layer, module, _: use(layer, self._map(active, module)))
 
     def check(self, tokens: NDArray[np.integer[Any]]) -> None:
-        """Compare all maps of a short sequence with eager attention's, and read with the latter if they differ.
-
-        Models of half precision are compared in float32 (`map_check.py`).
-
-        Args:
-            tokens: [tokens] ids; the first 64 are compared.
-        """
+        """Compare all maps of the first 64 tokens with eager attention's, and read with the latter if they differ."""
         if self._eager:
             return
-        shown = np.asarray(tokens)[:LONGEST]
         try:
-            layer, gap = largest_difference(
-                self._model, self._modules, self._ids(shown), partial(self.read, shown, self.layers)
-            )
+            layer, gap = self._largest_difference(np.asarray(tokens)[:_CHECKED])
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, KeyError) as error:
             return self._read_eagerly(f"they could not be compared ({type(error).__name__})")
         # NaN differs
-        if not gap <= TOLERANCE:
+        if not gap <= _TOLERANCE:
             self._read_eagerly(f"a weight of layer {layer} differs by {gap:.1g}")
+
+    def _largest_difference(self, tokens: NDArray[np.integer[Any]]) -> tuple[int, float]:
+        """Return the layer whose map differs most from eager attention's, and the largest difference of its weights.
+
+        Each layer is given the hidden states that it has under eager attention. Models of half precision run in
+        float32, since their own rounding is as large as the effect of an error.
+        """
+        half = any(parameter.dtype in HALF for parameter in self._model.parameters())
+        expected: dict[int, torch.Tensor] = {}
+        states: dict[int, torch.Tensor] = {}
+        gaps: dict[int, float] = {}
+
+        def compare(layer: int, blocks: MapBlocks) -> None:
+            whole, eager = blocks.whole().float().cpu(), expected.pop(layer)
+            gaps[layer] = float((whole - eager).abs().max()) if whole.shape == eager.shape else torch.inf
+
+        with in_float32(self._model) if half else nullcontext():
+            with _inputs_through(self._modules, states.setdefault):
+                stream_attention_maps(
+                    self._model, self._ids(tokens), lambda layer, seen: expected.update({layer: seen[0].float().cpu()})
+                )
+            with _inputs_through(self._modules, lambda layer, given: states.get(layer, given)):
+                self.read(tokens, self.layers, compare)
+        # NaN is the largest difference
+        worst = max(gaps, key=lambda layer: (gaps[layer] != gaps[layer], gaps[layer]))
+        return worst, gaps[worst]
 
     def _ids(self, tokens: NDArray[np.integer[Any]]) -> torch.Tensor:
         """Return [1, tokens] on the device of the model's embedding."""
@@ -282,18 +302,29 @@ class MapReader:
             combine = partial(module.effective_map, dtype=call.query.dtype)
         return CallMap(call, combine, self._elements)
 
-    def _attend(self, call: AttentionCall, value: torch.Tensor) -> torch.Tensor:
-        return CallMap(call, None, self._elements).attend(value)
-
-    def _pass_whole(self, use: Use, layer: int, seen: torch.Tensor) -> None:
-        use(layer, WholeMap(seen[0], self._elements))
-
-    def _count(self, layer: int, found: MapBlocks) -> None:
-        self.heads[layer] = found.heads
-
     def _read_eagerly(self, reason: str) -> None:
         self._eager = True
         self._say(
             f"attention maps of {type(self._model).__name__} are read whole, with eager attention: {reason}; "
             "long sequences need memory for a layer's map"
         )
+
+
+@contextmanager
+def _inputs_through(modules: Mapping[int, Any], change: Callable[[int, torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Pass the hidden states that enter attention modules through a function of layer and states."""
+
+    def hook_of(layer: int) -> Callable[..., Any]:
+        def hook(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+            if args:
+                return (change(layer, args[0]), *args[1:]), given
+            return args, given | {"hidden_states": change(layer, given["hidden_states"])}
+
+        return hook
+
+    hooks = [module.register_forward_pre_hook(hook_of(layer), with_kwargs=True) for layer, module in modules.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -11,22 +11,24 @@ from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.groups import GROUPS, MASS, parsed_layers
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-from evalkit.benchmarks.request import DEFAULT_SUITE, Request, SuiteRequest, numerics, provenance
+from evalkit.benchmarks.request import DEFAULT_SUITE, Request, SuiteRequest, numerics, plain_manifest
 from evalkit.display import Say
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.reading import read_given_text
 from evalkit.inputs.settings import setting
 from evalkit.models.locate import Checkpoint
 from evalkit.runs.finding import run_folder
-from evalkit.runs.folder import specification_id
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.tasks import Question
+    from evalkit.runs.finished_rows import FinishedRows, Key
 
 TEXT = "text"
 """Name of the task of a user's text, and of its template."""
 VERSION = 2
 """Increased with every change of evalkit that changes a measure or a sample."""
+_OF_DOCUMENTS = ("tasks", "template", "num_fewshot", "data_dir", "allow_unofficial_data")
+"""Settings that a text does not have."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +82,42 @@ class AttentionPlan:
         return {} if self.choices is None else self.choices.questions
 
     @property
+    def subtasks(self) -> dict[str, list[str]]:
+        """Task → its subtasks."""
+        subtasks = {
+            task: list(dict.fromkeys(question.subtask for question in members))
+            for task, members in self.questions.items()
+        }
+        return subtasks or {TEXT: [TEXT]}
+
+    @property
+    def work(self) -> dict[Key, int]:
+        """Key of each document in the journal → its expected cost; empty for a text, whose windows are not known."""
+        return {key_of(question): work_of(question) for members in self.questions.values() for question in members}
+
+    def is_missing(self, finished: FinishedRows) -> bool:
+        """Return whether a document has no rows; of a text, true."""
+        return self.choices is None or any(key not in finished for key in self.work)
+
+    @property
     def folder(self) -> Path:
         """The run folder, which may not exist yet."""
         template = self.manifest["template"]["name"]
         return run_folder(self.request.output, self.checkpoint, ATTENTION, template, self.manifest)
 
 
-def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
-    """Validate a request and make the plan of its run.
+def key_of(question: Question) -> Key:
+    """Return a document's key in the journal."""
+    return question.task, question.subtask, question.doc_id
 
-    Raises:
-        EvalkitError: the request, the checkpoint or the documents are invalid.
-    """
+
+def work_of(question: Question) -> int:
+    """Return the expected cost of a document: its characters, and a few for the rest."""
+    return len(question.contexts[0]) + len(question.continuations[0]) + 4
+
+
+def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
+    """Validate a request and make the plan of its run."""
     groups = _groups(request.measures)
     settings: dict[str, Any] = {
         "suite": ATTENTION,
@@ -110,59 +136,35 @@ def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
 
 def _plan_questions(request: AttentionRequest, settings: dict[str, Any], say: Say) -> AttentionPlan:
     suite = choose_tasks(load_suite(request.questions or DEFAULT_SUITE), request.tasks)
-    names = (
-        "model",
-        "output",
-        "tasks",
-        "sample",
-        "seed",
-        "template",
-        "num_fewshot",
-        "data_dir",
-        "allow_unofficial_data",
-    )
-    shared = {name: getattr(request, name) for name in names}
+    shared = {name: getattr(request, name) for name in ("model", "output", "sample", "seed", *_OF_DOCUMENTS)}
     choices = plan_suite(SuiteRequest(**shared, suite=request.questions, rule="acc"), suite, say)
     kept = {name: value for name, value in choices.manifest["specification"].items() if name != "unconditional"}
     settings = kept | settings | {"questions": suite.name, "continuation": request.continuation}
-    labels = {name: value for name, value in choices.manifest.items() if name in ("labels", "short")}
-    documents = choices.manifest["documents"]
-    more = {"documents": documents, "template": choices.manifest["template"], **labels}
-    return AttentionPlan(request, choices.checkpoint, _manifest(request, choices.checkpoint, settings, more), choices)
+    names = ("documents", "template", "labels", "short")
+    more = {name: choices.manifest[name] for name in names if name in choices.manifest}
+    manifest = plain_manifest(ATTENTION, request.model, choices.checkpoint, settings, **more)
+    return AttentionPlan(request, choices.checkpoint, manifest, choices)
 
 
 def _plan_text(request: AttentionRequest, settings: dict[str, Any], say: Say) -> AttentionPlan:
-    for name in ("questions", "tasks", "template", "num_fewshot", "data_dir", "allow_unofficial_data"):
+    for name in ("questions", *_OF_DOCUMENTS):
         if getattr(request, name):
             raise UsageError(f"--{name.replace('_', '-')}: is for the documents of tasks; leave it out, or --text")
     if request.continuation != "gold":
         raise UsageError("--continuation: a text has none; leave it out, or --text")
     assert request.text is not None
-    _, content = read_given_text(request.text)
+    _, text = read_given_text(request.text)
     checkpoint = request.model.locate(say)
-    identity = hashlib.sha256(content.encode()).hexdigest()
-    settings = {**numerics(request.model, checkpoint, None, say), **settings, "documents": {TEXT: identity}}
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    settings = {**numerics(request.model, checkpoint, None, say), **settings, "documents": {TEXT: digest}}
     if request.model.context not in (None, "none"):
         # Windows may be shorter than the model's, which no extension shortens
         settings["window"] = int(request.model.context)
     documents = {TEXT: {"source": str(request.text), "official": None, "count": 1}}
-    more = {"documents": documents, "template": {"name": TEXT}}
-    return AttentionPlan(request, checkpoint, _manifest(request, checkpoint, settings, more), None, content)
-
-
-def _manifest(
-    request: AttentionRequest, checkpoint: Checkpoint, specification: dict[str, Any], more: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "id": specification_id(specification),
-        "kind": ATTENTION,
-        "specification": specification,
-        "rule": ATTENTION,
-        "groups": {},
-        "group_sizes": {},
-        **more,
-        **provenance(request.model, checkpoint),
-    }
+    manifest = plain_manifest(
+        ATTENTION, request.model, checkpoint, settings, documents=documents, template={"name": TEXT}
+    )
+    return AttentionPlan(request, checkpoint, manifest, None, text)
 
 
 def _groups(given: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,90 +1,38 @@
-"""Results of an analysis: the means over heads of each document → results.json."""
+"""Reading of a finished analysis: its printed report, and its documents for comparison."""
 
 from __future__ import annotations
 
-from math import isnan
+import re
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.groups import MASS, MEASURES
-from evalkit.benchmarks.outcomes import run_content
+from evalkit.benchmarks.attention.groups import MASS, MEASURES, described_layers, layer_of
+from evalkit.benchmarks.attention.tables import DOCUMENT, DOCUMENTS, SAMPLE, documents_of, with_values
+from evalkit.benchmarks.outcomes import Comparable, Measure, run_content
+from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import counted
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
-from evalkit.stats.estimates import mean
-
-
-def results_of(documents: pd.DataFrame, sequences: pd.DataFrame, seconds: dict[str, float]) -> dict[str, Any]:
-    """Return the content of results.json.
-
-    A value is a mean over documents of each document's mean over heads (of a rank: median), of all measured layers or
-    of one; the standard error is that over documents, clustered by their sources, with the tasks as strata.
-
-    Args:
-        documents: the table over heads, see `tables.py`.
-        sequences: one row for each sequence, with its task, subtask, doc_id, tokens and truncated tokens.
-        seconds: task → seconds spent on it.
-    """
-    whole = with_values(documents[documents["position"].isna()])
-    tasks = []
-    for task in sequences["task"].unique():
-        rows, own = whole[whole["task"] == task], sequences[sequences["task"] == task]
-        about = {
-            "task": task,
-            "n": len(own.drop_duplicates(["subtask", "doc_id"])),
-            "truncated": int((own["truncated"] > 0).sum()),
-            "tokens": int(own["tokens"].sum()),
-            "seconds": round(seconds.get(task, 0.0), 3),
-        }
-        tasks.append(about | {"measures": _values(rows)})
-    layers = [
-        {"layer": int(layer), "measures": _values(whole[whole["layer"] == layer])}
-        for layer in sorted(whole["layer"].unique())
-    ]
-    return {"tasks": tasks, "averages": [], "layers": layers, "measures": _values(whole)}
-
-
-def attention_layers(run: Run) -> list[int]:
-    """Return the layers with attention of a run's model, ascending."""
-    return list(run.manifest["attention_layers"])
-
-
-def with_values(documents: pd.DataFrame) -> pd.DataFrame:
-    """Add a column `value`: the mean over heads, or the median of measures that are summarised by it."""
-    medians = [name for name, info in MEASURES.items() if info.median]
-    chosen = documents["mean"].where(~documents["measure"].isin(medians), documents["median"])
-    return documents.assign(value=chosen)
-
-
-def _values(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return measure → number of documents, mean and its standard error, in evalkit's order."""
-    keys = ["measure", "task", "subtask", "doc_id", "cluster"]
-    by_document = rows.groupby(keys, observed=True, sort=False)["value"].mean().reset_index()
-    found = {}
-    for name in by_document["measure"].unique():
-        own = by_document[by_document["measure"] == name]
-        clusters = own.groupby(["task", "subtask", "cluster"], observed=True, sort=False).ngroup().to_numpy()
-        tasks = own.groupby("task", observed=True, sort=False).ngroup().to_numpy()
-        estimate = mean(own["value"].to_numpy(np.float64), clusters, tasks)
-        error = None if isnan(estimate.variance) else estimate.stderr
-        found[str(name)] = {"n": len(own), "value": estimate.value, "stderr": error}
-    return {name: found[name] for name in MEASURES if name in found}
-
+from evalkit.runs.score_table import CLUSTER
+from evalkit.stats.estimates import Floats
 
 _EQUAL = 1e-4
 """Largest difference of two measures that are shown once."""
+_EVERY = "all"
+_NUMBER = re.compile(r"-?\d{1,6}")
 
 
-def attention_report(run: Run) -> Report:
-    """Return the measures of each layer, and of all layers in the last line."""
+def attention_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
+    """Return the measures of each layer, and of all layers in the last line; other arguments change nothing."""
     stored = run.stored
-    lines = [(str(one["layer"]), one["measures"]) for one in stored["layers"]] + [("all", stored["measures"])]
+    lines = [(str(layer["layer"]), layer["measures"]) for layer in stored["layers"]] + [("all", stored["measures"])]
     names = [name for name in stored["measures"] if not _repeats(name, lines)]
     masses = [name for name in names if MEASURES[name].group == MASS]
     split = {ATTENTION: [name for name in names if name not in masses], MASS: masses}
@@ -107,10 +55,10 @@ def _table(title: str, names: list[str], lines: list[tuple[str, Any]]) -> Table:
     return simple_table(title, ["layer", *names], rows, ruled={len(lines) - 1})
 
 
-def _cell(name: str, found: dict[str, Any] | None) -> str:
-    if found is None:
+def _cell(name: str, measured: dict[str, Any] | None) -> str:
+    if measured is None:
         return "–"
-    return percent(found["value"]) if MEASURES[name].in_percent else fixed(found["value"], 2)
+    return percent(measured["value"]) if MEASURES[name].in_percent else fixed(measured["value"], 2)
 
 
 def _notes(run: Run, names: list[str]) -> list[str]:
@@ -127,7 +75,7 @@ def _notes(run: Run, names: list[str]) -> list[str]:
         *([f"left out, equal without negative weights: {', '.join(hidden)}"] if hidden else []),
         *(f"{name}: {MEASURES[name].words}" for name in names),
     ]
-    few = {name: found["n"] for name, found in run.stored["measures"].items() if found["n"] < total}
+    few = {name: measured["n"] for name, measured in run.stored["measures"].items() if measured["n"] < total}
     notes += [f"{', '.join(n for n in few if few[n] == count)}: of {counted(count, 'document')}, to which they apply"
               for count in dict.fromkeys(few.values())]  # fmt: skip
     measured = {MEASURES[name].group for name in run.stored["measures"]}
@@ -138,3 +86,89 @@ def _notes(run: Run, names: list[str]) -> list[str]:
     if cut := sum(task["truncated"] for task in tasks):
         notes.append(f"{counted(cut, 'document')} truncated to the context window")
     return [*notes, *mixture(manifest)]
+
+
+class AttentionDocuments(Comparable):
+    """Measures of the documents of an analysis."""
+
+    checked = ("sequence",)
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.groups = {"Average": tuple(run.manifest["documents"])}
+        self.group_sizes = {"Average": len(run.manifest["documents"])}
+        self._by_layer = lru_cache(maxsize=None)(self._read_by_layer)
+
+    @cached_property
+    def documents(self) -> pd.DataFrame:
+        """One row for each document; of several continuations, `sequence` is the sum of theirs."""
+        documents = documents_of(self._table)
+        documents[["task", "subtask"]] = documents[["task", "subtask"]].astype(str)
+        return documents.rename(columns={"cluster": CLUSTER})
+
+    @cached_property
+    def rules(self) -> Sequence[str]:
+        """The measures that the run has."""
+        known = set(self._table["measure"].unique())
+        return tuple(name for name in MEASURES if name in known)
+
+    def by_rule(self, rule: str) -> Floats:
+        """Return [documents] values of a measure, or [documents, layers] of "MEASURE@all"."""
+        name, given, layers = self._parsed(rule)
+        by_layer = self._by_layer(name)
+        if absent := by_layer.index[by_layer.isna().any(axis=1)].tolist():
+            _, subtask, doc_id = absent[0]
+            raise UsageError(
+                f"run {self.run.folder.name} has no {name} of {len(absent)} documents, such as {subtask} document "
+                f"{doc_id}, which is too short; compare by another measure"
+            )
+        values: Floats = (by_layer if given == _EVERY else by_layer[layers].mean(axis=1)).to_numpy(float)
+        return values
+
+    def measure(self, rule: str) -> Measure:
+        """Return what a rule measures; neither direction is better."""
+        name, given, layers = self._parsed(rule)
+        info = MEASURES[name]
+        averaged = "" if given else described_layers(layers, self._layers)
+        where = f"mean over {averaged}" if averaged else "by layer" if given == _EVERY else f"layer {layers[0]}"
+        words = f"{info.words}; {where}{'; in %' if info.in_percent else ''}"
+        every = tuple(layers) if given == _EVERY else ()
+        return Measure(words, True, rule, info.bounds, None, every, averaged=averaged)
+
+    @cached_property
+    def _table(self) -> pd.DataFrame:
+        table = self.run.table(DOCUMENTS, [*DOCUMENT, "mean", "median"])
+        return with_values(table[table["position"].isna()])
+
+    def _read_by_layer(self, name: str) -> pd.DataFrame:
+        """Return the values of a measure; one row for each document, as in `documents`, and one column for a layer."""
+        rows = self._table[self._table["measure"] == name].astype({"task": str, "subtask": str})
+        wide = rows.pivot_table(index=SAMPLE, columns="layer", values="value", aggfunc="mean", sort=False)
+        by_layer = wide.reindex(pd.MultiIndex.from_frame(self.documents[SAMPLE]))
+        by_layer.columns = [int(layer) for layer in by_layer.columns]
+        return by_layer
+
+    @property
+    def _layers(self) -> list[int]:
+        """The model's layers with attention."""
+        return list(self.run.manifest["attention_layers"])
+
+    def _parsed(self, rule: str) -> tuple[str, str, list[int]]:
+        """Return the measure of a rule, the layer as it is given ("all", or "" for the mean), and the layers read."""
+        name, at, given = rule.partition("@")
+        if name == ATTENTION:
+            raise UsageError(
+                f"run {self.run.folder.name} is an analysis of attention, which has several measures: name one with "
+                f"--rule: {', '.join(self.rules)}; with @LAYER, such as rank@-1, for one layer, with @all for each"
+            )
+        if name not in self.rules:
+            raise UnknownNameError(f"measure of run {self.run.folder.name}", name, self.rules)
+        measured = [int(layer) for layer in self._by_layer(name).columns]
+        if not at or given == _EVERY:
+            return name, given, measured
+        layer = layer_of(int(given), self._layers) if _NUMBER.fullmatch(given) else None
+        if layer is None or layer not in measured:
+            raise UsageError(
+                f"--rule {rule}: run {self.run.folder.name} has {name} of layers {min(measured)} to {max(measured)}"
+            )
+        return name, given, [layer]

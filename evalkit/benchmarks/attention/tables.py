@@ -1,4 +1,4 @@
-"""Tables of an analysis: the journal's rows → one row for each head, and means over heads and over documents.
+"""Tables and results of an analysis. In: the journal's rows. Out: three tables, and the content of results.json.
 
 attention.parquet             task, subtask, doc_id, choice, layer, head, measure, position, value
 attention_documents.parquet   the same over heads, with the sequence's length: mean and median
@@ -7,27 +7,22 @@ attention_heads.parquet       the same over documents: n and mean
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
 from itertools import chain
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.groups import MEASURES, described_layers, layer_of
-from evalkit.benchmarks.attention.results import attention_layers, with_values
-from evalkit.benchmarks.attention.rows import FINISHED, AttentionRow
-from evalkit.benchmarks.outcomes import Comparable, Measure
-from evalkit.errors import ScoringError, UnknownNameError, UsageError
-from evalkit.runs.folder import Run
-from evalkit.runs.score_table import CLUSTER
-from evalkit.stats.estimates import Floats
+from evalkit.benchmarks.attention.groups import FINISHED, MEASURES, AttentionRow
+from evalkit.errors import RunError, ScoringError
+from evalkit.stats.estimates import mean
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.attention.plan import AttentionPlan
     from evalkit.runs.finished_rows import FinishedRows
     from evalkit.runs.writing import RunWriter
 
@@ -35,31 +30,15 @@ if TYPE_CHECKING:
 ALL, DOCUMENTS, HEADS = "attention.parquet", "attention_documents.parquet", "attention_heads.parquet"
 SAMPLE = ["task", "subtask", "doc_id"]
 """Key columns of a document."""
-DOCUMENT = [
-    "task",
-    "subtask",
-    "doc_id",
-    "choice",
-    "cluster",
-    "sequence",
-    "tokens",
-    "truncated",
-    "layer",
-    "measure",
-    "position",
-]
+_OF_SEQUENCE = ["choice", "cluster", "sequence", "tokens", "truncated"]
+DOCUMENT = [*SAMPLE, *_OF_SEQUENCE, "layer", "measure", "position"]
 """Key columns of the table over heads."""
 HEAD = ["task", "layer", "head", "measure", "position"]
 """Key columns of the table over documents."""
 _SEQUENCE = ["subtask", "doc_id", "choice", "tokens", "truncated"]
 _NUMBERS = {
-    "layer": "int16",
-    "head": "int16",
-    "choice": "int16",
-    "doc_id": "int32",
-    "cluster": "int32",
-    "tokens": "int32",
-    "truncated": "int32",
+    **dict.fromkeys(("layer", "head", "choice"), "int16"),
+    **dict.fromkeys(("doc_id", "cluster", "tokens", "truncated"), "int32"),
     "position": "Int32",
 }
 _WORD = pa.dictionary(pa.int32(), pa.string())
@@ -78,16 +57,21 @@ _SCHEMA = pa.schema(
 )
 
 
+def finish(plan: AttentionPlan, finished: FinishedRows, writer: RunWriter) -> None:
+    """Write the tables and the results."""
+    if plan.choices is not None and plan.is_missing(finished):
+        # Happens only if lines of the journal were removed while it was read
+        raise RunError(
+            f"the journal of {writer.folder} lacks some documents; delete the folder and run the command again"
+        )
+    documents, sequences = write_tables(plan.subtasks, finished, writer)
+    writer.save_results(results_of(documents, sequences, finished.seconds))
+
+
 def write_tables(
     subtasks: Mapping[str, Sequence[str]], finished: FinishedRows, writer: RunWriter
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Write the three tables; return the one over heads, and one row for each sequence.
-
-    Args:
-        subtasks: task → its subtasks.
-        finished: the journal's rows.
-        writer: writes into the run folder.
-    """
+    """Write the three tables of task → its subtasks; return the one over heads, and one row for each sequence."""
     words = {"task": list(subtasks), "subtask": [*dict.fromkeys(chain(*subtasks.values()))], "measure": [*MEASURES]}
     kinds = _NUMBERS | {name: pd.CategoricalDtype(known) for name, known in words.items()}
     documents: list[pd.DataFrame] = []
@@ -104,7 +88,8 @@ def write_tables(
                 if not batch.num_rows:
                     continue
                 rows = batch.to_pandas().assign(task=task)
-                documents.append(_typed(_over_heads(rows), kinds))
+                grouped = rows.groupby(DOCUMENT, sort=False, dropna=False)["value"]
+                documents.append(_typed(grouped.agg(["mean", "median"]).reset_index(), kinds))
                 sums.append(_sums(rows))
                 yield _row_batch(task, batch)
             if sums:
@@ -116,22 +101,10 @@ def write_tables(
             f"{writer.folder}: no requested measure applies to any document: bos and negative need sequences that "
             "begin with BOS, sink needs 64 tokens, similarity several heads; name others with --measures"
         )
-    found = pd.concat(documents, ignore_index=True)
-    writer.save_table(DOCUMENTS, found)
+    over_heads = pd.concat(documents, ignore_index=True)
+    writer.save_table(DOCUMENTS, over_heads)
     writer.save_table(HEADS, pd.concat(heads, ignore_index=True))
-    return found, pd.concat(sequences, ignore_index=True)
-
-
-def documents_of(over_heads: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each document: its key, its cluster, and the sums of tokens and checksums of its sequences."""
-    sequences = over_heads.drop_duplicates([*SAMPLE, "choice"])
-    keys = [*SAMPLE, "cluster"]
-    return sequences.groupby(keys, observed=True, sort=False)[["tokens", "sequence"]].sum().reset_index()
-
-
-def _over_heads(rows: pd.DataFrame) -> pd.DataFrame:
-    grouped = rows.groupby(DOCUMENT, sort=False, dropna=False)["value"]
-    return grouped.agg(["mean", "median"]).reset_index()
+    return over_heads, pd.concat(sequences, ignore_index=True)
 
 
 def _sums(rows: pd.DataFrame) -> pd.DataFrame:
@@ -145,8 +118,8 @@ def _sums(rows: pd.DataFrame) -> pd.DataFrame:
 def _means(sums: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the means over documents from the sums of batches."""
     whole = pd.concat(sums, ignore_index=True).groupby(HEAD, sort=False, dropna=False)[["count", "sum"]].sum()
-    found = whole.assign(n=whole["count"], mean=whole["sum"] / whole["count"])[["n", "mean"]].reset_index()
-    return found.sort_values(["task", "measure", "position", "layer", "head"], ignore_index=True)
+    means = whole.assign(n=whole["count"], mean=whole["sum"] / whole["count"])[["n", "mean"]].reset_index()
+    return means.sort_values(["task", "measure", "position", "layer", "head"], ignore_index=True)
 
 
 def _typed(table: pd.DataFrame, kinds: Mapping[str, Any]) -> pd.DataFrame:
@@ -165,99 +138,61 @@ def _row_batch(task: str, batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
 
 
-_EVERY = "all"
-_NUMBER = re.compile(r"-?\d{1,6}")
+def documents_of(over_heads: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each document: its key, its cluster, and the sums of tokens and checksums of its sequences."""
+    sequences = over_heads.drop_duplicates([*SAMPLE, "choice"])
+    keys = [*SAMPLE, "cluster"]
+    return sequences.groupby(keys, observed=True, sort=False)[["tokens", "sequence"]].sum().reset_index()
 
 
-class AttentionDocuments(Comparable):
-    """Measures of the documents of an analysis."""
+def results_of(documents: pd.DataFrame, sequences: pd.DataFrame, seconds: dict[str, float]) -> dict[str, Any]:
+    """Return the content of results.json.
 
-    checked = ("sequence",)
+    A value is a mean over documents of each document's mean over heads (of a rank: median), of all measured layers or
+    of one; the standard error is that over documents, clustered by their sources, with the tasks as strata.
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.groups = {"Average": tuple(run.manifest["documents"])}
-        self.group_sizes = {"Average": len(run.manifest["documents"])}
-        self._by_layer = lru_cache(maxsize=None)(self._read_by_layer)
+    Args:
+        documents: the table over heads.
+        sequences: from `write_tables`.
+        seconds: task → seconds spent on it.
+    """
+    whole = with_values(documents[documents["position"].isna()])
+    tasks = []
+    for task in sequences["task"].unique():
+        members = sequences[sequences["task"] == task]
+        about = {
+            "task": task,
+            "n": len(members.drop_duplicates(["subtask", "doc_id"])),
+            "truncated": int((members["truncated"] > 0).sum()),
+            "tokens": int(members["tokens"].sum()),
+            "seconds": round(seconds.get(task, 0.0), 3),
+            "measures": _values(whole[whole["task"] == task]),
+        }
+        tasks.append(about)
+    layers = [
+        {"layer": int(layer), "measures": _values(whole[whole["layer"] == layer])}
+        for layer in sorted(whole["layer"].unique())
+    ]
+    return {"tasks": tasks, "averages": [], "layers": layers, "measures": _values(whole)}
 
-    @cached_property
-    def documents(self) -> pd.DataFrame:
-        """One row for each document; of several continuations, `sequence` is the sum of theirs."""
-        found = documents_of(self._table)
-        found[["task", "subtask"]] = found[["task", "subtask"]].astype(str)
-        return found.rename(columns={"cluster": CLUSTER})
 
-    @cached_property
-    def rules(self) -> Sequence[str]:
-        """The measures that the run has."""
-        known = set(self._table["measure"].unique())
-        return tuple(name for name in MEASURES if name in known)
+def with_values(documents: pd.DataFrame) -> pd.DataFrame:
+    """Add a column `value`: the mean over heads, or the median of measures that are summarised by it."""
+    medians = [name for name, info in MEASURES.items() if info.median]
+    chosen = documents["mean"].where(~documents["measure"].isin(medians), documents["median"])
+    return documents.assign(value=chosen)
 
-    def by_rule(self, rule: str) -> Floats:
-        """Return [documents] values of a measure, or [documents, layers] of "MEASURE@all"."""
-        name, layer = self._parsed(rule)
-        by_layer = self._by_layer(name)
-        if absent := by_layer.index[by_layer.isna().any(axis=1)].tolist():
-            _, subtask, doc_id = absent[0]
-            raise UsageError(
-                f"run {self.run.folder.name} has no {name} of {len(absent)} documents, such as {subtask} document "
-                f"{doc_id}, which is too short; compare by another measure"
-            )
-        if layer == _EVERY:
-            every: Floats = by_layer.to_numpy(float)
-            return every
-        found: Floats = (by_layer.mean(axis=1) if layer is None else by_layer[layer]).to_numpy(float)
-        return found
 
-    def measure(self, rule: str) -> Measure:
-        """Return what a rule measures; neither direction is better."""
-        name, layer = self._parsed(rule)
-        info = MEASURES[name]
-        averaged = described_layers(list(map(int, self._by_layer(name).columns)), self._layers) if layer is None else ""
-        where = f"mean over {averaged}" if averaged else "by layer" if layer == _EVERY else f"layer {layer}"
-        unit = "; in %" if info.in_percent else ""
-        layers = tuple(map(int, self._by_layer(name).columns)) if layer == _EVERY else ()
-        return Measure(f"{info.words}; {where}{unit}", True, rule, info.bounds, None, layers, averaged=averaged)
-
-    @cached_property
-    def _table(self) -> pd.DataFrame:
-        table = self.run.table(DOCUMENTS, [*DOCUMENT, "mean", "median"])
-        return with_values(table[table["position"].isna()])
-
-    def _read_by_layer(self, name: str) -> pd.DataFrame:
-        """Return the values of a measure; one row for each document, as in `documents`, and one column for a layer."""
-        rows = self._table[self._table["measure"] == name].astype({"task": str, "subtask": str})
-        wide = rows.pivot_table(index=SAMPLE, columns="layer", values="value", aggfunc="mean", sort=False)
-        found = wide.reindex(pd.MultiIndex.from_frame(self.documents[SAMPLE]))
-        found.columns = [int(layer) for layer in found.columns]
-        return found
-
-    @property
-    def _layers(self) -> list[int]:
-        """The model's layers with attention."""
-        return attention_layers(self.run)
-
-    def _parsed(self, rule: str) -> tuple[str, int | str | None]:
-        """Return the measure and the layer of a rule: a number, "all", or None for the mean over layers.
-
-        Raises:
-            UsageError: no measure is named, or the run does not have that layer.
-            UnknownNameError: the run does not have that measure.
-        """
-        name, at, given = rule.partition("@")
-        if name == ATTENTION:
-            raise UsageError(
-                f"run {self.run.folder.name} is an analysis of attention, which has several measures: name one with "
-                f"--rule: {', '.join(self.rules)}; with @LAYER, such as rank@-1, for one layer, with @all for each"
-            )
-        if name not in self.rules:
-            raise UnknownNameError(f"measure of run {self.run.folder.name}", name, self.rules)
-        if not at or given == _EVERY:
-            return name, given or None
-        layers = [int(layer) for layer in self._by_layer(name).columns]
-        layer = layer_of(int(given), self._layers) if _NUMBER.fullmatch(given) else None
-        if layer not in layers:
-            raise UsageError(
-                f"--rule {rule}: run {self.run.folder.name} has {name} of layers {min(layers)} to {max(layers)}"
-            )
-        return name, layer
+def _values(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return measure → number of documents, mean and its standard error, in evalkit's order."""
+    keys = ["measure", "task", "subtask", "doc_id", "cluster"]
+    by_document = rows.groupby(keys, observed=True, sort=False)["value"].mean().reset_index()
+    values = {}
+    for name in by_document["measure"].unique():
+        measured = by_document[by_document["measure"] == name]
+        clusters = measured.groupby(["task", "subtask", "cluster"], observed=True, sort=False).ngroup().to_numpy()
+        tasks = measured.groupby("task", observed=True, sort=False).ngroup().to_numpy()
+        estimate = mean(measured["value"].to_numpy(np.float64), clusters, tasks)
+        error = None if isnan(estimate.variance) else estimate.stderr
+        values[str(name)] = {"n": len(measured), "value": estimate.value, "stderr": error}
+    return {name: values[name] for name in MEASURES if name in values}

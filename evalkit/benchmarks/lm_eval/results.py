@@ -16,7 +16,7 @@ from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
 from evalkit.benchmarks.lm_eval.outcomes import compared_metric, document_scores, write_document_scores
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, run_content
 from evalkit.compatibility.lm_eval import as_texts, hash_of, json_value
-from evalkit.data.clusters import SHARED, clusters_of
+from evalkit.data.sampling import SHARED, clusters_of
 from evalkit.models.context import Extension
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report

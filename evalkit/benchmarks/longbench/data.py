@@ -1,13 +1,14 @@
-"""Loading of LongBench's documents.
+"""LongBench's documents.
 
 In: a task. Out: its validated `LongBenchRows`, from the folder of `--data-dir`, else from data.zip of THUDM/LongBench
 in the Hugging Face cache or on the hub. Every file is compared with its official hash. A file with other content is
-accepted if its rows are valid, and is marked as not official.
+accepted if its rows are valid, and is marked as not official. Errors name file, line and field.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import zipfile
 import zlib
@@ -16,21 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from evalkit.benchmarks.longbench.documents import (
-    CONTENT_ID,
-    LARGEST_ROW,
-    LongBenchDocument,
-    parse_row,
-    read_record,
-    template,
-)
+from evalkit.benchmarks.longbench.prompts import template
 from evalkit.benchmarks.longbench.protocol import E_TASKS, SuiteName, Task
-from evalkit.data.files import did_you_mean
+from evalkit.data.files import Record, did_you_mean, text, value, wrong
 from evalkit.data.hub import Hub
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection, FirstDocuments
 from evalkit.data.wheels import say_on_stderr
 from evalkit.display import Say
 from evalkit.errors import DataError, UsageError, first_line
+from evalkit.inputs.reading import Unreadable, parse_json
 
 OFFICIAL_BLOBS: dict[str, str] = {
     "2wikimqa": "4973a61d19d8def6ecc20b92dba0a472e65a825f",
@@ -70,10 +65,43 @@ OFFICIAL_BLOBS: dict[str, str] = {
 }
 """File name without suffix → its hash; `_e` files are LongBench-E's."""
 
-
 REPOSITORY, ARCHIVE = "THUDM/LongBench", "data.zip"
-
 _PROCESS_HUB = Hub()
+
+LARGEST_ROW = 32 << 20
+"""Most bytes of a row. The longest official rows (narrativeqa) have 0.11 MiB on average."""
+
+_CONTENT_ID = "content-"
+"""Prefix of ids that evalkit computes from the content of rows without `_id`."""
+
+_REWORKED = ("question", "answer_prefix", "max_new_tokens")
+"""Fields that exist only in re-worked copies, such as the hub's Xnhyacinth/LongBench."""
+
+_CUES = {"trec": "Type:", "triviaqa": "Answer:", "samsum": "Summary:"}
+"""Task → the end of the `input` of its few-shot rows, which re-worked copies move to another field."""
+
+_MOST_WORDS = 2**31
+"""Upper bound of a document's length in words."""
+
+
+@dataclass(frozen=True)
+class LongBenchDocument:
+    """One document with its question and gold answers."""
+
+    task: str
+    id: str
+    """The official `_id`; if it is missing, a hash of the content that determines the evaluation."""
+    index: int
+    """Position in the file, from 0."""
+    context: str
+    input: str
+    """The question; for few-shot tasks the last, unanswered example; empty where a task has none."""
+    answers: tuple[str, ...]
+    """Gold answers, of which any one is correct."""
+    length: int
+    """The stored length in words, which determines the bucket of LongBench-E's rows."""
+    all_classes: tuple[str, ...]
+    """The labels of a classification task; empty for others."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +134,7 @@ def load_rows(
         selection: which rows.
         suite: which of the two benchmarks.
         say: called about downloads and about a hub that cannot be used.
-        hub: client with the known state of the hub; by default shared by the whole process.
+        hub: client with the known state of the hub.
 
     Raises:
         UsageError: LongBench-E lacks the task.
@@ -119,10 +147,14 @@ def load_rows(
         return _from_file(task, name, file, selection)
     archive = hub.file(REPOSITORY, ARCHIVE, say)
     if archive is None:
+        absent = ""
+        if data_dir is not None:
+            folder, file_name = data_dir.expanduser(), f"{name}.jsonl"
+            hint = did_you_mean(folder, lambda beneath: _has_context(beneath / file_name))
+            absent = f"no {file_name} in {folder}{hint}; "
         raise DataError(
-            f"no documents for {name}: {'' if data_dir is None else _not_in(data_dir.expanduser(), name)}"
-            f"the hub cannot be used ({hub.failure}). Unpack {ARCHIVE} of the dataset {REPOSITORY} and give its folder "
-            "with --data-dir"
+            f"no documents for {name}: {absent}the hub cannot be used ({hub.failure}). Unpack {ARCHIVE} of the dataset "
+            f"{REPOSITORY} and give its folder with --data-dir"
         )
     return _from_archive(task, name, archive, selection)
 
@@ -156,12 +188,6 @@ def _find(folder: Path, name: str) -> Path | None:
                     f"unpack {ARCHIVE} of the dataset {REPOSITORY}"
                 )
     return None
-
-
-def _not_in(folder: Path, name: str) -> str:
-    return (
-        f"no {name}.jsonl in {folder}{did_you_mean(folder, lambda beneath: _has_context(beneath / f'{name}.jsonl'))}; "
-    )
 
 
 def _has_context(path: Path) -> bool:
@@ -214,7 +240,7 @@ def _read(task: Task, name: str, file: IO[bytes], source: str, selection: Docume
         if not line.strip():
             continue
         try:
-            row = parse_row(task, line, len(rows), template_start=start)
+            row = _parse_row(task, line, len(rows), template_start=start)
             rows.append(_with_unique_id(row, number, seen, official))
         except DataError as error:
             raise DataError(f"{source}, line {number} ({task.name}): {error}") from error
@@ -226,7 +252,7 @@ def _read(task: Task, name: str, file: IO[bytes], source: str, selection: Docume
 
 def _with_unique_id(row: LongBenchDocument, number: int, seen: dict[str, int], official: bool) -> LongBenchDocument:
     """Return the row with a unique id, by which a resumed run identifies it."""
-    if row.id in seen and not (official or row.id.startswith(CONTENT_ID)):
+    if row.id in seen and not (official or row.id.startswith(_CONTENT_ID)):
         raise DataError(f"field '_id': {row.id!a} is in line {seen[row.id]} already; were rows appended to the file?")
     copies = 2
     identity = row.id
@@ -247,3 +273,76 @@ def _lines(file: IO[bytes], source: str) -> Iterator[bytes]:
                 "less than one; expected one JSON object a line"
             )
         yield line[:-2] + b"\n" if line.endswith(b"\r\n") else line
+
+
+def _parse_row(task: Task, line: bytes, index: int, *, template_start: str | None) -> LongBenchDocument:
+    """Parse one line of a task's file; raise a `DataError` that names the field if it is not valid for this task.
+
+    Copies with the start of the task's prompt in their `context` are detected, but of an official file, where it is
+    None.
+    """
+    record = read_record(line)
+    stored = record.get("dataset", task.name)
+    if stored not in (task.name, f"{task.name}_e"):  # LongBench-E's rows have either
+        raise DataError(f"field 'dataset': expected '{task.name}', found {ascii(stored)[:60]}: another task's file")
+    if template_start is not None:
+        _reject_reworked(task, record, template_start)
+    context = text(record, "context")
+    question = text(record, "input", may_be_empty=True)
+    answers = texts(record, "answers")
+    if not any(answer.strip() for answer in answers):
+        raise wrong("answers", "at least one gold answer", list(answers))
+    length = words(record)
+    classes = () if record.get("all_classes") is None else texts(record, "all_classes")
+    if task.metric == "classification" and not set(answers) <= set(classes):
+        raise wrong("all_classes", f"the labels of {task.name}, including the gold answer", record.get("all_classes"))
+    if task.metric == "retrieval" and not all("Paragraph " in answer for answer in answers):
+        raise wrong("answers", "'Paragraph' and a number", list(answers))
+    if record.get("_id") is None:
+        content = json.dumps([task.name, context, question, list(answers)])
+        identity = _CONTENT_ID + hashlib.sha256(content.encode("ascii")).hexdigest()[:24]
+    else:
+        identity = text(record, "_id")
+    return LongBenchDocument(task.name, identity, index, context, question, answers, length, classes)
+
+
+def read_record(line: bytes) -> Record:
+    """Return the JSON object of a line; raise a `DataError` for any other content."""
+    try:
+        record = parse_json(line)
+    except Unreadable as error:
+        raise DataError(f"expected one JSON object a line: {error.reason}") from error
+    if not isinstance(record, dict):
+        raise DataError(f"expected a JSON object, found {type(record).__name__}")
+    return record
+
+
+def words(record: Record) -> int:
+    """Return the stored length of a row in words; raise a `DataError` for any other value."""
+    length = value(record, "length", "an integer")
+    if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < _MOST_WORDS:
+        raise wrong("length", "a number of words", length)
+    return length
+
+
+def _reject_reworked(task: Task, record: Record, template_start: str) -> None:
+    """Raise a `DataError` for re-worked copies, whose prompts would contain the instruction twice or lack the cue."""
+    advice = "; its scores would not be LongBench's: use the files of data.zip from THUDM/LongBench"
+    names = [name for name in _REWORKED if name in record]
+    if names:
+        raise DataError(f"a re-worked copy of LongBench (it has a field '{names[0]}', official rows do not){advice}")
+    context, question = record.get("context"), record.get("input")
+    if isinstance(context, str) and len(template_start) > 20 and context.startswith(template_start.rstrip()):
+        raise DataError(f"a re-worked copy of LongBench (the prompt is already in its 'context'){advice}")
+    cue = _CUES.get(task.name)
+    if cue and isinstance(question, str) and not question.rstrip().endswith(cue):
+        raise DataError(f"a re-worked copy of LongBench (its 'input' does not end with '{cue}'){advice}")
+
+
+def texts(record: Record, field: str) -> tuple[str, ...]:
+    """Return a field that is a list of strings; raise a `DataError` for any other value."""
+    expected = "a list of strings that is not empty"
+    items = value(record, field, expected)
+    if not isinstance(items, list) or not items:
+        raise wrong(field, expected, items)
+    return tuple(text({field: item}, field, may_be_empty=True) for item in items)

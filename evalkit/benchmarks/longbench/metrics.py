@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Literal
 
 from evalkit.benchmarks.longbench.protocol import Task
@@ -45,16 +46,16 @@ def _distinct_words(sentences: Iterable[list[str]]) -> int:
 
 
 def _union_of_subsequences(expected: list[list[str]], predicted: list[list[str]]) -> set[str]:
-    found: set[str] = set()
+    common: set[str] = set()
     # Equal sentences, frequent in repetitive predictions, have equal subsequences
     candidates = [(list(sentence), set(sentence)) for sentence in dict.fromkeys(map(tuple, predicted))]
     for reference in expected:
         words = set(reference)
         for candidate, candidate_words in candidates:
             # A pair only adds words that both sentences have
-            if not words & candidate_words <= found:
-                found |= _common_subsequence(reference, candidate, words)
-    return found
+            if not words & candidate_words <= common:
+                common |= _common_subsequence(reference, candidate, words)
+    return common
 
 
 def _common_subsequence(reference: list[str], candidate: list[str], words: set[str]) -> set[str]:
@@ -76,21 +77,20 @@ def _common_subsequence(reference: list[str], candidate: list[str], words: set[s
         kept = row & places.get(word, 0)
         row = ((row + kept) | (row - kept)) & every
         rows.append(row)
-    found: set[str] = set()
+    common: set[str] = set()
     i, j = len(reference) - 1, len(candidate) - 1
     while i >= 0 and j >= 0:
         if reference[i] == candidate[j]:
-            found.add(reference[i])
+            common.add(reference[i])
             i, j = i - 1, j - 1
         elif rows[i] >> j & 1:
             j -= 1
         else:
             i -= 1
-    return found
+    return common
 
 
 EditVariant = Literal["difflib", "rapidfuzz"]
-EDIT_VARIANTS: tuple[EditVariant, ...] = ("difflib", "rapidfuzz")
 """The official code's edit similarity without and with python-Levenshtein; published scores use the first."""
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -202,7 +202,7 @@ def score_prediction(
         prediction: the generated text without special tokens.
         row_answers: gold answers, at least one.
         all_classes: labels of the task (classification only).
-        variant: variant of the edit similarity (code completion only).
+        variant: of the edit similarity (code completion only).
 
     Raises:
         DataError: no gold answer, or one that is not valid for the metric.
@@ -212,23 +212,15 @@ def score_prediction(
         raise DataError(f"{task.name}: a row without gold answers cannot be scored")
     if task.first_line_only:
         prediction = first_line(prediction)
-    return max(_score(task, prediction, answer, all_classes, variant) for answer in row_answers)
-
-
-def _score(task: Task, prediction: str, answer: str, all_classes: Sequence[str], variant: EditVariant) -> float:
+    score: Callable[[str, str], float]
     match task.metric:
-        case "f1":
-            return qa_f1(prediction, answer)
-        case "rouge_l":
-            return rouge_l(prediction, answer)
         case "classification":
-            return classification(prediction, answer, all_classes)
-        case "retrieval":
-            return retrieval(prediction, answer)
-        case "count":
-            return count(prediction, answer)
+            score = partial(classification, all_classes=all_classes)
         case "edit_similarity":
-            return edit_similarity(code_line(prediction), answer, variant)
+            prediction, score = code_line(prediction), partial(edit_similarity, backend=variant)
+        case metric:
+            score = {"f1": qa_f1, "rouge_l": rouge_l, "retrieval": retrieval, "count": count}[metric]
+    return max(score(prediction, answer) for answer in row_answers)
 
 
 def _normal_words(text: str) -> list[str]:

@@ -17,33 +17,24 @@ from typing import Any
 
 import pandas as pd
 
-from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS
-from evalkit.benchmarks.longbench.documents import read_record, words
+from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS, read_record, texts, words
 from evalkit.benchmarks.longbench.protocol import TASKS, SuiteName, Task, find_task
-from evalkit.data.files import did_you_mean, text
+from evalkit.data.files import did_you_mean, text, value, wrong
 from evalkit.errors import DataError, RunError, UnknownNameError
 from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, Unreadable, read_bytes
 from evalkit.runs.folder import MANIFEST
 
-_FIELDS = ("pred", "answers", "all_classes")
-
 
 @dataclass(frozen=True)
 class Predictions:
-    """The content of prediction files."""
+    """The content of prediction files: a generations table (see `scores`), and notes on it to print with the scores."""
 
     generations: pd.DataFrame
-    """The table for `scores`: task, id, index, length, prediction, answers, all_classes, truncated."""
     notes: tuple[str, ...]
-    """Notes to print with the scores: duplicate rows, skipped files."""
 
 
 def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> Predictions:
-    """Read prediction files.
-
-    Args:
-        paths: files, `<task>.jsonl` or `<task>_e.jsonl`, or folders of them.
-        suite: the benchmark; the number of rows of LongBench's files is known.
+    """Read prediction files, `<task>.jsonl` or `<task>_e.jsonl`, or folders of them.
 
     Raises:
         UnknownNameError: a file is not named after an English task.
@@ -66,9 +57,9 @@ def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> P
         notes.append(f"skipped, since LongBench-E has no such task: {', '.join(absent)}")
     if not files:
         raise DataError("no predictions to score: " + ("; ".join(notes) or "no files were given"))
-    found = {file: _read(find_task(name), file, suite) for name, file in files.items()}
-    notes += _miscounted(found, suite)
-    return Predictions(pd.DataFrame([row for rows in found.values() for row in rows]), tuple(notes))
+    rows_of = {file: _read(find_task(name), file, suite) for name, file in files.items()}
+    notes += _miscounted(rows_of, suite)
+    return Predictions(pd.DataFrame([row for rows in rows_of.values() for row in rows]), tuple(notes))
 
 
 def write_predictions(generations: pd.DataFrame, folder: Path) -> list[Path]:
@@ -109,24 +100,21 @@ def _files(path: Path, notes: list[str]) -> list[Path]:
         raise DataError(f"{path} is a run of evalkit; use evalkit longbench rescore {path}")
     files = sorted(path.glob("*.jsonl"))
     if not files:
-        hint = did_you_mean(path, lambda folder: sum(_is_task_file(file) for file in folder.glob("*.jsonl")))
+        hint = did_you_mean(
+            path, lambda folder: sum(file.stem.removesuffix("_e") in TASKS for file in folder.glob("*.jsonl"))
+        )
         raise DataError(f"{path}: expected a folder with <task>.jsonl files, found none{hint}")
-    other = [file.name for file in files if file.stem not in TASKS and file.stem in OFFICIAL_BLOBS]
-    other = [name for name in other if name.removesuffix("_e.jsonl") not in TASKS]
-    if other:
+    names = TASKS.keys() | {f"{name}_e" for name in TASKS}
+    if other := [file.name for file in files if file.stem in OFFICIAL_BLOBS.keys() - names]:
         notes.append(f"skipped, since only the English tasks are scored: {', '.join(other)}")
     return [file for file in files if file.name not in other]
 
 
-def _is_task_file(file: Path) -> bool:
-    return file.stem.removesuffix("_e") in TASKS
-
-
 def _task_of(file: Path) -> Task:
-    try:
-        return find_task(file.stem if file.stem in TASKS else file.stem.removesuffix("_e"))
-    except UnknownNameError as error:
-        raise UnknownNameError(f"LongBench task in the file name {file.name}:", file.stem, TASKS) from error
+    name = file.stem if file.stem in TASKS else file.stem.removesuffix("_e")
+    if name not in TASKS:
+        raise UnknownNameError(f"LongBench task in the file name {file.name}:", file.stem, TASKS)
+    return TASKS[name]
 
 
 def _read(task: Task, path: Path, suite: SuiteName) -> list[dict[str, Any]]:
@@ -150,37 +138,26 @@ def _read(task: Task, path: Path, suite: SuiteName) -> list[dict[str, Any]]:
 
 def _row(task: Task, line: bytes, index: int, suite: SuiteName) -> dict[str, Any]:
     record = read_record(line)
-    # The official scorer uses the length for LongBench-E only
-    fields = (*_FIELDS, "length") if suite == "longbench-e" else _FIELDS
-    if missing := [field for field in fields if field not in record]:
-        raise DataError(f"field '{missing[0]}' is missing; a prediction has {', '.join(fields)}")
-    answers, classes = record["answers"], record["all_classes"]
-    if not isinstance(record["pred"], str):
-        raise DataError(f"field 'pred': expected a string, found {type(record['pred']).__name__}")
-    text(record, "pred", may_be_empty=True)
-    if not _are_texts(answers):
-        raise DataError("field 'answers': expected a list of strings that is not empty")
-    if not (classes is None or classes == [] or _are_texts(classes)):
-        raise DataError("field 'all_classes': expected a list of strings, or null")
-    if task.metric == "classification" and not classes:
-        raise DataError(f"field 'all_classes': expected the labels of {task.name}")
+    prediction, answers = text(record, "pred", may_be_empty=True), texts(record, "answers")
+    classes = value(record, "all_classes", "a list of labels, or null")
+    if classes not in (None, []):
+        texts(record, "all_classes")
+    elif task.metric == "classification":
+        raise wrong("all_classes", f"the labels of {task.name}", classes)
     return {
         "task": task.name,
         "id": str(index),
         "index": index,
-        "length": words(record) if "length" in record else None,
-        "prediction": record["pred"],
+        # The official scorer uses the length for LongBench-E only
+        "length": words(record) if suite == "longbench-e" or "length" in record else None,
+        "prediction": prediction,
         "answers": json.dumps(answers),
         "all_classes": json.dumps(classes),
         "truncated": 0,
     }
 
 
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
-
-
-def _miscounted(found: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteName) -> list[str]:
+def _miscounted(rows_of: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteName) -> list[str]:
     """Return a note on files that do not have one row for each document, if there are any.
 
     The official code appends to the file of an earlier run. Documents are identified by gold answers and length, since
@@ -189,7 +166,7 @@ def _miscounted(found: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteName
     """
     irregular: list[str] = []
     too_many = maybe_e = False
-    for path, rows in found.items():
+    for path, rows in rows_of.items():
         copies = Counter((row["answers"], row["length"]) for row in rows)
         times, official = gcd(*copies.values()), find_task(rows[0]["task"]).documents
         if times > 1 and len(rows) > times:

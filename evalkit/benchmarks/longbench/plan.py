@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.longbench.data import LongBenchRows, check_data_dir, load_rows
-from evalkit.benchmarks.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
+from evalkit.benchmarks.longbench.protocol import SuiteName, Task, suite_tasks
 from evalkit.benchmarks.request import DocumentRequest, numerics
 from evalkit.display import Say, doing
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
@@ -34,7 +34,7 @@ _MARGIN = 692
 
 @dataclass(frozen=True)
 class LongBenchRequest(DocumentRequest):
-    """The request for a LongBench run. For the default context window, see `paper_context`."""
+    """The request for a LongBench run. For the default context window, see `_paper_context`."""
 
     suite: SuiteName = setting(DEFAULT, "16 tasks, or the 13 of LongBench-E with scores by length.")
     tasks: tuple[str, ...] = setting((), "Only these, separated by commas.", "all")
@@ -61,11 +61,7 @@ class LongBenchPlan(GeneratedPlan):
 
 
 def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
-    """Validate a request and resolve it into a plan.
-
-    Raises:
-        EvalkitError: the request or the checkpoint is not valid, or no task has valid documents.
-    """
+    """Validate a request and resolve it into a plan."""
     checkpoint = request.model.locate(say)
     tasks = _requested_tasks(request)
     check_data_dir(request.data_dir)
@@ -77,35 +73,31 @@ def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
                 rows[task] = load_rows(task, request.data_dir, request.selection, request.suite, say)
         except DataError as error:
             errors[task.name] = error
-    left_out = group_errors(errors)
+    left_out = _group_errors(errors)
     if not rows:
         raise DataError("; ".join(left_out))
     for line in left_out:
         say(f"left out: {line}")
-    request = replace(request, model=paper_context(request.model, checkpoint, say))
+    request = replace(request, model=_paper_context(request.model, checkpoint, say))
     context = context_of(request.model, checkpoint, LONGBENCH)
     most = max_prompt_tokens(request.max_prompt_tokens, context, max(task.max_new_tokens for task in rows))
     specification = {
         **numerics(request.model, checkpoint, request.limit, say),
         **request.selection.specification,
         "suite": request.suite,
-        "documents": {task.name: found.sha for task, found in rows.items()},
+        "documents": {task.name: loaded.sha for task, loaded in rows.items()},
         "max_prompt_tokens": most,
     }
     documents = {
-        task.name: {"source": found.source, "official": found.official, "count": len(found.rows)}
-        for task, found in rows.items()
+        task.name: {"source": loaded.source, "official": loaded.official, "count": len(loaded.rows)}
+        for task, loaded in rows.items()
     }
     manifest = generated_manifest(LONGBENCH, request.model, checkpoint, context, specification, request.chat, documents)
     return LongBenchPlan(request, checkpoint, rows, manifest | ({"left_out": left_out} if left_out else {}))
 
 
-def group_errors(errors: Mapping[str, DataError]) -> list[str]:
-    """Return the messages of tasks' errors, one for all tasks with the same message.
-
-    Args:
-        errors: task → its error.
-    """
+def _group_errors(errors: Mapping[str, DataError]) -> list[str]:
+    """Return the messages of task → its error, one for all tasks with the same message."""
     tasks_by_message: dict[str, list[str]] = {}
     for task, error in errors.items():
         tasks_by_message.setdefault(str(error).replace(task, "<task>"), []).append(task)
@@ -115,16 +107,12 @@ def group_errors(errors: Mapping[str, DataError]) -> list[str]:
     ]
 
 
-def paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelSpec:
+def _paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelSpec:
     """Return the model with the paper's context window if the user gives none: a shorter window is extended by YaRN.
 
     The run is the same as one with that context given explicitly. A checkpoint whose own window is at least as long, or
-    not in its config, is not changed.
-
-    Raises:
-        UsageError: see `context_settings`.
-        CheckpointError: the checkpoint's window cannot be extended. It is not used unchanged, since its scores would
-            not be comparable with others'.
+    not in its config, is not changed. One whose window cannot be extended is a `CheckpointError`: unchanged, its scores
+    would not be comparable with others'.
     """
     if model.context is not None:
         return model
@@ -151,13 +139,9 @@ def paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelSp
 
 
 def max_prompt_tokens(given: int | None, context: int, most_new: int) -> int:
-    """Return the most tokens of a prompt; longer ones are truncated.
+    """Return the most tokens of a prompt in a context window, with room for an answer of `most_new` tokens.
 
-    Args:
-        given: the user's number; None: the official number. A context window without one has the same margin for the
-            answer, or half of a short window.
-        context: the model's context window in tokens.
-        most_new: most generated tokens of any task.
+    By default the official number. A window without one has the same margin for the answer, or half of a short window.
 
     Raises:
         UsageError: the longest answer does not fit after such a prompt.
@@ -177,8 +161,6 @@ def max_prompt_tokens(given: int | None, context: int, most_new: int) -> int:
 
 
 def _requested_tasks(request: LongBenchRequest) -> list[Task]:
-    if request.suite not in SUITES:
-        raise UnknownNameError("LongBench suite", request.suite, SUITES)
     known = {task.name: task for task in suite_tasks(request.suite)}
     for name in request.tasks:
         if name not in known:

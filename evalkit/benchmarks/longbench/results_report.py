@@ -1,20 +1,42 @@
-"""Report of LongBench's results.
+"""Report of LongBench's results, and the figure of scores by length.
 
-In: `LongBenchResults`. Out: a `Report`. A score without rows is printed as a dash.
+In: `LongBenchResults`, a generations table or a finished run. Out: a `Report`, or a .png, .pdf or .svg file. A score
+without rows is printed as a dash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.longbench.protocol import LABELS
-from evalkit.benchmarks.longbench.scores import BUCKETS, LongBenchResults, Mean, Score, TaskScore
-from evalkit.reporting.data import Record
+import numpy as np
+import pandas as pd
+
+from evalkit.benchmarks.generated_plan import about_run
+from evalkit.benchmarks.longbench.metrics import EditVariant
+from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, TASKS
+from evalkit.benchmarks.longbench.scores import (
+    BUCKETS,
+    LongBenchResults,
+    Score,
+    load_generations,
+    results_of,
+    score_rows,
+)
+from evalkit.errors import DataError
 from evalkit.reporting.decimals import fixed
+from evalkit.reporting.figures import RunFigure, check_figure_path, line_look, new_figure, save_figure
+from evalkit.reporting.formats import Record
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
+from evalkit.runs.folder import Run
+from evalkit.stats.estimates import error_of_mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 METRICS = {
     "f1": "F1",
@@ -24,82 +46,61 @@ METRICS = {
     "count": "accuracy",
     "edit_similarity": "edit sim.",
 }
+BANDS: tuple[str, ...] = ("<2k", "2-4k", "4-8k", "8-16k", "16k+")
+"""Bands of the stored length: words of document and question. They include LongBench-E's bucket limits."""
+_EDGES = (2000, 4000, 8000, 16000)
+
+
+def report_of(run: Run, variant: EditVariant = "difflib") -> Report:
+    """Return the report of a finished LongBench run, from its stored predictions."""
+    about = {"run": run.manifest["id"], "folder": str(run.folder)}
+    return longbench_report(results_of(run, variant), about_run(run), about)
 
 
 def longbench_report(
     results: LongBenchResults, notes: Sequence[str] = (), about: Mapping[str, Any] | None = None
 ) -> Report:
-    """Return the report of LongBench's results.
-
-    Args:
-        results: the results.
-        notes: lines printed after the table.
-        about: entries about the run for JSON, if there is a run.
-    """
-    cells = _cells(results)
-    table = simple_table(results.suite, _headers(results), cells, texts=2, ruled={len(cells) - 2})
+    """Return the report of LongBench's results, with lines after the table, and entries about their run for JSON."""
+    truncated = any(task.truncated for task in results.tasks)
+    cells = []
+    for name, metric, (overall, *buckets), cut in _lines(results):
+        interval = "–" if overall.low is None else f"{fixed(overall.low, 2)} to {fixed(overall.high, 2)}"
+        row = [name, metric, f"{overall.n:,}", fixed(overall.score, 2), interval]
+        row += [fixed(part.score, 2) for part in buckets]
+        cells.append(row + ([str(cut or "")] if truncated else []))
+    headers = ["task", "metric", "n", "score", "95 % interval", *_buckets(results), *(["cut"] if truncated else [])]
     return Report(
-        (table,),
-        notes=(*_footnotes(results), *notes),
-        content=dict(about or {}) | results.to_json() | {"notes": list(notes)},
+        (simple_table(results.suite, headers, cells, texts=2, ruled={len(cells) - 2}),),
+        notes=(*_footnotes(results, truncated), *notes),
+        content=dict(about or {}) | asdict(results) | {"notes": list(notes)},
         records=_records(results),
     )
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A line of the table: a task, a group's mean or an overall mean."""
-
-    name: str
-    metric: str
-    scores: tuple[Score, ...]
-    """Of all rows, then of each bucket."""
-    truncated: int | None
+def _buckets(results: LongBenchResults) -> tuple[str, ...]:
+    return BUCKETS if results.suite == "longbench-e" else ()
 
 
-def _lines(results: LongBenchResults) -> list[_Line]:
-    """Return tasks by group, the mean of each group with several tasks, then the overall means."""
-    lines: list[_Line] = []
+def _lines(results: LongBenchResults) -> Iterator[tuple[str, str, tuple[Score, ...], int | None]]:
+    """Yield (name, metric, scores of all rows and of each bucket, truncated rows) of tasks, groups and means."""
     for group in results.groups:
         members = [task for task in results.tasks if group.name.startswith(task.group)]
-        lines += [_task_line(task) for task in members]
+        for task in members:
+            name = LABELS[task.task] + "*" * (task.official is False)
+            yield name, METRICS[task.metric], (task.all, *task.buckets), task.truncated
         if len(members) > 1:
-            lines.append(_mean_line(group))
-    return [*lines, _mean_line(results.mean_of_groups), _mean_line(results.plain_mean)]
+            yield group.name, "", (group.all, *group.buckets), None
+    for mean in (results.mean_of_groups, results.plain_mean):
+        yield mean.name, "", (mean.all, *mean.buckets), None
 
 
-def _task_line(task: TaskScore) -> _Line:
-    name = LABELS[task.task] + ("*" if task.official is False else "")
-    return _Line(name, METRICS[task.metric], (task.all, *task.buckets), task.truncated)
-
-
-def _mean_line(mean: Mean) -> _Line:
-    return _Line(mean.name, "", (mean.all, *mean.buckets), None)
-
-
-def _headers(results: LongBenchResults) -> list[str]:
-    buckets = list(BUCKETS) if results.suite == "longbench-e" else []
-    return ["task", "metric", "n", "score", "95 % interval", *buckets, *(["cut"] if _any_truncated(results) else [])]
-
-
-def _cells(results: LongBenchResults) -> list[list[str]]:
-    cells = []
-    for line in _lines(results):
-        overall, *buckets = line.scores
-        interval = "–" if overall.low is None else f"{_score(overall.low)} to {_score(overall.high)}"
-        row = [line.name, line.metric, f"{overall.n:,}", _score(overall.score), interval]
-        row += [_score(part.score) for part in buckets]
-        cells.append(row + ([str(line.truncated or "")] if _any_truncated(results) else []))
-    return cells
-
-
-def _footnotes(results: LongBenchResults) -> list[str]:
+def _footnotes(results: LongBenchResults, truncated: bool) -> list[str]:
     lines = ["Mean of groups: of the six groups' means (the paper's average). Plain mean: of the tasks."]
     if results.suite == "longbench-e":
         lines.append("Buckets: by the stored length in words, below 4,000, below 8,000, and from there on")
     if any(task.metric == "edit_similarity" for task in results.tasks):
         lines.append(f"edit sim.: {results.edit_similarity}")
-    if _any_truncated(results):
+    if truncated:
         lines.append("cut: documents truncated in the middle, since their prompts were too long")
     if any(task.official is False for task in results.tasks):
         lines.append("*: not the official documents of the task")
@@ -108,10 +109,9 @@ def _footnotes(results: LongBenchResults) -> list[str]:
 
 def _records(results: LongBenchResults) -> list[Record]:
     """Return a record for each task, group and mean, with unrounded numbers."""
-    buckets = BUCKETS if results.suite == "longbench-e" else ()
 
     def record(about: Record, scores: Sequence[Score], truncated: int | None, official: bool | None) -> Record:
-        names = ["", *(f"_{bucket}" for bucket in buckets)]
+        names = ["", *(f"_{bucket}" for bucket in _buckets(results))]
         numbers = {
             f"{field}{name}": getattr(score, field)
             for name, score in zip(names, scores, strict=True)
@@ -124,20 +124,95 @@ def _records(results: LongBenchResults) -> list[Record]:
         variant = results.edit_similarity if task.metric == "edit_similarity" else None
         about = {"kind": "task", "name": task.task, "group": task.group, "metric": task.metric, "variant": variant}
         records.append(record(about, (task.all, *task.buckets), task.truncated, task.official))
-    means = [
-        *(("group", group) for group in results.groups),
-        ("mean", results.mean_of_groups),
-        ("mean", results.plain_mean),
-    ]
-    for kind, mean in means:
+    for mean in (*results.groups, results.mean_of_groups, results.plain_mean):
+        kind = "group" if mean in results.groups else "mean"
         about = {"kind": kind, "name": mean.name, "group": None, "metric": None, "variant": None}
         records.append(record(about, (mean.all, *mean.buckets), None, None))
     return records
 
 
-def _any_truncated(results: LongBenchResults) -> bool:
-    return any(task.truncated for task in results.tasks)
+@dataclass(frozen=True)
+class BandScore:
+    """The score of one task in one band."""
+
+    task: str
+    band: str
+    n: int
+    score: float
+    """Mean, in percent."""
+    stderr: float | None
+    """Standard error of the mean, in percent; None for a single row."""
 
 
-def _score(value: float | None) -> str:
-    return fixed(value, 2)
+def scores_by_length(generations: pd.DataFrame, variant: EditVariant = "difflib") -> tuple[BandScore, ...]:
+    """Return mean scores by task and band, tasks in the paper's order; bands without rows are omitted."""
+    if generations["length"].isna().any():
+        raise DataError("scores by length: some predictions have no field 'length'; leave out --plot")
+    bands: list[BandScore] = []
+    for name, task in TASKS.items():
+        rows = generations[generations["task"] == name]
+        scores = 100 * score_rows(task, rows, variant)
+        numbers = np.searchsorted(_EDGES, rows["length"].to_numpy(), side="right")
+        for number, band in enumerate(BANDS):
+            part = scores[numbers == number]
+            if n := len(part):
+                bands.append(BandScore(name, band, n, float(part.mean()), error_of_mean(part)))
+    return tuple(bands)
+
+
+def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+    """Return the scores by length of each run whose documents have lengths."""
+    tables = ((run, name, load_generations(run)) for run, name in zip(runs, names, strict=True))
+    return [
+        RunFigure(
+            f"lengths-{run.manifest['id']}",
+            f"Scores of the tasks of {run.suite} by the length of their documents, with standard errors: {name}.",
+            partial(draw_by_length, table),
+        )
+        for run, name, table in tables
+        if "length" in table and table["length"].notna().all()
+    ]
+
+
+def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant = "difflib") -> None:
+    """Draw each task's score by the stored length of its rows, one panel for each group of tasks."""
+    check_figure_path(path)
+    bands = scores_by_length(generations, variant)
+    present = [group for group in GROUPS if any(TASKS[band.task].group == group for band in bands)]
+    columns = min(3, len(present))
+    rows = -(-len(present) // columns)
+    figure = new_figure(3.4 * columns, 2.9 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
+    for number, axes in enumerate(panels):
+        if number >= len(present):
+            axes.axis("off")
+            continue
+        _draw_group(axes, present[number], bands)
+        if number % columns == 0:
+            axes.set_ylabel("score")
+        if number + columns >= len(present):
+            axes.set_xlabel("length in words")
+            axes.tick_params(labelbottom=True)
+    save_figure(figure, path)
+
+
+def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
+    """Draw the scores of a group's tasks by length, with standard errors."""
+    axes.set_title(group, fontsize=10)
+    tasks = [name for name, task in TASKS.items() if task.group == group]
+    drawn = [name for name in tasks if any(band.task == name for band in bands)]
+    for place, name in enumerate(tasks):
+        if name not in drawn:
+            continue
+        points = [band for band in bands if band.task == name]
+        offset = 0.1 * (drawn.index(name) - (len(drawn) - 1) / 2)  # so that error bars do not overlap
+        positions = [BANDS.index(point.band) + offset for point in points]
+        errors = [point.stderr or 0.0 for point in points]
+        means = [point.score for point in points]
+        axes.errorbar(positions, means, errors, ms=4, lw=1.4, capsize=2, label=LABELS[name], **line_look(place))
+    axes.set_xticks(range(len(BANDS)), BANDS)
+    axes.set_xlim(-0.4, len(BANDS) - 0.6)
+    axes.set_ylim(-2, 102)
+    axes.grid(axis="y", color="#dddddd", lw=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)

@@ -15,9 +15,8 @@ from evalkit.benchmarks.lm_eval.calls import quiet_lm_eval
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite
 from evalkit.benchmarks.request import spread
 from evalkit.compatibility.lm_eval import fewshot_seed, index_of, index_tasks, processed_once, replace_index
-from evalkit.data.clusters import clusters_of
 from evalkit.data.lm_eval_dataset import dataset
-from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection
+from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection, clusters_of
 from evalkit.errors import DataError, UsageError
 from evalkit.paths import resource
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import count, cycle, islice
+from itertools import count, cycle, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -95,20 +95,11 @@ class NeedleCase:
 
 
 class Haystack:
-    """The text that needles are hidden in.
-
-    Args:
-        file: the user's text file, in UTF-8; None: the built-in text.
-
-    Raises:
-        DataError: the file cannot be read, or has no text.
-    """
+    """The text that needles are hidden in: the user's text file in UTF-8, or the built-in text."""
 
     def __init__(self, file: Path | None) -> None:
-        self.source = BUILT_IN
-        """Printed source of the text: its file, or `BUILT_IN`."""
-        self.identity = BUILT_IN
-        """Identity of the text in a run's specification: the file's hash, or `BUILT_IN`."""
+        self.source = self.identity = BUILT_IN
+        """Printed source of the text, its file, and its identity in a run's specification, the file's hash."""
         self._pieces: list[str] = []
         if file is None:
             return
@@ -171,9 +162,9 @@ def is_found(case: NeedleCase, answer: str) -> bool:
 
 
 def pattern_of(case: NeedleCase) -> str:
-    """Return a regular expression for the secret and the end of its number.
+    """Return a regular expression for the secret and the end of its number, commas between thousands allowed.
 
-    Generation can stop at a match: `is_found` is then true of any continuation. Commas between thousands are allowed.
+    Generation can stop at a match: `is_found` is then true of any continuation.
     """
     first, second, third = case.secret[:-6], case.secret[-6:-3], case.secret[-3:]
     written = "|".join((case.secret, f"{first}{second},{third}", f"{first},{second},{third}"))
@@ -228,11 +219,7 @@ class NeedlePlan(GeneratedPlan):
 
 
 def plan_needle(request: NeedleRequest, say: Say) -> NeedlePlan:
-    """Validate a request and make the plan of its run.
-
-    Raises:
-        EvalkitError: the request, the checkpoint or the text is invalid.
-    """
+    """Validate a request and make the plan of its run."""
     haystack = Haystack(request.text)
     checkpoint = request.model.locate(say)
     context = context_of(request.model, checkpoint, NEEDLE)
@@ -245,9 +232,7 @@ def plan_needle(request: NeedleRequest, say: Say) -> NeedlePlan:
             f"{count:,} needles, more than the maximum of {_MAX_CASES:,}; "
             "lower --repeats, or give fewer lengths or depths"
         )
-    cases = [
-        NeedleCase(length, depth, repeat) for length in lengths for depth in depths for repeat in range(request.repeats)
-    ]
+    cases = [NeedleCase(*case) for case in product(lengths, depths, range(request.repeats))]
     specification = {
         **numerics(request.model, checkpoint, None, say),
         "suite": NEEDLE,

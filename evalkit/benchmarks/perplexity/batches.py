@@ -1,4 +1,4 @@
-"""Batches of windows. In: documents and facts about the model. Out: batches, in the order of the documents.
+"""Batches of windows, and their computer. In: documents and a model. Out: batches in the order of documents; rows.
 
 Short windows, of one document or of several, go through the model together, as one tree; a long one is a batch by
 itself. A document may thus be in several batches. The batches do not depend on what is finished.
@@ -6,28 +6,35 @@ itself. A document may thus be in several batches. The batches do not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalkit.benchmarks.base import Batch, Batches
+from evalkit.benchmarks.base import Batch, Batches, Budget, Planned
 from evalkit.benchmarks.perplexity.plan import TextDocument
 from evalkit.benchmarks.perplexity.windows import PositionRow, TextWindow, WindowSettings, rows_of, windows_of
+from evalkit.benchmarks.request import TaskTokens, spread
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError
+from evalkit.models.spec import window_of
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scoring.pack import SequenceSet, TreeBatch
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.perplexity.plan import PerplexityPlan
     from evalkit.models.load import LoadedModel
-    from evalkit.runs.finished_rows import FinishedRows, Key
+    from evalkit.runs.finished_rows import FinishedRows
 
 
 LONG = 2048
 """Tokens from which a window is scored alone, by the model's own attention: a batch of several is not faster."""
+_BYTES_PER_TOKEN = 5
+"""Assumed bytes of a token; English text has 4 to 5."""
+_CHECKED_CHARACTERS = 1000
+"""Characters of the first document on which the model is run at the start."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,19 @@ class PerplexityFacts:
     def settings(self, stride: int | None) -> WindowSettings:
         """Return how documents are cut."""
         return WindowSettings(self.window, stride or self.window, self.prefix_id, self.prefix_text)
+
+
+@dataclass(frozen=True)
+class PerplexitySetup:
+    """What scoring needs of a plan."""
+
+    first: TextDocument
+    """The beginning of the first document."""
+    window: int | None
+    """Requested tokens of a window; None: the model's."""
+    stride: int | None
+    is_long: bool
+    """Whether every document is likely to fill a window that is a batch by itself."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +84,63 @@ class WindowsContent:
             _ = self.batch.tree
 
 
-def batches_of(plan: PerplexityPlan, facts: PerplexityFacts, tokenizer: Any, finished: FinishedRows) -> Batches:
-    """Yield the batches with windows that have no rows, task by task.
+def setup_of(plan: PerplexityPlan) -> PerplexitySetup:
+    """Return the windows' settings and the beginning of a document."""
+    documents = _documents(plan)
+    first = replace(documents[0], text=documents[0].text[:_CHECKED_CHARACTERS])
+    # Where a document is short, its window is scored alone too
+    is_long = len(documents) == 1 or all(len(document.content) >= _BYTES_PER_TOKEN * LONG for document in documents)
+    return PerplexitySetup(first, plan.window, plan.request.stride, is_long)
+
+
+def is_missing(plan: PerplexityPlan, finished: FinishedRows) -> bool:
+    """Return whether the journal lacks a window of a document."""
+    return not all(_is_finished(document, finished) for document in _documents(plan))
+
+
+def planned_batches(
+    plan: PerplexityPlan, facts: PerplexityFacts, tokenizer: Any, finished: FinishedRows, say: Say
+) -> Planned:
+    """Plan the batches of windows that have no rows; work is counted in bytes.
 
     Raises:
-        ScoringError: a document has no tokens.
+        ScoringError: a document has no tokens; raised while the batches are iterated.
     """
+    documents = _documents(plan)
+    total = sum(len(document.content) for document in documents)
+    done = sum(len(document.content) for document in documents if _is_finished(document, finished))
+    return Planned(_batches(plan, facts, tokenizer, finished), float(total), float(done))
+
+
+def _batches(plan: PerplexityPlan, facts: PerplexityFacts, tokenizer: Any, finished: FinishedRows) -> Batches:
     settings = facts.settings(plan.request.stride)
     for task, documents in plan.documents.items():
-        if all(is_finished(one, finished) for one in documents):
+        if all(_is_finished(document, finished) for document in documents):
             continue
-        windows = (window for one in documents for window in windows_of(one, tokenizer, settings))
+        windows = (window for document in documents for window in windows_of(document, tokenizer, settings))
         for number, members in enumerate(packed(windows, facts.token_budget)):
             # A finished batch is left out as a whole: the others' numbers stay the same
-            if any(key_of(task, one) not in finished for one in members):
-                work = float(sum(int(one.bytes.sum()) for one in members))
-                ended = sum(one.is_last for one in members)
-                yield Batch(task, number, content_of(task, members), work, ended)
+            if any((task, window.document, window.number, window.is_last) not in finished for window in members):
+                work = float(sum(int(window.bytes.sum()) for window in members))
+                ended = sum(window.is_last for window in members)
+                yield Batch(task, number, _content_of(task, members), work, ended)
+
+
+def task_tokens(plan: PerplexityPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+    """Count the tokens of a sample of each task's documents."""
+    window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
+    window = min(window, plan.window or window)
+    prefix = next(token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None)
+    settings = WindowSettings(window, min(plan.request.stride or window, window), prefix, tokenizer.decode(prefix))
+    counts = []
+    for task, documents in plan.documents.items():
+        taken = [documents[place] for place in spread(len(documents), sample)]
+        windows = chain.from_iterable(windows_of(document, tokenizer, settings) for document in taken)
+        lengths = [len(window.tokens) - 1 for window in windows]
+        scale = len(documents) / len(taken)
+        tokens = scale * sum(lengths)
+        counts.append(TaskTokens(task, len(documents), len(taken), scale * len(lengths), tokens, tokens))
+    return counts
 
 
 def packed(windows: Iterable[TextWindow], budget: int) -> Iterator[tuple[TextWindow, ...]]:
@@ -89,7 +149,7 @@ def packed(windows: Iterable[TextWindow], budget: int) -> Iterator[tuple[TextWin
     tokens = 0
     for window in windows:
         size = len(window.tokens) - 1
-        alone = size >= longest_shared(budget)
+        alone = size >= _longest_shared(budget)
         if members and (alone or tokens + size > budget):
             yield tuple(members)
             members, tokens = [], 0
@@ -102,25 +162,25 @@ def packed(windows: Iterable[TextWindow], budget: int) -> Iterator[tuple[TextWin
         yield tuple(members)
 
 
-def longest_shared(budget: int) -> int:
+def _longest_shared(budget: int) -> int:
     """Return the tokens from which a window is a batch by itself."""
     return min(LONG, budget // 2)
 
 
-def content_of(task: str, windows: tuple[TextWindow, ...]) -> WindowsContent:
-    """Return windows as the content of a batch."""
-    return WindowsContent(
-        windows,
-        TreeBatch(np.empty(0, np.int32), tuple(map(_item, range(len(windows)), windows, [task] * len(windows)))),
-    )
+def _content_of(task: str, windows: tuple[TextWindow, ...]) -> WindowsContent:
+    items = []
+    for index, window in enumerate(windows):
+        label = f"{task} document {window.document}, window {window.number}"
+        is_scored = np.arange(len(window.tokens)) >= window.context
+        items.append(SequenceSet(index, label, task, (window.tokens,), (is_scored,)))
+    return WindowsContent(windows, TreeBatch(np.empty(0, np.int32), tuple(items)))
 
 
-def key_of(task: str, window: TextWindow) -> Key:
-    """Return a window's key in the journal."""
-    return task, window.document, window.number, window.is_last
+def _documents(plan: PerplexityPlan) -> list[TextDocument]:
+    return list(chain.from_iterable(plan.documents.values()))
 
 
-def is_finished(document: TextDocument, finished: FinishedRows) -> bool:
+def _is_finished(document: TextDocument, finished: FinishedRows) -> bool:
     """Return whether the journal has all windows of a document."""
     number = 0
     while (document.task, document.number, number, False) in finished:
@@ -128,35 +188,10 @@ def is_finished(document: TextDocument, finished: FinishedRows) -> bool:
     return (document.task, document.number, number, True) in finished
 
 
-def _item(index: int, window: TextWindow, task: str) -> SequenceSet:
-    label = f"{task} document {window.document}, window {window.number}"
-    is_scored = np.arange(len(window.tokens)) >= window.context
-    return SequenceSet(index, label, task, (window.tokens,), (is_scored,))
-
-
-_BYTES_PER_TOKEN = 5
-"""Assumed bytes of a token; English text has 4 to 5."""
-CHECKED_CHARACTERS = 1000
-"""Characters of the first document on which the model is run at the start."""
-
-
-@dataclass(frozen=True)
-class PerplexitySetup:
-    """What scoring needs of a plan."""
-
-    first: TextDocument
-    """The beginning of the first document."""
-    window: int | None
-    """Requested tokens of a window; None: the model's."""
-    stride: int | None
-    is_long: bool
-    """Whether every document is likely to fill a window that is a batch by itself."""
-
-
 class WindowScoring:
     """Computer of batches of windows."""
 
-    def __init__(self, setup: PerplexitySetup, loaded: LoadedModel, budget: int | None, say: Say) -> None:
+    def __init__(self, setup: PerplexitySetup, loaded: LoadedModel, budget: Budget, say: Say) -> None:
         from evalkit.scoring.architecture import auto_budget
         from evalkit.scoring.engine import Engine
 
@@ -169,18 +204,20 @@ class WindowScoring:
                 f"{loaded.name}: its tokenizer has neither a BOS nor an EOS token, and a document needs one as prefix; "
                 "give another --tokenizer"
             )
-        tokens = budget or auto_budget(loaded.model)
+        tokens = budget.scored or auto_budget(loaded.model)
         self._engine = engine = Engine(loaded.model, tokens, say, remembers=loaded.stock, files=loaded.files)
         facts = PerplexityFacts(window, engine.budget, prefix, loaded.tokenizer.decode(prefix))
         first = windows_of(setup.first, loaded.tokenizer, facts.settings(setup.stride))[:1]
-        items = content_of(setup.first.task, tuple(first)).batch.items
+        items = _content_of(setup.first.task, tuple(first)).batch.items
         # The check of sharing takes as long as some windows, and is not needed where each is a batch by itself
-        engine.check(items, alone=setup.is_long and window >= longest_shared(tokens))
+        engine.check(items, alone=setup.is_long and window >= _longest_shared(tokens))
         self.facts = PerplexityFacts(window, engine.budget, prefix, facts.prefix_text)
         self.about: dict[str, Any] = {
             "token_budget": engine.budget,
             "sharing": engine.describe(),
-            "loaded": loaded.facts() | {"prefix_id": prefix, "adds_tokens": _adds_tokens(loaded.tokenizer)},
+            # Tokens that the tokenizer adds to a text by itself, such as BOS
+            "loaded": loaded.facts()
+            | {"prefix_id": prefix, "adds_tokens": bool(loaded.tokenizer("", verbose=False)["input_ids"])},
         }
         self._places = {
             alone: place_of(loaded.device, "alone" if alone or not engine.shares else engine.kernel)
@@ -199,13 +236,3 @@ class WindowScoring:
             for item, [scores] in self._engine.score(content.batch, alone=content.is_alone)
             for row in rows_of(content.windows[item.index], scores.logprobs)
         ]
-
-
-def are_long(documents: Sequence[TextDocument]) -> bool:
-    """Return whether documents are likely to have no short windows. Where one does, it is scored alone too."""
-    return len(documents) == 1 or all(len(one.content) >= _BYTES_PER_TOKEN * LONG for one in documents)
-
-
-def _adds_tokens(tokenizer: Any) -> bool:
-    """Return whether the tokenizer adds tokens, such as BOS, to a text by itself."""
-    return bool(tokenizer("", verbose=False)["input_ids"])

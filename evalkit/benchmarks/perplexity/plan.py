@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.benchmarks.perplexity import PERPLEXITY
-from evalkit.benchmarks.request import DocumentRequest, numerics, provenance
+from evalkit.benchmarks.request import DocumentRequest, numerics, plain_manifest
 from evalkit.data.files import read
 from evalkit.data.sampling import DocumentSelection
 from evalkit.display import Say
@@ -21,7 +21,6 @@ from evalkit.inputs.settings import setting
 from evalkit.inputs.values import by_number, check_text
 from evalkit.models.locate import Checkpoint
 from evalkit.runs.finding import run_folder
-from evalkit.runs.folder import specification_id
 
 _LINES, _TEXT = ".jsonl", ".txt"
 _OTHER = (".json", ".parquet", ".csv", ".tsv", ".gz", ".zst", ".zip", ".xz", ".bz2", ".pdf", ".docx")
@@ -55,19 +54,14 @@ class TextTask:
     @cached_property
     def digest(self) -> str:
         """Hash of all documents, in order."""
-        hashes = (hashlib.sha256(one.content).digest() for one in self.documents)
+        hashes = (hashlib.sha256(document.content).digest() for document in self.documents)
         return hashlib.sha256(b"".join(hashes)).hexdigest()
 
 
 def read_texts(given: Sequence[Path], key: str) -> dict[str, TextTask]:
-    """Read the files and folders of `--text`.
+    """Read the files and folders of `--text`, with the text of .jsonl files' objects under a key.
 
-    Args:
-        given: paths.
-        key: key of the text in the objects of .jsonl files.
-
-    Returns:
-        Task → its documents. A task is named after its file or folder, without the ending.
+    A task is named after its file or folder, without the ending.
 
     Raises:
         UsageError: nothing is given, a folder has no text, or two tasks have the same name.
@@ -78,22 +72,20 @@ def read_texts(given: Sequence[Path], key: str) -> dict[str, TextTask]:
         raise UsageError(
             "name a text: --text FILE, a .txt file (one document), a .jsonl file (one on each line), or a folder"
         )
-    found: dict[str, TextTask] = {}
-    for path, files in _sources([one.expanduser() for one in given]):
+    tasks: dict[str, TextTask] = {}
+    for path, files in _sources([path.expanduser() for path in given]):
         name = printable(path.name if path.is_dir() else path.stem)
-        if name in found:
-            raise UsageError(f"--text {path} and {found[name].source} would both be task {name}; rename one")
+        if name in tasks:
+            raise UsageError(f"--text {path} and {tasks[name].source} would both be task {name}; rename one")
         texts = _lines(path, name, key) if path.suffix == _LINES else _whole(files)
-        documents = tuple(_document(name, number, *one) for number, one in enumerate(texts))
+        documents = []
+        for number, (text, place) in enumerate(texts):
+            check_text(text, f"--text {place}")
+            documents.append(TextDocument(name, number, text, place))
         if not documents:
             raise DataError(f"--text {path}: has no documents; give a file with one JSON object on each line")
-        found[name] = TextTask(path, documents)
-    return found
-
-
-def _document(task: str, number: int, text: str, place: str) -> TextDocument:
-    check_text(text, f"--text {place}")
-    return TextDocument(task, number, text, place)
+        tasks[name] = TextTask(path, tuple(documents))
+    return tasks
 
 
 def selected(tasks: Mapping[str, TextTask], selection: DocumentSelection) -> dict[str, tuple[TextDocument, ...]]:
@@ -112,11 +104,11 @@ def _sources(given: Sequence[Path]) -> Iterator[tuple[Path, list[Path]]]:
                 raise UsageError(f"--text {path}: {path.suffix} files are not read; give .txt or .jsonl")
             yield path, [path]
             continue
-        inside = sorted(path.iterdir(), key=lambda one: by_number(one.name))
-        if texts := [one for one in inside if one.suffix == _TEXT]:
+        inside = sorted(path.iterdir(), key=lambda file: by_number(file.name))
+        if texts := [file for file in inside if file.suffix == _TEXT]:
             yield path.resolve(), texts
-        lines = [one for one in inside if one.suffix == _LINES]
-        yield from ((one, [one]) for one in lines)
+        lines = [file for file in inside if file.suffix == _LINES]
+        yield from ((file, [file]) for file in lines)
         if not texts and not lines:
             raise UsageError(f"--text {path}: the folder has no .txt or .jsonl files")
 
@@ -137,7 +129,7 @@ def _lines(path: Path, task: str, key: str) -> Iterator[tuple[str, str]]:
         if not isinstance(record, dict):
             raise DataError(f"{where}: expected a JSON object with the text under '{key}', found {record!r:.40}")
         if key not in record:
-            named = ", ".join(f"'{one}'" for one in list(record)[:8]) or "no keys"
+            named = ", ".join(f"'{name}'" for name in list(record)[:8]) or "no keys"
             raise DataError(f"{where}: has no key '{key}', but {named}; name the key of the text with --key")
         text = record[key]
         if not isinstance(text, str):
@@ -197,11 +189,7 @@ class PerplexityPlan:
 
 
 def plan_perplexity(request: PerplexityRequest, say: Say) -> PerplexityPlan:
-    """Validate a request and make the plan of its run.
-
-    Raises:
-        EvalkitError: the request, the checkpoint or a document is invalid.
-    """
+    """Validate a request and make the plan of its run."""
     tasks = read_texts(request.text, request.key)
     checkpoint = request.model.locate(say)
     # Windows may be shorter than the model's, which no extension shortens
@@ -218,15 +206,7 @@ def plan_perplexity(request: PerplexityRequest, say: Say) -> PerplexityPlan:
         name: {"source": str(tasks[name].source), "official": None, "count": len(members)}
         for name, members in selected(tasks, request.selection).items()
     }
-    manifest = {
-        "id": specification_id(specification),
-        "kind": PERPLEXITY,
-        "specification": specification,
-        "rule": PERPLEXITY,
-        "groups": {},
-        "group_sizes": {},
-        "template": {"name": "text"},
-        "documents": documents,
-        **provenance(request.model, checkpoint),
-    }
+    manifest = plain_manifest(
+        PERPLEXITY, request.model, checkpoint, specification, template={"name": "text"}, documents=documents
+    )
     return PerplexityPlan(request, checkpoint, tasks, manifest)

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from evalkit.benchmarks.outcomes import GradedAnswers, Measure
+from evalkit.benchmarks.perplexity import PERPLEXITY
 from evalkit.benchmarks.perplexity.plan import TextDocument
 from evalkit.benchmarks.perplexity.windows import WIDTH
 from evalkit.errors import RunError
+from evalkit.runs.folder import Run
 from evalkit.stats.estimates import Estimate, Floats, error_of_mean, mean
 
 if TYPE_CHECKING:
@@ -25,9 +28,17 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
 
 
-BIN = ("task", "document", "position")
+DOCUMENTS, POSITIONS = "documents.parquet", "positions.parquet"
+DOCUMENT_COLUMNS = ("task", "document", "place", "bytes", "words", "tokens", "windows", "nats", "bits_per_byte")
+POSITION_COLUMNS = ("task", "document", "position", "tokens", "bytes", "nats")
 MOST = 16
 """Bins in reports."""
+_SPACES = re.compile(r"\s+")
+_MOST_NATS = 700
+_WORDS = (
+    "bits per byte of each document, lower is better; the scores are means over documents, each of which counts the "
+    "same, whereas the run's own bits_per_byte is over all bytes"
+)
 
 
 class PositionBin(NamedTuple):
@@ -54,17 +65,11 @@ class PositionBin(NamedTuple):
 
 
 def by_position(positions: pd.DataFrame, width: int | None = None, most: int = MOST) -> list[PositionBin]:
-    """Return the bins of all documents.
-
-    Args:
-        positions: the table.
-        width: positions of a bin, a multiple of `WIDTH`; None: `width_of`.
-        most: maximum number of bins where no width is given.
-    """
+    """Return bins of all documents, of a width that is a multiple of `WIDTH`, or else at most so many of them."""
     width = width or width_of(positions, most)
     groups = positions.assign(bin=(positions["position"] - 1) // width)
-    found = groups.groupby(["bin", "task", "document"], sort=True)[["tokens", "bytes", "nats"]].sum().reset_index()
-    return [_bin(int(members["bin"].iloc[0]), width, members) for _, members in found.groupby("bin")]
+    sums = groups.groupby(["bin", "task", "document"], sort=True)[["tokens", "bytes", "nats"]].sum().reset_index()
+    return [_bin(int(members["bin"].iloc[0]), width, members) for _, members in sums.groupby("bin")]
 
 
 def width_of(positions: pd.DataFrame, most: int = MOST) -> int:
@@ -76,15 +81,7 @@ def width_of(positions: pd.DataFrame, most: int = MOST) -> int:
 
 
 def ratio(values: Floats, weights: Floats) -> Estimate:
-    """Estimate the ratio of two sums over documents.
-
-    Args:
-        values: [documents].
-        weights: [documents]; their sum is not 0.
-
-    Returns:
-        The ratio; its variance is NaN of one document.
-    """
+    """Estimate the ratio of two sums over documents, [documents] each; its variance is NaN of one document."""
     total = float(weights.sum())
     value = float(values.sum()) / total
     residuals = mean((values - value * weights) * len(values) / total)
@@ -95,28 +92,17 @@ def _bin(number: int, width: int, members: pd.DataFrame) -> PositionBin:
     size, nats = int(members["bytes"].sum()), float(members["nats"].sum())
     value = stderr = freedom = None
     if size:
-        found = ratio(members["nats"].to_numpy(np.float64) / math.log(2), members["bytes"].to_numpy(np.float64))
-        value = found.value
-        if not math.isnan(found.variance):
-            stderr, freedom = found.stderr, found.freedom
+        estimate = ratio(members["nats"].to_numpy(np.float64) / math.log(2), members["bytes"].to_numpy(np.float64))
+        value = estimate.value
+        if not math.isnan(estimate.variance):
+            stderr, freedom = estimate.stderr, estimate.freedom
     first = number * width + 1
     documents, tokens = len(members), int(members["tokens"].sum())
     return PositionBin(first, first + width - 1, documents, tokens, size, nats, value, stderr, freedom)
 
 
-DOCUMENTS, POSITIONS = "documents.parquet", "positions.parquet"
-DOCUMENT_COLUMNS = ("task", "document", "place", "bytes", "words", "tokens", "windows", "nats", "bits_per_byte")
-POSITION_COLUMNS = (*BIN, "tokens", "bytes", "nats")
-_SPACES = re.compile(r"\s+")
-_MOST_NATS = 700
-
-
 def write_results(plan: PerplexityPlan, finished: FinishedRows, writer: RunWriter) -> None:
-    """Write the tables and the results.
-
-    Raises:
-        RunError: the journal lacks a part of a document.
-    """
+    """Write the tables and the results."""
     documents, positions = [], []
     for task, members in plan.documents.items():
         rows = finished.table(task).to_pandas()
@@ -133,13 +119,7 @@ def write_results(plan: PerplexityPlan, finished: FinishedRows, writer: RunWrite
 
 
 def results_of(documents: pd.DataFrame, positions: pd.DataFrame, seconds: dict[str, float]) -> dict[str, Any]:
-    """Return the content of results.json.
-
-    Args:
-        documents: the table of documents.
-        positions: the table of positions.
-        seconds: task → seconds spent on it.
-    """
+    """Return the content of results.json from the two tables, and task → seconds spent on it."""
     tasks = [
         {"task": task, **summary(documents[documents["task"] == task]), "seconds": round(seconds.get(task, 0.0), 3)}
         for task in documents["task"].unique()
@@ -148,7 +128,7 @@ def results_of(documents: pd.DataFrame, positions: pd.DataFrame, seconds: dict[s
         "tasks": tasks,
         "averages": [],
         "whole": summary(documents),
-        "positions": [one._asdict() for one in by_position(positions)],
+        "positions": [bin._asdict() for bin in by_position(positions)],
     }
 
 
@@ -177,25 +157,33 @@ def summary(documents: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def words_of(text: str) -> int:
-    """Return the number of words as lm-eval counts them: the parts between white space, empty ones at the ends too."""
-    return len(_SPACES.split(text))
-
-
 def _documents(members: Sequence[TextDocument], sums: pd.DataFrame, writer: RunWriter) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of the table of documents."""
     by_number = {int(row["document"]): row for row in sums.reset_index().to_dict("records")}
-    for one in members:
-        found, size = by_number.get(one.number), len(one.content)
-        if found is None or found["bytes"] != size:
+    for document in members:
+        row_sums, size = by_number.get(document.number), len(document.content)
+        if row_sums is None or row_sums["bytes"] != size:
             # Happens only if lines of the journal were removed while it was read
             raise RunError(
-                f"the journal of {writer.folder} lacks a part of {one.place}; delete the folder and run the command "
-                "again"
+                f"the journal of {writer.folder} lacks a part of {document.place}; delete the folder and run the "
+                "command again"
             )
-        nats = float(found["nats"])
-        about = (one.task, one.number, one.place, size, words_of(one.text))
-        yield *about, int(found["tokens"]), int(found["windows"]), nats, nats / math.log(2) / size
+        nats = float(row_sums["nats"])
+        # As lm-eval counts them: the parts between white space, empty ones at the ends too
+        words = len(_SPACES.split(document.text))
+        about = (document.task, document.number, document.place, size, words)
+        yield *about, int(row_sums["tokens"]), int(row_sums["windows"]), nats, nats / math.log(2) / size
+
+
+def comparable_documents(run: Run) -> GradedAnswers:
+    """Return the documents with their bits per byte, under the rule "perplexity"."""
+
+    def load() -> pd.DataFrame:
+        table = run.table(DOCUMENTS, DOCUMENT_COLUMNS)
+        return table.assign(id=table["document"], source=table["document"], score=table["bits_per_byte"])
+
+    measure = Measure(_WORDS, True, "bits_per_byte", None, False)
+    return GradedAnswers(run, load, ("bytes",), {"Average": tuple(run.manifest["documents"])}, {PERPLEXITY: measure})
 
 
 def _known(estimate: Estimate) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, run_content
-from evalkit.benchmarks.perplexity.results import POSITION_COLUMNS, POSITIONS, PositionBin, by_position, width_of
+from evalkit.benchmarks.perplexity.results import MOST, POSITION_COLUMNS, POSITIONS, PositionBin, by_position, width_of
 from evalkit.escape import counted
 from evalkit.models.context import Extension
 from evalkit.reporting.decimals import fixed
@@ -44,8 +45,16 @@ _SUMS = ("documents", "bytes", "tokens", _BITS, "± SE", "per byte", "per word",
 _PLACES = 4
 
 
-def perplexity_report(run: Run) -> Report:
-    """Return bits per byte and perplexities by task, and bits per byte by position."""
+def headline(run: Run, rule: str | None = None) -> tuple[float | None, str]:
+    """Return bits per byte over all documents; as the sort key negative, since lower is better."""
+    whole = run.stored["whole"]
+    value, error = _value(whole["bits_per_byte"], whole["stderr"])
+    shown = value if whole["stderr"] is None else f"{value} {error}"
+    return -whole["bits_per_byte"], f"{shown} bits per byte"
+
+
+def perplexity_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
+    """Return bits per byte and perplexities by task, and bits per byte by position; other arguments change nothing."""
     stored = run.stored
     lines = [(task["task"], task) for task in stored["tasks"]]
     ruled = {len(lines)} if len(lines) > 1 else ()
@@ -58,11 +67,7 @@ def perplexity_report(run: Run) -> Report:
 
 
 def methods_report(runs: Mapping[str, Run]) -> Report:
-    """Return a report on the same documents under several methods of context extension.
-
-    Args:
-        runs: method → its run.
-    """
+    """Return a report on the same documents under several methods of context extension, each with its run."""
     rows = [[name, *_sums(run.stored["whole"])] for name, run in runs.items()]
     tables = (simple_table("methods", ["method", *_SUMS], rows), _positions(runs))
     records = [{"method": name, "folder": str(run.folder)} | dict(run.stored["whole"]) for name, run in runs.items()]
@@ -75,67 +80,58 @@ def methods_report(runs: Mapping[str, Run]) -> Report:
     return Report(tables, notes=notes, content=content, records=records)
 
 
-def value_text(values: Mapping[str, Any]) -> str:
-    """Format bits per byte with their standard error, if known."""
-    error = values["stderr"]
-    return fixed(values["bits_per_byte"], _PLACES) + ("" if error is None else f" ± {fixed(error, _PLACES)}")
-
-
-def position_bins(runs: Sequence[Run], most: int) -> list[list[PositionBin]]:
+def _position_bins(runs: Sequence[Run], most: int) -> list[list[PositionBin]]:
     """Return the bins of each run, of the same width: that of the longest window with at most so many bins."""
     tables = [run.table(POSITIONS, POSITION_COLUMNS) for run in runs]
     width = max(width_of(table, most) for table in tables)
     return [by_position(table, width) for table in tables]
 
 
-def original_window(run: Run) -> int | None:
+def _original_window(run: Run) -> int | None:
     """Return the context window that a run's model was trained on, in tokens, if known."""
     extension = run.manifest["specification"]["context_extension"]
-    found: int | None = (extension or {}).get("original") or (run.manifest.get("loaded") or {}).get("window")
-    return found
+    window: int | None = (extension or {}).get("original") or (run.manifest.get("loaded") or {}).get("window")
+    return window
 
 
 def _sums(values: Mapping[str, Any]) -> list[str]:
     counts = [f"{values[name]:,}" for name in ("n", "bytes", "tokens")]
     perplexities = [fixed(values[f"{unit}_perplexity"], 3) for unit in ("byte", "word", "token")]
-    error = "–" if values["stderr"] is None else f"± {fixed(values['stderr'], _PLACES)}"
-    return [*counts, fixed(values["bits_per_byte"], _PLACES), error, *perplexities]
+    return [*counts, *_value(values["bits_per_byte"], values["stderr"]), *perplexities]
 
 
 def _positions(runs: Mapping[str, Run]) -> Table:
     """Return bits per byte by position: of one run with more columns, of several a column each."""
-    found = position_bins(list(runs.values()), 16)
-    longest = max(found, key=len)
-    windows = [window for run in runs.values() if (window := original_window(run))]
-    starts = {one.first: one for one in longest}
-    names = [f"{one.first:,}–{one.last:,}" + "*" * bool(windows and one.first > min(windows)) for one in longest]
-    if len(found) == 1:
+    by_run = _position_bins(list(runs.values()), MOST)
+    longest = max(by_run, key=len)
+    trained = min((window for run in runs.values() if (window := _original_window(run))), default=math.inf)
+    names = [f"{bin.first:,}–{bin.last:,}" + "*" * (bin.first > trained) for bin in longest]
+    if len(runs) == 1:
         headers = ["positions", "documents", "tokens", _BITS, "± SE", "nats/token"]
-        rows = [[name, *_bin_cells(one)] for name, one in zip(names, longest, strict=True)]
-        return simple_table("positions", headers, rows)
-    by_first = [{one.first: one for one in bins} for bins in found]
-    rows = [
-        [
-            name,
-            f"{starts[first].tokens:,}",
-            *(fixed(own[first].bits_per_byte if first in own else None, _PLACES) for own in by_first),
+        rows = [
+            [
+                f"{bin.documents:,}",
+                f"{bin.tokens:,}",
+                *_value(bin.bits_per_byte, bin.stderr),
+                fixed(bin.nats_per_token, 3),
+            ]
+            for bin in longest
         ]
-        for name, first in zip(names, starts, strict=True)
-    ]
-    headers = ["positions", "tokens", *(f"{name}{LOWER_IS_BETTER}" for name in runs)]
-    return simple_table("positions", headers, rows)
+    else:
+        headers = ["positions", "tokens", *(f"{name}{LOWER_IS_BETTER}" for name in runs)]
+        values = [{bin.first: fixed(bin.bits_per_byte, _PLACES) for bin in bins} for bins in by_run]
+        rows = [[f"{bin.tokens:,}", *(of_run.get(bin.first, "–") for of_run in values)] for bin in longest]
+    return simple_table("positions", headers, [[name, *row] for name, row in zip(names, rows, strict=True)])
 
 
-def _bin_cells(one: PositionBin) -> list[str]:
-    error = "–" if one.stderr is None else f"± {fixed(one.stderr, _PLACES)}"
-    value = fixed(one.bits_per_byte, _PLACES)
-    return [f"{one.documents:,}", f"{one.tokens:,}", value, error, fixed(one.nats_per_token, 3)]
+def _value(bits: float | None, stderr: float | None) -> tuple[str, str]:
+    return fixed(bits, _PLACES), "–" if stderr is None else f"± {fixed(stderr, _PLACES)}"
 
 
 def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
     manifest, specification, whole = run.manifest, run.manifest["specification"], run.stored["whole"]
     loaded = manifest.get("loaded") or {}
-    yield f"{manifest['model']}, {specification['dtype']}, {windows_text(run)}"
+    yield f"{manifest['model']}, {specification['dtype']}, {_windows(run)}"
     if not model_only:
         yield _extension(run)
     yield (
@@ -145,8 +141,8 @@ def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
     if whole["n"] == 1:
         yield "one document: its tokens are not independent, so there is no standard error"
     yield "position: tokens before the scored one in its window, with the prefix"
-    windows = original_window(run)
-    if windows and any(one["first"] > windows for one in run.stored["positions"]):
+    windows = _original_window(run)
+    if windows and any(bin["first"] > windows for bin in run.stored["positions"]):
         yield f"*: past the {windows:,} tokens of the window of training"
     if loaded.get("adds_tokens"):
         yield "the tokenizer adds tokens, such as BOS, to each document; as in lm-eval they are scored too"
@@ -154,7 +150,7 @@ def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
     yield from mixture(manifest)
 
 
-def windows_text(run: Run) -> str:
+def _windows(run: Run) -> str:
     """Describe how documents were cut."""
     window = (run.manifest.get("facts") or {}).get("window")
     stride = run.manifest["specification"]["windows"]["stride"]
@@ -175,41 +171,26 @@ _WIDTH, _HEIGHT = 6.4, 3.6
 
 
 def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-    """Return a figure for each group of runs on the same documents.
-
-    Args:
-        runs: finished runs; their order is that of colours.
-        names: a unique name for each.
-    """
+    """Return a figure for each group of runs on the same documents; their order is that of colours."""
     groups: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         specification = run.manifest["specification"]
         groups.setdefault(json.dumps([specification["documents"], specification["limit"]]), []).append(place)
-    found = []
+    figures = []
     for places in groups.values():
         members, named = [runs[place] for place in places], [names[place] for place in places]
         name = f"bits-per-byte-{members[0].manifest['id']}" if len(groups) > 1 else "bits-per-byte"
         words = f"Bits per byte by position in the context window: {', '.join(named)}."
-        found.append(RunFigure(name, words, partial(draw_positions, members, named)))
-    return found
+        figures.append(RunFigure(name, words, partial(draw_positions, members, named)))
+    return figures
 
 
 def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
-    """Draw bits per byte by position, a line with a 95 % band for each run.
-
-    Args:
-        runs: finished runs.
-        names: a name for each, in the legend.
-        path: a .png, .pdf or .svg file.
-
-    Raises:
-        UsageError: the file is none of these.
-        RunError: a table is damaged, or the file cannot be written.
-    """
-    lines = wrapped("\n".join(_figure_notes(runs)), _WIDTH)
+    """Draw bits per byte by position into a .png, .pdf or .svg file, a line with a 95 % band for each run."""
+    lines = wrapped(_figure_notes(runs), _WIDTH)
     figure = new_figure(_WIDTH, _HEIGHT + notes_height(lines))
     panel = figure.subplots()
-    for number, (name, bins) in enumerate(zip(names, position_bins(runs, _MOST), strict=True)):
+    for number, (name, bins) in enumerate(zip(names, _position_bins(runs, _MOST), strict=True)):
         _draw(panel, number, short_name(name), bins)
     for window in sorted({window for run in runs if (window := _marked(run))}):
         panel.axvline(window, color=GREY, linewidth=0.9, linestyle=":", zorder=1)
@@ -227,38 +208,38 @@ def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> Non
 
 
 def _draw(panel: Axes, number: int, name: str, bins: Sequence[PositionBin]) -> None:
-    kept = [one for one in bins if one.bits_per_byte is not None]
-    middles = np.array([(one.first + one.last) / 2 for one in kept])
-    values = np.array([one.bits_per_byte for one in kept], float)
+    kept = [bin for bin in bins if bin.bits_per_byte is not None]
+    middles = np.array([(bin.first + bin.last) / 2 for bin in kept])
+    values = np.array([bin.bits_per_byte for bin in kept], float)
     look = line_look(number)
     panel.plot(middles, values, label=name, linewidth=1.5, markersize=3.5, linestyle=dashes(number), **look)
-    halves = np.array([_half(one) for one in kept])
+    halves = np.array([_half(bin) for bin in kept])
     known = ~np.isnan(halves)
     low = np.maximum(values - halves, 0.0)
     panel.fill_between(middles, low, values + halves, where=known, color=look["color"], alpha=0.15, lw=0)
 
 
-def _half(one: PositionBin) -> float:
+def _half(bin: PositionBin) -> float:
     """Return half of the width of a bin's 95 % interval; NaN of one document."""
-    if one.stderr is None or one.freedom is None:
-        return float("nan")
-    return t_quantile((1 + CONFIDENCE) / 2, one.freedom) * one.stderr
+    if bin.stderr is None or bin.freedom is None:
+        return math.nan
+    return t_quantile((1 + CONFIDENCE) / 2, bin.freedom) * bin.stderr
 
 
 def _marked(run: Run) -> int | None:
     """Return the window of training, if positions are past it."""
-    window = original_window(run)
+    window = _original_window(run)
     return window if window and run.stored["positions"][-1]["first"] > window else None
 
 
-def _figure_notes(runs: Sequence[Run]) -> list[str]:
+def _figure_notes(runs: Sequence[Run]) -> str:
     """Return what the documents, the bands and the dotted line are."""
     whole, texts = runs[0].stored["whole"], ", ".join(runs[0].manifest["documents"])
-    found = [f"{texts}: {counted(whole['n'], 'document')}, {whole['bytes']:,} bytes."]
+    sentences = [f"{texts}: {counted(whole['n'], 'document')}, {whole['bytes']:,} bytes."]
     if whole["n"] == 1:
-        found.append("One document, so there are no bands.")
+        sentences.append("One document, so there are no bands.")
     else:
-        found.append("Bands: 95 % intervals over documents, none where one document remains.")
-        found += ["They are of each line alone; a paired comparison is sharper."] if len(runs) > 1 else []
-    found += ["Dotted: the window of training."] if any(map(_marked, runs)) else []
-    return [" ".join(found)]
+        sentences.append("Bands: 95 % intervals over documents, none where one document remains.")
+        sentences += ["They are of each line alone; a paired comparison is sharper."] if len(runs) > 1 else []
+    sentences += ["Dotted: the window of training."] if any(map(_marked, runs)) else []
+    return " ".join(sentences)

@@ -38,42 +38,36 @@ def token_bytes(text: str, spans: NDArray[np.int64], added: NDArray[np.bool_], p
         added: [tokens] whether the tokenizer added it; it has no bytes unless no other token has.
         pieces: [tokens] the tokens as the vocabulary spells them.
     """
-    found = np.zeros(len(spans), np.int64)
-    own = np.flatnonzero(~(added & (spans[:, 0] == spans[:, 1])))
-    if not len(own):
-        found[:1] = len(text.encode())
-        return found
-    spelled = [pieces[token] for token in own.tolist()]
+    sizes = np.zeros(len(spans), np.int64)
+    kept = np.flatnonzero(~(added & (spans[:, 0] == spans[:, 1])))
+    if not len(kept):
+        sizes[:1] = len(text.encode())
+        return sizes
+    spelled = [pieces[token] for token in kept.tolist()]
     if "".join(spelled) == text.encode().decode("latin-1").translate(_SPELLING):
-        found[own] = [len(piece) for piece in spelled]
-        return found
+        sizes[kept] = [len(piece) for piece in spelled]
+        return sizes
     offsets = _byte_offsets(text)
-    starts, stops = spans[own, 0], np.maximum.accumulate(spans[own, 1])
+    starts, stops = spans[kept, 0], np.maximum.accumulate(spans[kept, 1])
     # A token that begins before the end of an earlier one shares a character with it; so does one without characters
-    fresh = np.ones(len(own), bool)
-    fresh[1:] = (starts[1:] >= stops[:-1]) & (spans[own[1:], 0] < spans[own[1:], 1])
+    fresh = np.ones(len(kept), bool)
+    fresh[1:] = (starts[1:] >= stops[:-1]) & (spans[kept[1:], 0] < spans[kept[1:], 1])
     firsts = np.flatnonzero(fresh)
-    ends = offsets[stops[np.append(firsts[1:], len(own)) - 1]]
+    ends = offsets[stops[np.append(firsts[1:], len(kept)) - 1]]
     ends[-1] = offsets[-1]
     begins = np.concatenate(([0], ends[:-1]))
-    counts = np.diff(np.append(firsts, len(own)))
+    counts = np.diff(np.append(firsts, len(kept)))
     alone = counts == 1
-    found[own[firsts[alone]]] = (ends - begins)[alone]
+    sizes[kept[firsts[alone]]] = (ends - begins)[alone]
     for group in np.flatnonzero(~alone):
-        members = own[firsts[group] : firsts[group] + counts[group]]
+        members = kept[firsts[group] : firsts[group] + counts[group]]
         total, gap = int(ends[group] - begins[group]), int(offsets[starts[firsts[group]]] - begins[group])
-        found[members] = _shared([pieces[member] for member in members], total, gap)
-    return found
+        sizes[members] = _shared([pieces[member] for member in members], total, gap)
+    return sizes
 
 
 def encoding_bytes(text: str, encoding: Any, tokenizer: Any) -> Counts:
-    """Return the bytes of each token of a tokenizer's encoding; see `token_bytes`.
-
-    Args:
-        text: the text.
-        encoding: with offsets and the mask of special tokens.
-        tokenizer: the tokenizer.
-    """
+    """Return the bytes of each token of an encoding that has offsets and the mask of special tokens: `token_bytes`."""
     spans = np.asarray(encoding["offset_mapping"], np.int64).reshape(-1, 2)
     added = np.asarray(encoding["special_tokens_mask"], bool)
     return token_bytes(text, spans, added, tokenizer.convert_ids_to_tokens(encoding["input_ids"]))
@@ -87,13 +81,7 @@ def _byte_offsets(text: str) -> Counts:
 
 
 def _shared(pieces: Sequence[str], total: int, gap: int) -> list[int]:
-    """Share bytes among tokens that have a character in common.
-
-    Args:
-        pieces: the tokens as the vocabulary spells them.
-        total: bytes of all of them.
-        gap: those before their first character, which only some vocabularies spell.
-    """
+    """Share all bytes of tokens that have a character in common; only some vocabularies spell the gap before it."""
     # Byte-level vocabularies spell each byte as one character; others spell characters, or single bytes
     for sizes in ([len(piece) for piece in pieces], [_spelled(piece) for piece in pieces]):
         if sum(sizes) == total:
@@ -146,26 +134,20 @@ def windows_of(document: TextDocument, tokenizer: Any, settings: WindowSettings)
     Raises:
         ScoringError: the document has no tokens.
     """
-    tokens, sizes = encoded(document, tokenizer, settings.prefix_text)
-    found: list[TextWindow] = []
+    tokens, sizes = _encoded(document, tokenizer, settings.prefix_text)
+    windows: list[TextWindow] = []
     for start, context, stop in spans(len(tokens), settings.window, settings.stride):
         first = start + context  # the first scored token; the window before it begins with the prefix if start is -1
         sequence = tokens[max(start, 0) : stop]
         if start < 0:
             sequence = np.concatenate((np.array([settings.prefix_id], np.int32), sequence))
         last = stop == len(tokens)
-        found.append(TextWindow(document.number, len(found), last, context, sequence, sizes[first:stop]))
-    return found
+        windows.append(TextWindow(document.number, len(windows), last, context, sequence, sizes[first:stop]))
+    return windows
 
 
 def spans(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (first token, tokens of context, end) of the windows of a document; the prefix is token -1.
-
-    Args:
-        tokens: length of the document.
-        window: see `WindowSettings`.
-        stride: see `WindowSettings`.
-    """
+    """Yield (first token, tokens of context, end) of the windows of a document of so many tokens; prefix: token -1."""
     done = min(window, tokens)
     if done:
         yield -1, 1, done
@@ -176,12 +158,8 @@ def spans(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int
         done = stop
 
 
-def encoded(document: TextDocument, tokenizer: Any, prefix_text: str) -> tuple[Ints, Ints]:
-    """Return a document's tokens and their bytes, [tokens] each.
-
-    Raises:
-        ScoringError: see `windows_of`.
-    """
+def _encoded(document: TextDocument, tokenizer: Any, prefix_text: str) -> tuple[Ints, Ints]:
+    """Return a document's tokens and their bytes, [tokens] each."""
     encoding = tokenizer(
         document.text,
         add_special_tokens=not document.text.startswith(prefix_text),
@@ -220,12 +198,7 @@ class PositionRow(NamedTuple):
 
 
 def rows_of(window: TextWindow, logprobs: NDArray[np.float32]) -> list[PositionRow]:
-    """Return the rows of a window.
-
-    Args:
-        window: the window.
-        logprobs: [length] of its tokens; those of the context are not read.
-    """
+    """Return the rows of a window from the log-probabilities of its tokens, [length]; of the context none is read."""
     bins = (np.arange(window.context, len(window.tokens)) - 1) // WIDTH
     first = int(bins[0])
     tokens = np.bincount(bins - first)

@@ -1,44 +1,112 @@
 """The loop that keeps workers busy: which worker gets which batch, what came back, and what was lost.
 
-In: jobs and a cluster. Out: their outcomes. The driver is the only writer of the run folders. A batch is in the journal
-before it counts as delivered, so that whatever is lost is computed again: by another worker, or by the next driver.
+In: jobs and options of a cluster. Out: their outcomes (`ClusterRunner`). The driver is the only writer of the run
+folders. A batch is in the journal before it counts as delivered, so that whatever is lost is computed again: by another
+worker, or by the next driver. A worker that is frozen, or exceeds the deadline of a batch, is replaced.
 """
 
 from __future__ import annotations
 
 import time
 import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any
 
 from evalkit.benchmarks.registry import benchmark
+from evalkit.benchmarks.remembered import remembering
+from evalkit.benchmarks.session import finished
 from evalkit.display import Progress
-from evalkit.errors import EvalkitError
+from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import counted
-from evalkit.runs.columns import from_bytes, rows_digest
+from evalkit.runs.columns import from_bytes
 from evalkit.studies.cluster.job_queue import JobQueue
-from evalkit.studies.cluster.ray_cluster import IN_HANDS
+from evalkit.studies.cluster.ray_cluster import IN_HANDS, ClusterOptions, RayCluster, WorkerLostError, connected
 from evalkit.studies.cluster.scheduling import CheckpointLoad, choose_checkpoint
-from evalkit.studies.cluster.tracked_job import MOST_DEATHS, Flight, TrackedJob, label_of
+from evalkit.studies.cluster.tracked_job import MOST_DEATHS, Flight, TrackedJob
 from evalkit.studies.cluster.worker import ComputedBatch, PreparedRun, WorkerFailure
-from evalkit.studies.cluster.worker_pool import WorkerAnswer, WorkerHandle, WorkerPool
-from evalkit.studies.engines import Outcome
+from evalkit.studies.cluster.worker_pool import WorkerCall, WorkerHandle, WorkerPool
+from evalkit.studies.planning import Job
+from evalkit.studies.running import Outcome, why_failed
 
 _TICK, _PLANNING_TICK = 0.5, 0.02
 """Seconds that the loop waits for an answer at most; the second while something is planned."""
 _TRACE_LINES = 6
 
 
-class Driver:
-    """The loop. It gives the workers of a pool the jobs of a queue."""
+@dataclass(frozen=True)
+class ClusterRunner:
+    """A `JobRunner` on the workers of a cluster."""
 
-    def __init__(self, pool: WorkerPool, queue: JobQueue, progress: Progress) -> None:
-        self._pool = pool
-        self._queue = queue
+    options: ClusterOptions
+
+    def __call__(
+        self, jobs: Sequence[Job], progress: Progress, done: Callable[[Outcome], None] = lambda _: None
+    ) -> list[Outcome]:
+        """See `JobRunner`. Finished runs need no cluster."""
+        outcomes: dict[int, Outcome] = {}
+        for place, job in enumerate(jobs):
+            if (outcome := _finished(job, progress)) is not None:
+                outcomes[place] = outcome
+                done(outcome)
+        left = [place for place in range(len(jobs)) if place not in outcomes]
+        if left:
+            outcomes |= zip(left, self._computed([jobs[place] for place in left], progress, done), strict=True)
+        return [outcomes[place] for place in range(len(jobs))]
+
+    def _computed(self, jobs: list[Job], progress: Progress, done: Callable[[Outcome], None]) -> list[Outcome]:
+        options = self.options
+        devices = {job.plan.request.model.device for job in jobs}
+        if numbered := [device for device in devices if ":" in device]:
+            raise UsageError(
+                f"--device {numbered[0]}: workers are given their GPUs; name none of them, only auto, cpu or cuda"
+            )
+        with remembering(), connected(options, "cpu" if devices == {"cpu"} else "auto") as cluster:
+            if options.address and options.address.startswith("ray://"):
+                progress.say(
+                    "connected by Ray Client: if this connection breaks, the run ends (finished batches are saved); "
+                    "submit the command as a Ray job, or run it on the head node (docs/scale.md)"
+                )
+            room = cluster.capacity()
+            short = f", which is all that there is room for: the cluster has {cluster.describe()}"
+            lacks = options.workers is not None and room < options.workers
+            progress.say(f"{counted(room, 'worker')} of {cluster.needs}{' each' * (room != 1)}{short * lacks}")
+            return Driver(cluster, jobs, progress, done, options.ship, bool(cluster.needs.gpus)).run()
+
+
+def _finished(job: Job, progress: Progress) -> Outcome | None:
+    """Return the outcome of a finished run, or of one that is damaged; None if it is to be computed."""
+    try:
+        return None if finished(job.plan, progress.say) is None else Outcome(job, "finished")
+    except Exception as error:
+        return Outcome(job, "failed", why_failed(error))
+
+
+class Driver:
+    """The loop.
+
+    Args:
+        cluster: the connected cluster.
+        jobs: the runs.
+        progress: receives messages and progress.
+        done: called with each outcome.
+        ship: whether checkpoints are sent to the workers.
+        gpus: whether workers have GPUs.
+    """
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        jobs: Sequence[Job],
+        progress: Progress,
+        done: Callable[[Outcome], None] = lambda _: None,
+        ship: bool = False,
+        gpus: bool = False,
+    ) -> None:
+        self.pool = WorkerPool(cluster, progress.say)
+        self.queue = JobQueue(jobs, progress, done, cluster.put if ship else None, gpus)
         self._progress = progress
-        self._shipped: dict[str, Any] = {}
-        """Checkpoint → reference to its files in the cluster."""
         self._loading: list[float] = []
         """Seconds that checkpoints took to load."""
         self._said: set[str] = set()
@@ -51,80 +119,89 @@ class Driver:
         """Complete the jobs; see `JobRunner`."""
         error: BaseException = EvalkitError("the run was ended")
         try:
-            while not self._queue.is_empty:
-                self._queue.open(len(self._pool.workers))
-                self._pool.keep()
+            while not self.queue.is_empty:
+                self.queue.open(len(self.pool.workers))
+                self.pool.keep()
+                for worker, why in self.pool.overdue():
+                    self._lose(worker, why)
                 self._check_able()
                 self._give_work()
-                self._report_overdue()
-                for answer in self._pool.answers(_PLANNING_TICK if self._queue.is_busy else _TICK):
-                    self._take(answer)
-                self._take_written()
-                self._queue.advance(self._pool.holding)
+                for call, answer in self.pool.answers(_PLANNING_TICK if self.queue.is_busy else _TICK):
+                    self._take(call, answer)
+                self._report_written()
+                self.queue.advance(self.pool.holding)
         except BaseException as caught:
             error = caught
             raise
         finally:
-            self._pool.close()
-            self._queue.close(error)
-        return self._queue.outcomes()
+            self.pool.close()
+            self.queue.close(error)
+        return self.queue.outcomes()
 
     def _check_able(self) -> None:
         """End jobs that no worker can prepare; split batches that no worker has memory for."""
-        usable = [worker.number for worker in self._pool.usable]
-        if self._pool.may_grow or not usable:
+        usable = [worker.number for worker in self.pool.usable]
+        if self.pool.may_grow or not usable:
             return
-        for job in self._queue.jobs:
+        for job in self.queue.jobs:
             if job.phase not in ("unprepared", "planning", "computing"):
                 continue
             able = [number for number in usable if number not in job.refusals]
             if not able:
-                self._queue.end(job, "failed", list(job.refusals.values())[-1])
+                self.queue.end(job, "failed", list(job.refusals.values())[-1])
             for flight in job.ready:
                 if flight.short and not flight.split and flight.short.issuperset(able):
                     flight.split = True
-                    self._say_once(f"no worker has memory for {label_of(flight.batch)} of {job.label}; it is split")
+                    self._say_once(f"no worker has memory for {flight} of {job.label}; it is split")
 
     def _give_work(self) -> None:
         """Give every worker with a free hand its next batch, one each in turn."""
         given, self._is_nothing_left = True, False
         while given:
-            free = [one for one in self._pool.workers if one.is_ready and len(one.flights) < IN_HANDS]
+            free = [one for one in self.pool.usable if not one.preparing and len(one.flights) < IN_HANDS]
             # Every one of them, so that the work is spread
             given = sum(self._give(worker) for worker in free) > 0
 
     def _give(self, worker: WorkerHandle) -> bool:
         """Give a worker something to do; return whether there was something."""
-        if any(flight.is_suspect for _, flight in worker.flights):
+        if any(flight.deaths for _, flight in worker.flights) or (job := self._choose(worker)) is None:
             return False
-        job = self._choose(worker)
-        if job is None:
-            return not worker.flights and self._give_overdue(worker)
         if job.number not in worker.prepared:
             # Not before its last batch is back: the checkpoint of that batch may be unloaded
-            if not worker.flights:
-                self._prepare(worker, job)
-            return not worker.flights
-        flight = _next_flight(worker, job)
-        if flight is not None:
-            self._send(worker, job, flight)
-        return flight is not None
+            if worker.flights:
+                return False
+            if worker.model != job.model:
+                worker.prepared.clear()
+                worker.model = job.model
+            worker.preparing = job
+            self.pool.call(WorkerCall(worker, job, None), "prepare", job.name, job.recipe, job.shipped)
+            return True
+        for flight in job.ready:
+            if flight.fits(worker.number) and not (flight.deaths and worker.flights):
+                job.ready.remove(flight)
+                job.in_hands.add(flight.batch.key)
+                worker.flights.append((job, flight))
+                arguments = job.name, worker.sent, flight.batch, flight.split
+                self.pool.call(WorkerCall(worker, job, flight), "compute", *arguments)
+                worker.sent += 1
+                return True
+        return False
 
     def _choose(self, worker: WorkerHandle) -> TrackedJob | None:
         """Return the job that a worker goes on with."""
         number = worker.number
-        own = self._queue.by_model.get(worker.model or "", [])
-        members = [job for job in own if job.has_work_for(number)]
+        loaded = self.queue.by_model.get(worker.model or "", [])
+        members = [job for job in loaded if job.has_work_for(number)]
         # A worker keeps its checkpoint, so that the others are not looked at for every batch
         if not members:
-            if any(job.has_more and number not in job.refusals for job in own):
+            if any(job.has_more and number not in job.refusals for job in loaded):
                 return None  # more of its checkpoint is being planned
             if self._is_nothing_left and number not in self._particular:
                 return None
             works = {
-                model: found
-                for model, jobs in self._queue.by_model.items()
-                if (found := [job for job in jobs if job.has_work_for(number)])
+                model: able
+                for model, jobs in self.queue.by_model.items()
+                if (able := [job for job in jobs if job.has_work_for(number)])
             }
             loads = {model: self._load(worker, model, jobs) for model, jobs in works.items()}
             chosen = choose_checkpoint(None, loads, fmean(self._loading) if self._loading else 0.0)
@@ -141,105 +218,53 @@ class Driver:
         known = [one for one in seconds if one is not None]
         others = sum(
             other is not worker and other.model == model and any(job.has_work_for(other.number) for job in jobs)
-            for other in self._pool.workers
+            for other in self.pool.workers
         )
         whole = sum(known) if len(known) == len(seconds) else None
         return CheckpointLoad(sum(job.left for job in jobs), others, whole)
 
-    def _give_overdue(self, worker: WorkerHandle) -> bool:
-        """Give an idle worker a batch that another one does not return."""
-        now = time.monotonic()
-        for job in self._queue.jobs:
-            if job.phase != "computing" or worker.number in job.refusals:
-                continue
-            for flight in job.flights.values():
-                taken = flight.is_suspect or worker.number in flight.workers | flight.short
-                if taken or not job.is_overdue(flight, now):
-                    continue
-                if job.number in worker.prepared:
-                    self._progress.say(f"{label_of(flight.batch)} of {job.label} is overdue; {worker} computes it too")
-                    self._send(worker, job, flight)
-                else:
-                    # Only one worker loads the checkpoint for it
-                    flight.sent = now
-                    self._prepare(worker, job)
-                return True
-        return False
-
-    def _report_overdue(self) -> None:
-        """Say which batches take long, where no other worker computes them too."""
-        now = time.monotonic()
-        for worker in self._pool.workers:
-            for job, flight in worker.flights[:1]:
-                if len(flight.workers) == 1 and job.is_overdue(flight, now):
-                    self._say_once(f"{label_of(flight.batch)} of {job.label} is overdue; {worker} computes it")
-
-    def _prepare(self, worker: WorkerHandle, job: TrackedJob) -> None:
-        if worker.model != job.model:
-            worker.prepared.clear()
-            worker.model = job.model
-        worker.preparing = job
-        self._pool.call(worker, job, None, "prepare", job.name, job.recipe, self._shipped_checkpoint(job))
-
-    def _shipped_checkpoint(self, job: TrackedJob) -> Any:
-        """Return a reference to a checkpoint's files in the cluster; None if workers find the checkpoint themselves."""
-        if job.shipped is not None:
-            needed = {one.model for one in self._queue.jobs if one.phase not in ("waiting", "ended")}
-            self._shipped = {model: one for model, one in self._shipped.items() if model in needed}
-            if job.model not in self._shipped:
-                self._shipped[job.model] = self._pool.put(job.shipped)
-            job.shipped = None
-        return self._shipped.get(job.model)
-
-    def _send(self, worker: WorkerHandle, job: TrackedJob, flight: Flight) -> None:
-        flight.workers.add(worker.number)
-        flight.sent = time.monotonic()
-        job.flights[flight.batch.key] = flight
-        worker.flights.append((job, flight))
-        self._pool.call(worker, job, flight, "compute", job.name, worker.sent, flight.batch, flight.split)
-        worker.sent += 1
-
-    def _take(self, answer: WorkerAnswer) -> None:
-        worker, job, content = answer.worker, answer.job, answer.content
-        if answer.lost:
-            self._take_loss(worker, answer.lost)
+    def _take(self, call: WorkerCall, answer: PreparedRun | ComputedBatch | WorkerFailure | WorkerLostError) -> None:
+        worker, job, flight = call
+        if isinstance(answer, WorkerLostError):
+            self._lose(worker, str(answer))
             return
-        for line in content.said:
+        for line in answer.said:
             self._say_once(line)
-        if isinstance(content, WorkerFailure):
-            for line in content.trace.rstrip().splitlines()[-_TRACE_LINES:]:
+        if isinstance(answer, WorkerFailure):
+            for line in answer.trace.rstrip().splitlines()[-_TRACE_LINES:]:
                 self._progress.say(f"  {line}")
-            if content.reason == "crashed":
-                for _ in self._pool.remove(worker, content.message):
-                    self._take_loss(worker, content.message)
+            if answer.reason == "crashed":
+                self._lose(worker, answer.message)
                 return
-        if answer.flight is None:
-            self._take_prepared(worker, job, content)
-        else:
-            self._take_batch(worker, job, answer.flight, content)
+        assert job is not None
+        if flight is None and not isinstance(answer, ComputedBatch):
+            self._take_prepared(worker, job, answer)
+        elif flight is not None and not isinstance(answer, PreparedRun):
+            self._take_batch(worker, job, flight, answer)
 
-    def _take_loss(self, worker: WorkerHandle, why: str) -> None:
-        """Give the work of a worker that is gone to others."""
-        if worker.preparing is not None:
-            job = worker.preparing
+    def _lose(self, worker: WorkerHandle, why: str) -> None:
+        """Give up a worker, and give its work to others."""
+        self.pool.remove(worker, why)
+        if (job := worker.preparing) is not None:
             self._progress.say(f"{worker} was lost while it loaded {job.label} ({why})")
             job.count_loss(worker.host, time.monotonic())
             if job.losses >= MOST_DEATHS:
                 message = f"workers were lost {MOST_DEATHS} times while they loaded it, the last one: {why}"
-                self._queue.end(job, "failed", message)
+                self.queue.end(job, "failed", message)
+        elif not worker.flights:
+            self._progress.say(f"{worker} was lost ({why})")
         for place, (job, flight) in enumerate(worker.flights):
-            flight.workers.discard(worker.number)
             if not place:  # a worker computes in order, so it was at the first one
-                self._progress.say(f"{worker} was lost at {label_of(flight.batch)} of {job.label} ({why})")
+                self._progress.say(f"{worker} was lost at {flight} of {job.label} ({why})")
                 flight.deaths += 1
             if job.phase == "ended":
                 continue
             if flight.deaths >= MOST_DEATHS:
-                message = f"{label_of(flight.batch)} ended {MOST_DEATHS} workers, the last one: {why}"
-                self._queue.end(job, "failed", message)
+                self.queue.end(job, "failed", f"{flight} ended {MOST_DEATHS} workers, the last one: {why}")
             else:
                 job.put_back(flight)
-        self._pool.show_log(worker)
+        for line in self.pool.log_of(worker):
+            self._progress.say(f"  its log: {line}")
 
     def _take_prepared(self, worker: WorkerHandle, job: TrackedJob, answer: PreparedRun | WorkerFailure) -> None:
         worker.preparing = None
@@ -249,18 +274,13 @@ class Driver:
             # It may have unloaded what it had, and has nothing instead
             worker.model = None
             worker.prepared.clear()
-            others = any(one.number not in job.refusals for one in self._pool.usable) or self._pool.may_grow
+            others = any(one.number not in job.refusals for one in self.pool.usable) or self.pool.may_grow
             if others and job.phase != "ended":
                 self._progress.say(f"{worker} is refused for {job.label}: {answer.message}")
             return
         worker.prepared.add(job.number)
         job.losses = 0
         self._loading.append(answer.seconds)
-        self._check_kind(worker, job, answer)
-        self._queue.prepared(job, answer)
-
-    def _check_kind(self, worker: WorkerHandle, job: TrackedJob, answer: PreparedRun) -> None:
-        """Warn if workers of a job round differently."""
         kind = answer.prepared.place.kind
         if job.kinds and kind not in job.kinds:
             known = " and ".join(" ".join(one) for one in sorted(job.kinds))
@@ -269,23 +289,22 @@ class Driver:
                 "differently; manifest.json lists the batches of each"
             )
         job.kinds.add(kind)
+        self.queue.prepared(job, answer)
 
     def _take_batch(
         self, worker: WorkerHandle, job: TrackedJob, flight: Flight, answer: ComputedBatch | WorkerFailure
     ) -> None:
         worker.flights = [one for one in worker.flights if one[1] is not flight]
-        flight.workers.discard(worker.number)
+        worker.busy = 0.0
         if job.phase == "ended":
             return
-        if isinstance(answer, ComputedBatch) and (answer.task, answer.number) != flight.batch.key:
-            raise AssertionError(f"an answer for batch {answer.number} of {answer.task} came for another batch")
         if isinstance(answer, ComputedBatch) and zlib.crc32(answer.rows) == answer.checksum:
             self._deliver(job, flight, answer, worker)
         elif isinstance(answer, ComputedBatch):
-            self._progress.say(f"{label_of(flight.batch)} of {job.label} was damaged on the way; it is computed again")
+            self._progress.say(f"{flight} of {job.label} was damaged on the way; it is computed again")
             job.put_back(flight)
         elif answer.reason == "refused":
-            self._queue.end(job, "failed", answer.message)
+            self.queue.end(job, "failed", answer.message)
         else:
             flight.short.add(worker.number)
             self._particular.add(worker.number)
@@ -293,58 +312,33 @@ class Driver:
             job.put_back(flight)
 
     def _deliver(self, job: TrackedJob, flight: Flight, answer: ComputedBatch, worker: WorkerHandle) -> None:
-        """Store a batch, unless it was delivered before."""
-        key, batch = flight.batch.key, flight.batch
+        """Have a batch stored, unless no worker is expected to return it any more."""
+        batch, run = flight.batch, job.run
+        if (answer.task, answer.number) != batch.key:
+            raise AssertionError(f"an answer for batch {answer.number} of {answer.task} came for another batch")
+        if batch.key not in job.in_hands or run is None:
+            return
         try:
-            rows = from_bytes(answer.rows, benchmark(job.job.plan.manifest["kind"]).row)
+            rows = from_bytes(answer.rows, benchmark(job.kind).row)
         except ValueError as error:
-            self._queue.end(job, "failed", f"{label_of(batch)}: {worker} returned rows of another form: {error}")
+            self.queue.end(job, "failed", f"{flight}: {worker} returned rows of another form: {error}")
             return
-        digest, before = rows_digest(rows), job.digest_of(key)
-        if before is not None:
-            if before != digest:
-                self._progress.say(
-                    f"warning: {label_of(batch)} of {job.label} was computed twice, and the rows of {worker} differ; "
-                    "the first ones are kept"
-                )
-            return
-        assert job.run is not None
-        job.accept(flight, digest)
-        store = partial(job.run.store, batch, rows, answer.seconds, answer.place, answer.rows)
-        self._queue.writer.write(job, flight, answer, store)
-        busy = sum(bool(one.flights) or one is worker for one in self._pool.workers)
+        store = partial(run.store, batch, rows, answer.seconds, answer.place, answer.rows)
+        self.queue.write(job, flight, answer.seconds, store)
+        busy = sum(bool(one.flights) or one is worker for one in self.pool.workers)
         self._progress.task(f"{counted(busy, 'worker')}: {job.label}, {batch.task}")
 
-    def _take_written(self) -> None:
-        """Count the batches that have reached the disk; a job whose journal cannot be written fails."""
-        for one in self._queue.writer.written():
-            job = one.job
-            if job.phase == "ended":
-                continue
-            if isinstance(one.error, EvalkitError):
-                self._queue.end(job, "failed", str(one.error), one.error)
-                continue
-            if one.error is not None:
-                raise one.error
-            assert job.run is not None
-            job.deliver(one.flight, one.answer.seconds)
-            holding = self._pool.holding
-            self._queue.estimate(holding, len(self._pool.usable), self._loading)
-            self._progress.advance(0.0, one.flight.batch.documents)
-            left = job.seconds_left
-            hands = max(1, holding[job.model])
-            job.run.report(job.done / job.total if job.total else 1.0, None if left is None else left / hands)
+    def _report_written(self) -> None:
+        """Report the batches that have reached the disk."""
+        for job, flight in self.queue.written():
+            holding = self.pool.holding
+            self.queue.estimate(len(self.pool.usable))
+            self._progress.advance(0.0, flight.batch.documents)
+            left, hands = job.seconds_left, max(1, holding[job.model])
+            if job.run is not None:
+                job.run.report(job.done / job.total if job.total else 1.0, None if left is None else left / hands)
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:
             self._said.add(line)
             self._progress.say(line)
-
-
-def _next_flight(worker: WorkerHandle, job: TrackedJob) -> Flight | None:
-    """Return the next batch for a worker; a suspect only if it has no other batch."""
-    for flight in job.ready:
-        if job.may_take(worker.number, flight) and not (flight.is_suspect and worker.flights):
-            job.ready.remove(flight)
-            return flight
-    return None

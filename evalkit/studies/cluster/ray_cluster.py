@@ -68,13 +68,7 @@ class WorkerLostError(Exception):
 
 
 class RayCluster:
-    """A connected cluster. Use `connected`.
-
-    Args:
-        needs: resources of a worker.
-        options: whose `workers` is the largest number of workers.
-        share: share of its machine's memory that a worker may use.
-    """
+    """A connected cluster. Use `connected`."""
 
     def __init__(self, needs: Needs, options: ClusterOptions, share: float) -> None:
         import ray
@@ -112,7 +106,7 @@ class RayCluster:
             time.sleep(_LOOK)
 
     def describe(self) -> str:
-        """Return the resources of the cluster for messages."""
+        """Return the resources of the cluster, for messages."""
         return described(self._ray.cluster_resources())
 
     def describe_free(self) -> str:
@@ -159,12 +153,7 @@ class RayCluster:
             raise WorkerLostError(_reason(error)) from error
 
     def log_of(self, actor: str, file: str) -> list[str]:
-        """Return the last lines of a worker's standard error, if they can be read from here.
-
-        Args:
-            actor: Ray's id of the worker.
-            file: the file on the worker's machine.
-        """
+        """Return the last lines of a worker's standard error, if its file or the cluster's dashboard has them."""
         with suppress(OSError, ValueError):
             if file and Path(file).is_file():
                 return _last_lines(Path(file).read_text(encoding="utf-8", errors="replace"))
@@ -182,7 +171,7 @@ def connected(options: ClusterOptions, device: str) -> Iterator[RayCluster]:
 
     Args:
         options: which workers are used.
-        device: `--device` of the runs; "cpu" asks for no GPUs.
+        device: "cpu" asks for no GPUs.
 
     Raises:
         UsageError: Ray is not installed, or the cluster has not the resources that are asked for.
@@ -203,18 +192,21 @@ def connected(options: ClusterOptions, device: str) -> Iterator[RayCluster]:
                 connect(ray, options.address)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
-            needs = needs_of(_machines(ray), options.workers, options.worker_cpus, options.worker_gpus, device)
-            share = needs.gpus if needs.gpus else needs.cpus / max(_most_cpus(ray), 1)
+            machines = _machines(ray)
+            needs = needs_of(machines, options.workers, options.worker_cpus, options.worker_gpus, device)
+            most_cpus = max((machine.get("CPU", 1) for machine in machines), default=1)
+            share = needs.gpus if needs.gpus else needs.cpus / max(most_cpus, 1)
             cluster = RayCluster(needs, options, min(1.0, share))
-            if options.address is None and (count := cluster.capacity()) < (options.workers or 1):
+            count, advice = cluster.capacity(), "see --worker-cpus and --worker-gpus"
+            if options.address is None and count < (options.workers or 1):
                 raise UsageError(
                     f"this machine has {cluster.describe()}: room for {counted(count, 'worker')} of {needs}, not "
-                    f"for {options.workers}; see --worker-cpus and --worker-gpus"
+                    f"for {options.workers}; {advice}"
                 )
-            if not cluster.capacity():
+            if not count:
                 raise UsageError(
                     f"no machine of the cluster has room for a worker: each needs {needs}, and the cluster has "
-                    f"{cluster.describe()}; see --worker-cpus and --worker-gpus"
+                    f"{cluster.describe()}; {advice}"
                 )
             yield cluster
         finally:
@@ -242,10 +234,6 @@ class _WithoutRay(io.TextIOBase):
 
 _RAYS = re.compile(r"\((raylet|autoscaler|gcs_server|\w+ pid=\d+)[^)]*\)")
 """Beginning of a message of Ray."""
-
-
-def _most_cpus(ray: Any) -> float:
-    return float(max((one.get("CPU", 1) for one in _machines(ray)), default=1))
 
 
 def _machines(ray: Any) -> list[dict[str, float]]:

@@ -1,7 +1,8 @@
 """The process of a worker: it holds one checkpoint and computes planned batches of any benchmark.
 
 In: recipes of runs, and batches. Out: their rows as bytes with a checksum, or a `WorkerFailure`. No method raises, so
-that a lost worker cannot be mistaken for an error of a document. Nothing here depends on Ray.
+that a lost worker cannot be mistaken for an error of a document. Nothing here depends on Ray. Machines that share no
+file system with the driver get copies of small checkpoints, whose fingerprint is checked as any other's.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Condition
@@ -25,14 +26,18 @@ from evalkit import __version__
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Computer
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.session import Prepared, check_loaded, load_checked
-from evalkit.errors import EvalkitError, OutOfMemoryError
+from evalkit.errors import CheckpointError, EvalkitError, OutOfMemoryError
+from evalkit.models.files import GENERATION_CONFIG, weight_indexes
+from evalkit.models.locate import Checkpoint
 from evalkit.models.spec import ModelSpec
+from evalkit.paths import temporary_folder
 from evalkit.runs.batch_devices import BatchDevice
-from evalkit.studies.cluster.shipping import ShippedCheckpoint, unpacked
-from evalkit.studies.engines import why_failed
+from evalkit.studies.running import why_failed
 
 LIBRARIES = ("lm-eval", "torch", "transformers", "tokenizers")
 """Libraries whose version must be the driver's, beside evalkit's own."""
+_LARGEST = 4 << 30
+"""Most bytes of a checkpoint that is sent to workers: every machine holds a copy in memory."""
 
 
 def versions() -> dict[str, str]:
@@ -60,6 +65,75 @@ class Recipe:
     setup: Any
     """See `Benchmark.setup`."""
     budget: Budget
+
+
+def portable(model: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
+    """Return a specification that means the same on another machine: absolute paths, the commit of a hub model."""
+    if checkpoint.kind in ("folder", "gguf"):
+        model = replace(model, model=str((checkpoint.gguf or checkpoint.folder).resolve()))
+    elif checkpoint.kind == "hub":
+        model = replace(model, revision=checkpoint.revision or model.revision)
+    if checkpoint.tokenizer is not None:
+        model = replace(model, tokenizer=str(checkpoint.tokenizer.resolve()))
+    if model.context_config and (path := Path(model.context_config).expanduser()).is_file():
+        model = replace(model, context_config=str(path.resolve()))
+    return model
+
+
+@dataclass(frozen=True)
+class ShippedCheckpoint:
+    """Files of a checkpoint."""
+
+    name: str
+    """Name of its folder, or of its .gguf file."""
+    files: dict[str, bytes]
+    """Path in the folder → content."""
+    tokenizer: dict[str, bytes]
+    """The same for a tokenizer in another folder."""
+
+
+def packed(checkpoint: Checkpoint) -> ShippedCheckpoint:
+    """Read the files of a checkpoint.
+
+    Raises:
+        CheckpointError: a file cannot be read, or the checkpoint is too large.
+    """
+    folder = checkpoint.folder
+    paths = [*checkpoint.weights(), *checkpoint.trusted_code()]
+    if checkpoint.gguf is None:
+        settings = folder / "config.json", folder / GENERATION_CONFIG, *weight_indexes(folder)
+        paths += [path for path in settings if path.is_file()]
+    elsewhere = [] if checkpoint.tokenizer is None else checkpoint.tokenizer_files()
+    if checkpoint.tokenizer is None:
+        paths += checkpoint.tokenizer_files()
+    size = sum(path.stat().st_size for path in {*paths, *elsewhere})
+    if size > _LARGEST:
+        raise CheckpointError(
+            f"{checkpoint.given}: has {size / 2**30:.1f} GiB, and --ship-checkpoints sends at most {_LARGEST >> 30}; "
+            "put it on a file system that all machines share, or on the hub"
+        )
+    name = folder.resolve().name if checkpoint.gguf is None else checkpoint.gguf.name
+    try:
+        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+        inside = checkpoint.tokenizer or folder
+        tokenizer = {path.relative_to(inside).as_posix(): path.read_bytes() for path in elsewhere}
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    return ShippedCheckpoint(name, files, tokenizer)
+
+
+@contextmanager
+def _unpacked(model: ModelSpec, shipped: ShippedCheckpoint) -> Iterator[ModelSpec]:
+    """Write a shipped checkpoint to a temporary folder; yield a specification that loads it from there."""
+    with temporary_folder() as root:
+        folder = root if shipped.name.endswith(".gguf") else root / shipped.name
+        contents = {folder / name: content for name, content in shipped.files.items()}
+        contents |= {root / "tokenizer" / name: content for name, content in shipped.tokenizer.items()}
+        for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        tokenizer = str(root / "tokenizer") if shipped.tokenizer else model.tokenizer
+        yield replace(model, model=str(root / shipped.name), revision=None, tokenizer=tokenizer)
 
 
 @dataclass(frozen=True)
@@ -198,7 +272,7 @@ class BatchWorker:
             self._computers.clear()
             self._loaded, self._checkpoint = None, ""
             gc.collect()
-            with nullcontext(recipe.model) if shipped is None else unpacked(recipe.model, shipped) as model:
+            with nullcontext(recipe.model) if shipped is None else _unpacked(recipe.model, shipped) as model:
                 self._loaded = load_checked(model, model.locate(say), recipe.specification, say)
             self._checkpoint = recipe.checkpoint
         else:
@@ -219,14 +293,8 @@ class BatchWorker:
             rows = computer.compute(batch)
         seconds = time.perf_counter() - started
         content = to_bytes(record_batch(rows, kind.row))
-        return ComputedBatch(
-            *batch.key,
-            content,
-            zlib.crc32(content),
-            seconds,
-            computer.place(batch),
-            self._take_said(),
-        )
+        place = computer.place(batch)
+        return ComputedBatch(*batch.key, content, zlib.crc32(content), seconds, place, self._take_said())
 
     def _reported(self, work: Callable[[], Any]) -> Any:
         """Return what `work` returns, or its failure."""
@@ -240,15 +308,12 @@ class BatchWorker:
             reason: Literal["refused", "crashed"] = "crashed" if _is_of_accelerator(error) else "refused"
             failure = WorkerFailure(reason, why_failed(error), traceback.format_exc(limit=-20), self._take_said())
         # Outside the handlers, whose traceback references the tensors
-        self._free()
-        return failure
-
-    def _free(self) -> None:
         import torch
 
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        return failure
 
     def _take_said(self) -> tuple[str, ...]:
         said, self._said[:] = tuple(self._said), []

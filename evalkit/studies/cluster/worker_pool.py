@@ -1,4 +1,4 @@
-"""The workers of a driver: started while the cluster has room, refused or removed when they cannot be used.
+"""The workers of a driver: started while the cluster has room, refused or replaced when they cannot be used.
 
 In: a cluster. Out: `WorkerHandle`s, and the answers to their calls.
 """
@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalkit.errors import EvalkitError
 from evalkit.studies.cluster.ray_cluster import Call, RayCluster, WorkerLostError
@@ -23,7 +23,7 @@ _PATIENCE = 600.0
 _STARTING = 60.0
 """Seconds for which a worker that was asked for is expected; it may wait for cores of another job for ever."""
 _SIGN_OF_LIFE = 5.0
-"""Seconds between two signs of life that a worker with work is asked for."""
+"""Seconds after which a worker with work is asked for a sign of life."""
 _SILENT, _FROZEN = 30.0, 120.0
 """Seconds without a sign of life until that is said, and until the worker is replaced: loading a library can take all
 of an interpreter's time."""
@@ -32,7 +32,7 @@ _HEAD_SILENT, _HEAD_LOST = 15.0, 50.0
 process."""
 
 
-@dataclass
+@dataclass(eq=False)
 class WorkerHandle:
     """A worker as the driver knows it."""
 
@@ -50,20 +50,17 @@ class WorkerHandle:
     """Batches in its hands, in the order in which it computes them."""
     sent: int = 0
     """Number of batches that it was sent."""
-    asked: float = 0.0
-    """When it was asked for a sign of life last; seconds of a monotonic clock."""
-    silent: float | None = None
-    """Seconds that it has not given the sign of life that it is asked for; None: it gave it."""
+    sign: Call | None = None
+    """Call for a sign of life that it has not answered."""
+    silent: float = 0.0
+    """Seconds since it had nothing to do or gave a sign of life."""
+    busy: float = 0.0
+    """Seconds that it has had its first batch."""
 
     @property
     def is_usable(self) -> bool:
         """Return whether it has started and is not refused."""
         return self.description is not None and not self.parked
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether it can be given work."""
-        return self.is_usable and self.preparing is None
 
     @property
     def host(self) -> str:
@@ -75,17 +72,14 @@ class WorkerHandle:
         return f"worker {self.number}{where}"
 
 
-@dataclass(frozen=True)
-class WorkerAnswer:
-    """The answer to a call, or the loss of its worker."""
+class WorkerCall(NamedTuple):
+    """What a worker was asked."""
 
     worker: WorkerHandle
-    job: TrackedJob
-    content: Any
-    flight: Flight | None = None
-    """The batch that was to be computed; None: the job was to be prepared."""
-    lost: str = ""
-    """Why the worker is gone."""
+    job: TrackedJob | None
+    """None: to describe itself."""
+    flight: Flight | None
+    """The batch to compute; None: the job is to be prepared."""
 
 
 class WorkerPool:
@@ -101,14 +95,11 @@ class WorkerPool:
         self._cluster = cluster
         self._say = say
         self._count = 0
-        self._calls: dict[Call, tuple[WorkerHandle, TrackedJob | None, Flight | None]] = {}
-        self._signs: dict[Call, WorkerHandle] = {}
-        """Calls for a sign of life."""
-        self._watched = time.monotonic()
+        self._calls: dict[Call, WorkerCall] = {}
         self._head_silent = 0.0
         """Seconds without an answer of the cluster's head."""
         self._looked = 0.0
-        self._alive = self._asked = time.monotonic()
+        self._watched = self._alive = self._asked = time.monotonic()
         self._lost_at_start = 0
         """Workers in succession that were lost before they had started."""
         self._why = ""
@@ -141,7 +132,7 @@ class WorkerPool:
         # Not the time in which this process itself was stopped
         passed, self._watched = min(now - self._watched, 1.0), now
         self._check_head(passed)
-        self._watch(now, passed)
+        self._watch(passed)
         why = f"; the last one was lost: {self._why}" if self._why else ""
         if self.usable:
             self._alive, self._announced = now, False
@@ -164,7 +155,7 @@ class WorkerPool:
             self._asked = now
             worker = WorkerHandle(self._count, self._cluster.start_worker())
             self.workers.append(worker)
-            self._calls[self._cluster.call(worker.actor, "describe")] = worker, None, None
+            self.call(WorkerCall(worker, None, None), "describe")
 
     def _check_head(self, passed: float) -> None:
         """Say that the head of the cluster does not answer; end the run if that lasts."""
@@ -179,72 +170,66 @@ class WorkerPool:
             self._say(f"the head of the Ray cluster has not answered for {silent:.0f} s")
         self._head_announced = silent > _HEAD_SILENT
 
-    def _watch(self, now: float, passed: float) -> None:
-        """Ask workers with work for a sign of life."""
+    def _watch(self, passed: float) -> None:
+        """Measure how long workers with work are silent and busy; ask them for signs of life."""
         for worker in self.usable:
-            if worker.silent is not None:
-                before, worker.silent = worker.silent, worker.silent + passed
-                if before <= _SILENT < worker.silent:
-                    rest = _FROZEN - _SILENT
-                    self._say(f"{worker} has not answered for {_SILENT:.0f} s; it is replaced after {rest:.0f} s more")
-            elif (worker.preparing or worker.flights) and now - worker.asked > _SIGN_OF_LIFE:
-                worker.asked, worker.silent = now, 0.0
-                self._signs[self._cluster.call(worker.actor, "sign_of_life")] = worker
+            worker.busy = worker.busy + passed if worker.flights else 0.0
+            if not (worker.preparing or worker.flights):
+                worker.silent = 0.0
+                continue
+            before, worker.silent = worker.silent, worker.silent + passed
+            if worker.sign is None and worker.silent > _SIGN_OF_LIFE:
+                worker.sign = self._cluster.call(worker.actor, "sign_of_life")
+            if before <= _SILENT < worker.silent:
+                rest = _FROZEN - _SILENT
+                self._say(f"{worker} has not answered for {_SILENT:.0f} s; it is replaced after {rest:.0f} s more")
 
-    def call(self, worker: WorkerHandle, job: TrackedJob, flight: Flight | None, method: str, *arguments: Any) -> None:
-        """Call a worker about a job; the answer comes from `answers`."""
-        self._calls[self._cluster.call(worker.actor, method, *arguments)] = worker, job, flight
+    def overdue(self) -> Iterator[tuple[WorkerHandle, str]]:
+        """Yield the workers that are to be replaced, with the reason: they are frozen, or a batch takes too long."""
+        for worker in list(self.workers):
+            if worker.silent > _FROZEN:
+                yield worker, f"it has not answered for {worker.silent:.0f} s"
+            elif worker.flights and worker.busy > (deadline := worker.flights[0][0].deadline(worker.flights[0][1])):
+                yield worker, f"the batch was not computed within {deadline:.0f} s"
 
-    def put(self, value: Any) -> Any:
-        """Store a large argument in the cluster."""
-        return self._cluster.put(value)
+    def call(self, about: WorkerCall, method: str, *arguments: Any) -> None:
+        """Call a method of a worker; the answer comes from `answers`."""
+        self._calls[self._cluster.call(about.worker.actor, method, *arguments)] = about
 
-    def answers(self, seconds: float) -> Iterator[WorkerAnswer]:
-        """Yield the answers to calls and the losses of workers; wait for the first one, up to some seconds."""
-        for call in self._cluster.answered([*self._calls, *self._signs], seconds):
-            if call in self._signs:
-                self._signs.pop(call).silent = None  # a loss is the answer to its other calls too
+    def answers(self, seconds: float) -> Iterator[tuple[WorkerCall, Any]]:
+        """Yield the answers to calls, or `WorkerLostError`s; wait for the first one, up to some seconds."""
+        signs = {worker.sign: worker for worker in self.workers if worker.sign is not None}
+        for call in self._cluster.answered([*self._calls, *signs], seconds):
+            if call in signs:  # a loss is the answer to its other calls too
+                signs[call].sign, signs[call].silent = None, 0.0
                 continue
             if call not in self._calls:
                 continue  # of a worker that was lost meanwhile
-            worker, job, flight = self._calls.pop(call)
+            about = self._calls.pop(call)
             try:
-                content = self._cluster.answer(call)
+                answer = self._cluster.answer(call)
             except WorkerLostError as error:
-                yield from self.remove(worker, str(error))
-                continue
-            if job is None:
-                self._welcome(worker, content)
+                answer = error
+            if isinstance(answer, WorkerDescription):
+                self._welcome(about.worker, answer)
             else:
-                yield WorkerAnswer(worker, job, content, flight)
-        for worker in [one for one in self.workers if one.silent is not None and one.silent > _FROZEN]:
-            yield from self.remove(worker, f"it has not answered for {worker.silent:.0f} s")
+                yield about, answer
 
-    def remove(self, worker: WorkerHandle, why: str) -> Iterator[WorkerAnswer]:
-        """Give up a worker; yield its loss if it had something to do."""
-        if worker not in self.workers:
-            return
+    def remove(self, worker: WorkerHandle, why: str) -> None:
+        """Give up a worker; its calls are forgotten, so that late answers are dropped."""
         self.workers.remove(worker)
-        self._calls = {call: about for call, about in self._calls.items() if about[0] is not worker}
-        self._signs = {call: one for call, one in self._signs.items() if one is not worker}
+        self._calls = {call: about for call, about in self._calls.items() if about.worker is not worker}
         self._cluster.stop_worker(worker.actor)
         self._why = why
         if worker.description is None:
             self._lost_at_start += 1
         else:
             self._looked = 0.0  # so that another one starts at once
-        job = worker.preparing or (worker.flights[0][0] if worker.flights else None)
-        if job is not None:
-            yield WorkerAnswer(worker, job, None, lost=why)
-            return
-        self._say(f"{worker} was lost ({why})")
-        self.show_log(worker)
 
-    def show_log(self, worker: WorkerHandle) -> None:
-        """Print the end of a worker's log."""
-        if worker.description is not None:
-            for line in self._cluster.log_of(worker.description.actor, worker.description.log):
-                self._say(f"  its log: {line}")
+    def log_of(self, worker: WorkerHandle) -> list[str]:
+        """Return the end of a worker's log, if it names a cause."""
+        about = worker.description
+        return [] if about is None else self._cluster.log_of(about.actor, about.log)
 
     def close(self) -> None:
         """End all workers."""
@@ -255,13 +240,13 @@ class WorkerPool:
         """Accept a worker, or refuse it if its versions differ."""
         worker.description = description
         self._lost_at_start = 0
-        own, theirs = versions(), description.versions
-        if not (differing := [name for name in own if theirs.get(name) != own[name]]):
+        here, there = versions(), description.versions
+        if not (differing := [name for name in here if there.get(name) != here[name]]):
             return
         worker.parked = True
-        what = ", ".join(f"{name} is {theirs.get(name)} there, {own[name]} here" for name in differing)
+        what = ", ".join(f"{name} is {there.get(name)} there, {here[name]} here" for name in differing)
         self._say(f"{worker} is refused: {what}")
-        if all(one.parked for one in self.workers) and len(self.workers) >= self._cluster.capacity():
+        if all(other.parked for other in self.workers) and len(self.workers) >= self._cluster.capacity():
             raise EvalkitError(f"every worker is refused; {worker}: {what}; install the same versions everywhere")
 
     def _resources(self) -> str:

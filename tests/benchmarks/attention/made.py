@@ -12,10 +12,16 @@ import pandas as pd
 import pyarrow as pa
 
 from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.groups import CATEGORIES, GROUPS, MASS, MEASURES, RANK, measures_of
-from evalkit.benchmarks.attention.results import results_of
-from evalkit.benchmarks.attention.rows import FINISHED, AttentionRow
-from evalkit.benchmarks.attention.tables import ALL, write_tables
+from evalkit.benchmarks.attention.groups import (
+    CATEGORIES,
+    FINISHED,
+    GROUPS,
+    MASS,
+    MEASURES,
+    RANK,
+    AttentionRow,
+)
+from evalkit.benchmarks.attention.tables import ALL, results_of, write_tables
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import Run, load_run, specification_id
@@ -118,7 +124,9 @@ def _sequence(
     phase, of_head = random.random(), random.random((layers, heads))
     for layer, head in product(range(layers), range(heads)):
         wave = 0.5 + 0.3 * np.sin(phase + layer / 3) + 0.2 * (of_head[layer, head] - 0.5)
-        found = {(name, None): _value(random, name, wave, tokens) for name in measures_of(tuple(groups))}
+        found = {
+            (name, None): _value(random, name, wave, tokens) for name, info in MEASURES.items() if info.group in groups
+        }
         if MASS in groups:
             parts = random.dirichlet([1 + wave, 1, 1, 2, 1, 0.5])
             found |= {(f"mass_abs_{name}", None): part for name, part in zip(CATEGORIES, parts, strict=True)}

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.benchmark import Attention
+from evalkit.benchmarks.attention.computing import rows_of
 from evalkit.benchmarks.attention.documents import AnalysedSequence
-from evalkit.benchmarks.attention.results import results_of
-from evalkit.benchmarks.attention.rows import AttentionRow, rows_of
-from evalkit.benchmarks.attention.tables import write_tables
+from evalkit.benchmarks.attention.groups import AttentionRow
+from evalkit.benchmarks.attention.tables import results_of, write_tables
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import Run, load_run, specification_id
 from evalkit.runs.journal import Entry
@@ -56,7 +56,7 @@ def made_ranks(
         finished = writer.finished(AttentionRow, Attention.key)
         start = 0
         for task, count in tasks.items():
-            members = ((_sequence(task, first + n), _layers(ranks, start + n)) for n in range(count))
+            members = [(_sequence(task, first + n), _layers(ranks, start + n)) for n in range(count)]
             finished.append(Entry(task, 0, 1.0, _PLACE), rows_of(members))
             start += count
         writer.save_results(

@@ -16,7 +16,6 @@ from evalkit.display import Progress
 from evalkit.models.locate import silent
 from evalkit.models.spec import tokenizer_alone
 from evalkit.runs.folder import Run
-from evalkit.studies.costs import cost_of
 
 MEASURES = "bos,entropy,negative,sink,distance,similarity,rank"
 
@@ -45,8 +44,7 @@ def options(documents: Path) -> dict[str, Any]:
     return {"data_dir": documents, "allow_unofficial_data": True, "tasks": "piqa,mmlu", "sample": 12}
 
 
-def test_tokens_and_bytes_are_those_of_the_run(checkpoint: Path, options: dict[str, Any], tmp_path: Path) -> None:
-    """Tokens exactly; bytes within a factor of two."""
+def test_tokens_are_those_of_the_run(checkpoint: Path, options: dict[str, Any], tmp_path: Path) -> None:
     run = run_of(checkpoint, tmp_path, measures=MEASURES, **options)
     found = costs_of(checkpoint, measures=MEASURES, **options)
     sequences = run.table("attention_documents.parquet").drop_duplicates(["task", "subtask", "doc_id", "choice"])
@@ -54,8 +52,6 @@ def test_tokens_and_bytes_are_those_of_the_run(checkpoint: Path, options: dict[s
         mine = sequences[sequences["task"] == one.task]
         assert (one.rows, one.alone) == (len(mine), mine["tokens"].sum())
         assert one.documents == one.sampled == len(mine)
-    taken = sum(path.stat().st_size for path in run.folder.iterdir())
-    assert taken / 2 < cost_of(plan_of(checkpoint, measures=MEASURES, **options), "cpu", silent).disk < taken * 2
 
 
 def test_the_time_of_ranks_is_that_of_their_maps(

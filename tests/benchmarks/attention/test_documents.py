@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.attention.categories import CATEGORIES, CachedTagger, Word
+from evalkit.benchmarks.attention.categories import CATEGORIES, Word
 from evalkit.benchmarks.attention.documents import batches_of, sequences_of
 from evalkit.benchmarks.attention.plan import AttentionRequest, plan_attention
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
@@ -46,16 +46,16 @@ class Nothing:
         return False
 
 
-def words(texts: Any) -> list[list[Word]]:
+def words(texts: Any) -> dict[str, list[Word]]:
     """Tag every word without lower-case letters as a number, and the others as nouns."""
-    found = []
+    found = {}
     for text in texts:
         tagged, start = [], 0
         for word in text.split():
             start = text.index(word, start)
             tagged.append(Word(start, start + len(word), "NOUN" if any(map(str.islower, word)) else "NUM"))
             start += len(word)
-        found.append(tagged)
+        found[text] = tagged
     return found
 
 
@@ -78,7 +78,7 @@ def test_bos_is_recognised_by_its_id(of_documents: dict[str, Any], tokenizer: An
     prompter = Prompter(plan.choices.template, tokenizer, 4095, characters=True)
     asked = [question("two red hens", ["lay eggs"])]
     for bos, has in ((tokenizer.bos_token_id, True), (tokenizer.eos_token_id, False), (None, False)):
-        [one] = sequences_of(plan, prompter, asked, CachedTagger(words), bos)
+        [one] = sequences_of(plan, prompter, asked, words, bos)
         assert one.has_bos is has
         assert CATEGORIES[one.categories[0]] == ("bos" if has else "special")
 
@@ -105,7 +105,7 @@ def test_categories_of_added_tokens_markers_and_words(of_documents: dict[str, An
     plan = plan_of(**of_documents, tasks="piqa", sample=1)
     prompter = Prompter(plan.choices.template, tokenizer, 4095, characters=True)
     asked = question("two red 77 hens", ["lay 5 eggs"])
-    [one] = sequences_of(plan, prompter, [asked], CachedTagger(words), tokenizer.bos_token_id)
+    [one] = sequences_of(plan, prompter, [asked], words, tokenizer.bos_token_id)
     names = [CATEGORIES[number] for number in one.categories]
     assert names[0] == "bos"
     assert names[-1] == "special"
@@ -124,7 +124,7 @@ def test_a_long_document_is_cut_to_the_window(of_documents: dict[str, Any], toke
     [one] = sequences_of(plan, whole, [long], None, 0)
     size = len(one.tokens) - 100
     cut = Prompter(plan.choices.template, tokenizer, size - 1, characters=True)
-    [other] = sequences_of(plan, cut, [long], CachedTagger(words), 0)
+    [other] = sequences_of(plan, cut, [long], words, 0)
     assert (len(other.tokens), other.truncated) == (size, 100)
     assert len(other.categories) == size
     assert np.array_equal(other.tokens[-50:], one.tokens[-50:])

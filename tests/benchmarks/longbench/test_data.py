@@ -10,9 +10,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from evalkit.benchmarks.longbench import data, documents
+from evalkit.benchmarks.longbench import data
 from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS, blob_hash, load_rows
-from evalkit.benchmarks.longbench.documents import template
+from evalkit.benchmarks.longbench.prompts import template
 from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.data import hub as hub_module
 from evalkit.data.hub import Hub
@@ -168,11 +168,11 @@ def test_labels_and_paragraphs_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_huge_row_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert data.LARGEST_ROW == 32 << 20
     monkeypatch.setattr(data, "LARGEST_ROW", 1 << 20)
     write(tmp_path / "hotpotqa.jsonl", [record(), record(number=1, context="x" * (1 << 21))])
     with pytest.raises(DataError, match=r"hotpotqa\.jsonl, line 2: a row of more than 1 MiB"):
         load(tmp_path)
-    assert documents.LARGEST_ROW == 32 << 20
 
 
 def test_empty_files_and_folders_are_reported(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.longbench.plots import draw_by_length, needle_heatmap
 from evalkit.benchmarks.longbench.protocol import TASKS
+from evalkit.benchmarks.longbench.results_report import draw_by_length
+from evalkit.benchmarks.needle.results import needle_heatmap
 from evalkit.errors import RunError, UsageError
 from tests.benchmarks.longbench.made import generations
 

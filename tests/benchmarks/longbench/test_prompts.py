@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.benchmarks.longbench import documents
-from evalkit.benchmarks.longbench.documents import LongBenchDocument, prompt, template
+from evalkit.benchmarks.longbench import prompts
+from evalkit.benchmarks.longbench.data import LongBenchDocument
+from evalkit.benchmarks.longbench.prompts import prompt, template
 from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.errors import DataError, TemplateError
 
@@ -22,7 +23,7 @@ def row(task: str, context: str, question: str) -> LongBenchDocument:
 
 @pytest.fixture
 def another_lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(documents, "_task_folder", lambda: tmp_path)
+    monkeypatch.setattr(prompts, "_task_folder", lambda: tmp_path)
     template.cache_clear()
     yield tmp_path
     template.cache_clear()
@@ -78,6 +79,6 @@ def test_an_unreadable_task_file_is_reported(another_lm_eval: Path, content: str
 
 
 def test_a_missing_lm_eval_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "find_spec", lambda _: None)
+    monkeypatch.setattr(prompts, "find_spec", lambda _: None)
     with pytest.raises(TemplateError, match="not installed"):
-        documents._task_folder()
+        prompts._task_folder()

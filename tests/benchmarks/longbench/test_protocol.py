@@ -51,14 +51,13 @@ def test_unknown_names_offer_the_nearest() -> None:
 def test_nothing_here_needs_a_model() -> None:
     modules = (
         "data",
-        "lengths",
         "metrics",
         "official_format",
+        "plan",
         "prompts",
         "protocol",
         "scores",
         "results_report",
-        "plots",
     )
     script = "import sys\n" + "".join(f"import evalkit.benchmarks.longbench.{module}\n" for module in modules)
     script += "from evalkit.benchmarks.longbench import prompts, protocol\nprompts.template(protocol.TASKS['lcc'])\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.longbench.benchmark import load_generations
 from evalkit.benchmarks.longbench.protocol import TASKS
+from evalkit.benchmarks.longbench.scores import load_generations
 from tests.benchmarks.longbench.made import evaluate_longbench
 from tests.benchmarks.longbench.test_session import request
 from tests.benchmarks.multiple_choice.test_evaluation import Lines

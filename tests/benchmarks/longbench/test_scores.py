@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ import pandas as pd
 import pytest
 
 from evalkit.benchmarks.longbench.official_format import read_predictions
-from evalkit.benchmarks.longbench.plots import scores_by_length
 from evalkit.benchmarks.longbench.protocol import E_TASKS, TASKS
+from evalkit.benchmarks.longbench.results_report import scores_by_length
 from evalkit.benchmarks.longbench.scores import BUCKETS, LongBenchResults, bucket, score_generations, score_rows
 from evalkit.errors import DataError, UnknownNameError
 from tests.benchmarks.longbench.made import generations
@@ -76,7 +77,7 @@ def test_an_empty_bucket_has_no_score() -> None:
     assert [(part.n, part.score) for part in task.buckets] == [(2, 50.0), (0, None), (1, 0.0)]
     assert [part.score for part in results.plain_mean.buckets] == [50.0, None, 0.0]
     assert (task.buckets[2].low, task.buckets[2].high) == (None, None)  # a single row has no interval
-    assert "NaN" not in json.dumps(results.to_json())
+    assert "NaN" not in json.dumps(asdict(results))
 
 
 def test_means_are_of_groups_and_of_tasks() -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ import pytest
 import torch
 
 from evalkit.benchmarks.generated_plan import about_run
-from evalkit.benchmarks.longbench.benchmark import GENERATIONS, load_generations, results_of
-from evalkit.benchmarks.longbench.documents import prompt
 from evalkit.benchmarks.longbench.metrics import score_prediction
 from evalkit.benchmarks.longbench.plan import LongBenchRequest, plan_longbench
+from evalkit.benchmarks.longbench.prompts import prompt
 from evalkit.benchmarks.longbench.protocol import TASKS
+from evalkit.benchmarks.longbench.scores import GENERATIONS, load_generations, results_of
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
@@ -116,7 +117,7 @@ def test_results(generated: Run) -> None:
         assert task["all"]["score"] == pytest.approx(100 * own.mean(), abs=0.005)
         assert task["all"]["n"] == 6
         assert task["official"] is False
-    assert stored == json.loads(json.dumps(results_of(generated).to_json() | {"averages": stored["averages"]}))
+    assert stored == json.loads(json.dumps(asdict(results_of(generated)) | {"averages": stored["averages"]}))
     assert [mean["name"] for mean in stored["averages"]] == [
         "Plain mean (4 of 16 tasks)",
         "Mean of groups (4 of 16 tasks)",

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evalkit.benchmarks.longbench.benchmark import load_generations
 from evalkit.benchmarks.longbench.plan import LongBenchRequest
-from evalkit.benchmarks.needle.benchmark import load_needles
+from evalkit.benchmarks.longbench.scores import load_generations
 from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
+from evalkit.benchmarks.needle.results import load_needles
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
 from evalkit.compatibility.transformers import quiet

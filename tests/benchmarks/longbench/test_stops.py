@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from evalkit.benchmarks.longbench.metrics import code_line, first_line, score_prediction
+from evalkit.benchmarks.longbench.prompts import CODE_LINE, FIRST_LINE, stops_of
 from evalkit.benchmarks.longbench.protocol import TASKS
-from evalkit.benchmarks.longbench.tokens import CODE_LINE, FIRST_LINE, stops_of
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt, end_tokens
 from tests.generation.made import by_transformers, tokens

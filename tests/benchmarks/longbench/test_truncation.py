@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.longbench.tokens import fit_prompt
+from evalkit.benchmarks.longbench.prompts import fit_prompt
 from evalkit.errors import DataError, TemplateError
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 

@@ -18,8 +18,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from evalkit.benchmarks.generated import GeneratedAnswer
-from evalkit.benchmarks.needle.benchmark import NEEDLES, load_needles
 from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
+from evalkit.benchmarks.needle.results import NEEDLES, load_needles
 from evalkit.benchmarks.request import request_of
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt

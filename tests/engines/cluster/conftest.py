@@ -19,9 +19,10 @@ from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
 from evalkit.runs.folder import JOURNAL, Run, load_run
-from evalkit.studies.cluster.engine import ClusterRunner
+from evalkit.studies.cluster.driver import ClusterRunner
 from evalkit.studies.cluster.ray_cluster import ClusterOptions
-from evalkit.studies.engines import Job, Outcome
+from evalkit.studies.planning import Job
+from evalkit.studies.running import Outcome
 from tests.documents import made_up
 from tests.tiny import tiny_checkpoint
 

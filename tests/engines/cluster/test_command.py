@@ -44,7 +44,7 @@ SCRIPT = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
-from evalkit.studies.cluster.engine import ClusterRunner
+from evalkit.studies.cluster.driver import ClusterRunner
 from evalkit.studies.cluster.ray_cluster import ClusterOptions
 from tests.engines.cluster.conftest import Recorder, jobs_of
 files, output, address = sys.argv[1:]
@@ -151,7 +151,8 @@ def named(process: subprocess.Popen[str], name: str) -> list[psutil.Process]:
     found = []
     for one in psutil.Process(process.pid).children(recursive=True):
         with suppress(psutil.Error):
-            found += [one] * (name in Path(one.cmdline()[0]).name)
+            # A process that ends has no command line
+            found += [one] * (name in Path((one.cmdline() or [""])[0]).name)
     return found
 
 

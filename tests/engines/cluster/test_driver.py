@@ -16,10 +16,9 @@ import torch
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.runs.folder import load_run
 from evalkit.runs.lock import is_locked
-from evalkit.runs.score_table import ScoreRow
-from evalkit.studies.cluster.engine import ClusterRunner
+from evalkit.studies.cluster.driver import ClusterRunner
 from evalkit.studies.cluster.ray_cluster import ClusterOptions
-from evalkit.studies.engines import Job
+from evalkit.studies.planning import Job
 from tests.benchmarks.longbench.made import record, write
 from tests.benchmarks.test_every_benchmark import made, plan, tables
 from tests.documents import made_up
@@ -35,7 +34,6 @@ from tests.engines.cluster.conftest import (
     states,
     workers,
 )
-from tests.journals import entries_of
 from tests.tiny import tiny_checkpoint
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
@@ -143,19 +141,17 @@ def test_memory_that_runs_out_on_one_worker_changes_nothing(
 def test_a_worker_that_stops_answering(
     two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its batches are given to the other one; the run does not wait for it."""
-    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._OVERDUE", 1.0)
+    """It is replaced; the other one goes on."""
+    monkeypatch.setattr("evalkit.studies.cluster.worker_pool._SIGN_OF_LIFE", 0.2)
+    monkeypatch.setattr("evalkit.studies.cluster.worker_pool._FROZEN", 4.0)
     slow(two_nodes, 0.05)
     jobs, progress = jobs_of(files, tmp_path, models=3), Recorder().at(5, lambda: computing().suspend())
     assert states(run(two_nodes, jobs, progress)) == ["finished"] * 3
-    assert any("is overdue" in line for line in progress.said)
+    assert sum("was lost" in line for line in progress.said) == 1
     assert same(jobs, expected)
 
 
-def test_a_worker_that_stops_for_a_while(
-    two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._OVERDUE", 1.0)
+def test_a_worker_that_stops_for_a_while(two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path) -> None:
     slow(two_nodes, 0.3)
 
     def stop() -> None:
@@ -212,22 +208,6 @@ def test_the_only_worker_is_frozen(
     thread.join()
     assert any("has not answered for 4 s; it is replaced" in line for line in progress.said)
     assert sum("was lost" in line for line in progress.said) == 1
-    assert same(jobs, {"model0": expected["model0"]})
-
-
-def test_a_batch_that_two_workers_compute(
-    two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At the end an idle worker computes what the other one has too; the first delivery counts."""
-    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._OVERDUE", 0.0)
-    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._OVERDUE_SHARE", 0.0)
-    slow(two_nodes, 0.3)
-    jobs, progress = jobs_of(files, tmp_path, models=1), Recorder()
-    assert states(run(two_nodes, jobs, progress)) == ["finished"]
-    assert any("is overdue" in line for line in progress.said)
-    assert not any("computed twice" in line for line in progress.said)
-    keys = [(entry.task, entry.batch) for entry, _ in entries_of(load_run(jobs[0].plan.folder), ScoreRow)]
-    assert len(keys) == len(set(keys))
     assert same(jobs, {"model0": expected["model0"]})
 
 

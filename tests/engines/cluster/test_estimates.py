@@ -9,9 +9,9 @@ from statistics import median
 import pytest
 
 from evalkit.benchmarks.run import planned
-from evalkit.studies.cluster.engine import ClusterRunner
+from evalkit.studies.cluster.driver import ClusterRunner
 from evalkit.studies.cluster.ray_cluster import ClusterOptions
-from evalkit.studies.engines import Job
+from evalkit.studies.planning import Job
 from tests.benchmarks.longbench.made import record, write
 from tests.documents import made_up
 from tests.engines.cluster.conftest import Nodes, Recorder, states

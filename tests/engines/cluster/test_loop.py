@@ -23,9 +23,7 @@ from evalkit.errors import UsageError
 from evalkit.runs.columns import from_bytes, record_batch, to_bytes
 from evalkit.runs.folder import load_run
 from evalkit.runs.score_table import ScoreRow
-from evalkit.studies.cluster.driver import Driver
-from evalkit.studies.cluster.engine import ClusterRunner
-from evalkit.studies.cluster.job_queue import JobQueue
+from evalkit.studies.cluster.driver import ClusterRunner, Driver
 from evalkit.studies.cluster.ray_cluster import ClusterOptions, WorkerLostError
 from evalkit.studies.cluster.tracked_job import Flight, TrackedJob
 from evalkit.studies.cluster.worker import (
@@ -36,8 +34,8 @@ from evalkit.studies.cluster.worker import (
     WorkerFailure,
     versions,
 )
-from evalkit.studies.cluster.worker_pool import WorkerHandle, WorkerPool
-from evalkit.studies.engines import Job
+from evalkit.studies.cluster.worker_pool import WorkerHandle
+from evalkit.studies.planning import Job
 from tests.engines.cluster.conftest import Recorder, jobs_of, same, states
 from tests.journals import entries_of
 
@@ -132,17 +130,16 @@ class StuckError(Exception):
 def run(cluster: InProcessCluster, jobs: list[Job], seconds: float = 40.0) -> tuple[list[Any], Recorder]:
     """Run jobs; raise `StuckError` if it takes too long."""
     progress = Recorder()
-    queue = JobQueue(jobs, [1.0] * len(jobs), progress, lambda _: None)
-    pool: Any = WorkerPool(cluster, progress.say)  # type: ignore[arg-type]
-    end, keep = time.monotonic() + seconds, pool.keep
+    driver = Driver(cluster, jobs, progress)  # type: ignore[arg-type]
+    end, keep = time.monotonic() + seconds, driver.pool.keep
 
     def bounded() -> None:
         if time.monotonic() > end:
-            raise StuckError([(job.label, job.phase, len(job.ready), len(job.flights)) for job in queue.jobs])
+            raise StuckError([(job.label, job.phase, len(job.ready), job.in_hands) for job in driver.queue.jobs])
         keep()
 
-    pool.keep = bounded
-    return Driver(pool, queue, progress).run(), progress
+    driver.pool.keep = bounded  # type: ignore[method-assign]
+    return driver.run(), progress
 
 
 def planned_batches(job: Job) -> set[tuple[str, int]]:
@@ -301,7 +298,7 @@ def test_an_unexpected_error_ends_its_own_run_only(
 def test_a_batch_is_delivered_twice(
     differs: bool, files: Path, expected: dict[str, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second delivery is dropped, with a warning if its rows are others."""
+    """The second delivery is dropped by its key, whatever its rows are."""
     deliver = Driver._deliver
 
     def twice(self: Driver, job: TrackedJob, flight: Flight, answer: ComputedBatch, worker: WorkerHandle) -> None:
@@ -314,12 +311,52 @@ def test_a_batch_is_delivered_twice(
 
     monkeypatch.setattr(Driver, "_deliver", twice)
     jobs = jobs_of(files, tmp_path, models=1)
-    outcomes, progress = run(InProcessCluster(2), jobs)
+    outcomes, _ = run(InProcessCluster(2), jobs)
     assert states(outcomes) == ["finished"]
-    assert any("was computed twice, and the rows of worker" in line for line in progress.said) == differs
     keys = [(entry.task, entry.batch) for entry, _ in entries_of(load_run(jobs[0].plan.folder), ScoreRow)]
     assert len(keys) == len(set(keys))
     assert same(jobs, {"model0": expected["model0"]})
+
+
+def test_a_batch_that_exceeds_its_deadline(
+    files: Path, expected: dict[str, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker, which still gives signs of life, is replaced, and another one computes it."""
+    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._DEADLINE", 0.5)
+    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._DEADLINE_SHARE", 0.0)
+    hung: list[tuple[str, int]] = []
+
+    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "compute" and arguments[1] > 2 and worker == 1:
+            hung.append(arguments[2].key)
+            return LATER
+        return None
+
+    jobs, cluster = jobs_of(files, tmp_path, models=1), InProcessCluster(1, fault)
+    outcomes, progress = run(cluster, jobs)
+    assert states(outcomes) == ["finished"]
+    assert cluster.started == 2 and hung
+    assert sum("the batch was not computed within" in line for line in progress.said) == 1
+    assert same(jobs, {"model0": expected["model0"]})
+
+
+def test_a_batch_that_always_exceeds_its_deadline_ends_its_run(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._DEADLINE", 0.3)
+    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._DEADLINE_SHARE", 0.0)
+
+    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "compute" and arguments[2].key == ("boolq", 2):
+            hung.add(worker)
+        return LATER if method == "compute" and worker in hung else None
+
+    hung: set[int] = set()
+    jobs = [*jobs_of(files, tmp_path, models=1), *jobs_of(files, tmp_path, tasks=("piqa",))[1:]]
+    outcomes, _ = run(InProcessCluster(1, fault), jobs)
+    assert states(outcomes) == ["failed", "finished"]
+    assert "batch 2 of boolq" in outcomes[0].message and "ended 3 workers" in outcomes[0].message
+    assert "was not computed within" in outcomes[0].message
 
 
 def test_options_that_make_no_sense(files: Path, tmp_path: Path) -> None:

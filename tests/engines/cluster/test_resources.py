@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evalkit.studies.cluster.connection import Needs, needs_of, room
-from evalkit.studies.cluster.engine import ClusterRunner
+from evalkit.studies.cluster.driver import ClusterRunner
 from evalkit.studies.cluster.ray_cluster import ClusterOptions
 from tests.engines.cluster.conftest import Nodes, Recorder, jobs_of, states
 

@@ -11,11 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.attention.figures.kinds import KINDS, FigureRequest
-from evalkit.benchmarks.attention.figures.making import make, write
-from evalkit.benchmarks.attention.figures.notes import figure_notes, run_differences
-from evalkit.benchmarks.attention.figures.runs import AnalysedRun
-from evalkit.benchmarks.attention.groups import MEASURES, parsed_layers
+from evalkit.benchmarks.attention.figure_runs import AnalysedRun, figure_notes, run_differences
+from evalkit.benchmarks.attention.figures import make, write
+from evalkit.benchmarks.attention.groups import KINDS, MEASURES, FigureRequest, parsed_layers
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.runs.folder import Run
 from tests.benchmarks.attention.made import made_run, whole_table

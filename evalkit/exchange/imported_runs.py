@@ -1,0 +1,227 @@
+"""What imported runs have in common: manifest, selection of documents, score rows, and folder with a copy of the log.
+
+What a log does not say is "unknown". The run's id is a hash of the files' content, so that the same log gives the same
+run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from evalkit import __version__
+from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, DocumentSelection, FirstDocuments
+from evalkit.display import Say
+from evalkit.errors import DataError, UsageError, reading_as
+from evalkit.escape import printable
+from evalkit.exchange.log_files import LoggedTask, ResultsFile
+from evalkit.exchange.log_lines import part_of_request
+from evalkit.inputs.reading import parse_json
+from evalkit.runs.folder import Run, folder_name, load_run, specification_id
+from evalkit.runs.forms import json_bytes
+from evalkit.runs.score_table import ScoreRow
+from evalkit.runs.writing import RunWriter, find_finished, open_run
+
+IMPORT_VERSION = 3
+"""Increased with every change of the import that changes a number; part of every imported run's specification."""
+UNKNOWN = "unknown"
+
+Value = TypeVar("Value")
+
+
+class Import(NamedTuple):
+    """Settings of an import."""
+
+    model: str
+    """Name of the evaluated model."""
+    output: Path
+    """Parent folder of the run folders."""
+    say: Say
+    """Called with messages for the user."""
+
+
+def shared_value(logs: Sequence[LoggedTask], what: str, read: Callable[[LoggedTask], Value | None]) -> Value | None:
+    """Return a setting that all sample files of a run have; None if none of them says it. `what` names it in messages.
+
+    Raises:
+        UsageError: two files have different values.
+    """
+    known = [(log, value) for log in logs if (value := read(log)) is not None]
+    for log, value in known[1:]:
+        if value != known[0][1]:
+            first, other = (f"{of.task} has {printable(str(given))[:60]}" for of, given in (known[0], (log, value)))
+            raise UsageError(f"{what}: {first} and {other}; import tasks with the same settings together")
+    return known[0][1] if known else None
+
+
+def shared_result(logs: Sequence[LoggedTask], what: str, read: Callable[[ResultsFile], Value | None]) -> Value | None:
+    """Return a setting that all results files have; arguments and errors: see `shared_value`."""
+    return shared_value(logs, what, lambda log: read(log.results))
+
+
+def manifest_of(
+    kind: str, logs: Sequence[LoggedTask], model: str, specification: Mapping[str, Any], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the manifest of an imported run.
+
+    `specification` and `about` are entries that belong to the benchmark: of the specification, and of the manifest.
+    """
+    versions = {
+        "lm-eval": shared_result(logs, "version of lm-eval", lambda results: results.lm_eval_version),
+        "transformers": shared_result(logs, "version of transformers", lambda results: results.transformers_version),
+    }
+    known = {name: printable(version)[:40] for name, version in versions.items() if version}
+    dtype = shared_result(logs, "dtype", lambda results: results.config.model_dtype)
+    dtype = UNKNOWN if dtype is None else printable(dtype).removeprefix("torch.")[:20]
+    whole = {
+        "import": IMPORT_VERSION,
+        "imported": {log.task: _digests(log) for log in logs},
+        "checkpoint": {"model's name in the log": model},
+        "dtype": dtype,
+        "context_extension": None,
+        "versions": known,
+        **specification,
+    }
+    parameters = shared_result(logs, "parameters", lambda results: _count(results.config.model_num_parameters))
+    harness = " ".join(["lm-eval", *([known["lm-eval"]] if "lm-eval" in known else [])])
+    by_evalkit = any(log.results.evalkit is not None for log in logs)
+    origin = f"a log of evalkit in the format of {harness}" if by_evalkit else f"a log of {harness}"
+    return {
+        "id": specification_id(whole),
+        "kind": kind,
+        "specification": whole,
+        **about,
+        "imported": {"origin": origin, "files": {log.path.name: log.digest for log in logs}},
+        "model": model,
+        "path": None,
+        "revision": None,
+        "created": max(log.created for log in logs),
+        "command": list(map(printable, sys.argv)),
+        "versions": {"evalkit": __version__} | dict.fromkeys(versions, UNKNOWN) | known,
+        "loaded": {
+            "dtype": dtype,
+            **({"parameters": parameters} if parameters else {}),
+            "window": shared_result(logs, "context window", lambda results: _count(results.max_length)),
+        },
+    }
+
+
+def _digests(log: LoggedTask) -> list[str]:
+    return [log.digest, *([] if log.results_data is None else [hashlib.sha256(log.results_data).hexdigest()])]
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+@dataclass(frozen=True)
+class LoggedPlaces:
+    """The documents of a task that are in a log."""
+
+    task: str
+    """Name that a random sample of the task depends on."""
+    places: Sequence[int]
+    """Their places in the task, sorted."""
+    strata: Sequence[str]
+    """[documents of the task] stratum of each."""
+
+    def are(self, selection: DocumentSelection) -> bool:
+        """Return whether these are the documents of a selection."""
+        total = len(self.strata)
+        if len(self.places) != (total if selection.count is None else min(selection.count, total)):
+            return False
+        return len(self.places) == total or list(self.places) == selection.places(self.task, self.strata)
+
+
+def selection_specification(logs: Sequence[LoggedTask], tasks: Sequence[LoggedPlaces]) -> dict[str, Any]:
+    """Return the specification's entries about which documents of the tasks are in the logs of a run.
+
+    Raises:
+        UsageError: evalkit's results files name different random samples.
+    """
+    claimed = shared_result(logs, "random sample", lambda one: None if one.evalkit is None else one.evalkit.selection)
+    candidates: list[DocumentSelection] = [claimed] if isinstance(claimed, DocumentSample) else []
+    for selection in (*candidates, ALL_DOCUMENTS, FirstDocuments(max(len(task.places) for task in tasks))):
+        if all(task.are(selection) for task in tasks):
+            return selection.specification
+    return selection_hash([(task.task, list(task.places)) for task in tasks])
+
+
+def selection_hash(documents: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the entries of any other documents, (task, what identifies its documents)."""
+    return {"limit": None, "selection": hashlib.sha256(repr(documents).encode()).hexdigest()}
+
+
+def choice_row(
+    task: str, subtask: str, doc_id: int, number: int, likelihood: float, choice: str, choices: int, gold: int
+) -> ScoreRow:
+    """Return the row of a document's choice; its token counts are to be removed by `uncounted`."""
+    size = len(choice.encode("utf-8", "surrogatepass"))
+    about = (task, subtask, doc_id, number, choices, gold)
+    return ScoreRow(*about, None, None, None, likelihood, None, *(0,) * 5, None, len(choice), size, 0, 0)
+
+
+def written_once(
+    request: Import, names: tuple[str, str], manifest: dict[str, Any], finish: Callable[[RunWriter], None]
+) -> Run:
+    """Return the run of a manifest; write it if it does not exist: `finish` writes its files, the results last.
+
+    The `names` of suite and template are in the folder's name.
+
+    Raises:
+        RunError: the folder cannot be written, or it is damaged.
+    """
+    model = next((part for part in reversed(request.model.replace("\\", "/").split("/")) if part), "model")
+    name = folder_name(model, *names, manifest["specification"]["dtype"], manifest["id"])
+
+    def imported() -> Run | None:
+        return find_finished(request.output / name, manifest, lambda run: run.complete, request.say, "auto")
+
+    if (run := imported()) is None:
+        with open_run(request.output, name, manifest, request.say) as writer:
+            # Another process may have imported it before this one had the lock
+            if (run := imported()) is None:
+                finish(writer)
+                return load_run(request.output / name)
+    request.say(f"this log is imported already: {run.folder}")
+    return run
+
+
+def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, tuple[str, int]]]]) -> None:
+    """Copy sample files, and the results files beside them, into the run folder's `lm_eval/`.
+
+    With each file are given: number of a document in it → its leaf task and number in the run.
+
+    Raises:
+        DataError: a file was changed since it was read.
+    """
+    for log, names in logs:
+        with reading_as(log.path, "a sample file", DataError):
+            data = log.path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != log.digest:
+            raise DataError(f"{log.path} was changed while it was imported; import it again")
+        lines: dict[str, list[bytes]] = defaultdict(list)
+        for sample, line in zip(log.samples, data.removesuffix(b"\n").split(b"\n"), strict=True):
+            task, number = names[sample.doc_id]
+            lines[task].append(_stored_line(line, number) + b"\n")
+        for task, members in lines.items():
+            writer.save_bytes(f"lm_eval/samples_{task}_{log.time}.jsonl", b"".join(members))
+    for name, content in {log.results_path.name: log.results_data for log, _ in logs}.items():
+        if content is not None:
+            writer.save_bytes(f"lm_eval/{name}", content)
+
+
+def _stored_line(line: bytes, number: int) -> bytes:
+    """Return a line with the number of its document in the run, and chats as texts; unchanged if it is so already."""
+    content = parse_json(line)
+    arguments = {
+        name: {key: part_of_request(part) for key, part in request.items()}
+        for name, request in content["arguments"].items()
+    }
+    stored = content | {"doc_id": number, "arguments": arguments}
+    return line if stored == content else json_bytes(stored)

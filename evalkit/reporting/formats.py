@@ -1,0 +1,254 @@
+"""Tables as Markdown, HTML, CSV and JSON, and records as CSV. In: tables, or records. Out: text."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from evalkit.escape import in_csv, in_markdown, printable
+from evalkit.reporting.markup import Span, Text, plain
+from evalkit.reporting.table import MISSING, Cell, Table, beside, column_names
+
+
+def markdown_table(table: Table) -> str:
+    """Return a pipe table with its notes and caption; a section's title has a row of its own."""
+    names = [in_markdown(name) for name in column_names(table)]
+    head = [_markdown(table.corner) or " ", *map(_markdown, table.facts), *names]
+    rows = [head, [":--"] * (1 + len(table.facts)) + ["--:"] * table.numbers]
+    for section in table.sections:
+        if section.title:
+            rows.append([_markdown(section.title), *[""] * (len(head) - 1)])
+        for line in section.lines:
+            label = ("&emsp;" if line.indent else "") + _markdown(line.label)
+            rows.append([label, *map(_markdown, line.facts), *map(_markdown_cell, line.cells)])
+    lines = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    caption = [_markdown(table.caption)] if table.caption else []
+    return "\n\n".join([*caption, lines, *(_markdown(note) for note in table.notes if note)])
+
+
+def _markdown(text: Text) -> str:
+    return "".join(map(_markdown_span, text))
+
+
+def _markdown_span(span: Span) -> str:
+    # Emphasis ends only where its mark does not follow a space
+    inner = span.text.strip(" ")
+    if not inner:
+        return span.text
+    left, right = span.text.split(inner, 1)
+    written = in_markdown(inner)
+    if span.superscript:
+        return f"<sup>{written}</sup>"
+    if span.italic or span.math:
+        written = f"*{written}*"
+    return left + (f"**{written}**" if span.bold else written) + right
+
+
+def _markdown_cell(cell: Cell) -> str:
+    value = in_markdown(cell.value)
+    value = f"<u>{value}</u>" if cell.underline else value
+    value = f"**{value}**" if cell.bold else value
+    return value + ("†" if cell.significant else "") + beside(cell)
+
+
+_STYLE = """<style>
+body { font: 15px/1.5 Georgia, serif; margin: 1em; }
+table.evalkit { border-collapse: collapse; font: 15px/1.5 Georgia, serif; margin: 1em auto; }
+table.evalkit thead { border-top: 2px solid; border-bottom: 1px solid; }
+table.evalkit tbody.line, table.evalkit tbody.ruled, table.evalkit tbody.ruled tr.title { border-top: 1px solid; }
+table.evalkit tbody.ruled tr.title { border-bottom: 1px solid; }
+table.evalkit tbody:last-of-type { border-bottom: 2px solid; }
+table.evalkit th, table.evalkit td { padding: .15em .7em; text-align: center; white-space: nowrap; }
+table.evalkit th { font-weight: normal; }
+table.evalkit.right td, table.evalkit.right th { text-align: right; }
+table.evalkit.right td.fact, table.evalkit.right th.fact { text-align: left; white-space: normal; }
+table.evalkit th.group { border-bottom: 1px solid; font-weight: bold; }
+table.evalkit th.corner, table.evalkit th[scope=row], table.evalkit tr.title th { text-align: left; }
+table.evalkit tbody.ruled tr.title th { text-align: center; }
+table.evalkit th.indent { padding-left: 1.6em; }
+table.evalkit small { opacity: .75; }
+table.evalkit tfoot td { text-align: left; white-space: normal; font-size: 13px; }
+table.evalkit caption { caption-side: bottom; padding-top: .6em; text-align: left; }
+.sc { font-variant: small-caps; }
+</style>
+"""
+
+
+def html_table(table: Table) -> str:
+    """Return a table element."""
+    notes = "".join(f'<tr><td colspan="{table.width}">{_html(note)}</td></tr>\n' for note in table.notes)
+    foot = f"<tfoot>\n{notes}</tfoot>\n" if notes else ""
+    caption = f"<caption>{_html(table.caption)}</caption>\n" if table.caption else ""
+    kind = "evalkit" if table.by_point else "evalkit right"
+    begin = f'<table class="{kind}" id="{html.escape(table.name)}">\n{caption}<thead>\n{_html_heading(table)}</thead>\n'
+    return begin + "".join(_html_sections(table)) + f"{foot}</table>"
+
+
+def html_lines(lines: Sequence[str], element: str) -> str:
+    """Return sentences as paragraphs (p), or as the items of a list (ul)."""
+    escaped = [html.escape(printable(line)) for line in lines]
+    if element == "ul":
+        return "<ul>\n" + "".join(f"<li>{line}</li>\n" for line in escaped) + "</ul>"
+    return "\n".join(f"<p>{line}</p>" for line in escaped)
+
+
+def html_page(title: str, body: str) -> str:
+    """Return a complete page."""
+    head = f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
+    return f"{head}{_STYLE}{body}\n</html>"
+
+
+def _html_heading(table: Table) -> str:
+    grouped = any(group.title for group in table.columns)
+    span = ' rowspan="2"' if grouped else ""
+    corner = "th" if table.corner else "td"  # a heading without text is none
+    first = f'<{corner} class="corner"{span}>{_html(table.corner)}</{corner}>'
+    first += "".join(f'<th scope="col" class="fact"{span}>{_html(fact)}</th>' for fact in table.facts)
+    labels = "".join(f'<th scope="col">{_html(label)}</th>' for group in table.columns for label in group.labels)
+    if not grouped:
+        return f"<tr>{first}{labels}</tr>\n"
+    titles = "".join(
+        f'<th class="group" colspan="{len(group.labels)}">{_html(group.title)}</th>'
+        if group.title
+        else f'<td colspan="{len(group.labels)}"></td>'
+        for group in table.columns
+    )
+    return f"<tr>{first}{titles}</tr>\n<tr>{labels}</tr>\n"
+
+
+def _html_sections(table: Table) -> Iterator[str]:
+    for section in table.sections:
+        yield f'<tbody class="{section.style}">\n'
+        if section.title:
+            yield f'<tr class="title"><th colspan="{table.width}">{_html(section.title)}</th></tr>\n'
+        for line in section.lines:
+            indent = ' class="indent"' if line.indent else ""
+            facts = "".join(f'<td class="fact">{_html(fact)}</td>' for fact in line.facts)
+            cells = "".join(f"<td>{_html_cell(cell)}</td>" for cell in line.cells)
+            yield f'<tr><th scope="row"{indent}>{_html(line.label)}</th>{facts}{cells}</tr>\n'
+        yield "</tbody>\n"
+
+
+def _html_cell(cell: Cell) -> str:
+    value = html.escape(printable(cell.value))
+    value = f"<u>{value}</u>" if cell.underline else value
+    value = f"<strong>{value}</strong>" if cell.bold else value
+    small = f"<small>{html.escape(beside(cell))}</small>" if beside(cell) else ""
+    return value + ("<sup>†</sup>" if cell.significant else "") + small
+
+
+def _html(text: Text) -> str:
+    return "".join(map(_html_span, text))
+
+
+def _html_span(span: Span) -> str:
+    written = html.escape(span.text)
+    if span.superscript:
+        return f"<sup>{written}</sup>"
+    if span.small_caps:
+        written = f'<span class="sc">{written}</span>'
+    if span.italic or span.math:
+        written = f"<em>{written}</em>"
+    return f"<strong>{written}</strong>" if span.bold else written
+
+
+_NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?%?")
+Record = Mapping[str, Any]
+"""A row of a CSV: unrounded numbers, None for missing values."""
+
+
+def records_csv(records: Sequence[Record]) -> str:
+    """Return records as CSV, one line each; missing values are empty. Columns are in the order of first occurrence."""
+    out = io.StringIO()
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: in_csv(value) for name, value in record.items()} for record in records)
+    return out.getvalue().rstrip("\n")
+
+
+def table_csv(table: Table) -> str:
+    """Return a table as CSV, without marks; row keys, if any, are the first column, since labels may repeat.
+
+    The table's notes (unofficial documents, other protocols) follow in rows of the key "note".
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    keyed = any(line.key for line in table.lines)
+    names = [plain(table.corner) or "label", *map(plain, table.facts), *column_names(table)]
+    writer.writerow(map(in_csv, ["key", *names] if keyed else names))
+    for line in table.lines:
+        texts = [line.key, plain(line.label), *map(plain, line.facts)][not keyed :]
+        writer.writerow(map(in_csv, [*texts, *(cell.value + beside(cell) for cell in line.cells)]))
+    for note in table.notes:
+        writer.writerow(["note", in_csv(plain(note)), *[""] * (table.width - 2 + keyed)])
+    return out.getvalue().rstrip("\n")
+
+
+def table_content(table: Table) -> dict[str, Any]:
+    """Return a table as plain data: rows with their texts by heading and their numbers by column."""
+    headings = _unique([plain(table.corner) or "label", *map(plain, table.facts), *column_names(table)])
+    corner, facts, columns = headings[0], headings[1 : 1 + len(table.facts)], headings[1 + len(table.facts) :]
+    rows = [
+        {
+            **({"section": plain(section.title)} if section.title else {}),
+            **({"key": line.key} if line.key else {}),
+            corner: plain(line.label),
+            **dict(zip(facts, map(plain, line.facts), strict=True)),
+            **dict(zip(columns, map(_content, line.cells), strict=True)),
+        }
+        for section in table.sections
+        for line in section.lines
+    ]
+    about = {"name": table.name, **({"caption": plain(table.caption)} if table.caption else {}), "rows": rows}
+    return about | ({"notes": list(map(plain, table.notes))} if table.notes else {})
+
+
+def _unique(headings: Sequence[str]) -> list[str]:
+    """Return headings as keys of a row: a later one of the same name, or of a row's own key, gets a number."""
+    names = ["section", "key"]
+    for heading in headings:
+        name, number = heading, 2
+        while name in names:
+            name, number = f"{heading} ({number})", number + 1
+        names.append(name)
+    return names[2:]
+
+
+def json_text(content: Any) -> str:
+    """Return indented JSON; missing values are null."""
+    return json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _content(cell: Cell) -> Any:
+    """Return a cell's number, or a dict with its spread, difference and marks where it has any."""
+    value = _number(cell.value)
+    more = {name: _number(text) for name, text in (("spread", cell.spread), ("difference", cell.difference)) if text}
+    marks = {name: True for name in ("bold", "underline", "significant") if getattr(cell, name)}
+    return {"value": value} | more | marks if more or marks else value
+
+
+def _number(text: str) -> Any:
+    """Return the number that a cell prints (percent in a table of percentages); None if empty, else the text."""
+    if text in ("", MISSING, "–"):
+        return None
+    if not _NUMBER.fullmatch(text):
+        return text
+    digits = text.replace(",", "").removeprefix("+").removesuffix("%")
+    return float(digits) if "." in digits else int(digits)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
