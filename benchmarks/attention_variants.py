@@ -22,8 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
-from evalkit.models.variants.configuration import EvalkitLlamaConfig
-from evalkit.models.variants.modeling import LlamaVariantAttention
+from evalkit.models.variants.modeling import EvalkitLlamaConfig, LlamaVariantAttention
 
 INTEGRAL = {
     "attention_variant": "integral",

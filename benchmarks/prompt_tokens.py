@@ -24,7 +24,7 @@ from evalkit.benchmarks.prompt_variants.orders import in_orders, orders_of, unde
 from evalkit.benchmarks.prompt_variants.plan import VariedPlan
 from evalkit.benchmarks.run import planned
 from evalkit.models.locate import silent
-from evalkit.models.tokenizer_alone import tokenizer_alone, window_of
+from evalkit.models.spec import tokenizer_alone, window_of
 from evalkit.scoring.sequences import distinct_tokens
 
 VARY = ("template", "choice_order", "system_prompt")

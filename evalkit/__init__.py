@@ -34,7 +34,6 @@ from evalkit.errors import (
     UnknownNameError,
     UsageError,
 )
-from evalkit.models.registration import register_when_used
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.harness import harness
@@ -95,9 +94,6 @@ __all__ = [
     "list_runs",
     "load_run",
 ]
-
-
-register_when_used()
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,7 @@ import argparse
 from pathlib import Path
 
 from evalkit.models.spec import model_spec
-from evalkit.models.variants.configuration import EvalkitLlamaConfig
-from evalkit.models.variants.modeling import EvalkitLlamaForCausalLM
+from evalkit.models.variants.modeling import EvalkitLlamaConfig, EvalkitLlamaForCausalLM
 
 
 def main() -> None:

@@ -12,10 +12,9 @@ from typing import Any
 from evalkit.benchmarks.request import Request, plain_manifest
 from evalkit.errors import UsageError
 from evalkit.models.context import MOST_TOKENS, Extension, configured_window, refuse_generation
-from evalkit.models.context_settings import config_of
 from evalkit.models.files import generation_settings
 from evalkit.models.locate import Checkpoint, silent
-from evalkit.models.spec import ModelSpec
+from evalkit.models.spec import ModelSpec, config_of
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run

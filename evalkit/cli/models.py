@@ -185,8 +185,7 @@ def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None,
     evalkit models init my_models.yaml:mine --output CKPT --tokenizer org/name --dtype bfloat16
     """
     from evalkit.data.wheels import say_on_stderr
-    from evalkit.models.init import write_random
-    from evalkit.models.zoo import named_model
+    from evalkit.models.zoo import named_model, write_random
 
     named = named_model(model)
     write_random(named, output, seed=seed, dtype=dtype, tokenizer=tokenizer, texts=texts, say=say_on_stderr)
@@ -200,7 +199,7 @@ def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None,
 def export(checkpoint: str, output: Path, allow_pickle: bool) -> None:
     """Export an evalkit checkpoint so that it loads without evalkit, by trust_remote_code."""
     from evalkit.data.wheels import say_on_stderr
-    from evalkit.models.init import export as write
+    from evalkit.models.convert import export as write
     from evalkit.models.locate import locate
 
     write(locate(checkpoint, allow_pickle=allow_pickle, say=say_on_stderr), output)

@@ -7,7 +7,8 @@ that works, and the command that installs it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
@@ -15,16 +16,12 @@ from typing import Any
 
 from evalkit.errors import EvalkitError
 
-KNOWN = {"lm-eval": "0.4.13", "torch": "2.13.0", "transformers": "5.23.0"}
+KNOWN = {"gguf": "0.19.0", "lm-eval": "0.4.13", "torch": "2.13.0", "transformers": "5.23.0"}
 """Distribution → version that evalkit's tests run with."""
 
 
 def attribute(package: str, owner: Any, name: str) -> Any:
-    """Return an attribute of a library's object.
-
-    Raises:
-        EvalkitError: the object has none of that name.
-    """
+    """Return an attribute of a library's object. Raises `EvalkitError` if there is none."""
     try:
         return getattr(owner, name)
     except AttributeError as error:
@@ -33,11 +30,7 @@ def attribute(package: str, owner: Any, name: str) -> Any:
 
 
 def module(package: str, name: str) -> ModuleType:
-    """Import a module of a library.
-
-    Raises:
-        EvalkitError: the library has no such module.
-    """
+    """Import a module of a library. Raises `EvalkitError` if it has no such module."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -64,6 +57,23 @@ def check_parameters(package: str, function: Callable[..., Any], *arguments: Any
     except TypeError as error:
         name = getattr(function, "__qualname__", repr(function))
         raise _incompatible(package, f"has {name} with other parameters ({error})") from error
+
+
+@contextmanager
+def replaced(package: str, owner: Any, **replacements: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace attributes of a library's object within the block, each by the result of a function of it.
+
+    Raises:
+        EvalkitError: the object has none of such a name.
+    """
+    originals = {name: attribute(package, owner, name) for name in replacements}
+    try:
+        for name, replacement in replacements.items():
+            setattr(owner, name, replacement(originals[name]))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(owner, name, original)
 
 
 def _incompatible(package: str, what: str) -> EvalkitError:

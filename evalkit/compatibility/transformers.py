@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 from evalkit.compatibility import names
 
@@ -175,7 +174,7 @@ def without_gguf_bar() -> Iterator[None]:
     The reader uses tqdm directly and ignores the public switch (`transformers.utils.logging.disable_progress_bar`).
     """
     reader = names.module(_PACKAGE, "transformers.modeling_gguf_pytorch_utils")
-    with patch.object(reader, "tqdm", partial(names.attribute(_PACKAGE, reader, "tqdm"), disable=True)):
+    with names.replaced(_PACKAGE, reader, tqdm=lambda bar: partial(bar, disable=True)):
         yield
 
 
@@ -191,5 +190,4 @@ def quiet() -> Iterator[None]:
         if logging.is_progress_bar_enabled():
             logging.disable_progress_bar()
             after.callback(logging.enable_progress_bar)
-        after.enter_context(without_gguf_bar())
         yield

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.errors import CheckpointError, TemplateError, first_line
-from evalkit.models.tokenizer import apply_chat_template
 
 Ints = NDArray[np.int64]
 
@@ -116,9 +115,7 @@ def as_message(tokenizer: Any, text: str) -> list[int]:
         raise TemplateError("the tokenizer has no chat template; leave out --chat")
     try:
         turns = [{"role": "user", "content": text}]
-        found = apply_chat_template(tokenizer, turns, add_generation_prompt=True, tokenize=True, return_dict=True)
-    except TemplateError:
-        raise
+        found = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
     except Exception as error:  # a Jinja template may raise anything
         raise TemplateError(f"the tokenizer's chat template fails: {first_line(error)}") from error
     return list(found["input_ids"])

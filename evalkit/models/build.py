@@ -7,17 +7,12 @@ memory is allocated for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
 
 from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.errors import CheckpointError, first_line
@@ -26,10 +21,6 @@ from evalkit.models.snapshot import LoadedFiles
 _EXCESS, _PACKED = 2, 32
 """Most parameters of a model as a multiple of the numbers in its files, plain and quantised. Below a factor of two,
 missing weights and wrong shapes are reported by name after loading; quantised weights are packed."""
-_REPLACED = 2
-"""Additional factor during construction: heads are tied and attention modules replaced afterwards."""
-_MOST_PARAMETERS = 10_000
-"""Named parameters that any model may have; above this, the limit is 16 times the number of tensors in its files."""
 _MOST_BUFFERED = 2**31
 """Limit on the numbers in buffers, such as a mask over all positions."""
 _KEPT = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
@@ -48,54 +39,6 @@ class BuiltModel:
     """Names of weights stored as integers or in 8 bits that were loaded without dequantisation."""
 
 
-def build_model(read: LoadedFiles, config: Any, *, dtype: str, attention: str, remote: bool) -> BuiltModel:
-    """Build a causal language model.
-
-    Args:
-        read: the checkpoint's files; its tensors are emptied, so that each is freed once it is converted to another
-            dtype.
-        config: the transformers config; None: that of the folder.
-        dtype: "float32", "bfloat16" or "float16".
-        attention: "auto", "sdpa" or "eager".
-        remote: whether the model class is defined by code in the folder.
-
-    Raises:
-        CheckpointError: transformers cannot build the model, or its files hold far too few weights.
-    """
-    given, folder, tensors = read.checkpoint.given, read.checkpoint.folder, read.tensors
-    with quiet(), _checkpoint_errors(given):
-        from transformers import AutoConfig
-
-        kind = getattr(torch, dtype)
-        own = config or AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=remote)
-        quantised = any(getattr(part, "quantization_config", None) for part in (own, own.get_text_config()))
-        sizes = {name: tensor.numel() for name, tensor in tensors.items()}
-        excess = _PACKED if quantised else _EXCESS
-        meta_model = _meta_model(given, own, kind, attention, remote, sizes, excess)
-        if sum(weight.numel() for weight in meta_model.parameters()) > excess * sum(sizes.values()):
-            raise _too_many(given, sizes)
-        _check_duplicates(given, tensors, meta_model.base_model_prefix)
-        if read.read_again and _keeps_wider(meta_model, kind):
-            tensors.clear()
-            tensors |= read.read_again()
-        # Quantised tensors are inspected before they are read, so they cannot be read-once
-        state_dict = {name: tensor if quantised else ReadOnceTensor(tensor) for name, tensor in tensors.items()}
-        tensors.clear()
-        model, report = type(meta_model).from_pretrained(
-            None,
-            config=meta_model.config,
-            state_dict=state_dict,
-            dtype=kind,
-            attn_implementation=attention_of(meta_model.config),
-            local_files_only=True,
-            ignore_mismatched_sizes=True,  # otherwise the error names no tensor
-            output_loading_info=True,
-        )
-        if model.can_generate():
-            _read_generation_config(model, folder)
-    return BuiltModel(model, report, () if quantised else _codes(model, state_dict))
-
-
 class ReadOnceTensor:
     """A tensor that can be read once, so that it is freed when it has been converted to another dtype.
 
@@ -112,31 +55,65 @@ class ReadOnceTensor:
         return tensor
 
 
-def _keeps_wider(model: Any, dtype: torch.dtype) -> bool:
-    """Return whether some weights of a model stay wider than its dtype: its class lists them, or creates them so."""
-    floating = (weight.dtype for weight in model.state_dict().values() if weight.is_floating_point())
-    return any(getattr(model, name, None) for name in _KEPT) or any(kind.itemsize > dtype.itemsize for kind in floating)
+def build_model(read: LoadedFiles, config: Any, *, dtype: str, attention: str, remote: bool) -> BuiltModel:
+    """Build a causal language model.
 
+    Args:
+        read: the checkpoint's files; its tensors are emptied, so that each is freed once it is converted.
+        config: the transformers config; None: that of the folder.
+        dtype, attention: see `load`; not "auto" for the dtype.
+        remote: whether the model class is defined by code in the folder.
 
-@contextmanager
-def _checkpoint_errors(given: str) -> Iterator[None]:
-    """Turn errors of transformers into a `CheckpointError`."""
+    Raises:
+        CheckpointError: transformers cannot build the model, or its files hold far too few weights.
+    """
+    given = read.checkpoint.given
     try:
-        yield
+        with quiet():
+            return _build(read, config, getattr(torch, dtype), attention, remote)
     except CheckpointError:
         raise
     except Exception as error:  # transformers raises errors of any type; the checkpoint is the cause
         raise CheckpointError(f"{given}: cannot be loaded ({first_line(error)})") from error
 
 
-def _meta_model(
-    given: str, config: Any, dtype: Any, attention: str, remote: bool, sizes: Mapping[str, int], excess: int
-) -> Any:
+def _build(read: LoadedFiles, config: Any, dtype: torch.dtype, attention: str, remote: bool) -> BuiltModel:
+    from transformers import AutoConfig
+
+    given, folder, tensors = read.checkpoint.given, read.checkpoint.folder, read.tensors
+    own = config or AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=remote)
+    quantised = any(getattr(part, "quantization_config", None) for part in (own, own.get_text_config()))
+    meta_model = _meta_model(given, own, dtype, attention, remote)
+    _check_size(given, meta_model, tensors, _PACKED if quantised else _EXCESS)
+    _check_duplicates(given, tensors, meta_model.base_model_prefix)
+    if read.read_again and _keeps_wider(meta_model, dtype):
+        tensors.clear()
+        tensors |= read.read_again()
+    # Quantised tensors are inspected before they are read, so they cannot be read-once
+    state_dict = {name: tensor if quantised else ReadOnceTensor(tensor) for name, tensor in tensors.items()}
+    tensors.clear()
+    # Never a folder: transformers would apply adapters, fall back to pickles, and read files that nobody hashed
+    model, report = type(meta_model).from_pretrained(
+        None,
+        config=meta_model.config,
+        state_dict=state_dict,
+        dtype=dtype,
+        attn_implementation=attention_of(meta_model.config),
+        local_files_only=True,
+        ignore_mismatched_sizes=True,  # otherwise the error names no tensor
+        output_loading_info=True,
+    )
+    if model.can_generate():
+        _read_generation_config(model, folder)
+    return BuiltModel(model, report, () if quantised else _codes(model, state_dict))
+
+
+def _meta_model(given: str, config: Any, dtype: torch.dtype, attention: str, remote: bool) -> Any:
     """Build the model on the meta device; "auto" selects sdpa, or eager for architectures without sdpa."""
     from transformers import AutoModelForCausalLM
 
     def build(implementation: str) -> Any:
-        with torch.device("meta"), _parameter_limit(given, sizes, excess):
+        with torch.device("meta"):
             return AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=implementation, trust_remote_code=remote
             )
@@ -154,40 +131,27 @@ def _meta_model(
         return build("eager")
 
 
-@contextmanager
-def _parameter_limit(given: str, sizes: Mapping[str, int], excess: int) -> Iterator[None]:
-    """Stop building a model as soon as it has far more parameters than there are weights."""
-    most, most_named = _REPLACED * excess * sum(sizes.values()), max(_MOST_PARAMETERS, 16 * len(sizes))
-    numbers = named = buffered = 0
-
-    def parameter(_: Any, __: str, value: Any) -> None:
-        nonlocal numbers, named
-        numbers, named = numbers + value.numel(), named + 1
-        if numbers > most or named > most_named:
-            raise _too_many(given, sizes)
-
-    def buffer(_: Any, name: str, value: Any) -> None:
-        nonlocal buffered
-        buffered += 0 if value is None else value.numel()
-        if buffered > _MOST_BUFFERED:
-            raise CheckpointError(
-                f"{given}: config.json describes a model whose buffers ({name}) have more than {_MOST_BUFFERED:,} "
-                "numbers; its number of positions is wrong"
-            )
-
-    hooks = (register_module_parameter_registration_hook(parameter), register_module_buffer_registration_hook(buffer))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _check_size(given: str, model: Any, tensors: Mapping[str, torch.Tensor], excess: int) -> None:
+    """Raise if a model on the meta device is far larger than its files."""
+    stored = sum(tensor.numel() for tensor in tensors.values())
+    if sum(weight.numel() for weight in model.parameters()) > excess * stored:
+        raise CheckpointError(
+            f"{given}: config.json describes a far larger model than its files hold ({stored:,} numbers in "
+            f"{len(tensors):,} weights); its sizes or its number of layers are wrong"
+        )
+    buffers = dict(model.named_buffers())
+    if sum(buffer.numel() for buffer in buffers.values()) > _MOST_BUFFERED:
+        largest = max(buffers, key=lambda name: int(buffers[name].numel())).rpartition(".")[2]
+        raise CheckpointError(
+            f"{given}: config.json describes a model whose buffers ({largest}) have more than {_MOST_BUFFERED:,} "
+            "numbers; its number of positions is wrong"
+        )
 
 
-def _too_many(given: str, sizes: Mapping[str, int]) -> CheckpointError:
-    return CheckpointError(
-        f"{given}: config.json describes a far larger model than its files hold ({sum(sizes.values()):,} numbers in "
-        f"{len(sizes):,} weights); its sizes or its number of layers are wrong"
-    )
+def _keeps_wider(model: Any, dtype: torch.dtype) -> bool:
+    """Return whether some weights of a model stay wider than its dtype: its class lists them, or creates them so."""
+    floating = (weight.dtype for weight in model.state_dict().values() if weight.is_floating_point())
+    return any(getattr(model, name, None) for name in _KEPT) or any(kind.itemsize > dtype.itemsize for kind in floating)
 
 
 def _check_duplicates(given: str, names: Collection[str], base: str) -> None:

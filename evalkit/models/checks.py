@@ -21,7 +21,7 @@ from evalkit.errors import CheckpointError
 from evalkit.models.config_check import check_code
 from evalkit.models.files import indexed_weights
 from evalkit.models.locate import Checkpoint
-from evalkit.models.registration import register_part, register_type
+from evalkit.models.variants.settings import PREFIX
 
 if TYPE_CHECKING:
     import torch
@@ -31,16 +31,9 @@ if TYPE_CHECKING:
 _CONDITIONAL = "ForConditionalGeneration"
 """Suffix of encoder-decoders, and of decoders with encoders of images or sound."""
 _NOT_CAUSAL = (
-    "ForMaskedLM",
-    "ForPreTraining",
-    _CONDITIONAL,
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "ForQuestionAnswering",
-    "ForMultipleChoice",
-    "ForNextSentencePrediction",
-    "EncoderModel",
-)
+    "ForMaskedLM", "ForPreTraining", _CONDITIONAL, "ForSequenceClassification", "ForTokenClassification",
+    "ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction", "EncoderModel",
+)  # fmt: skip
 """Suffixes of architecture names whose head does not predict the next token from the left context alone."""
 _SCALE = re.compile("scale|scb|absmax", re.IGNORECASE)
 """Matches the names of quantisation scales, of all methods."""
@@ -48,44 +41,40 @@ _PLAIN = ("weight", "gate_up_proj", "down_proj")
 """Last name parts that plain weights have too; the latter two belong to stacked experts."""
 _FLOATING_METHODS = ("bitnet",)
 """Methods for which some checkpoints store floating-point weights and round them in each forward pass."""
+_UNREADABLE_METHODS = {
+    "gguf": "which is for GGUF files; pass the GGUF file, or remove quantization_config if the weights are plain",
+    "torchao": "whose checkpoints store the types of tensors separately; dequantise the model and save the result",
+}
 _OLD_BUFFER = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|\.(inv_freq|cos_cached|sin_cached|causal_mask)$")
 """Masks and rotary angles that old versions of transformers saved in each layer; none is learned."""
 
 
-def check_trust(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Raise if a model type is unknown to transformers, unless the checkpoint's own code defines it and is trusted."""
-    if natively_known(config):
-        return
-    kind = config.get("model_type")
-    if checkpoint.trust_remote_code:
-        check_code(checkpoint.folder / "config.json", config.get("auto_map"))
-        return
-    if "auto_map" in config:
-        raise CheckpointError(
-            f"{checkpoint.given}: model type '{kind}' is defined by the checkpoint's own Python code; pass "
-            "--trust-remote-code to run it if you trust its source"
-        )
-    raise CheckpointError(f"{checkpoint.given}: config.json has model_type '{kind}', which transformers does not know")
+def natively_known(config: Mapping[str, Any]) -> bool:
+    """Return whether the model type is known to transformers, including architectures registered with it."""
+    register_type(config)
+    return config_class(config.get("model_type")) is not None
 
 
-def check_causal(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Raise unless the model predicts each token from the preceding tokens only.
+def register_type(config: Mapping[str, Any]) -> None:
+    """Register evalkit's model types with transformers if a parsed config.json has one of them."""
+    if str(config.get("model_type")).startswith(PREFIX):
+        import evalkit.models.auto  # noqa: F401
 
-    Raises:
-        CheckpointError: names the architecture.
+
+def is_quantized(config: Mapping[str, Any]) -> bool:
+    """Return whether config.json names a quantisation."""
+    return bool(_quantization(config))
+
+
+def check_supported(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
+    """Raise a `CheckpointError` for a config.json by which evalkit cannot load a model, before its weights are read.
+
+    Such are unknown model types, untrusted code, models that are not causal, unsupported quantisations, and weights
+    whose file the config names, since evalkit hashes the default file.
     """
-    if why := _why_not_causal(config):
-        raise CheckpointError(
-            f"{checkpoint.given}: {_architecture(config)} {why}; evalkit scores causal language models only"
-        )
-
-
-def check_weights_name(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Raise if config.json names a weights file: transformers would load that file, but evalkit hashes the default.
-
-    Raises:
-        CheckpointError: names the file.
-    """
+    _check_trust(checkpoint, config)
+    check_causal(checkpoint, config)
+    _check_quantization(checkpoint, config)
     if named := config.get("transformers_weights"):
         raise CheckpointError(
             f"{checkpoint.given}: config.json names its weights in transformers_weights ({named!r:.60}); rename that "
@@ -93,15 +82,19 @@ def check_weights_name(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
         )
 
 
-def check_index(checkpoint: Checkpoint, names: Collection[str]) -> None:
-    """Raise if the index of sharded weights lists weights that no file has, as after a shard was replaced by another.
+def check_causal(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
+    """Raise a `CheckpointError` unless the model predicts each token from the preceding tokens only."""
+    if why := _why_not_causal(config):
+        architecture = _named_class(config) or f"model type '{config.get('model_type')}'"
+        raise CheckpointError(f"{checkpoint.given}: {architecture} {why}; evalkit scores causal language models only")
 
-    Raises:
-        CheckpointError: names the index and the first such weight.
+
+def check_index(checkpoint: Checkpoint, names: Collection[str]) -> None:
+    """Raise a `CheckpointError` if the index of sharded weights lists weights that no file has (`names`).
+
+    Such an index is left after a shard was replaced by another.
     """
-    if (found := indexed_weights(checkpoint.folder, checkpoint.weights())) is None:
-        return
-    index, listed = found
+    index, listed = indexed_weights(checkpoint.folder, checkpoint.weights())
     if missing := sorted(listed.difference(names)):
         raise CheckpointError(
             f"{index}: lists {len(listed):,} weights, of which no file has {len(missing):,}, the first of them "
@@ -109,48 +102,16 @@ def check_index(checkpoint: Checkpoint, names: Collection[str]) -> None:
         )
 
 
-def check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Raise if quantised weights would be loaded without dequantisation.
-
-    Raises:
-        CheckpointError: the method is unknown to transformers, or stores metadata of the weights outside of them.
-    """
-    found = _quantization(config)
-    if not found:
-        return
-    # Keys of old bitsandbytes checkpoints
-    short = [bits for bits in ("4bit", "8bit") if found.get(f"load_in_{bits}") is True]
-    method = f"bitsandbytes_{short[0]}" if short else found.get("quant_method")
-    if not isinstance(method, str) or method not in quantization_methods():
-        raise CheckpointError(
-            f"{checkpoint.given}: config.json has a quantization_config whose quant_method is {method!r:.60}, which "
-            "transformers does not know; its weights would be loaded as plain ones"
-        )
-    if method == "gguf":
-        raise CheckpointError(
-            f"{checkpoint.given}: config.json has quant_method gguf, which is for GGUF files; pass the GGUF file, or "
-            "remove quantization_config if the weights are plain"
-        )
-    if method == "torchao":
-        raise CheckpointError(
-            f"{checkpoint.given}: is quantised by torchao, whose checkpoints store the types of tensors separately; "
-            "evalkit does not read them; dequantise the model and save the result"
-        )
-
-
 def check_stored(given: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise if config.json names a quantisation and the weights are not quantised, or lack their scales.
+    """Raise a `CheckpointError` if config.json names a quantisation and the weights lack it, or their scales.
 
     transformers loads such weights as stored. Where config.json names no quantisation, `check_report` detects them.
-
-    Raises:
-        CheckpointError: names the first such weights.
     """
-    found = _quantization(config)
-    if not found:
+    method = _quantization(config)
+    if not method:
         return
     codes = [name for name, tensor in tensors.items() if not tensor.is_floating_point() or tensor.element_size() == 1]
-    if not codes and found.get("quant_method") not in _FLOATING_METHODS:
+    if not codes and method.get("quant_method") not in _FLOATING_METHODS:
         raise CheckpointError(
             f"{given}: config.json has a quantization_config, but no weight is stored as integers or in 8 bits; remove "
             "it, or provide the quantised weights"
@@ -164,16 +125,11 @@ def check_stored(given: str, config: Mapping[str, Any], tensors: Mapping[str, to
 
 
 def check_report(given: str, built: BuiltModel, say: Say) -> None:
-    """Raise if some weights of the model are random or some weights of the checkpoint were not loaded.
+    """Raise a `CheckpointError` if weights of the model are random, or weights of the checkpoint were not loaded.
 
-    Args:
-        given: the checkpoint's name for messages.
-        built: from `build_model`.
-        say: called with a warning about weights in the files that the model does not have.
-
-    Raises:
-        CheckpointError: a weight is missing from the files or has another shape, an unexpected weight belongs to the
-            model's layers or modules, or a weight is quantised without a quantization_config.
+    That is: a weight is missing from the files or has another shape, an unexpected weight belongs to the model's layers
+    or modules, or a weight is quantised without a quantization_config. `say` is called for other unexpected
+    weights.
     """
     report = built.report
     if mismatched := sorted(report.get("mismatched_keys") or ()):
@@ -186,15 +142,31 @@ def check_report(given: str, built: BuiltModel, say: Say) -> None:
             f"{given}: {_few(built.codes)} are stored as integers or in 8 bits, but config.json has no "
             "quantization_config, so their scales are unknown; add it, or provide dequantised weights"
         )
-    _check_unexpected(given, sorted(report.get("unexpected_keys") or ()), built.model, say)
+    unexpected = sorted(report.get("unexpected_keys") or ())
+    if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
+        raise CheckpointError(
+            f"{given}: {_few(differential)} belong to differential layers that config.json does not list; "
+            "correct its variant_layers"
+        )
+    own = built.model.state_dict()
+    last = _last_layers(own)
+    possible = {key: _possible_names(key, built.model.base_model_prefix) for key in unexpected}
+    if layers := [key for key in unexpected if any(_is_extra_layer(form, last) for form in possible[key])]:
+        raise CheckpointError(
+            f"{given}: the files hold weights of more layers than config.json has: {_few(layers)}; correct its number "
+            "of layers"
+        )
+    if parts := [key for key in unexpected if any(_belongs_to_model(form, own, last) for form in possible[key])]:
+        raise CheckpointError(
+            f"{given}: {_few(parts)} would be left out of modules of the model; config.json lacks the bias or the "
+            "quantization_config, or is for another architecture, or an adapter has to be merged"
+        )
+    if unexpected:
+        say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
 
 
 def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
-    """Raise if a loaded model has non-finite weights, or an output head that differs from its tied embedding.
-
-    Raises:
-        CheckpointError: names the weight.
-    """
+    """Raise a `CheckpointError` for non-finite weights, or an output head that differs from its tied embedding."""
     import torch
 
     for name, weight in model.named_parameters():
@@ -215,85 +187,46 @@ def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
         )
 
 
-def is_quantized(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json names a quantisation."""
-    return bool(_quantization(config))
+def _check_trust(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
+    """Raise if a model type is unknown to transformers, unless the checkpoint's own code defines it and is trusted."""
+    if natively_known(config):
+        return
+    kind = config.get("model_type")
+    if checkpoint.trust_remote_code:
+        check_code(checkpoint.folder / "config.json", config.get("auto_map"))
+    elif "auto_map" in config:
+        raise CheckpointError(
+            f"{checkpoint.given}: model type '{kind}' is defined by the checkpoint's own Python code; pass "
+            "--trust-remote-code to run it if you trust its source"
+        )
+    else:
+        raise CheckpointError(
+            f"{checkpoint.given}: config.json has model_type '{kind}', which transformers does not know"
+        )
+
+
+def _check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
+    """Raise if quantised weights would be loaded without dequantisation."""
+    found = _quantization(config)
+    if not found:
+        return
+    # Keys of old bitsandbytes checkpoints
+    short = [bits for bits in ("4bit", "8bit") if found.get(f"load_in_{bits}") is True]
+    method = f"bitsandbytes_{short[0]}" if short else found.get("quant_method")
+    if not isinstance(method, str) or method not in quantization_methods():
+        raise CheckpointError(
+            f"{checkpoint.given}: config.json has a quantization_config whose quant_method is {method!r:.60}, which "
+            "transformers does not know; its weights would be loaded as plain ones"
+        )
+    if method in _UNREADABLE_METHODS:
+        raise CheckpointError(
+            f"{checkpoint.given}: config.json has quant_method {method}, {_UNREADABLE_METHODS[method]}"
+        )
 
 
 def _quantization(config: Mapping[str, Any]) -> dict[str, Any]:
     """The quantization_config, also that of the text part of a multi-part model; empty if there is none."""
     return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
-
-
-def _check_unexpected(given: str, unexpected: list[str], model: Any, say: Say) -> None:
-    """Raise for unexpected weights that belong to the model's layers or modules; report all others."""
-    if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
-        raise CheckpointError(
-            f"{given}: {_few(differential)} belong to differential layers that config.json does not list; "
-            "correct its variant_layers"
-        )
-    own = model.state_dict()
-    last = _last_layers(own)
-    possible = {key: _possible_names(key, model.base_model_prefix) for key in unexpected}
-    if layers := [key for key in unexpected if any(_is_extra_layer(form, last) for form in possible[key])]:
-        raise CheckpointError(
-            f"{given}: the files hold weights of more layers than config.json has: {_few(layers)}; correct its number "
-            "of layers"
-        )
-    if parts := [key for key in unexpected if any(_belongs_to_model(form, own, last) for form in possible[key])]:
-        raise CheckpointError(
-            f"{given}: {_few(parts)} would be left out of modules of the model; config.json lacks the bias or the "
-            "quantization_config, or is for another architecture, or an adapter has to be merged"
-        )
-    if unexpected:
-        say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
-
-
-def _possible_names(name: str, base: str) -> tuple[str, ...]:
-    """Names that a weight can have in the model: transformers adds or drops the base model's prefix, peft adds one."""
-    bare = name.removeprefix("base_model.model.")
-    return bare, f"{base}.{bare}", bare.removeprefix(f"{base}.")
-
-
-def _is_extra_layer(name: str, last: Mapping[str, int]) -> bool:
-    """Return whether a weight belongs to a layer past the last one of the model's list of layers."""
-    path, number = _layer_of(name)
-    return number is not None and path in last and number > last[path]
-
-
-def _belongs_to_model(name: str, own: Mapping[str, Any], last: Mapping[str, int]) -> bool:
-    """Return whether a weight belongs to a module of the model, or to a layer and is no buffer of an old version."""
-    if any(f"{module}.weight" in own for module in _modules_around(name)):
-        return True
-    return any(name.startswith(f"{path}.") for path in last) and not _OLD_BUFFER.search(name)
-
-
-def _modules_around(name: str) -> list[str]:
-    """Return the modules around a parameter: a.b.bias → a.b, a."""
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
-
-
-def _last_layers(names: Iterable[str]) -> dict[str, int]:
-    """Return the last layer number of each list of layers."""
-    last: dict[str, int] = {}
-    for path, number in map(_layer_of, names):
-        if number is not None:
-            last[path] = max(number, last.get(path, 0))
-    return last
-
-
-def _layer_of(name: str) -> tuple[str, int | None]:
-    """Split off the layer number: model.layers.3.mlp.up_proj.weight → (model.layers, 3)."""
-    parts = name.split(".")
-    number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
-    return (name, None) if number is None else (".".join(parts[:number]), int(parts[number]))
-
-
-def natively_known(config: dict[str, Any]) -> bool:
-    """Return whether the model type is known to transformers, including architectures registered with it."""
-    register_type(config.get("model_type"))
-    return config_class(config.get("model_type")) is not None
 
 
 def _why_not_causal(config: dict[str, Any]) -> str | None:
@@ -311,7 +244,7 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
         return "attends in both directions"
     if not natively_known(config):
         return None  # trusted remote code: its auto_map decides
-    register_part(config)
+    _register_part(config, named)
     if config_class(config["model_type"]) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "has no causal language model in transformers"
     return None
@@ -327,14 +260,62 @@ def _is_language_model(config: dict[str, Any], named: str) -> bool:
     return causal is not None and (causal == named or has_text_part)
 
 
+def _register_part(config: Mapping[str, Any], named: str) -> None:
+    """Register the class that a checkpoint names for its type, if it is the language model of a larger model's type.
+
+    transformers maps the larger model's type (mllama) to this class, but not the type in its own config
+    (mllama_text_model).
+    """
+    import transformers
+
+    kind = config_class(config["model_type"])
+    if kind not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and named in causal_language_models().values():
+        model = getattr(transformers, named)
+        if model.config_class is kind:
+            transformers.AutoModelForCausalLM.register(kind, model, exist_ok=True)
+
+
 def _named_class(config: dict[str, Any]) -> str:
     """Return the class that config.json names, or ""."""
     named = config.get("architectures")
     return str(named[0]) if isinstance(named, list) and named else ""
 
 
-def _architecture(config: dict[str, Any]) -> str:
-    return _named_class(config) or f"model type '{config.get('model_type')}'"
+def _possible_names(name: str, base: str) -> tuple[str, ...]:
+    """Names that a weight can have in the model: transformers adds or drops the base model's prefix, peft adds one."""
+    bare = name.removeprefix("base_model.model.")
+    return bare, f"{base}.{bare}", bare.removeprefix(f"{base}.")
+
+
+def _is_extra_layer(name: str, last: Mapping[str, int]) -> bool:
+    """Return whether a weight belongs to a layer past the last one of the model's list of layers."""
+    path, number = _layer_of(name)
+    return number is not None and path in last and number > last[path]
+
+
+def _belongs_to_model(name: str, own: Mapping[str, Any], last: Mapping[str, int]) -> bool:
+    """Return whether a weight belongs to a module of the model, or to a layer and is no buffer of an old version."""
+    parts = name.split(".")
+    modules = (".".join(parts[:count]) for count in range(1, len(parts)))
+    if any(f"{module}.weight" in own for module in modules):
+        return True
+    return any(name.startswith(f"{path}.") for path in last) and not _OLD_BUFFER.search(name)
+
+
+def _last_layers(names: Iterable[str]) -> dict[str, int]:
+    """Return the last layer number of each list of layers."""
+    last: dict[str, int] = {}
+    for path, number in map(_layer_of, names):
+        if number is not None:
+            last[path] = max(number, last.get(path, 0))
+    return last
+
+
+def _layer_of(name: str) -> tuple[str, int | None]:
+    """Split off the layer number: model.layers.3.mlp.up_proj.weight → (model.layers, 3)."""
+    parts = name.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
+    return (name, None) if number is None else (".".join(parts[:number]), int(parts[number]))
 
 
 def _few(names: Iterable[str]) -> str:

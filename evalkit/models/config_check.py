@@ -1,14 +1,14 @@
 """Validate value types and sizes in config.json.
 
 In: a parsed config.json; later the number of weights in the files. Out: nothing, or a `CheckpointError` that names file
-and key. Only keys that evalkit reads itself are validated, and keys whose wrong values cost hours or all memory;
-transformers validates the rest when the model is built.
+and key. Only keys with whose wrong values transformers would still load a model, and those that evalkit itself reads or
+that cost hours or all memory; transformers validates the rest when the model is built.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +17,48 @@ from evalkit.errors import CheckpointError
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Names of the number of layers in different architectures."""
 WINDOW_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_sequence_length",
-    "max_seq_len",
-    "seq_length",
-    "n_ctx",
+    "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx",
     "max_target_positions",
-)
+)  # fmt: skip
 """Names of the context window in different architectures."""
 _MOST_LABELS = 10**6
 """Limit on the labels of a classifier; transformers generates a name for each, in the config of any model."""
-
-_BASES = ("rope_theta", "rotary_emb_base", "rope_local_base_freq")
-"""Names of the base of rotary frequencies outside of `rope_parameters`."""
+_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_MOST_EXPERTS = 10**5
+"""Limit on the experts of a layer, of which some architectures make a module each."""
 _INFINITE = ("time_step_limit",)
 """Keys that may hold infinity: transformers writes it for Mamba 2."""
 _TAG = "__float__"
 """Key of the objects that transformers writes in place of infinities and NaN."""
 
+
+def _is_number(value: Any, above: float = -math.inf, most: float = math.inf) -> bool:
+    return type(value) in (int, float) and above < value <= most
+
+
+def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(fits, value))
+
+
 _ValueType = tuple[str, Callable[[Any], bool]]
 _WHOLE: _ValueType = ("a whole number", lambda value: type(value) is int)
-_NUMBER: _ValueType = ("a number", lambda value: type(value) in (int, float))
-_POSITIVE: _ValueType = ("a number above 0", lambda value: type(value) in (int, float) and value > 0)
-_BASE: _ValueType = ("a number above 1", lambda value: type(value) in (int, float) and value > 1)
-_POSITIVES: _ValueType = (
-    "a list of numbers above 0",
-    lambda value: isinstance(value, list) and all(type(item) in (int, float) and item > 0 for item in value),
-)
+_NUMBER: _ValueType = ("a number", _is_number)
+_POSITIVE: _ValueType = ("a number above 0", lambda value: _is_number(value, 0))
+_BASE: _ValueType = ("a number above 1", lambda value: _is_number(value, 1))
+_SHARE: _ValueType = ("a number above 0, at most 1", lambda value: _is_number(value, 0, 1))
 _FLAG: _ValueType = ("true or false", lambda value: isinstance(value, bool))
 _TEXT: _ValueType = ("a string", lambda value: isinstance(value, str))
 _OBJECT: _ValueType = ("an object", lambda value: isinstance(value, dict))
-_TEXTS: _ValueType = (
-    "a list of strings",
-    lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
-)
-_SHARE: _ValueType = ("a number above 0, at most 1", lambda value: type(value) in (int, float) and 0 < value <= 1)
+_TEXTS: _ValueType = ("a list of strings", lambda value: _is_list(value, lambda item: isinstance(item, str)))
+_POSITIVES: _ValueType = ("a list of numbers above 0", lambda value: _is_list(value, lambda item: _is_number(item, 0)))
+
 _TYPES: Mapping[str, _ValueType] = {
     **dict.fromkeys(("model_type", "dtype", "torch_dtype"), _TEXT),
     **dict.fromkeys((*LAYER_KEYS, *WINDOW_KEYS, "original_max_position_embeddings", "num_labels"), _WHOLE),
     **dict.fromkeys(("is_decoder", "is_encoder_decoder", "tie_word_embeddings"), _FLAG),
     **dict.fromkeys(("auto_map", "text_config", "quantization_config", "rope_scaling", "rope_parameters"), _OBJECT),
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), _SHARE),
-    **dict.fromkeys(_BASES, _BASE),
+    **dict.fromkeys(("rope_theta", "rotary_emb_base", "rope_local_base_freq"), _BASE),
     "architectures": _TEXTS,
 }
 _ROPE_TYPES: Mapping[str, _ValueType] = {
@@ -74,11 +73,7 @@ _ROPE_TYPES: Mapping[str, _ValueType] = {
 
 
 def check_types(path: Path, config: Mapping[str, Any]) -> None:
-    """Raise if a value in config.json has the wrong type; null counts as absent.
-
-    Raises:
-        CheckpointError: names the file and the key.
-    """
+    """Raise a `CheckpointError` if a value in config.json has the wrong type; null counts as absent."""
     if (key := _not_finite("", config)) is not None:
         raise CheckpointError(f"{path}: {key} is infinite or not a number; expected a finite number")
     for text in _parts(config):
@@ -89,35 +84,17 @@ def check_types(path: Path, config: Mapping[str, Any]) -> None:
                 _check(path, f"{name}: ", part, _ROPE_TYPES)
 
 
-def _not_finite(key: str, value: Any) -> str | None:
-    """Return the key of an infinite number or NaN in parsed JSON, with which a model may still give finite scores."""
-    if isinstance(value, float):
-        return None if math.isfinite(value) else key
-    if isinstance(value, dict) and _TAG in value:
-        return key
-    members = (
-        value.items() if isinstance(value, dict) else ((key, item) for item in value) if isinstance(value, list) else ()
-    )
-    found = (_not_finite(str(name), item) for name, item in members if name not in _INFINITE)
-    return next((one for one in found if one is not None), None)
-
-
 def check_sizes(given: str, config: Mapping[str, Any], tensors: int) -> None:
-    """Raise if config.json has no layers, or more than there are weights, before memory is allocated for each.
+    """Raise a `CheckpointError` if config.json has no layers, or more than the number of weights in the files.
 
-    Args:
-        given: the checkpoint's name for messages.
-        config: the parsed config.json, with validated types.
-        tensors: number of weights in the files.
-
-    Raises:
-        CheckpointError: names the key.
+    Memory would be allocated for each. The value types must be validated before.
     """
     limits = dict.fromkeys(LAYER_KEYS, (1, tensors)) | {"num_labels": (0, _MOST_LABELS)}
+    limits |= dict.fromkeys(_EXPERT_KEYS, (0, _MOST_EXPERTS))
     for text in _parts(config):
         for key, (least, most) in limits.items():
             value = text.get(key)
-            if value is not None and not least <= value <= most:
+            if isinstance(value, int) and not least <= value <= most:
                 raise CheckpointError(
                     f"{given}: config.json has {key} {value:,}, but the files hold {tensors:,} weights in total; "
                     f"expected {least} to {most:,}"
@@ -125,22 +102,27 @@ def check_sizes(given: str, config: Mapping[str, Any], tensors: int) -> None:
 
 
 def check_code(path: Path, auto_map: Any) -> None:
-    """Raise if a file refers to code in another repository ("owner/name--file.Class"), which is not hashed.
-
-    Args:
-        path: of the file, for messages.
-        auto_map: its auto_map, or None.
-
-    Raises:
-        CheckpointError: names the code.
-    """
+    """Raise a `CheckpointError` if a file's auto_map refers to code in another repository, which is not hashed."""
     references = auto_map.values() if isinstance(auto_map, dict) else auto_map or ()
     for reference in references:
         if "--" in str(reference):
             raise CheckpointError(
-                f"{path}: refers to code in another repository ({_shown(reference)}); copy that code to this folder, "
+                f"{path}: refers to code in another repository ({reference!r:.60}); copy that code to this folder, "
                 "and use file.Class in auto_map"
             )
+
+
+def _not_finite(key: str, value: Any) -> str | None:
+    """Return the key of an infinite number or NaN in parsed JSON, with which a model may still give finite scores."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else key
+    if isinstance(value, dict) and _TAG in value:
+        return key
+    members: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list):
+        members = ((key, item) for item in value)
+    keys = (_not_finite(str(name), item) for name, item in members if name not in _INFINITE)
+    return next((found for found in keys if found is not None), None)
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -155,9 +137,4 @@ def _check(path: Path, where: str, values: Mapping[str, Any], types: Mapping[str
     for key, (expected, fits) in types.items():
         value = values.get(key)
         if value is not None and not fits(value):
-            raise CheckpointError(f"{path}: {where}{key} is {_shown(value)}; expected {expected}")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+            raise CheckpointError(f"{path}: {where}{key} is {value!r:.60}; expected {expected}")

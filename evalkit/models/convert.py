@@ -1,12 +1,13 @@
-"""Convert differential checkpoints to evalkit's format.
+"""Convert differential checkpoints to evalkit's format, and export evalkit's with their code.
 
-In: a checkpoint of transformers' DiffLlama, or one with the attention of the authors' code (microsoft/unilm,
-Diff-Transformer, `multihead_diffattn.py`) inside a Llama with transformers' names. Out: a folder of model type
-`evalkit_llama` with the same logits.
+In: for `convert`, a checkpoint of transformers' DiffLlama, or one with the attention of the authors' code
+(microsoft/unilm, Diff-Transformer, `multihead_diffattn.py`) inside a Llama with transformers' names. Out: a folder of
+model type `evalkit_llama` with the same logits. `export` writes a checkpoint that loads without evalkit.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,19 +15,24 @@ from typing import TYPE_CHECKING, Any
 from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say, doing, imports
 from evalkit.errors import CheckpointError, UsageError, first_line
+from evalkit.models import variants
 from evalkit.models.config_check import check_sizes
-from evalkit.models.files import GENERATION_CONFIG, copy_files, tokenizer_files
-from evalkit.models.init import new_folder
+from evalkit.models.files import GENERATION_CONFIG, copy_files, safetensors_header, tokenizer_files
+from evalkit.models.fingerprint import ChangeDetector
 from evalkit.models.locate import Checkpoint, silent
-from evalkit.models.snapshot import Snapshot, snapshot
+from evalkit.models.shapes import read_shape
 from evalkit.models.variants.settings import DIFFERENTIAL
+from evalkit.models.zoo import new_folder
 
 if TYPE_CHECKING:
     import torch
 
+    from evalkit.models.snapshot import Snapshot
+
     Weights = dict[str, torch.Tensor]
 
 ROPES = ("interleaved", "rotate_half")
+PAIRINGS = ("adjacent", "halves")
 SUBLN_EPS = 1e-5
 """Epsilon of the authors' norm, which is no config key."""
 LAYOUT = (
@@ -42,120 +48,14 @@ _COPIED = (*_REQUIRED, "num_key_value_heads", "hidden_act", "initializer_range",
          "rope_parameters", "attention_bias", "mlp_bias", "bos_token_id", "eos_token_id", "pad_token_id",
          )  # fmt: skip
 """Keys of config.json with the same meaning in an evalkit config."""
-
-
-def read_authors(
-    checkpoint: Checkpoint, config: dict[str, Any], weights: Weights, rope: str, pairing: str
-) -> dict[str, Any]:
-    """Return the keys of an evalkit config; rename and reorder `weights` in place.
-
-    If every layer is differential, the number of heads is derived from the weights, because the authors count pairs
-    and others count maps. If only some layers are, `num_attention_heads` is that of the vanilla layers.
-
-    Args:
-        checkpoint: its name appears in errors.
-        config: the parsed config.json, with Llama's keys.
-        weights: tensors by name.
-        rope: "interleaved" (channels 2i and 2i + 1 rotate together) or "rotate_half" (i and i + half).
-        pairing: "adjacent" or "halves".
-
-    Raises:
-        CheckpointError: the layout is another one, or the config lacks a required key.
-    """
-    layers = sorted(
-        int(found[1])
-        for name in weights
-        if (found := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.lambda_q1", name))
-    )
-    if not layers:
-        raise CheckpointError(
-            f"{checkpoint.given}: neither transformers' DiffLlama (model_type diffllama) nor the authors' attention in "
-            f"a Llama: weight model.layers.N.self_attn.lambda_q1 not found. Expected: {LAYOUT}"
-        )
-    for key in (*_REQUIRED, "rope_theta"):
-        if key not in config and not (key == "rope_theta" and config.get("rope_parameters")):
-            raise CheckpointError(f"{checkpoint.folder / 'config.json'}: lacks '{key}'")
-    for name in [name for name in weights if ".self_attn.out_proj." in name]:
-        weights[name.replace(".out_proj.", ".o_proj.")] = weights.pop(name)
-    keys = {key: config[key] for key in _COPIED if key in config}
-    size = _size(checkpoint, weights, layers)
-    keys |= _heads(checkpoint, config, weights, layers, size)
-    if rope == "interleaved":
-        for layer in range(config["num_hidden_layers"]):
-            _deinterleave(weights, layer, size if layer in layers else keys["head_dim"])
-    return keys | {
-        "attention_variant": DIFFERENTIAL,
-        "variant_layers": layers,
-        "diff_heads": "halve" if size == keys["head_dim"] else "keep",
-        "diff_pairing": pairing,
-        "diff_subln": _subln(checkpoint, weights, layers),
-        "diff_subln_eps": SUBLN_EPS,
-        "lambda_index": "absolute",
-    }
-
-
-def _size(checkpoint: Checkpoint, weights: Weights, layers: list[int]) -> int:
-    """Channels of each map of a pair, equal to the length of λ's vectors."""
-    sizes = {len(weights[f"model.layers.{layer}.self_attn.lambda_q1"]) for layer in layers}
-    if len(sizes) > 1:
-        raise CheckpointError(
-            f"{checkpoint.given}: lambda_q1 has different sizes across layers: {sorted(sizes)} channels"
-        )
-    return sizes.pop()
-
-
-def _heads(
-    checkpoint: Checkpoint, config: dict[str, Any], weights: Weights, layers: list[int], size: int
-) -> dict[str, int]:
-    """Return `num_attention_heads`, `num_key_value_heads` and `head_dim`."""
-    if len(layers) == config["num_hidden_layers"]:
-        rows = []
-        for part in ("q_proj", "k_proj"):
-            name = f"model.layers.{layers[0]}.self_attn.{part}.weight"
-            if name not in weights:
-                raise CheckpointError(f"{checkpoint.given}: lacks {name}. Expected: {LAYOUT}")
-            rows.append(weights[name].shape[0])
-        if rows[0] % size or rows[1] % size:
-            raise CheckpointError(
-                f"{checkpoint.given}: q_proj and k_proj have {rows[0]} and {rows[1]} rows, not divisible by the head "
-                f"size {size} (channels of lambda_q1)"
-            )
-        return {"num_attention_heads": rows[0] // size, "num_key_value_heads": rows[1] // size, "head_dim": size}
-    heads = config["num_attention_heads"]
-    own = config.get("head_dim") or config["hidden_size"] // heads
-    if own not in (size, 2 * size):
-        raise CheckpointError(
-            f"{checkpoint.given}: the vanilla layers' heads have {own} channels and lambda_q1 has {size}; expected the "
-            "same, or half; num_attention_heads must count the heads of the vanilla layers"
-        )
-    return {"num_key_value_heads": config.get("num_key_value_heads") or heads, "head_dim": own}
-
-
-def _subln(checkpoint: Checkpoint, weights: Weights, layers: list[int]) -> str:
-    """Return "affine" if the norm over a pair has a weight, else "plain"; the authors' code always has a norm."""
-    affine = [layer for layer in layers if f"model.layers.{layer}.self_attn.subln.weight" in weights]
-    if affine and affine != layers:
-        raise CheckpointError(
-            f"{checkpoint.given}: only {len(affine)} of {len(layers)} differential layers have subln.weight"
-        )
-    return "affine" if affine else "plain"
-
-
-def _deinterleave(weights: Weights, layer: int, size: int) -> None:
-    """Move channels 2i of each head of `size` before channels 2i + 1, in queries and keys, so QKᵀ is unchanged."""
-    for part in ("q_proj", "k_proj"):
-        for kind in ("weight", "bias"):
-            name = f"model.layers.{layer}.self_attn.{part}.{kind}"
-            if name in weights and weights[name].shape[0] % size == 0:
-                heads = weights[name].unflatten(0, (-1, size // 2, 2))
-                weights[name] = heads.transpose(1, 2).flatten(0, 2).contiguous()
-
-
-PAIRINGS = ("adjacent", "halves")
 _KIND = "evalkit_llama"
 _DROPPED_KEYS = ("model_type", "architectures", "auto_map", "lambda_std_dev", "transformers_version", "dtype")
 """Keys of a DiffLlama config that an evalkit config sets differently or does not have."""
 _FEW = 3
+_MODULES = ("settings.py", "signed.py", "attention.py", "modeling.py")
+"""Modules that a model needs; they import only torch, transformers and each other."""
+_CLASSES = {"evalkit_llama": "EvalkitLlama", "evalkit_qwen2": "EvalkitQwen2", "evalkit_gpt_neox": "EvalkitGPTNeoX"}
+_OPTIONAL_FILES = (GENERATION_CONFIG, "model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def convert(
@@ -164,9 +64,10 @@ def convert(
     """Convert a differential checkpoint and write it to a folder.
 
     Args:
-        checkpoint: a DiffLlama, or one in the authors' layout; see `authors.read_authors`.
+        checkpoint: a DiffLlama, or one in the authors' layout.
         output: the folder to write; must not exist or be empty.
-        rope: rotary layout of the authors' heads: "interleaved" (also None), or "rotate_half" as in transformers.
+        rope: rotary layout of the authors' heads: "interleaved" (also None; channels 2i and 2i + 1 rotate together), or
+            "rotate_half" as in transformers (i and i + half).
         pairing: which of the authors' heads form a pair: "adjacent" (also None) or "halves".
         say: called with warnings.
 
@@ -176,10 +77,51 @@ def convert(
     """
     if checkpoint.gguf is not None:
         raise CheckpointError(f"{checkpoint.given}: is a GGUF file; give a folder with config.json and safetensors")
-    with doing(f"converting {checkpoint.given}", slow=imports("torch")), snapshot(checkpoint) as source:
-        _convert(source, output, rope, pairing)
+    with doing(f"converting {checkpoint.given}", slow=imports("torch")):
+        from evalkit.models.snapshot import snapshot
+
+        with snapshot(checkpoint) as source:
+            _convert(source, output, rope, pairing)
     if not tokenizer_files(checkpoint.folder):
         say(f"{checkpoint.given} holds no tokenizer: copy its files to {output}, or pass --tokenizer to evalkit run")
+
+
+def export(checkpoint: Checkpoint, output: Path) -> None:
+    """Write a checkpoint with its model code to `output`.
+
+    Raises:
+        UsageError: `output` exists and is not empty.
+        CheckpointError: the model type is not one of evalkit's, the config is invalid, weights are missing, or `output`
+            cannot be written.
+    """
+    config = checkpoint.config()
+    kind = str(config.get("model_type"))
+    if kind not in _CLASSES:
+        raise CheckpointError(
+            f"{checkpoint.given}: model type '{kind}' is none of evalkit's ({', '.join(_CLASSES)}); "
+            "it loads without evalkit and needs no export"
+        )
+    try:
+        read_shape(config)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {error}") from error
+    folder, weights = checkpoint.folder, checkpoint.weights()
+    if all(path.suffix == ".safetensors" for path in weights):
+        check_sizes(checkpoint.given, config, sum(len(safetensors_header(path)) for path in weights))
+    optional = [folder / name for name in _OPTIONAL_FILES if (folder / name).is_file()]
+    files = [*weights, *tokenizer_files(folder), *optional]
+    changes = ChangeDetector(checkpoint.given, [folder / "config.json", *files])
+    name, code = _CLASSES[kind], Path(variants.__path__[0])
+    # Both from one module: transformers copies each referenced module separately, and a model does not recognise the
+    # settings classes of a config from another copy
+    classes = {"AutoConfig": f"modeling.{name}Config", "AutoModelForCausalLM": f"modeling.{name}ForCausalLM"}
+    with new_folder(output) as new:
+        with doing(f"copying {checkpoint.given}"):
+            copy_files(files, folder, new)
+        copy_files([code / module for module in _MODULES], code, new)
+        content = json.dumps(checkpoint.config() | {"auto_map": classes}, indent=2, ensure_ascii=False)
+        (new / "config.json").write_text(content + "\n", encoding="utf-8")
+        changes.check()
 
 
 def _convert(source: Snapshot, output: Path, rope: str | None, pairing: str | None) -> None:
@@ -188,18 +130,25 @@ def _convert(source: Snapshot, output: Path, rope: str | None, pairing: str | No
     kind = str(config.get("model_type"))
     if kind.startswith("evalkit_"):
         raise CheckpointError(f"{checkpoint.given}: is already in evalkit's format (model type '{kind}')")
-    own = kind == "diffllama"
-    if own and (rope or pairing):
+    if kind == "diffllama" and (rope or pairing):
         raise UsageError("--rope and --pairing apply to the authors' layout only; leave them out for a DiffLlama")
-    weights = _tensors(source)
+    # Without the rotary frequencies that old checkpoints store
+    tensors = source.read().tensors.items()
+    weights = {name: weight for name, weight in tensors if not name.endswith("rotary_emb.inv_freq")}
     check_sizes(checkpoint.given, config, len(weights))
-    if own:
+    if kind == "diffllama":
         keys = _config_from_diffllama(config)
     else:
-        keys = read_authors(checkpoint, config, weights, rope or ROPES[0], pairing or PAIRINGS[0])
+        keys = _read_authors(checkpoint, config, weights, rope or ROPES[0], pairing or PAIRINGS[0])
     model_config = _checked_config(checkpoint, keys, weights)
     with new_folder(output) as folder:
-        _write(checkpoint, folder, model_config, weights)
+        from huggingface_hub import save_torch_state_dict
+
+        with quiet():
+            model_config.save_pretrained(folder)
+            save_torch_state_dict({name: weight.contiguous() for name, weight in weights.items()}, folder)
+        generation = [path for path in (checkpoint.folder / GENERATION_CONFIG,) if path.is_file()]
+        copy_files((*tokenizer_files(checkpoint.folder), *generation), checkpoint.folder, folder)
 
 
 def _config_from_diffllama(config: dict[str, Any]) -> dict[str, Any]:
@@ -219,21 +168,93 @@ def _config_from_diffllama(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tensors(source: Snapshot) -> Weights:
-    """Read all weights, without the rotary frequencies that old checkpoints store."""
-    return {name: weight for name, weight in source.read().tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+def _read_authors(
+    checkpoint: Checkpoint, config: dict[str, Any], weights: Weights, rope: str, pairing: str
+) -> dict[str, Any]:
+    """Return the keys of an evalkit config; rename and reorder `weights` in place."""
+    given, name = checkpoint.given, r"model\.layers\.(\d+)\.self_attn\.lambda_q1"
+    layers = sorted(int(found[1]) for weight in weights if (found := re.fullmatch(name, weight)))
+    if not layers:
+        raise CheckpointError(
+            f"{given}: neither transformers' DiffLlama (model_type diffllama) nor the authors' attention in "
+            f"a Llama: weight model.layers.N.self_attn.lambda_q1 not found. Expected: {LAYOUT}"
+        )
+    for key in (*_REQUIRED, "rope_theta"):
+        if key not in config and not (key == "rope_theta" and config.get("rope_parameters")):
+            raise CheckpointError(f"{checkpoint.folder / 'config.json'}: lacks '{key}'")
+    for weight in [weight for weight in weights if ".self_attn.out_proj." in weight]:
+        weights[weight.replace(".out_proj.", ".o_proj.")] = weights.pop(weight)
+    sizes = {len(weights[f"model.layers.{layer}.self_attn.lambda_q1"]) for layer in layers}
+    if len(sizes) > 1:
+        raise CheckpointError(f"{given}: lambda_q1 has different sizes across layers: {sorted(sizes)} channels")
+    size = sizes.pop()
+    affine = [layer for layer in layers if f"model.layers.{layer}.self_attn.subln.weight" in weights]
+    if affine and affine != layers:
+        raise CheckpointError(f"{given}: only {len(affine)} of {len(layers)} differential layers have subln.weight")
+    keys = {key: config[key] for key in _COPIED if key in config} | _heads(given, config, weights, layers, size)
+    if rope == "interleaved":
+        for layer in range(config["num_hidden_layers"]):
+            _deinterleave(weights, layer, size if layer in layers else keys["head_dim"])
+    return keys | {
+        "attention_variant": DIFFERENTIAL,
+        "variant_layers": layers,
+        "diff_heads": "halve" if size == keys["head_dim"] else "keep",
+        "diff_pairing": pairing,
+        # The authors' code always has a norm over a pair
+        "diff_subln": "affine" if affine else "plain",
+        "diff_subln_eps": SUBLN_EPS,
+        "lambda_index": "absolute",
+    }
+
+
+def _heads(given: str, config: dict[str, Any], weights: Weights, layers: list[int], size: int) -> dict[str, int]:
+    """Return the keys of the numbers of heads and their size, for maps of `size` channels.
+
+    If every layer is differential, the number of heads is derived from the weights, because the authors count pairs and
+    others count maps. If only some layers are, `num_attention_heads` is that of the vanilla layers.
+    """
+    if len(layers) == config["num_hidden_layers"]:
+        rows = []
+        for part in ("q_proj", "k_proj"):
+            name = f"model.layers.{layers[0]}.self_attn.{part}.weight"
+            if name not in weights:
+                raise CheckpointError(f"{given}: lacks {name}. Expected: {LAYOUT}")
+            rows.append(weights[name].shape[0])
+        if rows[0] % size or rows[1] % size:
+            raise CheckpointError(
+                f"{given}: q_proj and k_proj have {rows[0]} and {rows[1]} rows, not divisible by the head size {size} "
+                "(channels of lambda_q1)"
+            )
+        return {"num_attention_heads": rows[0] // size, "num_key_value_heads": rows[1] // size, "head_dim": size}
+    heads = config["num_attention_heads"]
+    own = config.get("head_dim") or config["hidden_size"] // heads
+    if own not in (size, 2 * size):
+        raise CheckpointError(
+            f"{given}: the vanilla layers' heads have {own} channels and lambda_q1 has {size}; expected the same, or "
+            "half; num_attention_heads must count the heads of the vanilla layers"
+        )
+    return {"num_key_value_heads": config.get("num_key_value_heads") or heads, "head_dim": own}
+
+
+def _deinterleave(weights: Weights, layer: int, size: int) -> None:
+    """Move channels 2i of each head of `size` before channels 2i + 1, in queries and keys, so QKᵀ is unchanged."""
+    for part in ("q_proj", "k_proj"):
+        for kind in ("weight", "bias"):
+            name = f"model.layers.{layer}.self_attn.{part}.{kind}"
+            if name in weights and weights[name].shape[0] % size == 0:
+                heads = weights[name].unflatten(0, (-1, size // 2, 2))
+                weights[name] = heads.transpose(1, 2).flatten(0, 2).contiguous()
 
 
 def _checked_config(checkpoint: Checkpoint, keys: dict[str, Any], weights: Weights) -> Any:
     """Build the config and check that the weights match it exactly; remove the second copy of a tied head."""
     import torch
 
-    from evalkit.models.registration import register_models
+    import evalkit.models.auto  # noqa: F401
 
     with quiet():
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        register_models()
         try:
             config = AutoConfig.for_model(_KIND, **keys)
             with torch.device("meta"):
@@ -249,27 +270,17 @@ def _checked_config(checkpoint: Checkpoint, keys: dict[str, Any], weights: Weigh
             )
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     found = {name: tuple(weight.shape) for name, weight in weights.items()}
+    shapes = [
+        f"{name} {found[name]}, not {shape}" for name, shape in expected.items() if found.get(name, shape) != shape
+    ]
     for what, names in (
         ("lacks the weights", [name for name in expected if name not in found]),
         ("has unexpected weights:", [name for name in found if name not in expected]),
-        ("weights do not have the shapes that config.json implies:",
-         [f"{name} {found[name]}, not {expected[name]}" for name in expected
-          if found.get(name, expected[name]) != expected[name]]),
-    ):  # fmt: skip
+        ("weights do not have the shapes that config.json implies:", shapes),
+    ):
         if names:
             more = f", and {len(names) - _FEW} more" if len(names) > _FEW else ""
             raise CheckpointError(f"{checkpoint.given}: {what} {', '.join(names[:_FEW])}{more}")
     config.architectures = [type(model).__name__]
     config.dtype = next(iter(weights.values())).dtype
     return config
-
-
-def _write(checkpoint: Checkpoint, folder: Path, config: Any, weights: Weights) -> None:
-    from huggingface_hub import save_torch_state_dict
-
-    with quiet():
-        config.save_pretrained(folder)
-        save_torch_state_dict({name: weight.contiguous() for name, weight in weights.items()}, folder)
-    generation = checkpoint.folder / GENERATION_CONFIG
-    files = (*tokenizer_files(checkpoint.folder), *([generation] if generation.is_file() else ()))
-    copy_files(files, checkpoint.folder, folder)

@@ -1,7 +1,7 @@
 """Files of a checkpoint folder: find and validate weights, tokenizer, code and JSON files.
 
-In: a folder. Out: paths, parsed JSON, safetensors headers. Nothing here imports torch, so a damaged
-checkpoint is reported before seconds are spent on imports.
+In: a folder. Out: paths, parsed JSON, safetensors headers. Nothing here imports torch, so a damaged checkpoint is
+reported before seconds are spent on imports.
 """
 
 from __future__ import annotations
@@ -10,52 +10,42 @@ import glob
 import os
 import re
 import shutil
-import struct
 import zipfile
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from evalkit.errors import CheckpointError
+from safetensors import SafetensorError, safe_open
+
+from evalkit.errors import CheckpointError, first_line
 from evalkit.inputs import reading
 from evalkit.inputs.values import by_number
 
 VOCABULARY_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "vocab.json",
-    "vocab.txt",
+    "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
     "tekken.json",
-)
+)  # fmt: skip
 """A tokenizer needs at least one of these."""
-
 TOKENIZER_FILES = (
-    *VOCABULARY_FILES,
-    "merges.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
+    *VOCABULARY_FILES, "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja",
-)
+)  # fmt: skip
 """Files that determine how text becomes token ids."""
-
 CHAT_TEMPLATES = "additional_chat_templates"
 """Folder of named chat templates."""
 _EXTRA_TOKENIZER_PATTERNS = ("*.model", "tokenizer.model.*", "tokenizer.[0-9]*.json", f"{CHAT_TEMPLATES}/*.jinja")
 """Optional files that transformers reads too: other SentencePiece models, versioned tokenizer.json files."""
 TOKENIZER_PATTERNS = (*TOKENIZER_FILES, *_EXTRA_TOKENIZER_PATTERNS)
-
 GENERATION_CONFIG = "generation_config.json"
 _CODE = ("*.py", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 """Files of its folder that a checkpoint's own Python code may read."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-
 TRAINER_FILES = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
 """Beginnings of the names of files that only a trainer reads."""
-_HEADER_LIMIT = 100_000_000
-"""The format's limit on the header, in bytes; a larger length means that the file has another format."""
+_PATTERN = re.compile(r"[*?\[]")
+
+FileStates: TypeAlias = tuple[tuple[str, int, int, int], ...]
+"""Name, size, time of change in nanoseconds and inode of each file."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -69,28 +59,23 @@ def read_json(path: Path) -> dict[str, Any]:
 def weight_files(folder: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     """Return the files with the weights: safetensors if there are any, else pickles if allowed.
 
-    Raises:
-        CheckpointError: there are no weights, only pickled ones that are not allowed, or a shard in the index is
-            missing from the folder.
+    Raises `CheckpointError` if there are none, or if a shard in the index is missing from the folder.
     """
     safe, pickles = _WEIGHTS
-    if found := _named_weights(folder, safe):
-        return found
-    pickled = _named_weights(folder, pickles) if allow_pickle else ()
-    if pickled:
-        return pickled
-    raise CheckpointError(f"{folder}: {_why_no_weights(folder)}")
+    found = _named_weights(folder, safe) or (_named_weights(folder, pickles) if allow_pickle else ())
+    if not found:
+        raise CheckpointError(f"{folder}: {_why_no_weights(folder)}")
+    return found
 
 
-def indexed_weights(folder: Path, shards: Collection[Path]) -> tuple[Path, frozenset[str]] | None:
-    """Return the index that lists some shards, and the names of its weights; None if there is none."""
+def indexed_weights(folder: Path, shards: Collection[Path]) -> tuple[Path, frozenset[str]]:
+    """Return the index that lists some shards, and the names of its weights; none if there is no index."""
     for name in _WEIGHTS:
-        if folder / name in shards:
-            return None
         index = folder / f"{name}.index.json"
-        if index.is_file() and all(path.suffix == Path(name).suffix for path in shards):
+        of_index = folder / name not in shards and all(path.suffix == Path(name).suffix for path in shards)
+        if of_index and index.is_file():
             return index, frozenset(read_json(index).get("weight_map") or ())
-    return None
+    return folder, frozenset()
 
 
 def weight_indexes(folder: Path) -> tuple[Path, ...]:
@@ -113,10 +98,8 @@ def adapter_files(folder: Path) -> tuple[Path, ...]:
 
 def code_files(folder: Path) -> tuple[Path, ...]:
     """Return a checkpoint's Python code and the files it may read, without tokenizer, config and weight files."""
-    counted = [*tokenizer_files(folder), folder / "config.json", folder / GENERATION_CONFIG]
-    counted += [folder / f"{name}.index.json" for name in _WEIGHTS]
-    found = _matching(folder, _CODE, counted)
-    return tuple(path for path in found if not path.name.startswith(TRAINER_FILES))
+    counted = [*tokenizer_files(folder), folder / "config.json", folder / GENERATION_CONFIG, *weight_indexes(folder)]
+    return tuple(path for path in _matching(folder, _CODE, counted) if not path.name.startswith(TRAINER_FILES))
 
 
 def copy_files(paths: Iterable[Path], source: Path, target: Path) -> None:
@@ -133,112 +116,30 @@ def generation_settings(folder: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the header of a safetensors file: name → {dtype, shape, data_offsets} of every tensor.
+def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """Read the header of a safetensors file: name → (dtype, such as "BF16", and shape), in the order of the file.
 
-    Raises:
-        CheckpointError: see `parse_safetensors`.
+    Raises `CheckpointError` if the file is shorter than its header says, for example after an interrupted copy.
     """
     try:
-        with path.open("rb") as file:
-            return parse_safetensors(path, os.fstat(file.fileno()).st_size, file.read)
+        with safe_open(path, "np") as file:
+            slices = {name: file.get_slice(name) for name in file.offset_keys()}
+            return {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in slices.items()}
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except SafetensorError as error:
+        raise damaged(path, error) from error
 
 
-def parse_safetensors(path: Path, size: int, read: Callable[[int], bytes]) -> dict[str, dict[str, Any]]:
-    """Parse the header of a safetensors file; see `safetensors_header`.
-
-    Args:
-        path: of the file, for messages.
-        size: of the file, in bytes.
-        read: reads a number of bytes; the bytes after the header are the tensors.
-
-    Raises:
-        CheckpointError: the header does not parse, or the file is shorter or longer than the header describes,
-            for example after an interrupted copy.
-    """
-    try:
-        (length,) = struct.unpack("<Q", read(8))
-        if length > min(size, _HEADER_LIMIT):
-            raise ValueError("its header is longer than the file")
-        header = reading.parse_json(read(length))
-        header.pop("__metadata__", None)
-        for name, tensor in header.items():
-            start_and_end = tensor["data_offsets"]
-            valid = isinstance(tensor["dtype"], str) and _are_sizes(tensor["shape"]) and _are_sizes(start_and_end)
-            if not valid or len(start_and_end) != 2:
-                raise ValueError(f"its header has an invalid entry for {name}")
-        described = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
-    except (ValueError, struct.error, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not a safetensors file, or damaged ({error})") from error
-    if size != described:
-        raise CheckpointError(f"{path}: damaged: {size:,} bytes, but its header describes {described:,}; copy it again")
-    return header  # type: ignore[no-any-return]
-
-
-def _are_sizes(values: object) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
-
-
-def _matching(folder: Path, patterns: Iterable[str], counted: Iterable[Path]) -> tuple[Path, ...]:
-    """Return the files that match name patterns, sorted by name, without those in `counted`."""
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return tuple(sorted(found.difference(counted)))
-
-
-def _named_weights(folder: Path, name: str) -> tuple[Path, ...]:
-    """Return the file of this name, else the shards of its index; transformers uses the same order."""
-    if (folder / name).is_file():
-        return (folder / name,)
-    index = folder / f"{name}.index.json"
-    if not index.is_file():
-        return ()
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: has no weight_map")
-    names = list(weight_map.values())
-    suffix = Path(name).suffix
-    for shard in names:
-        if not isinstance(shard, str) or "/" in shard or not shard.endswith(suffix):
-            raise CheckpointError(
-                f"{index}: lists {shard!r:.60} as a shard; expected *{suffix} files in the same folder"
-            )
-    shards = tuple(folder / shard for shard in sorted(set(names)))
-    for shard in shards:
-        if not shard.is_file():
-            raise CheckpointError(f"{shard}: missing, but listed in {index.name}; copy it again")
-    return shards
-
-
-def _why_no_weights(folder: Path) -> str:
-    """Explain what a folder without usable weights holds, and what to do."""
-    if any(folder.glob("pytorch_model*.bin")):
-        return "holds only pickled weights, and unpickling can run code; pass --allow-pickle if you trust their source"
-    others = sorted(
-        path.name
-        for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt")
-        for path in folder.glob(pattern)
-        if not path.name.startswith(TRAINER_FILES)
-    )
-    found = f" (found {', '.join(others[:3])})" if others else ""
-    return f"holds no model.safetensors{found}; write the checkpoint with save_pretrained"
-
-
-_PATTERN = re.compile(r"[*?\[]")
+def damaged(path: Path, error: SafetensorError) -> CheckpointError:
+    """Return the error of a safetensors file that its library rejects."""
+    return CheckpointError(f"{path}: damaged, or not a safetensors file ({first_line(error)}); copy it again")
 
 
 def is_pattern(text: str, folder: Path | None = None) -> bool:
-    """Return whether a checkpoint's name is a pattern: it has wildcards, and is no path that exists.
-
-    Args:
-        text: a checkpoint as a user gives it.
-        folder: that relative paths start from; None: the current one.
-    """
-    if not _PATTERN.search(text):
-        return False
+    """Return whether a checkpoint's name is a pattern: it has wildcards, and is no path, relative to `folder`."""
     try:
-        return not (folder or Path()).joinpath(text).exists()
+        return bool(_PATTERN.search(text)) and not (folder or Path()).joinpath(text).exists()
     except OSError:
         return False
 
@@ -246,46 +147,30 @@ def is_pattern(text: str, folder: Path | None = None) -> bool:
 def matching(text: str, folder: Path | None = None) -> list[str]:
     """Return the folders and GGUF files that match a pattern, in the order of the numbers in their names.
 
-    Args:
-        text: a pattern; `**` matches any number of folders, `~` is the user's.
-        folder: that the pattern and the results are relative to; None: the current one.
+    In the pattern, `**` matches any number of folders, `~` is the user's. It and the results are relative to `folder`.
     """
     root = folder or Path()
     if text.startswith("~"):
         text = str(Path(text).expanduser())
     # Path.glob accepts no absolute pattern
-    found = glob.glob(text, root_dir=root, recursive=True)  # noqa: PTH207
-    return sorted(
-        (one for one in found if one.endswith(".gguf") or (root / one).is_dir()),
-        key=by_number,
-    )
-
-
-FileStates: TypeAlias = tuple[tuple[str, int, int, int], ...]
-"""Name, size, time of change in nanoseconds and inode of each file."""
-
-_complete_WEIGHTS = (".safetensors", ".bin")
+    paths = glob.glob(text, root_dir=root, recursive=True)  # noqa: PTH207
+    return sorted((path for path in paths if path.endswith(".gguf") or (root / path).is_dir()), key=by_number)
 
 
 def file_states(folder: Path) -> FileStates:
     """Return the states of a checkpoint's files, without those that only a trainer reads; empty if it is gone."""
     try:
         with os.scandir(folder) as entries:
-            found = [(one.name, one.stat()) for one in entries if one.is_file()]
+            files = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
     except OSError:  # removed, also between two files
         return ()
-    return tuple(
-        sorted(
-            (name, state.st_size, state.st_mtime_ns, state.st_ino)
-            for name, state in found
-            if not name.startswith(TRAINER_FILES)
-        )
-    )
+    states = ((name, state.st_size, state.st_mtime_ns, state.st_ino) for name, state in files)
+    return tuple(sorted(state for state in states if not state[0].startswith(TRAINER_FILES)))
 
 
 def is_begun(states: FileStates) -> bool:
     """Return whether a folder has files of a checkpoint, complete or not."""
-    return any(name == "config.json" or name.endswith(_complete_WEIGHTS) for name, *_ in states)
+    return any(name == "config.json" or name.endswith((".safetensors", ".bin")) for name, *_ in states)
 
 
 def why_incomplete(folder: Path, *, allow_pickle: bool) -> str:
@@ -310,3 +195,42 @@ def _check_archive(path: Path) -> None:
         is_archive = file.read(2) == b"PK"
     if not path.stat().st_size or (is_archive and not zipfile.is_zipfile(path)):
         raise CheckpointError(f"{path}: ends before its end; copy it again")
+
+
+def _matching(folder: Path, patterns: Iterable[str], counted: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the files that match name patterns, sorted by name, without those in `counted`."""
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return tuple(sorted(found.difference(counted)))
+
+
+def _named_weights(folder: Path, name: str) -> tuple[Path, ...]:
+    """Return the file of this name, else the shards of its index; transformers uses the same order."""
+    if (folder / name).is_file():
+        return (folder / name,)
+    index, suffix = folder / f"{name}.index.json", Path(name).suffix
+    if not index.is_file():
+        return ()
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: has no weight_map")
+    for shard in weight_map.values():
+        # Otherwise a pickle would be read unasked, or a file outside of the folder
+        if not isinstance(shard, str) or "/" in shard or not shard.endswith(suffix):
+            raise CheckpointError(
+                f"{index}: lists {shard!r:.60} as a shard; expected *{suffix} files in the same folder"
+            )
+    shards = tuple(folder / shard for shard in sorted(set(weight_map.values())))
+    for path in shards:
+        if not path.is_file():
+            raise CheckpointError(f"{path}: missing, but listed in {index.name}; copy it again")
+    return shards
+
+
+def _why_no_weights(folder: Path) -> str:
+    """Explain what a folder without usable weights holds, and what to do."""
+    if any(folder.glob("pytorch_model*.bin")):
+        return "holds only pickled weights, and unpickling can run code; pass --allow-pickle if you trust their source"
+    others = _matching(folder, ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt"), ())
+    names = [path.name for path in others if not path.name.startswith(TRAINER_FILES)]
+    found = f" (found {', '.join(names[:3])})" if names else ""
+    return f"holds no model.safetensors{found}; write the checkpoint with save_pretrained"

@@ -34,14 +34,29 @@ _KIND = "digests"
 _CHUNK = 2**22
 _SETTLED = 2.0
 """Seconds after the last change from which a new change is detectable: file times have a resolution of up to two."""
+_PROVENANCE = {"_name_or_path", "name_or_path", "transformers_version"}
+"""Keys of provenance, which do not change what the model computes."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """SHA-256 digests of a checkpoint, in hexadecimal."""
+
+    weights: str
+    """Of the weight files; for a live model, of its tensors."""
+    config: str
+    """Of config.json without provenance keys, and of remote code if it is trusted."""
+    tokenizer: str
+    """Of the tokenizer files."""
+
+    @property
+    def combined(self) -> str:
+        """Return one digest of all three."""
+        return _digest(asdict(self).items())
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content, from the cache if the file has not changed.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """Return the SHA-256 of a file's content, from the cache if the file has not changed."""
     real = path.resolve()
     try:
         with real.open("rb") as file:
@@ -57,32 +72,19 @@ def file_sha256(path: Path) -> str:
     return digest
 
 
-def known_sha256(path: Path) -> str | None:
-    """Return the digest of a file that was hashed before, of its new content if it has changed; else None.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    return file_sha256(path) if _entry(path.resolve()) else None
-
-
 def content_sha256(path: Path, before: State, started: float, quick: str) -> str:
-    """Return the digest of content that was read from a file, which is read again if no cached digest matches `quick`.
+    """Return the digest of content with the xxh3 `quick` that was read from a file.
 
-    Args:
-        path: of the file.
-        before: the file's status when it was opened.
-        started: time of opening, in seconds of `time.time`.
-        quick: xxh3 of its content.
+    The file is read again unless a cached digest matches. `before` is its status when it was opened, at the time
+    `started`.
 
     Raises:
         CheckpointError: the file no longer has this content.
     """
     real = path.resolve()
     known = _entry(real)
-    if known.get("xxh3") == quick:
-        digest = str(known["sha256"])
-    else:
+    digest = str(known.get("sha256"))
+    if known.get("xxh3") != quick:
         with real.open("rb") as file:
             digest, again = _digests(file)
         if again != quick:
@@ -135,25 +137,26 @@ def _is_digest(value: object) -> bool:
     return isinstance(value, str) and len(value) == 64
 
 
-_PROVENANCE = {"_name_or_path", "name_or_path", "transformers_version"}
-"""Keys of provenance, which do not change what the model computes."""
+class ChangeDetector:
+    """Detector of changes to files since its creation. Raises `CheckpointError` if a file is missing."""
 
+    def __init__(self, given: str, files: Iterable[Path]) -> None:
+        self._given = given
+        self._states = {path: self._state(path) for path in files}
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """SHA-256 digests of a checkpoint, in hexadecimal."""
+    def check(self) -> None:
+        """Raise `CheckpointError` with the file's name if a file has changed."""
+        for path, before in self._states.items():
+            if self._state(path) != before:
+                raise CheckpointError(
+                    f"{self._given}: {path.name} changed while it was read; run the command again once it is complete"
+                )
 
-    weights: str
-    """Of the weight files; for a live model, of its tensors (`state.py`)."""
-    config: str
-    """Of config.json without provenance keys, and of remote code if it is trusted."""
-    tokenizer: str
-    """Of the tokenizer files."""
-
-    @property
-    def combined(self) -> str:
-        """Return one digest of all three."""
-        return _digest((("weights", self.weights), ("config", self.config), ("tokenizer", self.tokenizer)))
+    def _state(self, path: Path) -> State:
+        try:
+            return state_of(path)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
@@ -161,9 +164,6 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
 
     File names are hashed relative to the folder; the folder's name is not. A GGUF file holds weights, configuration and
     tokenizer, so the digest of its content is used for all three; its name is not hashed.
-
-    Raises:
-        CheckpointError: a file is missing or cannot be read.
     """
     if checkpoint.state is not None:
         return combine(checkpoint, [("state", checkpoint.state)], hash_file)
@@ -172,27 +172,18 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
 
 
 def known_fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the parts of a checkpoint's fingerprint by name, without weights that were never hashed on this machine.
-
-    Raises:
-        CheckpointError: a file is missing or cannot be read.
-    """
-    digests = [(path.name, known_sha256(path)) for path in checkpoint.weights()]
-    unknown = any(digest is None for _, digest in digests)
+    """Return the parts of a checkpoint's fingerprint by name, without weights that this machine has never hashed."""
+    # Of a file that was hashed before and has changed, the new content is hashed
+    digests = [(path.name, file_sha256(path) if _entry(path.resolve()) else "") for path in checkpoint.weights()]
+    unknown = not all(digest for _, digest in digests)
     if unknown and checkpoint.gguf is not None:
         return {}
-    found = asdict(combine(checkpoint, [(name, digest or "") for name, digest in digests], file_sha256))
-    return {part: digest for part, digest in found.items() if not (unknown and part == "weights")}
+    parts = asdict(combine(checkpoint, digests, file_sha256))
+    return {part: digest for part, digest in parts.items() if not (unknown and part == "weights")}
 
 
 def combine(checkpoint: Checkpoint, weights: Iterable[tuple[str, str]], hash_of: Callable[[Path], str]) -> Fingerprint:
-    """Compute the fingerprint of a checkpoint from the digests of its weight files.
-
-    Args:
-        checkpoint: provides the other files.
-        weights: name and digest of each weight file, in the order of `Checkpoint.weights`.
-        hash_of: computes the digest of a file.
-    """
+    """Compute the fingerprint of a checkpoint from the names and digests of its weight files, in order."""
     digests = list(weights)
     if checkpoint.gguf is not None:
         whole = digests[0][1]
@@ -240,16 +231,7 @@ def _digest(parts: Iterable[tuple[str, str]]) -> str:
 
 
 def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedModel) -> None:
-    """Raise if a model was loaded from other files than its run's id was computed from.
-
-    Args:
-        given: the checkpoint's name for messages.
-        specification: of the run.
-        loaded: by `load`.
-
-    Raises:
-        CheckpointError: names what changed.
-    """
+    """Raise a `CheckpointError` if a model was loaded from other files than its run's id was computed from."""
     if loaded.fingerprint is None:
         raise ValueError("a model without a fingerprint belongs to no run")
     extension = None if loaded.extension is None else loaded.extension.specification()
@@ -259,15 +241,11 @@ def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedM
         "dtype": specification["dtype"],
         "context": specification["context_extension"],
     }
-    settings = stable(loaded.generation)
+    settings, name = stable(loaded.generation), "generation_config.json"
     if "end" in specification:
-        found["generation_config.json"] = (settings or {}).get("eos_token_id")
-        recorded["generation_config.json"] = specification["end"]
+        found[name], recorded[name] = (settings or {}).get("eos_token_id"), specification["end"]
     elif specification.get("generation"):
-        found["generation_config.json"], recorded["generation_config.json"] = (
-            settings,
-            specification["generation"]["config"],
-        )
+        found[name], recorded[name] = settings, specification["generation"]["config"]
     if changed := [what for what, value in recorded.items() if found[what] != value]:
         raise CheckpointError(
             f"{given}: changed since this run was started ({', '.join(changed)}), so its scores would be stored under "

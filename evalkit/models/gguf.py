@@ -14,22 +14,23 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
+from typing import TYPE_CHECKING, Any
 
-from evalkit.compatibility.transformers import quiet
+from evalkit.compatibility import names
+from evalkit.compatibility.transformers import quiet, without_gguf_bar
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, first_line
 from evalkit.models.files import generation_settings, read_json
 from evalkit.models.fingerprint import Fingerprint, combine, file_sha256, fingerprint, hash_file
 from evalkit.models.locate import Checkpoint
-from evalkit.models.registration import import_modeling
-from evalkit.models.snapshot import LoadedFiles, snapshot
 from evalkit.paths import cache_dir, temporary_folder
+
+if TYPE_CHECKING:
+    from evalkit.models.snapshot import LoadedFiles
 
 _RECORD = "fingerprint"
 """Stored beside the output of `save_pretrained`; its name matches none of the hashed files."""
@@ -43,10 +44,8 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
     """Return the cached folder with the file's model and tokenizer in float32; create it if missing.
 
     The folder is named after the file's content and the version of transformers that read it, and stores its own
-    fingerprint. It is written to a temporary folder and renamed, so it is complete or absent.
-
-    Returns:
-        None if the cache has no room for it; the file itself must be read then.
+    fingerprint. It is written to a temporary folder and renamed, so it is complete or absent. None if the cache has no
+    room for it; the file itself must be read then.
 
     Raises:
         CheckpointError: the file is damaged, or transformers cannot read its architecture.
@@ -60,8 +59,8 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
         say(f"{gguf.name}: the cache folder has no room for its dequantised copy, so every load takes this long")
         return None
     say(f"{gguf.name}: dequantising it once; later loads will be quick")
-    with _private_copy(gguf, root) as (copy, digest), reading(gguf):
-        model, tokenizer = _read(copy)
+    with _private_copy(gguf, root) as (copy, digest):
+        model, tokenizer = _read(gguf, copy)
     folder = root / _folder_name(digest)
     try:
         with quiet(), tempfile.TemporaryDirectory(dir=root, prefix=".writing-") as temporary:
@@ -80,51 +79,57 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
 
 @contextmanager
 def opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFiles]:
-    """Read a GGUF checkpoint from its dequantised copy, or from the file itself if the cache has no room.
+    """Read a GGUF checkpoint from its dequantised copy, or from the file itself if the cache has no room."""
+    from evalkit.models.snapshot import snapshot
 
-    Args:
-        checkpoint: a GGUF file.
-        dtype: see `Snapshot.start`.
-        say: called with warnings.
-
-    Raises:
-        CheckpointError: see `dequantised`; or the cached copy is damaged.
-    """
     if checkpoint.gguf is None:
         raise ValueError(f"{checkpoint.given} is not a GGUF file")
     folder = dequantised(checkpoint.gguf, say)
     if folder is None:
-        with _dequantised_in_memory(checkpoint, checkpoint.gguf) as found:
-            yield found
+        with _dequantised_in_memory(checkpoint, checkpoint.gguf) as read:
+            yield read
         return
     with snapshot(_as_folder(checkpoint, folder)) as copies:
         copies.start(dtype)
-        import_modeling()
-        found = copies.read()
-        written = _stored_fingerprint(folder, found.checkpoint.folder)
-        tokenizer = found.fingerprint.tokenizer if checkpoint.tokenizer else written.tokenizer
-        if found.fingerprint != replace(written, tokenizer=tokenizer):
+        # While the weights are read
+        import transformers.modeling_utils  # noqa: F401
+
+        read = copies.read()
+        written = _stored_fingerprint(folder, read.checkpoint.folder)
+        tokenizer = read.fingerprint.tokenizer if checkpoint.tokenizer else written.tokenizer
+        if read.fingerprint != replace(written, tokenizer=tokenizer):
             raise CheckpointError(f"{folder}: the dequantised copy changed while it was read; run the command again")
-        yield replace(found, fingerprint=_fingerprint(checkpoint, found, folder.name.partition("-")[0]))
+        yield _of_file(read, checkpoint, folder.name.partition("-")[0])
 
 
 @contextmanager
 def _dequantised_in_memory(checkpoint: Checkpoint, gguf: Path) -> Iterator[LoadedFiles]:
-    with _private_copy(gguf) as (copy, digest), reading(gguf):
-        model, tokenizer = _read(copy)
+    from evalkit.models.snapshot import snapshot
+
+    with _private_copy(gguf) as (copy, digest):
+        model, tokenizer = _read(gguf, copy)
     with temporary_folder() as folder:
         with quiet():
             for part in (model.config, model.generation_config, tokenizer):
                 part.save_pretrained(folder)
         with snapshot(_as_folder(checkpoint, folder), weights=()) as copies:
-            found = replace(copies.read(), tensors=model.state_dict())
+            read = replace(copies.read(), tensors=model.state_dict())
             del model
-            yield replace(found, fingerprint=_fingerprint(checkpoint, found, digest))
+            yield _of_file(read, checkpoint, digest)
 
 
-def _fingerprint(checkpoint: Checkpoint, found: LoadedFiles, digest: str) -> Fingerprint:
-    """Return the fingerprint of a GGUF checkpoint whose file has this digest."""
-    return Fingerprint(digest, digest, found.fingerprint.tokenizer if checkpoint.tokenizer else digest)
+def _of_file(read: LoadedFiles, checkpoint: Checkpoint, digest: str) -> LoadedFiles:
+    """Return loaded files with the fingerprint of the GGUF file that has this digest."""
+    tokenizer = read.fingerprint.tokenizer if checkpoint.tokenizer else digest
+    return replace(read, fingerprint=Fingerprint(digest, digest, tokenizer))
+
+
+def _folder_name(digest: str) -> str:
+    return f"{digest}-{version('transformers')}"
+
+
+def _folder_checkpoint(folder: Path) -> Checkpoint:
+    return Checkpoint(given=str(folder), kind="folder", folder=folder)
 
 
 def _as_folder(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
@@ -132,42 +137,30 @@ def _as_folder(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
 
 
 def _record(folder: Path, content: Path, written: Fingerprint) -> dict[str, Any]:
-    """Return the record of a folder of `dequantised`: its name and what determines the scores and texts of its model.
+    """Return the record of a folder of `dequantised`, whose name is the key of its content: what determines its model.
 
-    Args:
-        folder: the folder, whose name is the key of its content.
-        content: where its files are.
-        written: their fingerprint, which does not include the generation settings.
+    `content` is where its files are; their fingerprint, `written`, does not include the generation settings.
     """
     return {"folder": folder.name, "generation": generation_settings(content), **asdict(written)}
 
 
 def _stored_fingerprint(folder: Path, content: Path) -> Fingerprint:
-    """Read the fingerprint stored in a folder of `dequantised`; `content` is the folder, or a copy of its small files.
+    """Read the fingerprint stored in a folder of `dequantised`; raise unless its record is of this folder and content.
 
-    Raises:
-        CheckpointError: there is none, or its record is not of this folder and content.
+    `content` is the folder, or a copy of its small files.
     """
     stored = read_json(folder / _RECORD)
     with contextlib.suppress(KeyError):
-        found = Fingerprint(*(stored[field.name] for field in fields(Fingerprint)))
-        if stored == _record(folder, content, found):
-            return found
+        written = Fingerprint(stored["weights"], stored["config"], stored["tokenizer"])
+        if stored == _record(folder, content, written):
+            return written
     raise CheckpointError(f"{folder}: damaged; run the command again")
 
 
 @contextmanager
-def _private_copy(gguf: Path, place: Path | None = None) -> Iterator[tuple[Path, str]]:
-    """Copy a GGUF file to a temporary folder and yield the copy and its SHA-256; transformers memory-maps the file.
-
-    Args:
-        gguf: the file.
-        place: parent of the temporary folder; None: the system's folder for temporary files.
-
-    Raises:
-        CheckpointError: the file cannot be read, or there is no room for a copy.
-    """
-    with temporary_folder(place) as folder:
+def _private_copy(gguf: Path, parent: Path | None = None) -> Iterator[tuple[Path, str]]:
+    """Copy a GGUF file to a temporary folder and yield the copy and its SHA-256; transformers memory-maps the file."""
+    with temporary_folder(parent) as folder:
         copy = folder / gguf.name
         try:
             shutil.copyfile(gguf, copy)
@@ -176,36 +169,21 @@ def _private_copy(gguf: Path, place: Path | None = None) -> Iterator[tuple[Path,
         yield copy, hash_file(copy)
 
 
-def _reading_options(gguf: Path) -> dict[str, Any]:
-    """Return arguments with which `from_pretrained` reads a GGUF file into unpacked weights."""
-    import transformers
-
-    options: dict[str, Any] = {"gguf_file": gguf.name}
-    # Later versions keep weights packed if a kernel supports it; then evalkit could not hook them
-    if hasattr(transformers, "GgufConfig"):
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    return options
-
-
-@contextmanager
-def reading(gguf: Path) -> Iterator[None]:
-    """Turn errors in reading a damaged GGUF file into a `CheckpointError` that names the file."""
+def _read(gguf: Path, copy: Path) -> tuple[Any, Any]:
+    """Read model and tokenizer from the copy of a GGUF file, which errors name."""
     try:
-        yield
+        with quiet(), without_gguf_bar(), _parsed_once():
+            import torch
+            import transformers
+
+            source: dict[str, Any] = {"gguf_file": copy.name, "local_files_only": True}
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(copy.parent), **source)
+            # Later versions keep weights packed if a kernel supports it
+            if hasattr(transformers, "GgufConfig"):
+                source["quantization_config"] = transformers.GgufConfig(dequantize=True)
+            model = transformers.AutoModelForCausalLM.from_pretrained(str(copy.parent), dtype=torch.float32, **source)
     except Exception as error:  # the reader validates nothing: a damaged file can raise any error
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise CheckpointError(f"{gguf}: damaged, or not a readable GGUF file ({lines[0]})") from error
-
-
-def _read(gguf: Path) -> tuple[Any, Any]:
-    with quiet(), _parsed_once():
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        model = AutoModelForCausalLM.from_pretrained(
-            str(gguf.parent), dtype=torch.float32, local_files_only=True, **_reading_options(gguf)
-        )
-        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name, local_files_only=True)
+        raise CheckpointError(f"{gguf}: damaged, or not a readable GGUF file ({first_line(error)})") from error
     # The weights are plain float32 now; these two would only prevent transformers from saving them
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
@@ -221,30 +199,17 @@ def _parsed_once() -> Iterator[None]:
     """
     import gguf
 
-    with (
-        patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)),
-        patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
-    ):
+    with names.replaced("gguf", gguf, GGUFReader=cache, get_tensor_name_map=cache):
         yield
-
-
-def _folder_name(digest: str) -> str:
-    return f"{digest}-{version('transformers')}"
-
-
-def _folder_checkpoint(folder: Path) -> Checkpoint:
-    return Checkpoint(given=str(folder), kind="folder", folder=folder)
 
 
 def _is_intact(folder: Path) -> bool:
     """Return whether a cached folder matches its stored fingerprint; remove it if not."""
     if not folder.is_dir():
         return False
-    try:
+    with contextlib.suppress(CheckpointError):
         if fingerprint(_folder_checkpoint(folder)) == _stored_fingerprint(folder, folder):
             return True
-    except CheckpointError:
-        pass
     shutil.rmtree(folder, ignore_errors=True)
     return False
 

@@ -25,14 +25,12 @@ from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.inputs import values
 from evalkit.models.checks import check_causal, check_numbers
-from evalkit.models.context_settings import UNSTRETCHED
 from evalkit.models.files import GENERATION_CONFIG, generation_settings
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.load import LoadedModel, context_window
 from evalkit.models.locate import ATTENTION, Checkpoint, silent
 from evalkit.models.modules import check_module, is_stock, preserved, state_digest, unwrapped, without_grad_or_autocast
-from evalkit.models.parts import NONE
-from evalkit.models.spec import ModelSpec
+from evalkit.models.spec import NONE, UNSTRETCHED, ModelSpec
 from evalkit.models.tokenizer import disable_sampling, load_tokenizer, probe_ids
 from evalkit.paths import temporary_folder
 
@@ -64,19 +62,17 @@ class LiveSpec(ModelSpec):
                 "evaluation is a run of its own and is not resumed"
             )
             state = f"{state}-{uuid4().hex}"
-        found = Checkpoint(given=self.model, kind="live", folder=self.folder, state=state)
-        check_causal(found, found.config())
-        return found
+        checkpoint = Checkpoint(given=self.model, kind="live", folder=self.folder, state=state)
+        check_causal(checkpoint, checkpoint.config())
+        return checkpoint
 
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
-        """Prepare the module for scoring: evaluation mode and a supported attention implementation.
-
-        Raises:
-            CheckpointError: a weight is not finite, the tokenizer does not fit the model, or the attention
-                implementation cannot be set.
-        """
+        """Prepare the module for scoring: evaluation mode and a supported attention implementation."""
         module, name = self.module, self.model
-        _set_evaluation_mode(module)
+        # Compiled calls and autocast wrappers are removed; `preserved` restores them
+        module.eval()
+        for part in module.modules():
+            unwrap_forward(part)
         _set_attention(name, module, self.attention)
         check_numbers(name, checkpoint.config(), module)
         tokenizer = load_tokenizer(self.folder, int(module.get_input_embeddings().weight.shape[0]), say=say)
@@ -105,6 +101,8 @@ def live_model(
 ) -> Iterator[LiveSpec]:
     """Yield the `LiveSpec` of a model in memory; restore the model at the end.
 
+    In errors raised inside the context, the name of the temporary folder is replaced by the model's name.
+
     Args:
         model: a `PreTrainedModel`; the wrappers of DDP, DataParallel and torch.compile are removed.
         name: the model's name; None: the name of its class.
@@ -115,8 +113,7 @@ def live_model(
 
     Raises:
         UsageError: an argument does not apply to a model in memory.
-        CheckpointError: the model cannot be evaluated in place. In errors raised inside the context, the name of the
-            temporary folder is replaced by the model's name.
+        CheckpointError: the model cannot be evaluated in place.
     """
     module = unwrapped(model)
     shown_name = type(module).__name__ if name is None else values.text("name", name)
@@ -126,31 +123,31 @@ def live_model(
         )
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
-    for argument in _FILE_OPTIONS:
-        if others[argument] not in (None, False) and (argument, others[argument]) not in _DEFAULTS:
+    for option in _FILE_OPTIONS:
+        if others[option] not in (None, False) and (option, others[option]) not in _DEFAULTS:
             raise UsageError(
-                f"{argument}: does not apply to a model in memory; leave it out, or save the model and give its folder"
+                f"{option}: does not apply to a model in memory; leave it out, or save the model and give its folder"
             )
     check_module(shown_name, module)
-    place, kind = str(module.device), str(module.dtype).removeprefix("torch.")
-    for argument, requested, own in (("device", device, place), ("dtype", dtype, kind)):
+    own_device, own_dtype = str(module.device), str(module.dtype).removeprefix("torch.")
+    for option, requested, own in (("device", device, own_device), ("dtype", dtype, own_dtype)):
         if requested not in ("auto", own, own.partition(":")[0]):
             raise UsageError(
-                f"{argument} {requested}: the model is evaluated in place, in {own}; omit {argument}, or convert it"
+                f"{option} {requested}: the model is evaluated in place, in {own}; omit {option}, or convert it"
             )
-    with temporary_folder() as folder, preserved(module), without_grad_or_autocast(place):
+    with temporary_folder() as folder, preserved(module), without_grad_or_autocast(own_device):
         try:
-            own = _tokenizer_copy(tokenizer)
-            _save_config_and_tokenizer(shown_name, module, own, folder)
+            given_tokenizer = _tokenizer_copy(tokenizer)
+            _save_config_and_tokenizer(shown_name, module, given_tokenizer, folder)
             yield LiveSpec(
                 model=shown_name,
-                device=place,
-                dtype=kind,
+                device=own_device,
+                dtype=own_dtype,
                 attention=attention,
                 context=UNSTRETCHED,
                 module=module,
                 folder=folder,
-                given_tokenizer=own,
+                given_tokenizer=given_tokenizer,
                 stock=is_stock(module),
             )
         except CheckpointError as error:
@@ -158,10 +155,7 @@ def live_model(
 
 
 def _tokenizer_copy(tokenizer: Any) -> Any:
-    """Copy a tokenizer without sampling, and without truncation and padding of its last call.
-
-    `save_pretrained` would store these.
-    """
+    """Copy a tokenizer without sampling, truncation and padding of its last call, which would be saved with it."""
     own = deepcopy(tokenizer)
     disable_sampling(own)
     if backend := getattr(own, "backend_tokenizer", None):
@@ -186,19 +180,8 @@ def _save_config_and_tokenizer(name: str, module: Any, tokenizer: Any, folder: P
         raise CheckpointError(f"{name}: its config or tokenizer cannot be saved ({first_line(error)})") from error
 
 
-def _set_evaluation_mode(module: Any) -> None:
-    """Set evaluation mode and remove compiled calls and autocast wrappers; `preserved` restores them."""
-    module.eval()
-    for part in module.modules():
-        unwrap_forward(part)
-
-
 def _set_attention(name: str, module: Any, attention: str) -> None:
-    """Set the attention implementation that a checkpoint loaded from files would have.
-
-    Raises:
-        CheckpointError: the model does not support it.
-    """
+    """Set the attention implementation that a checkpoint loaded from files would have."""
     accepted = ("sdpa", "eager") if attention == "auto" else (attention,)
     with quiet():
         for implementation in accepted:

@@ -17,14 +17,11 @@ from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError
 from evalkit.escape import brief, printable
 from evalkit.models.checks import (
-    check_causal,
     check_index,
     check_numbers,
-    check_quantization,
     check_report,
     check_stored,
-    check_trust,
-    check_weights_name,
+    check_supported,
     is_quantized,
     natively_known,
 )
@@ -33,17 +30,16 @@ from evalkit.models.context import MOST_TOKENS, Extension, configured_window
 from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import Fingerprint
 from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, resolve_dtype, silent
-from evalkit.models.parts import NONE
-from evalkit.models.registration import import_modeling, quick_imports
 from evalkit.models.shapes import shape_facts
-from evalkit.models.snapshot import LoadedFiles, snapshot
 
 if TYPE_CHECKING:
-    from evalkit.models.placement import Placement
+    from evalkit.models.parts import Placement
+    from evalkit.models.snapshot import LoadedFiles
 
 _FALLBACK_WINDOW = 2048
 _LONGEST_TOKENIZER_WINDOW = 1_000_000
 """A tokenizer without a limit reports 10³⁰; larger values are not windows."""
+_FACTS = ("architecture", "parameters", "dtype", "device", "window", "bos_id", "eos_id", "attention")
 
 
 @dataclass(frozen=True)
@@ -67,9 +63,7 @@ class LoadedModel:
     window: int
     """Context window in tokens."""
     bos_id: int | None
-    """Id of the BOS token; None if the tokenizer has none."""
     eos_id: int | None
-    """Id of the EOS token; None if the tokenizer has none."""
     attention: str
     """Attention implementation: "sdpa" or "eager"."""
     extension: Extension | None = None
@@ -79,7 +73,7 @@ class LoadedModel:
     generation: Mapping[str, Any] | None = None
     """The checkpoint's generation_config.json, if any; None for a GGUF file, whose fingerprint covers it."""
     placement: Placement | None = None
-    """Device of each layer, if `--device-map` names or spreads them."""
+    """Device of each layer, if the model is spread over several."""
     stock: bool = True
     """Whether the model is unmodified, so that a cached start-up check of its class and config applies."""
     files: str | None = None
@@ -111,33 +105,33 @@ class LoadedModel:
 
     def describe(self) -> str:
         """Return two lines for the terminal, and a third if the context is extended."""
+        name, *facts = self.summary
+        ids = {"BOS": self.bos_id, "EOS": self.eos_id}
+        shown = {
+            role: "none" if own is None else f"{printable(self.tokenizer.convert_ids_to_tokens(own))} ({own})"
+            for role, own in ids.items()
+        }
+        tokens = ", ".join(f"{role} {token}" for role, token in shown.items())
         stretched = "" if self.extension is None else f"\n{self.extension.describe()}"
         return (
-            f"{printable(self.name)}: {self.architecture}, {_scaled(self.parameters)} parameters, "
-            f"{self.dtype} on {self.device}, {self.attention} attention\n"
-            f"context window {self.window:,} tokens, "
-            f"BOS {self._token(self.bos_id)}, EOS {self._token(self.eos_id)}{stretched}"
+            f"{printable(name)}: {', '.join(facts)}, {self.attention} attention\n"
+            f"context window {self.window:,} tokens, {tokens}{stretched}"
         )
 
     def facts(self) -> dict[str, Any]:
         """Return the facts for a run's manifest, with the model's sizes and attention settings."""
-        names = ("architecture", "parameters", "dtype", "device", "window", "bos_id", "eos_id", "attention")
         extension = None if self.extension is None else self.extension.specification()
         shape = shape_facts(self.model.config.to_dict())
         placed = {} if self.placement is None else {"device_map": self.placement.summary()}
-        return {name: getattr(self, name) for name in names} | {"context_extension": extension, "shape": shape} | placed
-
-    def _token(self, token_id: int | None) -> str:
-        if token_id is None:
-            return "none"
-        return f"{printable(self.tokenizer.convert_ids_to_tokens(token_id))} ({token_id})"
+        facts = {name: getattr(self, name) for name in _FACTS}
+        return facts | {"context_extension": extension, "shape": shape} | placed
 
 
 def load(
     checkpoint: Checkpoint,
     *,
     device: str = "auto",
-    device_map: str = NONE,
+    spread_over_gpus: bool = False,
     dtype: str = "auto",
     attention: str = "auto",
     extension: Extension | None = None,
@@ -148,10 +142,10 @@ def load(
     Args:
         checkpoint: from `locate`; also determines the tokenizer and what is trusted.
         device: "auto" (CUDA if available, else the CPU) or a torch device.
-        device_map: see `ModelSpec`.
+        spread_over_gpus: whether a model larger than the first GPU is spread over all; `--device-map auto`.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         attention: "auto", "sdpa" or "eager".
-        extension: context extension from `context_settings.extension_of`; None: no extension.
+        extension: context extension from `spec.extension_of`; None: no extension.
         say: called with warnings.
 
     Raises:
@@ -160,62 +154,40 @@ def load(
     """
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
-    with quick_imports():
-        from evalkit.models.memory import keep_few_kernels
-        from evalkit.models.placement import check_devices, resolve_device
+    from evalkit.models.memory import keep_few_kernels
+    from evalkit.models.parts import place_model, resolve_device
 
     keep_few_kernels()
-    compute_dtype, place = resolve_dtype(checkpoint, dtype), resolve_device(device)
-    check_devices(device_map)
+    given, compute_dtype, main_device = checkpoint.given, resolve_dtype(checkpoint, dtype), resolve_device(device)
     with _opened(checkpoint, compute_dtype, say) as read:
         if dtype == "auto" and (stored := _rounded_from(read, compute_dtype)):
             say(f"weights are stored in {stored} and rounded to {compute_dtype}, the dtype in config.json; see --dtype")
         generation = generation_settings(read.checkpoint.folder) if checkpoint.gguf is None else None
-        model, placement = _model(read, extension, compute_dtype, attention, place, device_map, say)
+        model, stretched = _built(read, extension, compute_dtype, attention, say)
+        placement = place_model(given, model, main_device, spread_over_gpus, say)
+        if stretched is not None:
+            from evalkit.models.stretch import finish
+
+            finish(given, model, stretched)
         tokenizer = _tokenizer(checkpoint, read, model, say)
-    given = checkpoint.given
-    window = extension.target if extension is not None else context_window(given, model.config, tokenizer, say)
+    determined = not checkpoint.trust_remote_code and placement is None and not getattr(model, "is_quantized", False)
     return LoadedModel.of(
         model,
         tokenizer,
         name=checkpoint.name,
         dtype=compute_dtype,
-        device=place if placement is None else "+".join(placement.devices),
-        window=window,
+        device=main_device if placement is None else "+".join(placement.devices),
+        window=context_window(given, model.config, tokenizer, say) if extension is None else extension.target,
         extension=extension,
         fingerprint=read.fingerprint,
         generation=generation,
         placement=placement,
-        files=_files_digest(checkpoint, read, model, placement),
+        files=read.fingerprint.combined if determined else None,
     )
 
 
-def _files_digest(checkpoint: Checkpoint, read: LoadedFiles, model: Any, placement: Placement | None) -> str | None:
-    """Return `LoadedModel.files`."""
-    if checkpoint.trust_remote_code or placement is not None or getattr(model, "is_quantized", False):
-        return None
-    return read.fingerprint.combined
-
-
-def _sets_window_only(config: Mapping[str, Any], extension: Extension) -> bool:
-    """Return whether an extension only sets the window, for a config without positions (ALiBi, Mamba)."""
-    if extension.target > extension.original:
-        return False
-    return configured_window(config)[1] is None and not config.get("rope_parameters") and not config.get("rope_scaling")
-
-
 def context_window(given: str, config: Any, tokenizer: Any, say: Say) -> int:
-    """Return the context window in tokens: from the config, else the tokenizer, else 2048.
-
-    Args:
-        given: the checkpoint's name for messages.
-        config: the model's transformers configuration.
-        tokenizer: its `model_max_length` is used if the config has no window.
-        say: called if neither has one.
-
-    Raises:
-        CheckpointError: the config's window exceeds `MOST_TOKENS`.
-    """
+    """Return the context window in tokens: from the transformers config, else the tokenizer, else 2048."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for key in WINDOW_KEYS:
         value = getattr(text, key, None)
@@ -240,32 +212,24 @@ def _opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFile
         with gguf.opened(checkpoint, dtype, say) as read:
             yield read
         return
+    from evalkit.models.snapshot import snapshot
+
     with snapshot(checkpoint) as copies:
         config = copies.checkpoint.config()
         # The scales of quantised weights stay as stored
         copies.start(None if is_quantized(config) else dtype)
-        import_modeling()
-        check_trust(checkpoint, config)
-        check_causal(checkpoint, config)
-        check_quantization(checkpoint, config)
-        check_weights_name(checkpoint, config)
+        # While the weights are read
+        import transformers.modeling_utils  # noqa: F401
+
+        check_supported(checkpoint, config)
         read = copies.read()
         check_index(checkpoint, read.tensors)
         yield read
 
 
-def _model(
-    read: LoadedFiles,
-    extension: Extension | None,
-    dtype: str,
-    attention: str,
-    device: str,
-    device_map: str,
-    say: Say,
-) -> tuple[Any, Placement | None]:
-    """Build the model in evaluation mode on its device, or on several."""
+def _built(read: LoadedFiles, extension: Extension | None, dtype: str, attention: str, say: Say) -> tuple[Any, Any]:
+    """Return the model on the CPU, in evaluation mode, after all checks, and its `Stretched` config if any."""
     from evalkit.models.build import build_model
-    from evalkit.models.placement import place_model
 
     given, folder, config = read.checkpoint.given, read.checkpoint.folder, read.checkpoint.config()
     check_sizes(given, config, len(read.tensors))
@@ -274,30 +238,31 @@ def _model(
     remote = read.checkpoint.trust_remote_code and not natively_known(config)
     stretched = None
     if extension is not None and not _sets_window_only(config, extension):
-        from evalkit.models.stretch import finish, stretched_config
+        from evalkit.models.stretch import stretched_config
 
         stretched = stretched_config(given, folder, extension, trust_remote_code=remote)
     own = None if stretched is None else stretched.config
     built = build_model(read, own, dtype=dtype, attention=attention, remote=remote)
     check_report(given, built, say)
     check_numbers(given, config, built.model)
-    model = built.model.eval().requires_grad_(False)
-    placement = place_model(given, model, device, device_map, say)
-    if stretched is not None:
-        finish(given, model, stretched)
-    return model, placement
+    return built.model.eval().requires_grad_(False), stretched
+
+
+def _sets_window_only(config: Mapping[str, Any], extension: Extension) -> bool:
+    """Return whether an extension only sets the window, for a config without positions (ALiBi, Mamba)."""
+    if extension.target > extension.original:
+        return False
+    return configured_window(config)[1] is None and not config.get("rope_parameters") and not config.get("rope_scaling")
 
 
 def _rounded_from(read: LoadedFiles, dtype: str) -> str | None:
     """Return the dtype in which most weights are stored if `dtype` rounds them, else None."""
-    if dtype == "float32":
-        return None
     numbers: Counter[str] = Counter()
     for name, tensor in read.tensors.items():
         if tensor.is_floating_point():
             numbers[str(read.rounded.get(name, tensor.dtype)).removeprefix("torch.")] += tensor.numel()
     most = next((name for name, _ in numbers.most_common(1)), dtype)
-    return most if most in DTYPES and most != dtype else None
+    return most if most in DTYPES and most != dtype != "float32" else None
 
 
 def _tokenizer(checkpoint: Checkpoint, read: LoadedFiles, model: Any, say: Say) -> Any:

@@ -1,19 +1,24 @@
 """Locate the checkpoint that `--model` names.
 
 In: a folder, a `.gguf` file, a name on the Hugging Face hub (`org/name`, `org/name@revision`) or `demo`.
-Out: a `Checkpoint` with local files. Neither torch nor transformers is imported here.
+Out: a `Checkpoint` with local files. Neither torch nor transformers is imported here. The hub is queried once, with a
+short timeout and the local cache as fallback, and only the files needed are downloaded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, UnknownNameError
+from evalkit.errors import CheckpointError, UnknownNameError, first_line
 from evalkit.models.config_check import check_types
 from evalkit.models.files import (
+    CHAT_TEMPLATES,
+    TOKENIZER_PATTERNS,
     adapter_files,
     code_files,
     read_json,
@@ -27,6 +32,9 @@ ATTENTION = ("auto", "sdpa", "eager")
 DTYPES = ("float32", "bfloat16", "float16")
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of the dtypes in a safetensors header."""
+_REACH_SECONDS = 3.0
+_ALWAYS = ("*.json", "*.model", "*.txt", "*.jinja")
+"""Files of a hub model that are always downloaded."""
 
 
 def silent(_: str) -> None:
@@ -67,11 +75,7 @@ class Checkpoint:
         return self.given.rpartition("/")[2] if self.kind == "hub" else self.folder.resolve().name
 
     def config(self) -> dict[str, Any]:
-        """Read config.json; empty for a GGUF file, which has none.
-
-        Raises:
-            CheckpointError: the file cannot be read, or a value has the wrong type.
-        """
+        """Read config.json; empty for a GGUF file. Raises `CheckpointError` if a value has the wrong type."""
         return {} if self.gguf is not None else read_config(self.folder)
 
     def weights(self) -> tuple[Path, ...]:
@@ -88,12 +92,9 @@ class Checkpoint:
         """Return the tokenizer files; for another folder, with its config.json and code, which select the class."""
         if self.tokenizer is None:
             return tokenizer_files(self.folder)
-        config = tuple(path for path in (self.tokenizer / "config.json",) if path.is_file())
-        return (
-            *tokenizer_files(self.tokenizer),
-            *config,
-            *(code_files(self.tokenizer) if self.trust_remote_code else ()),
-        )
+        config = [path for path in (self.tokenizer / "config.json",) if path.is_file()]
+        code = code_files(self.tokenizer) if self.trust_remote_code else ()
+        return (*tokenizer_files(self.tokenizer), *config, *code)
 
 
 def locate(
@@ -115,12 +116,9 @@ def locate(
     Raises:
         CheckpointError: the checkpoint is not found, or the folder does not contain one.
     """
-    found = replace(
-        _find(model, allow_pickle, trust_remote_code, say),
-        allow_pickle=allow_pickle,
-        trust_remote_code=trust_remote_code,
-    )
-    return found if tokenizer is None else replace(found, tokenizer=tokenizer_folder(tokenizer, say))
+    trust: dict[str, Any] = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
+    checkpoint = replace(_find(model, allow_pickle, trust_remote_code, say), **trust)
+    return checkpoint if tokenizer is None else replace(checkpoint, tokenizer=tokenizer_folder(tokenizer, say))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -135,11 +133,7 @@ def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
     """Return the dtype to compute in: the requested one, or for "auto" that of the checkpoint.
 
     It is read from config.json (`dtype`, formerly `torch_dtype`), else from the first weight file. A GGUF file is
-    dequantised to float32.
-
-    Raises:
-        UnknownNameError: evalkit does not compute in the requested dtype.
-        CheckpointError: "auto", and the checkpoint's dtype is not supported or unknown.
+    dequantised to float32. Raises for a dtype that evalkit does not compute in.
     """
     if requested != "auto":
         if requested not in DTYPES:
@@ -156,11 +150,7 @@ def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
 
 
 def tokenizer_folder(given: str, say: Say) -> Path:
-    """Return the folder that `--tokenizer` names; it needs no weights and no config.json.
-
-    Raises:
-        CheckpointError: the folder is not found, or holds no tokenizer.
-    """
+    """Return the folder that `--tokenizer` names; it needs no weights and no config.json."""
     folder = _path(given)
     if given == "demo" or folder.suffix == ".gguf":
         raise CheckpointError(
@@ -169,8 +159,6 @@ def tokenizer_folder(given: str, say: Say) -> Path:
     if not folder.is_dir():
         if folder.exists() or looks_like_path(given):
             raise CheckpointError(f"--tokenizer {given}: folder not found")
-        from evalkit.models.hub import fetch
-
         folder, _ = fetch(given, pickles=False, code=False, weights=False, say=say)
     if not tokenizer_files(folder):
         raise CheckpointError(f"{given}: holds no tokenizer (tokenizer.json, tokenizer.model, vocab.json)")
@@ -192,8 +180,6 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
         return _gguf(model, path, "gguf")
     if looks_like_path(model):
         raise CheckpointError(f"{model}: file or folder not found")
-    from evalkit.models.hub import fetch
-
     folder, revision = fetch(model, pickles=allow_pickle, code=trust_remote_code, say=say)
     _require_config(folder)
     return Checkpoint(given=model, kind="hub", folder=folder, revision=revision)
@@ -246,6 +232,74 @@ def _require_config(folder: Path) -> None:
     raise CheckpointError(f"{folder}: has no config.json; {expected}{hint}")
 
 
+def fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: Say) -> tuple[Path, str | None]:
+    """Download a hub snapshot, or find it in the local cache; return its folder and commit.
+
+    Pickled weights are downloaded only if allowed and if there are no safetensors, Python files only if allowed.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name, _, revision = given.partition("@")
+    try:
+        info = HfApi().model_info(name, revision=revision or None, timeout=_REACH_SECONDS)
+        listing = [file.rfilename for file in info.siblings or []]
+    except HFValidationError as error:
+        raise CheckpointError(f"{given}: folder not found, and not a valid name on the hub") from error
+    except GatedRepoError as error:
+        raise CheckpointError(f"{given}: gated on the hub; accept its terms there, then run `hf auth login`") from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(f"{name}: revision '{revision}' not found on the hub") from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{given}: not found, neither as a folder nor on the hub (for a private model run `hf auth login`)"
+        ) from error
+    except Exception as error:  # offline, timeout, proxy, server: the cache is the fallback for all
+        return _cached(given, name, revision or None, error)
+    if "config.json" not in listing and weights:
+        raise CheckpointError(
+            f"{given}: found on the hub, but has no config.json, so it is not a transformers checkpoint"
+        )
+    say(f"{given}: downloading from the hub the files that are not cached")
+    needed = needed_files(listing, pickles=pickles, code=code, weights=weights)
+    try:
+        return Path(snapshot_download(name, revision=info.sha, allow_patterns=needed)), info.sha
+    except Exception as error:
+        raise CheckpointError(f"{given}: the download failed ({first_line(error)}); try again") from error
+
+
+def needed_files(listing: Iterable[str], *, pickles: bool, code: bool, weights: bool) -> list[str]:
+    """Select the files of a repository that loading needs, in its top folder and its chat template folder."""
+    candidates = [name for name in listing if "/" not in name or name.rpartition("/")[0] == CHAT_TEMPLATES]
+    patterns = ["config.json", *TOKENIZER_PATTERNS]
+    if weights:
+        patterns = [*_ALWAYS, "*.safetensors", *(["*.py"] if code else [])]
+        if pickles and not any(name.endswith(".safetensors") for name in candidates):
+            patterns.append("pytorch_model*.bin")
+    return [name for name in candidates if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def _cached(given: str, name: str, revision: str | None, why: Exception) -> tuple[Path, str | None]:
+    """Return the snapshot in the hub's local cache; used if the hub cannot be reached."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except Exception as error:
+        offline = isinstance(why, OfflineModeIsEnabled)
+        reason = "HF_HUB_OFFLINE is set" if offline else f"it cannot be reached ({type(why).__name__})"
+        raise CheckpointError(
+            f"{given}: folder not found; as a hub model: {reason} and the model is not in its cache"
+        ) from error
+    return folder, folder.name
+
+
 def _configured_dtype(config: dict[str, Any]) -> str | None:
     """Return the dtype in config.json, also in the text part of a multi-part model."""
     inner = config.get("text_config")
@@ -261,6 +315,5 @@ def _stored_dtype(checkpoint: Checkpoint) -> str | None:
     first = checkpoint.weights()[0]
     if first.suffix != ".safetensors":
         return None
-    stored = [str(tensor.get("dtype")) for tensor in safetensors_header(first).values()]
-    floating = [name for name in stored if name.startswith(("F", "BF"))]
+    floating = [name for name, _ in safetensors_header(first).values() if name.startswith(("F", "BF"))]
     return _STORED.get(floating[0], floating[0]) if floating else None

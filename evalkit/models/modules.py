@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from typing import Any, TypeAlias
 
@@ -28,27 +28,22 @@ _SHARDED = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
 """Class names of modules and parameters that are sharded over processes."""
 _TRAINING = ("training", "gradient_checkpointing")
 """Attributes of modules that change training only."""
+_CHUNK = 2**24
+"""Numbers of a tensor that are hashed at a time."""
+_Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 _ADAPTED = "peft."
 """Package of adapter modules; some of their settings are not in their tensors."""
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the transformers model inside the wrappers of DDP, DataParallel and torch.compile.
-
-    Raises:
-        UsageError: there is no transformers model.
-    """
-    found = model
-    while True:
-        if isinstance(found, (DistributedDataParallel, DataParallel)):
-            found = found.module
-        elif isinstance(found, torch.nn.Module) and (inner := compiled(found)) is not None:
-            found = inner
-        else:
-            break
-    if isinstance(found, PreTrainedModel):
-        return found
-    kind = f"{type(found).__module__}.{type(found).__qualname__}"
+    """Return the transformers model inside the wrappers of DDP, DataParallel and torch.compile, else raise."""
+    if isinstance(model, PreTrainedModel):
+        return model
+    if isinstance(model, (DistributedDataParallel, DataParallel)):
+        return unwrapped(model.module)
+    if isinstance(model, torch.nn.Module) and (inner := compiled(model)) is not None:
+        return unwrapped(inner)
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
     if kind.startswith(_ADAPTED):
         raise UsageError(
             f"model is a {kind}, whose adapter is not merged; evaluate copy.deepcopy(model).merge_and_unload()"
@@ -60,12 +55,8 @@ def unwrapped(model: Any) -> Any:
 
 
 def check_module(name: str, module: Any) -> None:
-    """Raise unless a model is complete on one device, in one process, in a floating-point dtype.
-
-    Raises:
-        CheckpointError: says what the model is instead.
-    """
-    parts = {type(part).__name__ for part in module.modules()} | {type(one).__name__ for one in module.parameters()}
+    """Raise a `CheckpointError` unless a model is complete on one device, in one process, in a floating-point dtype."""
+    parts = {type(part).__name__ for part in (*module.modules(), *module.parameters())}
     if sharded := [kind for kind in _SHARDED if kind in parts] or [
         "DeepSpeed ZeRO-3" for parameter in module.parameters() if hasattr(parameter, "ds_id")
     ]:
@@ -134,9 +125,6 @@ def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:
     }
 
 
-_Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
-
-
 @contextmanager
 def preserved(model: Any) -> Iterator[None]:
     """Restore a model and every random number generator at the end.
@@ -144,11 +132,8 @@ def preserved(model: Any) -> Iterator[None]:
     Restored are the attributes of every module (training mode, hooks, parameters, buffers and submodules by identity,
     a `forward` of its own), the numbers in its buffers, and its configs. The numbers in its parameters and their
     gradients are not: an evaluation does not change them.
-
-    Args:
-        model: a transformers model.
     """
-    containers = [(one, copy(one)) for one in _containers(model)]
+    containers = [(container, copy(container)) for container in _containers(model)]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     with _preserved_random_state():
         try:
@@ -165,11 +150,7 @@ def preserved(model: Any) -> Iterator[None]:
 @contextmanager
 def without_grad_or_autocast(device: str) -> Iterator[None]:
     """Disable gradients and autocast, whatever the caller's context."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        for kind in {"cpu", torch.device(device).type}:
-            if torch.amp.is_autocast_available(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast(device.partition(":")[0], enabled=False):
         yield
 
 
@@ -178,12 +159,12 @@ def _containers(model: Any) -> Iterator[_Container]:
     seen: set[int] = set()
     todo: list[Any] = [vars(module) for module in model.modules()]
     while todo:
-        one = todo.pop()
-        if id(one) in seen:
+        container = todo.pop()
+        if id(container) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        for value in one.values() if isinstance(one, dict) else one:
+        seen.add(id(container))
+        yield container
+        for value in container.values() if isinstance(container, dict) else container:
             if isinstance(value, (PreTrainedConfig, GenerationConfig)):
                 todo.append(vars(value))
             elif isinstance(value, (dict, list, set)):
@@ -218,10 +199,6 @@ def _preserved_random_state() -> Iterator[None]:
                 torch.mps.set_rng_state(mps)
 
 
-_CHUNK = 2**24
-"""Numbers of a tensor that are hashed at a time."""
-
-
 def state_digest(model: torch.nn.Module) -> str:
     """Hash a model's modules, parameters and buffers.
 
@@ -233,18 +210,14 @@ def state_digest(model: torch.nn.Module) -> str:
         kind = type(module)
         digest.update(f"module\t{name}\t{kind.__module__}.{kind.__qualname__}\n".encode())
     known: dict[tuple[object, ...], str] = {}
-    for name, tensor in sorted(_tensors(model), key=lambda entry: entry[0]):
+    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    for name, tensor in sorted((*parameters, *buffers), key=lambda entry: entry[0]):
         # Tied tensors share memory
-        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
-        if place not in known or not tensor.numel():
-            known[place] = _content_digest(tensor)
-        digest.update(f"tensor\t{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\t{known[place]}\n".encode())
+        memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        if memory not in known or not tensor.numel():
+            known[memory] = _content_digest(tensor)
+        digest.update(f"tensor\t{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\t{known[memory]}\n".encode())
     return digest.hexdigest()
-
-
-def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
 
 
 def _content_digest(tensor: torch.Tensor) -> str:

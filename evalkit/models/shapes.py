@@ -7,19 +7,20 @@ torch nor transformers is imported.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from evalkit.errors import CheckpointError
 from evalkit.models.files import safetensors_header
 from evalkit.models.locate import Checkpoint
-from evalkit.models.variants.settings import KEYS, VANILLA, Differential, Shape, Variant, read_variant
+from evalkit.models.variants.settings import KEYS, PREFIX, VANILLA, Differential, Shape, Variant, read_variant
 
 Backbone = Literal["llama", "qwen2", "gpt_neox"]
 BACKBONES: tuple[str, ...] = get_args(Backbone)
-_PREFIX = "evalkit_"
-"""Prefix of model types whose attention differs from the backbone's."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST_LAYERS = 10_000
 """Limit on layers, because lists of this length are created."""
@@ -68,10 +69,10 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
             invalid.
     """
     kind = str(config.get("model_type"))
-    backbone = kind.removeprefix(_PREFIX)
+    backbone = kind.removeprefix(PREFIX)
     if backbone not in BACKBONES:
         raise ValueError(
-            f"model_type is '{kind}'; expected {', '.join(BACKBONES)}, or one of these with prefix {_PREFIX}"
+            f"model_type is '{kind}'; expected {', '.join(BACKBONES)}, or one of these with prefix {PREFIX}"
         )
     hidden, heads = positive_integer(config, "hidden_size"), positive_integer(config, "num_attention_heads")
     own = backbone != "gpt_neox" and config.get("head_dim") is not None
@@ -201,13 +202,10 @@ def _rotary_share(config: Mapping[str, Any], backbone: str) -> float:
 
 def layer_ranges(layers: Sequence[int]) -> str:
     """Format layers as ranges: 0, 10–19."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and runs[-1][-1] == layer - 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+    # Within a range, the difference of layer and index is constant
+    groups = groupby(enumerate(layers), lambda entry: entry[1] - entry[0])
+    ranges = [[layer for _, layer in group] for _, group in groups]
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in ranges)
 
 
 def layer_count(config: Mapping[str, Any]) -> int:
@@ -223,7 +221,7 @@ def positive_integer(config: Mapping[str, Any], key: str) -> int:
     value = config.get(key)
     if value is None:
         raise ValueError(f"'{key}' is missing")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if type(value) is not int or value < 1:
         raise ValueError(f"{key} is {value!r}; expected a whole number from 1")
     return value
 
@@ -238,20 +236,15 @@ def parameter_count(checkpoint: Checkpoint) -> int | None:
     try:
         if checkpoint.gguf is not None:
             return int(checkpoint.gguf.stat().st_size / _GGUF_BYTES)
-        try:
+        with suppress(ValueError):
             return parameters(read_shape(checkpoint.config())).total
-        except ValueError:
-            return _stored(checkpoint)
+        return sum(_stored(path) for path in checkpoint.weights())
     except (CheckpointError, OSError):
         return None
 
 
-def _stored(checkpoint: Checkpoint) -> int:
-    """Count the elements of the weight files."""
-    total = 0
-    for path in checkpoint.weights():
-        if path.suffix == ".safetensors":
-            total += sum(prod(tensor["shape"]) for tensor in safetensors_header(path).values())
-        else:
-            total += path.stat().st_size // _PICKLED_BYTES
-    return total
+def _stored(path: Path) -> int:
+    """Count the elements of a weight file."""
+    if path.suffix == ".safetensors":
+        return sum(prod(shape) for _, shape in safetensors_header(path).values())
+    return path.stat().st_size // _PICKLED_BYTES

@@ -1,59 +1,53 @@
 """Consistent snapshot of a checkpoint: the loaded bytes are the hashed bytes, even if files change meanwhile.
 
 In: a `Checkpoint`. Out: the same checkpoint with copies of its small files in a temporary folder, its weights in
-memory, and the `Fingerprint` of exactly these. Only hashed files are copied, so transformers finds no others.
+memory, and the `Fingerprint` of exactly these. Only hashed files are copied, so transformers finds no others. No tensor
+stays mapped to a file, so overwriting, replacing or truncating a file afterwards does not change the model.
 """
 
 from __future__ import annotations
 
+import io
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
 
-from evalkit.errors import CheckpointError
-from evalkit.models.files import GENERATION_CONFIG, copy_files
-from evalkit.models.fingerprint import Fingerprint, State, combine, hash_file, state_of
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+
+from evalkit.errors import CheckpointError, first_line
+from evalkit.models.files import GENERATION_CONFIG, copy_files, damaged
+from evalkit.models.fingerprint import ChangeDetector, Fingerprint, combine, content_sha256, hash_file, state_of
 from evalkit.models.locate import Checkpoint
 from evalkit.paths import temporary_folder
 
-if TYPE_CHECKING:
-    import torch
+_LARGE = 2**18
+"""Bytes from which a tensor is rounded as it is read."""
+_DIGITS = 9
+"""Most digits of a number in a weight's name, such as a layer's."""
+_WIDE = (torch.float64, torch.float32)
 
-    from evalkit.models.weights import Weights
+Tensors = dict[str, torch.Tensor]
 
 
-class ChangeDetector:
-    """Detector of changes to files since its creation.
+class ReadingStopped(Exception):
+    """Nobody needs the weights any more."""
 
-    Args:
-        given: the checkpoint's name for messages.
-        files: all files that are read.
 
-    Raises:
-        CheckpointError: a file is missing.
-    """
+@dataclass
+class Weights:
+    """All weights of a checkpoint."""
 
-    def __init__(self, given: str, files: Iterable[Path]) -> None:
-        self._given = given
-        self._states = {path: self._state(path) for path in files}
-
-    def check(self) -> None:
-        """Raise `CheckpointError` with the file's name if a file has changed."""
-        for path, before in self._states.items():
-            if self._state(path) != before:
-                raise CheckpointError(
-                    f"{self._given}: {path.name} changed while it was read; run the command again once it is complete"
-                )
-
-    def _state(self, path: Path) -> State:
-        try:
-            return state_of(path)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    tensors: Tensors = field(default_factory=dict)
+    digests: list[tuple[str, str]] = field(default_factory=list)
+    """Name and SHA-256 of each file, in order."""
+    rounded: dict[str, torch.dtype] = field(default_factory=dict)
+    """Stored dtype of each tensor that was rounded to another as it was read, by name."""
 
 
 @dataclass(frozen=True)
@@ -62,36 +56,29 @@ class LoadedFiles:
 
     checkpoint: Checkpoint
     """The checkpoint with temporary folders instead of its own; they contain no weights."""
-    tensors: dict[str, torch.Tensor]
-    """All weights, by name."""
+    tensors: Tensors
     fingerprint: Fingerprint
     """Of exactly these files and weights."""
     rounded: Mapping[str, torch.dtype]
     """Stored dtype of each weight that was rounded to another as it was read, by name."""
-    read_again: Callable[[], dict[str, torch.Tensor]] | None
-    """Return all weights as stored, from unchanged files; None where none is rounded."""
+    read_again: Callable[[], Tensors] | None
+    """Return all weights as stored, from unchanged files; None if none is rounded."""
 
 
 class Snapshot:
-    """Copies of a checkpoint's small files; created by `snapshot`.
+    """Copies of a checkpoint's small files in an empty `folder`; created by `snapshot`."""
 
-    Args:
-        checkpoint: a folder; not a GGUF file.
-        weights: its weight files.
-        place: an empty folder for the copies.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, weights: Sequence[Path], place: Path) -> None:
-        folder, elsewhere = checkpoint.folder, checkpoint.tokenizer
-        generation = [path for path in (folder / GENERATION_CONFIG,) if path.is_file()]
-        own, tokenizer = [folder / "config.json", *generation, *checkpoint.trusted_code()], checkpoint.tokenizer_files()
+    def __init__(self, checkpoint: Checkpoint, weights: Sequence[Path], folder: Path) -> None:
+        source, elsewhere = checkpoint.folder, checkpoint.tokenizer
+        generation = [path for path in (source / GENERATION_CONFIG,) if path.is_file()]
+        own, tokenizer = [source / "config.json", *generation, *checkpoint.trusted_code()], checkpoint.tokenizer_files()
         self._weights = weights
         self._changes = ChangeDetector(checkpoint.given, (*own, *tokenizer, *weights))
-        copies = place / "checkpoint", place / ("checkpoint" if elsewhere is None else "tokenizer")
-        self._folders = tuple(zip(copies, (folder, elsewhere or folder), strict=True))
+        copies = folder / "checkpoint", folder / ("checkpoint" if elsewhere is None else "tokenizer")
+        self._folders = tuple(zip(copies, (source, elsewhere or source), strict=True))
         try:
-            for files, (copy, folder) in zip((own, tokenizer), self._folders, strict=True):
-                copy_files(files, folder, copy)
+            for files, (copy, original) in zip((own, tokenizer), self._folders, strict=True):
+                copy_files(files, original, copy)
         except OSError as error:
             raise CheckpointError(f"{error.filename}: cannot be copied ({error.strerror})") from error
         self.checkpoint = replace(checkpoint, folder=copies[0], tokenizer=elsewhere and copies[1])
@@ -100,18 +87,10 @@ class Snapshot:
         self._stop = Event()
 
     def start(self, dtype: str | None = None) -> None:
-        """Begin to read the weights in another thread, for which `read` waits.
+        """Begin to read the weights in another thread, while transformers is imported; `read` waits for it.
 
-        Reading and hashing release the interpreter, so other work, such as importing transformers, goes on meanwhile.
-        Pickled weights are left to `read`, since unpickling imports modules.
-
-        Args:
-            dtype: name of the dtype that large weights are rounded to if theirs is wider; None: they stay as stored.
+        Pickled weights are left to `read`, since unpickling imports modules. For `dtype` see `read_weights`.
         """
-        import torch
-
-        from evalkit.models.weights import read_weights
-
         if all(path.suffix == ".safetensors" for path in self._weights):
             pool = ThreadPoolExecutor(1, "evalkit-weights")
             kind = None if dtype is None else getattr(torch, dtype)
@@ -125,17 +104,11 @@ class Snapshot:
             wait([self._reading])
 
     def read(self) -> LoadedFiles:
-        """Read the weights.
-
-        Raises:
-            CheckpointError: a file is damaged, or has changed since the snapshot was created.
-        """
-        from evalkit.models.weights import read_weights
-
+        """Read the weights. Raises `CheckpointError` if a file is damaged, or has changed since the snapshot began."""
         weights = read_weights(self._weights) if self._reading is None else self._reading.result()
         self._changes.check()
 
-        def read_again() -> dict[str, torch.Tensor]:
+        def read_again() -> Tensors:
             again = read_weights(self._weights)
             if again.digests != weights.digests:
                 raise CheckpointError(f"{self.checkpoint.given}: its weights changed while they were read")
@@ -148,28 +121,104 @@ class Snapshot:
 
     def with_original_paths(self, text: str) -> str:
         """Replace the paths of the copies in a message by the checkpoint's own."""
-        for copy, own in self._folders:
-            text = text.replace(str(copy), str(own))
+        for copy, original in self._folders:
+            text = text.replace(str(copy), str(original))
         return text
 
 
 @contextmanager
 def snapshot(checkpoint: Checkpoint, weights: Sequence[Path] | None = None) -> Iterator[Snapshot]:
-    """Copy a checkpoint's small files; the copies are removed when the context ends.
+    """Copy the small files of a checkpoint folder; the copies are removed when the context ends.
 
-    Args:
-        checkpoint: a folder; not a GGUF file.
-        weights: its weight files; None: those that transformers would read.
-
-    Raises:
-        CheckpointError: a file is missing or cannot be read. Errors raised inside the context name the checkpoint's own
-            paths instead of the copies'.
+    Errors raised inside the context name the checkpoint's own paths. The weight files are by default those that
+    transformers would read.
     """
-    with temporary_folder() as place:
-        copies = Snapshot(checkpoint, checkpoint.weights() if weights is None else weights, place)
+    with temporary_folder() as folder:
+        copies = Snapshot(checkpoint, checkpoint.weights() if weights is None else weights, folder)
         try:
             yield copies
         except CheckpointError as error:
             raise CheckpointError(copies.with_original_paths(str(error))) from error
         finally:
             copies.close()
+
+
+def read_weights(paths: Iterable[Path], stop: Event | None = None, dtype: torch.dtype | None = None) -> Weights:
+    """Read and hash weight files; if two contain a tensor of the same name, the later file takes precedence.
+
+    Args:
+        paths: of the files.
+        stop: another thread sets it to stop reading.
+        dtype: large wider floating-point tensors of safetensors files are rounded to it, so that memory never holds all
+            of them as stored; None: all tensors stay as stored.
+
+    Raises:
+        ReadingStopped: `stop` was set.
+        CheckpointError: a file cannot be read, is damaged, or does not fit into memory.
+    """
+    weights = Weights()
+    for path in paths:
+        if path.suffix not in (".safetensors", ".bin"):
+            raise CheckpointError(f"{path}: expected weights in a *.safetensors or *.bin file")
+        started = time.time()
+        try:
+            before = state_of(path)
+            if path.suffix == ".safetensors":
+                quick = _read_safetensors(path, weights, stop or Event(), dtype)
+            else:
+                quick = _read_pickled(path, weights)
+            weights.digests.append((path.name, content_sha256(path, before, started, quick)))
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+        except (MemoryError, RuntimeError) as error:  # the latter is what torch's allocator raises
+            raise CheckpointError(f"{path}: does not fit into memory ({first_line(error)})") from error
+    return weights
+
+
+def _read_safetensors(path: Path, weights: Weights, stop: Event, dtype: torch.dtype | None) -> str:
+    """Read a file's tensors; return the xxh3 of its content: the header, then the tensors in the order of the file."""
+    quick = xxhash.xxh3_128()
+    try:
+        # Read, not mapped: a process that has mapped a file is killed when the file is truncated
+        with safe_open(path, "pt", backend="pread") as shard, path.open("rb") as file:
+            length = file.read(8)
+            quick.update(length + file.read(int.from_bytes(length, "little")))
+            for name in shard.offset_keys():
+                if stop.is_set():
+                    raise ReadingStopped
+                _check_name(path, name)
+                tensor = shard.get_tensor(name)
+                if tensor.numel():
+                    quick.update(tensor.reshape(-1).view(torch.uint8).numpy())
+                narrower = dtype is not None and tensor.dtype in _WIDE and tensor.itemsize > dtype.itemsize
+                if narrower and tensor.nbytes >= _LARGE:
+                    weights.rounded[name] = tensor.dtype
+                    tensor = tensor.to(dtype)
+                weights.tensors[name] = tensor
+    except SafetensorError as error:
+        raise damaged(path, error) from error
+    return quick.hexdigest()
+
+
+def _read_pickled(path: Path, weights: Weights) -> str:
+    """Read a file's tensors without running code in it; return the xxh3 of its content."""
+    content = path.read_bytes()
+    try:
+        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # unpickling can raise any error
+        raise CheckpointError(f"{path}: cannot be read ({first_line(error)})") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: holds a {type(found).__name__}; expected tensors by name")
+    for name, tensor in found.items():
+        if isinstance(tensor, torch.Tensor):
+            _check_name(path, str(name))
+            weights.tensors[str(name)] = tensor
+    return xxhash.xxh3_128(content).hexdigest()
+
+
+def _check_name(path: Path, name: str) -> None:
+    """Raise for a number with non-ASCII or too many digits, because transformers sorts names by their numbers."""
+    if any(part.isdigit() and not (part.isascii() and len(part) <= _DIGITS) for part in name.split(".")):
+        raise CheckpointError(
+            f"{path}: the weight {name!r:.60} has an invalid number in its name; expected at most {_DIGITS} digits"
+        )

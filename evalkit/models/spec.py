@@ -1,33 +1,38 @@
-"""Model specification: which model, and how it is loaded.
+"""Model specification: which model, how it is loaded, and how its context is extended.
 
-In: the options of commands and functions that take a checkpoint. Out: a `ModelSpec`, which locates and loads it. torch
-is imported only for loading.
+In: the options of commands and functions that take a checkpoint. Out: a `ModelSpec`, which locates and loads it, and
+the `ContextSettings` and `Extension` of `--context…`. torch is imported only for loading.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from evalkit.display import Say, doing, imports
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.inputs import values
 from evalkit.inputs.settings import check_names, fitted, setting
+from evalkit.inputs.validated import FileSettings, Number, read_settings
 from evalkit.inputs.values import name_or_path
-from evalkit.models.context import Extension
-from evalkit.models.context_settings import UNSTRETCHED, context_settings, extension_of
-from evalkit.models.locate import ATTENTION, Checkpoint, locate, silent
-from evalkit.models.parts import check_device_map
+from evalkit.models.context import YARN, ContextSettings, Extension, configured_window, plan_extension
+from evalkit.models.locate import ATTENTION, Checkpoint, locate, read_config, silent
+from evalkit.paths import resource
 
 if TYPE_CHECKING:
     from evalkit.models.load import LoadedModel
 
 
 NONE, AUTO = "none", "auto"
-
-
+"""Values of `--device-map`."""
+_ASSUMED_WINDOW = 2048
 _DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:\d{1,3})?")
+UNSTRETCHED: Literal["none"] = "none"
+"""Value of `--context` that disables context extension."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class ModelSpec:
     device_map: str = setting(
         NONE,
         "For a model larger than one GPU: auto spreads its layers over all GPUs and the CPU's memory.",
-        metavar="none|auto|DEVICE=LAYERS,…",
+        metavar="none|auto",
     )
     dtype: str = setting("auto", "auto (the checkpoint's own), float32, bfloat16 or float16.")
     attention: str = setting("auto", "auto, sdpa or eager.")
@@ -77,11 +82,7 @@ class ModelSpec:
         )
 
     def extension(self, checkpoint: Checkpoint, say: Say = silent) -> Extension | None:
-        """Plan the context extension of the checkpoint; return None if there is none.
-
-        Raises:
-            UsageError, CheckpointError: the context cannot be extended.
-        """
+        """Plan the context extension of the checkpoint; return None if there is none."""
         settings = context_settings(self.context, self.context_method, self.context_original, self.context_config)
         return extension_of(checkpoint, settings, say)
 
@@ -93,7 +94,7 @@ class ModelSpec:
             return load(
                 checkpoint,
                 device=self.device,
-                device_map=self.device_map,
+                spread_over_gpus=self.device_map == AUTO,
                 dtype=self.dtype,
                 attention=self.attention,
                 extension=self.extension(checkpoint),
@@ -116,7 +117,126 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
     # Whether this machine has the device is checked when the model is loaded
     if not _DEVICE.fullmatch(spec.device):
         raise UsageError(f"--device {spec.device}: not a device; expected auto, cpu, cuda, cuda:N or mps")
-    check_device_map(spec.device, spec.device_map)
+    if spec.device_map not in (NONE, AUTO):
+        raise UsageError(f"--device-map {spec.device_map}: expected none or auto")
+    if spec.device_map == AUTO and spec.device != "auto":
+        raise UsageError(f"--device {spec.device} and --device-map auto both choose the device; leave one of them out")
     if spec.attention not in ATTENTION:
         raise UnknownNameError("attention implementation", spec.attention, ATTENTION)
     return spec
+
+
+class _ContextFile(FileSettings):
+    """Keys of a file in `configs/context` or of a user's file; None counts as absent."""
+
+    context: Annotated[int, Field(ge=1)] | None = None
+    original: Annotated[int, Field(ge=1)] | None = None
+    method: str | None = None
+    factor: Number | None = None
+    beta_fast: Number | None = None
+    beta_slow: Number | None = None
+    attention_factor: Number | None = None
+
+
+def context_names() -> list[str]:
+    """Return the names of the context files shipped with evalkit."""
+    return sorted(path.stem for path in resource("configs", "context").glob("*.yaml"))
+
+
+def context_settings(
+    context: int | Literal["none"] | None = None,
+    method: str | None = None,
+    original: int | None = None,
+    config: str | Path | None = None,
+    default: int | None = None,
+) -> ContextSettings | None:
+    """Merge flags and a file into settings; return None if the context is not to be extended.
+
+    Args:
+        context: window to extend to, in tokens, or "none": no extension, even if a file asks for one.
+        method: one of `context.METHODS`; None: the file's, else "yarn".
+        original: window of training, in tokens; None: the file's, else the checkpoint's.
+        config: a name in `configs/context`, or a YAML file of the same form. The other arguments take precedence.
+        default: the context if neither flag nor file gives one; None: the model's own.
+
+    Raises:
+        UsageError: the file does not exist or has the wrong form, no context is given, or "none" with another flag.
+    """
+    if context == UNSTRETCHED:
+        if flag := "--context-method" if method is not None else "--context-original" if original is not None else "":
+            raise UsageError(f"--context none leaves the model as it is; leave out {flag}, or give a number of tokens")
+        return None
+    given: dict[str, Any] = {
+        "context": None if context is None else values.whole("--context", context, 1, ", or none"),
+        "method": method,
+        "original": None if original is None else values.whole("--context-original", original, 1),
+    }
+    found = {} if config is None else _read(str(config))
+    found |= {name: value for name, value in given.items() if value is not None}
+    target = found.pop("context", default)
+    if not found and target is None:
+        return None
+    if target is None:
+        raise UsageError("the context to extend to is not given; give --context, e.g. --context 8192")
+    return ContextSettings(target=target, **({"method": YARN} | found))
+
+
+def extension_of(checkpoint: Checkpoint, settings: ContextSettings | None, say: Say = silent) -> Extension | None:
+    """Plan the extension of a checkpoint from its config; raises as `plan_extension` and `config_of`."""
+    if settings is None:
+        return None
+    try:
+        return plan_extension(config_of(checkpoint, say), settings, say)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.given}: {error}") from error
+
+
+def config_of(checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
+    """Return a checkpoint's parsed config.json; of a GGUF file, that of its dequantised copy."""
+    if checkpoint.gguf is None:
+        return checkpoint.config()
+    from evalkit.models.gguf import dequantised
+
+    folder = dequantised(checkpoint.gguf, say)
+    if folder is None:
+        raise CheckpointError(
+            "the context of a GGUF file can be stretched only if the cache folder has room for its dequantised copy"
+        )
+    return read_config(folder)
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = values.path("--context-config", name).expanduser()
+    if path.suffix not in (".yaml", ".yml"):
+        if name not in context_names():
+            raise UnknownNameError("context file", name, context_names())
+        path = resource("configs", "context", f"{name}.yaml")
+    content = read_settings(path, _ContextFile, UsageError, "context file")
+    return {key: value for key, value in content if value is not None}
+
+
+def tokenizer_alone(checkpoint: Checkpoint, say: Say) -> Any:
+    """Load the tokenizer of a checkpoint without its weights; of a GGUF file, that of its dequantised copy."""
+    if checkpoint.gguf is not None and checkpoint.tokenizer is None:
+        from evalkit.models.gguf import dequantised
+
+        folder = dequantised(checkpoint.gguf, say)
+        if folder is None:
+            raise CheckpointError(f"{checkpoint.given}: the cache folder has no room for its dequantised copy")
+        checkpoint = replace(checkpoint, folder=folder, gguf=None)
+    from evalkit.models.tokenizer import load_tokenizer
+
+    config = config_of(checkpoint, say)
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    rows = int((text or {}).get("vocab_size") or 1 << 31)
+    folder = checkpoint.tokenizer or checkpoint.folder
+    return load_tokenizer(folder, rows, trust_remote_code=checkpoint.trust_remote_code, say=say)
+
+
+def window_of(model: ModelSpec, checkpoint: Checkpoint, tokenizer: Any, say: Say) -> int:
+    """Return the context window that a model would be loaded with, in tokens."""
+    if (extension := model.extension(checkpoint)) is not None:
+        return extension.target
+    _, window = configured_window(config_of(checkpoint, say))
+    longest = int(tokenizer.model_max_length)
+    return window or (longest if 0 < longest < 1 << 30 else _ASSUMED_WINDOW)

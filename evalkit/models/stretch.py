@@ -8,6 +8,7 @@ extension is silently lost if it is set after loading, ignored by the architectu
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from evalkit.compatibility.transformers import quiet, register_rotary
 from evalkit.errors import CheckpointError, ScoringError, first_line
 from evalkit.models.context import DYNAMIC_YARN, LINEAR, NONE, NTK, YARN, Extension, rotary_frequencies
-from evalkit.models.layer_check import check_layers
+from evalkit.models.parts import base_of, layers_of
 
 NTK_TYPE, BY_LENGTH_TYPE = "ntk_aware", "yarn_by_length"
 """Rope types that evalkit adds to transformers. With "dynamic" in a name, transformers' modules would change the
@@ -26,23 +27,21 @@ frequencies themselves, to those of the longest sequence so far."""
 _ROPE_TYPES = {YARN: "yarn", LINEAR: "linear", NTK: NTK_TYPE, DYNAMIC_YARN: BY_LENGTH_TYPE, NONE: "default"}
 
 _SCALING_KEYS = (
-    "type",
-    "factor",
-    "original_max_position_embeddings",
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-    "truncate",
-    "low_freq_factor",
-    "high_freq_factor",
-    "short_factor",
-    "long_factor",
-)
+    "type", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
+    "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor",
+)  # fmt: skip
 """Keys of `rope_parameters` of a checkpoint's own extension; the others (theta, the rotating share) are kept."""
 _TOLERANCE = 1e-6
 """Relative to the unstretched frequency. float32, in which transformers computes, has 6e-8; bfloat16 has 4e-3."""
+_TRIED = 16
+"""Tokens of the forward passes of this check."""
+_LEAST_EFFECT = 0.05
+"""Least effect of a changed attention scaling, relative to that of doubled frequencies. Eleven architectures and the
+demo checkpoint have 0.3 to 6; where queries and keys are normalised after rotation it is rounding, at most 0.015."""
+
+_LEAST_POSITIONS = 0.1
+"""Least effect of reordered tokens on a layer with positions, relative to that of doubled frequencies on rotating
+layers. It is about 1, and rounding (at most 0.0002) in layers without positions."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +58,13 @@ class Stretched:
 
 
 def stretched_config(given: str, folder: Path, extension: Extension, *, trust_remote_code: bool = False) -> Stretched:
-    """Read a checkpoint's config and set an extension in it.
-
-    Args:
-        given: the checkpoint's name for messages.
-        folder: contains config.json.
-        extension: from `plan_extension`.
-        trust_remote_code: see `Checkpoint`.
+    """Read the config in a folder and set an extension in it.
 
     Raises:
         CheckpointError: the config cannot be read, or its model type has no rotary parameters.
     """
-    _register()
+    for name in (NTK_TYPE, BY_LENGTH_TYPE):
+        register_rotary(name, _initial_frequencies)
     with quiet():
         from transformers import AutoConfig
 
@@ -107,10 +101,7 @@ def stretched_config(given: str, folder: Path, extension: Extension, *, trust_re
 def finish(given: str, model: Any, stretched: Stretched) -> None:
     """Install length-dependent frequencies if the method needs them, and check all rotary modules.
 
-    Args:
-        given: the checkpoint's name for messages.
-        model: loaded with `stretched.config`, on its device.
-        stretched: from `stretched_config`.
+    The model is loaded with `stretched.config`, and on its device.
 
     Raises:
         CheckpointError: names a rotary module whose frequencies or scaling differ from the formula; or the layers do
@@ -133,7 +124,7 @@ def finish(given: str, model: Any, stretched: Stretched) -> None:
             _run_to(where, module, extension.target - 1, size)
             _check_module(where, module, stretched, size, length=extension.target)
     scaled = extension.method in (YARN, DYNAMIC_YARN)
-    check_layers(given, model, [module for _, module in modules], scaled)
+    _check_layers(given, model, [module for _, module in modules], scaled)
 
 
 def _run_to(where: str, module: Any, last: int, size: int) -> None:
@@ -150,8 +141,7 @@ class _LengthHook:
     """Forward pre-hook that sets a rotary module's frequencies by the sequence's length.
 
     Correct for one complete sequence. In generation, cached keys would have been rotated with other frequencies than
-    new
-    ones: arXiv 2309.00071 caches keys before rotation, transformers after.
+    new ones: arXiv 2309.00071 caches keys before rotation, transformers after.
     """
 
     def __init__(self, extension: Extension, size: int, theta: float) -> None:
@@ -228,12 +218,6 @@ def _rope_parameters(extension: Extension) -> dict[str, Any]:
     return parameters
 
 
-def _register() -> None:
-    """Register evalkit's rope types with transformers."""
-    for name in (NTK_TYPE, BY_LENGTH_TYPE):
-        register_rotary(name, _initial_frequencies)
-
-
 def _initial_frequencies(config: Any, device: Any = None, *_: Any, **__: Any) -> tuple[torch.Tensor, float]:
     """Compute the [channels / 2] initial frequencies of a rotary module, and its attention scaling."""
     rope = config.rope_parameters
@@ -243,3 +227,103 @@ def _initial_frequencies(config: Any, device: Any = None, *_: Any, **__: Any) ->
     size = int(head * rope.get("partial_rotary_factor", 1.0))
     frequencies, scaling = rotary_frequencies(extension, size, rope["rope_theta"])
     return torch.from_numpy(frequencies).to(device, torch.float32), scaling
+
+
+def _check_layers(given: str, model: Any, modules: list[Any], scaled: bool) -> None:
+    """Raise if a layer encodes positions without the model's rotary modules, such as all of Falcon's under ALiBi.
+
+    Also raise, if cos and sin are to be `scaled`, for a model that normalises queries and keys after rotation
+    (NanoChat, HunYuan): scaling does not change its logits. Layers without positions (SmolLM3's fourth) are accepted.
+    Each layer is run in isolation on its undisturbed input while the frequencies or the scaling are perturbed.
+    """
+    name = type(model).__name__
+    rows = model.get_input_embeddings().weight.shape[0]
+    ids = (torch.arange(_TRIED, device=model.device) % rows)[None]
+    clean = _run_layers(given, model, ids)
+
+    def effects(perturb: Callable[[Any, Any], None]) -> list[float]:
+        own = [(module, module.attention_scaling, module.inv_freq.clone()) for module in modules]
+        hooks = [module.register_forward_pre_hook(perturb) for module in modules]
+        try:
+            return _changes(clean, _run_layers(given, model, ids, [before for before, _ in clean]))
+        finally:
+            for hook, (module, scaling, frequencies) in zip(hooks, own, strict=True):
+                hook.remove()
+                module.attention_scaling = scaling
+                module.inv_freq.copy_(frequencies)
+
+    noise, rotated = effects(lambda *_: None), effects(_double_frequencies)
+    rotating = [number for number, own in enumerate(rotated) if own > 2 * noise[number]]
+    if not rotating:
+        raise CheckpointError(
+            f"{given}: the layers of {name} do not use its rotary modules, so stretching would have no effect; "
+            "give --context none"
+        )
+    if len(rotating) < len(clean):
+        # The last token of a layer without positions does not depend on the order of the tokens before it
+        reordered = [torch.cat((before[:, :-1].flip(1), before[:, -1:]), dim=1) for before, _ in clean]
+        moved = _changes(clean, _run_layers(given, model, ids, reordered), last=True)
+        least = _LEAST_POSITIONS * float(np.median([rotated[number] for number in rotating]))
+        others = [number for number in range(len(clean)) if number not in rotating and moved[number] > least]
+        if others:
+            raise CheckpointError(
+                f"{given}: {name} encodes positions without its rotary modules in layers "
+                f"{', '.join(map(str, others))} (from 0), which would stay unstretched; give --context none"
+            )
+    if scaled:
+        scaling_effects = effects(_increase_scaling)
+        if any(scaling_effects[number] < _LEAST_EFFECT * rotated[number] for number in rotating):
+            raise CheckpointError(
+                f"{given}: {name} cancels yarn's attention factor, probably because queries and keys are "
+                "normalised after rotation; use --context-method ntk or linear"
+            )
+
+
+_States = list[tuple[torch.Tensor, torch.Tensor]]
+"""Input and output of each layer, [1, tokens, d_model]; the output in float32."""
+
+
+def _run_layers(given: str, model: Any, ids: torch.Tensor, inputs: list[torch.Tensor] | None = None) -> _States:
+    """Run [1, tokens] through the base model and record each layer; with `inputs`, these replace the layers' inputs.
+
+    With `inputs`, the output of a layer shows only perturbations within it, not those of earlier layers.
+    """
+    found: _States = []
+
+    def enter(_: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        states = args[0] if args else settings["hidden_states"]
+        if inputs is not None:
+            states = inputs[len(found)]
+        found.append((states, states))
+        return ((states, *args[1:]), settings) if args else (args, settings | {"hidden_states": states})
+
+    def leave(_: Any, __: Any, out: Any) -> None:
+        found[-1] = (found[-1][0], (out[0] if isinstance(out, tuple) else out).float())
+
+    hooks = []
+    for layer in layers_of(model):
+        hooks += [layer.register_forward_pre_hook(enter, with_kwargs=True), layer.register_forward_hook(leave)]
+    try:
+        with torch.inference_mode():
+            base_of(model)(input_ids=ids, use_cache=False)
+    except Exception as error:  # an architecture may fail in any way
+        raise CheckpointError(f"{given}: does not run with a stretched context ({first_line(error)})") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _changes(clean: _States, other: _States, last: bool = False) -> list[float]:
+    """Mean absolute change of each layer's output, over all tokens or the last one only."""
+    tokens = slice(-1, None) if last else slice(None)
+    pairs = zip(clean, other, strict=True)
+    return [float((after - before)[:, tokens].abs().mean()) for (_, before), (_, after) in pairs]
+
+
+def _double_frequencies(module: Any, _: Any) -> None:
+    module.inv_freq.mul_(2)
+
+
+def _increase_scaling(module: Any, _: Any) -> None:
+    module.attention_scaling = module.attention_scaling + 1

@@ -6,23 +6,15 @@ describe it, whose ids fit the embedding; or a `CheckpointError`.
 
 from __future__ import annotations
 
-import json
-import pprint
-import sys
-import textwrap
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
-
-import jinja2
-import markupsafe
 
 from evalkit.compatibility.transformers import original_encoding, quiet, replace_encoding
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, TemplateError, first_line
+from evalkit.errors import CheckpointError, first_line
+from evalkit.models.checks import register_type
 from evalkit.models.config_check import check_code
 from evalkit.models.files import read_json, tokenizer_files
 from evalkit.models.locate import silent
@@ -39,13 +31,10 @@ _SAMPLING = ("dropout", "alpha", "nbest_size")
 
 
 def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, say: Say = silent) -> Any:
-    """Load a tokenizer and check that it is the one its files describe.
+    """Load the tokenizer in a folder, for an embedding with `rows`, and check that it is the one its files describe.
 
-    Args:
-        folder: contains the tokenizer's files.
-        rows: rows of the model's embedding; all ids must be smaller.
-        trust_remote_code: whether the tokenizer may be Python code of the checkpoint.
-        say: called if tokenizer.json takes precedence over transformers' class.
+    Its own code, from the checkpoint, runs only if trusted. `say` is called if tokenizer.json takes precedence over
+    transformers' class.
 
     Raises:
         CheckpointError: the tokenizer is missing, unreadable, has no offsets, has ids past the embedding, loses
@@ -116,6 +105,8 @@ def _auto_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
     """Load with `AutoTokenizer`; the checkpoint's own code is used only as a fallback and if trusted."""
     from transformers import AutoTokenizer
 
+    if (config := folder / "config.json").is_file():
+        register_type(read_json(config))
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception:
@@ -187,58 +178,3 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 def _highest_id(tokenizer: Any) -> int:
     return max(tokenizer.get_vocab().values(), default=-1)
-
-
-MOST_SECONDS = 10.0
-"""Time limit of a template, which normally takes milliseconds."""
-_SOURCE = "<template>"
-"""File name of the Python code to which Jinja compiles a template."""
-_CODE = (
-    _SOURCE,
-    *(package.__path__[0] for package in (jinja2, markupsafe, json)),
-    *(str(module.__file__) for module in (pprint, textwrap)),
-)
-"""Beginnings of the file names of a template's code, of Jinja and of the libraries that its filters call."""
-
-
-class _OutOfTime(BaseException):
-    """The limit is exceeded; not an `Exception`, which Jinja catches while it evaluates constants."""
-
-
-def apply_chat_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], **settings: Any) -> Any:
-    """Return the result of `tokenizer.apply_chat_template`; errors of the template are passed on.
-
-    Raises:
-        TemplateError: the template exceeds the time limit.
-    """
-    with _time_limit():
-        return tokenizer.apply_chat_template(turns, **settings)
-
-
-@contextmanager
-def _time_limit() -> Iterator[None]:
-    """Stop template code that exceeds the limit; works in any thread and on any system.
-
-    Python calls the trace function for every line of the template's code and every function that it calls. It raises
-    in known code only, since Python ignores an error in a finaliser or a callback of the garbage collector, which can
-    run at any time, and stops tracing after it. A single call of a function in C is not interrupted.
-    """
-    deadline = time.monotonic() + MOST_SECONDS
-
-    def trace(frame: FrameType, _: str, __: Any) -> Any:
-        file = frame.f_code.co_filename
-        if file.startswith(_CODE) and time.monotonic() > deadline:
-            raise _OutOfTime
-        return trace if file == _SOURCE else None
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    except _OutOfTime:
-        raise TemplateError(
-            f"the tokenizer's chat template runs for more than {MOST_SECONDS:g} s; it may loop forever; "
-            "correct it (chat_template.jinja, or chat_template in tokenizer_config.json)"
-        ) from None
-    finally:
-        sys.settrace(before)

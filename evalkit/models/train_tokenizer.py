@@ -33,15 +33,12 @@ _ALPHABET_SHARE = 4
 
 
 def train_tokenizer(texts: Sequence[Path], size: int, folder: Path) -> int:
-    """Train a tokenizer on texts and write its files.
+    """Train a tokenizer on texts, write its files, and return its size: `size`, or less if there is too little text.
 
     Args:
         texts: files, or folders, of which all files are used. In `.jsonl` files, the "text" of each line is used.
         size: largest vocabulary.
         folder: output folder.
-
-    Returns:
-        Size of the vocabulary; smaller than `size` if there is too little text.
 
     Raises:
         DataError: a text cannot be read.
@@ -115,27 +112,18 @@ def _alphabet(lines: Iterable[str], most: int) -> list[str]:
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line)
-    for space in (" ", _SPACE):
-        counts.pop(space, None)
-    if not counts:
-        return []
-    frequent = sorted(counts, key=lambda character: (-counts[character], character))
-    return sorted([_SPACE, *frequent[: max(0, most - 1)]])
+    frequent = sorted(set(counts) - {" ", _SPACE}, key=lambda character: (-counts[character], character))
+    return sorted([_SPACE, *frequent[: max(0, most - 1)]]) if frequent else []
 
 
 def _files(texts: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for text in texts:
-        if text.is_dir():
-            inside = sorted(path for path in text.rglob("*") if path.is_file() and not path.name.startswith("."))
-            if not inside:
-                raise UsageError(
-                    f"--train-tokenizer {text}: the folder holds no files; give files or folders with text"
-                )
-            found += inside
-        else:
-            found.append(text)
-    return found
+        inside = sorted(path for path in text.rglob("*") if path.is_file() and not path.name.startswith("."))
+        if text.is_dir() and not inside:
+            raise UsageError(f"--train-tokenizer {text}: the folder holds no files; give files or folders with text")
+        files += inside if text.is_dir() else [text]
+    return files
 
 
 def _lines(files: Iterable[Path]) -> Iterator[str]:

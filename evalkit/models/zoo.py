@@ -9,21 +9,29 @@ In: `configs/models/*.yaml`, or a file of the same form. Out: a `NamedModel`. Th
       NAME: {description: …, attention_variant: …, variant_layers: all | top 50% | [10, 11], …}
 
 A model's own keys take precedence over its attention's, and these over the base. In a user's file, `base` may name one
-of evalkit's files (`base: llama_125m`), which then also provides the backbone and the attentions. Neither torch nor
-transformers is imported.
+of evalkit's files (`base: llama_125m`), which then also provides the backbone and the attentions. `write_random` writes
+a model with random weights: the same seed gives bit-identical weights, another dtype the same weights, rounded.
 """
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
+from safetensors import SafetensorError
 
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.display import Say, doing, imports
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.inputs.validated import FileSettings, Named, read_settings
+from evalkit.models.files import copy_files, tokenizer_files
+from evalkit.models.locate import DTYPES, silent, tokenizer_folder
 from evalkit.models.shapes import Backbone, ModelShape, layer_count, read_shape
+from evalkit.models.train_tokenizer import train_tokenizer
 from evalkit.models.variants.settings import ALL_KEYS, VANILLA, layers_of
 from evalkit.paths import resource
 
@@ -72,12 +80,7 @@ def models() -> list[NamedModel]:
 
 
 def named_model(given: str) -> NamedModel:
-    """Return a model by name, or from a user's file: `FILE.yaml`, or `FILE.yaml:NAME` if it defines several.
-
-    Raises:
-        UnknownNameError: the model is not found.
-        UsageError: the file cannot be read, or a model in it is invalid.
-    """
+    """Return a model by name, or from a user's file: `FILE.yaml`, or `FILE.yaml:NAME` if it defines several."""
     file, _, name = given.partition(":")
     own = file.endswith(SUFFIXES)
     found = {model.name: model for model in (read_models(Path(file)) if own else models())}
@@ -92,11 +95,7 @@ def named_model(given: str) -> NamedModel:
 
 
 def read_models(path: Path) -> list[NamedModel]:
-    """Read all models of a file.
-
-    Raises:
-        UsageError: the file does not have this form; names the model and the key.
-    """
+    """Read all models of a file. Raises a `UsageError` that names the model and the key if the form is another one."""
     content = read_settings(path, _ModelsFile, UsageError)
     base, backbone, attentions = content.base, content.backbone, content.attentions
     if isinstance(base, str):
@@ -112,6 +111,111 @@ def read_models(path: Path) -> list[NamedModel]:
     if not isinstance(base, dict) or backbone is None:
         raise UsageError(f"{path}: write 'base' and 'backbone', or name one of evalkit's in 'base', such as llama_125m")
     return [_model(path, name, backbone, base, attentions, own) for name, own in content.models.items()]
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Yield a folder to write to; rename it to `output` at the end, or remove it on failure.
+
+    Raises:
+        UsageError: `output` exists and is not empty, or is the working directory.
+        CheckpointError: the folder cannot be written.
+    """
+    if output.exists() and output.samefile(Path.cwd()):
+        # Replacing it would invalidate the shell's working directory
+        raise UsageError(f"--output {output}: is the working directory; choose another folder, such as one inside it")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"--output {output}: already exists; choose another folder, or remove it first")
+    part = output.with_name(f".{output.name}.partial")
+    try:
+        # Left behind by a killed process
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        yield part
+        part.replace(output)
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or first_line(error)
+        raise CheckpointError(
+            f"--output {output}: cannot be written ({why}); free space, or choose another --output"
+        ) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def write_random(
+    model: NamedModel,
+    output: Path,
+    *,
+    seed: int,
+    dtype: str = "float32",
+    tokenizer: str | None = None,
+    texts: Sequence[Path] = (),
+    say: Say = silent,
+) -> None:
+    """Write a checkpoint with random weights.
+
+    Args:
+        model: the model to build.
+        output: the folder to write; must not exist or be empty.
+        seed, dtype: of the weights.
+        tokenizer: a folder or a hub name whose tokenizer files are copied.
+        texts: files or folders to train a tokenizer on instead.
+        say: called with warnings.
+
+    Raises:
+        UsageError: not exactly one of `tokenizer` and `texts` is given, `output` exists and is not empty, or
+            transformers cannot build the model.
+        CheckpointError: the tokenizer is larger than the model's vocabulary, or `output` cannot be written.
+    """
+    if dtype not in DTYPES:
+        raise UnknownNameError("dtype", dtype, DTYPES)
+    if (tokenizer is None) == (not texts):
+        raise UsageError("a checkpoint needs a tokenizer: either --tokenizer FOLDER|HUB-NAME or --train-tokenizer TEXT")
+    with new_folder(output) as folder:
+        with doing("training a tokenizer" if texts else "reading the tokenizer", slow=imports("transformers")):
+            written = _write_tokenizer(folder, model.shape.vocabulary, tokenizer, texts, say)
+        with doing(f"making the weights of {model.name}", slow=imports("torch")):
+            _write_model(folder, model, written, seed, dtype)
+
+
+def _write_tokenizer(folder: Path, vocabulary: int, tokenizer: str | None, texts: Sequence[Path], say: Say) -> Any:
+    """Write the tokenizer files to the folder and return the loaded tokenizer."""
+    from evalkit.models.tokenizer import load_tokenizer
+
+    if tokenizer is not None:
+        given = tokenizer_folder(tokenizer, say)
+        copy_files(tokenizer_files(given), given, folder)
+        # Read from the user's folder, because errors name it
+        return load_tokenizer(given, vocabulary)
+    reached = train_tokenizer(texts, vocabulary, folder)
+    if reached < vocabulary:
+        say(
+            f"the text yields only {reached:,} tokens; the model's vocabulary stays at {vocabulary:,}, "
+            f"whose last {vocabulary - reached:,} rows are unused"
+        )
+    return load_tokenizer(folder, vocabulary)
+
+
+def _write_model(folder: Path, model: NamedModel, tokenizer: Any, seed: int, dtype: str) -> None:
+    import torch
+
+    import evalkit.models.auto  # noqa: F401
+    from evalkit.compatibility.transformers import quiet
+
+    with quiet():
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            try:
+                config = AutoConfig.for_model(**model.config, **ids)
+                built: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            except Exception as error:  # transformers raises errors of any type; the model's keys are the cause
+                raise UsageError(
+                    f"{model.source}: model '{model.name}' cannot be built ({first_line(error)})"
+                ) from error
+        built.to(getattr(torch, dtype)).save_pretrained(folder)
 
 
 def _model(

@@ -14,8 +14,7 @@ import torch
 from evalkit.compatibility.transformers import attention_of
 from evalkit.models.config_check import WINDOW_KEYS
 from evalkit.models.memory import device_bytes
-from evalkit.models.parts import layers_of
-from evalkit.models.placement import computing_devices
+from evalkit.models.parts import computing_devices, layers_of
 from evalkit.models.stretch import BY_LENGTH_TYPE
 
 _WINDOW = 2048

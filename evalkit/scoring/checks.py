@@ -16,7 +16,7 @@ from typing import Any
 from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, EvalkitError, ScoringError, first_line
 from evalkit.models.memory import is_out_of_memory, refuse_to_split
-from evalkit.models.placement import computing_devices
+from evalkit.models.parts import computing_devices
 from evalkit.paths import read_cached, source_digest, write_cached
 from evalkit.runs.batch_devices import hardware_of
 from evalkit.scoring.architecture import rotary_lengths, window_of

@@ -19,7 +19,6 @@ from evalkit.benchmarks.request import TaskTokens
 from evalkit.display import Say, clock, doing, imports
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import counted
-from evalkit.models.context_settings import config_of
 from evalkit.models.locate import silent
 from evalkit.models.shapes import (
     BYTES,
@@ -30,7 +29,7 @@ from evalkit.models.shapes import (
     parameters,
     read_shape,
 )
-from evalkit.models.tokenizer_alone import tokenizer_alone, window_of
+from evalkit.models.spec import config_of, tokenizer_alone, window_of
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.batch_devices import place_of, places
@@ -215,7 +214,7 @@ def plans_report(plans: Sequence[tuple[str, Plan]], say: Say) -> Report:
 
 def _estimates(plans: Sequence[tuple[str, Plan]], where: str, say: Say) -> tuple[list[_Estimate], list[str]]:
     """Return the estimates, and notes: a message for each benchmark without estimates, and what the others rest on."""
-    from evalkit.models.placement import resolve_device
+    from evalkit.models.parts import resolve_device
 
     estimates, problems, speeds = list[_Estimate](), dict[str, None](), dict[tuple[str, str], Speed]()
     with remembering(), doing("tokenising samples", slow=imports("transformers")):

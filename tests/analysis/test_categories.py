@@ -29,7 +29,7 @@ from evalkit.benchmarks.attention.categories import (
 )
 from evalkit.errors import DataError
 from evalkit.models.locate import locate
-from evalkit.models.tokenizer_alone import tokenizer_alone
+from evalkit.models.spec import tokenizer_alone
 
 LETTERS = "bspcfo"
 """Initial letters of `CATEGORIES`."""

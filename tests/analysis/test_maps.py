@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, DiffLlamaConfig, DiffLlamaForCaus
 
 from evalkit.benchmarks.attention.map_blocks import attention_map, stream_attention_maps
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.models.variants.configuration import EvalkitLlamaConfig
-from evalkit.models.variants.modeling import EvalkitLlamaForCausalLM
+from evalkit.models.variants.modeling import EvalkitLlamaConfig, EvalkitLlamaForCausalLM
 from tests.analysis.architectures import model_named
 from tests.tiny import tiny_checkpoint
 

@@ -113,7 +113,7 @@ def _(bench: Bench) -> Outcome:
     return bench.score(path.parent)
 
 
-@GUARDS("weights-overlapping", "Tensors whose header gives them each other's bytes are not read.", "wrong offsets")
+@GUARDS("weights-overlapping", "Tensors whose header gives them each other's bytes are not read.", "invalid offset")
 def _(bench: Bench) -> Outcome:
     path = bench.copy() / "model.safetensors"
     data = path.read_bytes()

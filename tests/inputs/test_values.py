@@ -12,8 +12,7 @@ from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.needle.plan import NeedleRequest
 from evalkit.benchmarks.request import SuiteRequest, request_of
 from evalkit.errors import UsageError
-from evalkit.models.context_settings import context_settings
-from evalkit.models.spec import ModelSpec
+from evalkit.models.spec import ModelSpec, context_settings
 
 
 @pytest.mark.parametrize(

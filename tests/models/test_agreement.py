@@ -187,7 +187,7 @@ def test_an_unknown_quantization(folder: Path, settings: dict[str, Any], method:
 
 def test_torchao(folder: Path) -> None:
     edit_config(folder, quantization_config={"quant_method": "torchao", "quant_type": "int8_weight_only"})
-    refused(folder, "quantised by torchao")
+    refused(folder, "quant_method torchao")
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -307,6 +307,10 @@ class TestSizes:
     def test_more_layers_than_weights(self, folder: Path, layers: int) -> None:
         edit_config(folder, num_hidden_layers=layers)
         refused(folder, rf"config\.json has num_hidden_layers {layers:,}, but the files hold 21 weights in total")
+
+    def test_more_experts_than_any_model_has(self, folder: Path) -> None:
+        edit_config(folder, num_experts=10**9)
+        refused(folder, r"config\.json has num_experts 1,000,000,000")
 
     def test_layers_that_are_missing_are_named(self, folder: Path) -> None:
         edit_config(folder, num_hidden_layers=3)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from evalkit.compatibility.transformers import quiet
-from evalkit.models import weights
+from evalkit.models import snapshot
 from evalkit.models.build import ReadOnceTensor
 from tests.models.loading import edit_config, load_folder
 from tests.tiny import VOCABULARY, tiny_checkpoint, tiny_tokenizer
@@ -100,20 +100,20 @@ def test_as_transformers_loads_the_folder(tmp_path: Path, kind: str, dtype: str)
 def test_rounded_as_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: str) -> None:
     """Weights stored in float32, also of a model that keeps some in float32."""
     folder = made(tmp_path, kind, torch.float32)
-    monkeypatch.setattr(weights, "_LARGE", 1)
+    monkeypatch.setattr(snapshot, "_LARGE", 1)
     with quiet():
         expected = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation="eager"
         )
     read: list[set[torch.dtype]] = []
-    real = weights.read_weights
+    real = snapshot.read_weights
 
-    def read_weights(*args: Any) -> weights.Weights:
+    def read_weights(*args: Any) -> snapshot.Weights:
         found = real(*args)
         read.append({tensor.dtype for tensor in found.tensors.values()})
         return found
 
-    monkeypatch.setattr(weights, "read_weights", read_weights)
+    monkeypatch.setattr(snapshot, "read_weights", read_weights)
     assert_same(load_folder(folder, dtype=dtype, attention="eager").model, expected.eval())
     kept = {torch.float32} if kind in ("deepseek_v3", "zamba") else set()
     assert [*map(set, read)] == [{getattr(torch, dtype)}, *([kept] if kept else [])]

@@ -22,7 +22,7 @@ from evalkit.errors import CheckpointError
 from evalkit.models import gguf as gguf_reading
 from evalkit.models import load as loading
 from evalkit.models import locate as locating
-from evalkit.models import weights as reading
+from evalkit.models import snapshot as reading
 from evalkit.models.fingerprint import file_sha256
 from evalkit.runs.folder import Run
 from tests.benchmarks.lm_eval.made import made_tasks
@@ -141,9 +141,7 @@ def at(moment: str, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch)
     if moment == MOMENTS[0]:
         _before(monkeypatch, loading, "load", change)
     elif moment == MOMENTS[1]:
-        _before(
-            monkeypatch, reading._HashingReader, "digest", change
-        )  # of the first shard: the others are still to come
+        _before(monkeypatch, reading, "content_sha256", change)  # of the first shard: the others are still to come
     elif moment == MOMENTS[2]:
         from transformers import AutoConfig
 

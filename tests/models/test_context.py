@@ -23,7 +23,7 @@ from evalkit.models.context import (
     rotary_frequencies,
     yarn_ramp,
 )
-from evalkit.models.context_settings import context_names, context_settings
+from evalkit.models.spec import context_names, context_settings
 
 PLAIN = {"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 YARNED = {

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, DiffLlamaConfig, DiffLlamaForCaus
 
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.convert import convert
-from evalkit.models.init import write_random
 from evalkit.models.locate import locate
 from evalkit.models.variants.settings import Differential
+from evalkit.models.zoo import write_random
 from tests.models.loading import edit_config, load_folder
 from tests.models.small import small
 from tests.tiny import tiny_tokenizer

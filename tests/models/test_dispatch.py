@@ -1,12 +1,10 @@
 """Models that are spread over devices give the numbers of one device, to the last bit, when scoring and generating.
 
-The CPU and a disk are real. Several GPUs are simulated (`tests/simulated.py`) and, under the marker `gpu`, real.
+GPUs are simulated (`tests/simulated.py`) and, under the marker `gpu`, real.
 """
 
 from __future__ import annotations
 
-import gc
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -25,11 +23,11 @@ from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.generation.generator import Generator
-from evalkit.models import placement
+from evalkit.models import parts
 from evalkit.models.memory import device_bytes
-from evalkit.models.parts import layers_of
-from evalkit.models.placement import Placement, tensor_bytes
+from evalkit.models.parts import Placement, dispatch, layers_of, tensor_bytes
 from evalkit.runs.batch_devices import place_of
+from evalkit.runs.folder import Run
 from evalkit.scoring.architecture import kernels_for, memory_beside_weights, weight_bytes
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import SequenceSet, plan
@@ -46,9 +44,8 @@ from tests.tiny import tiny_checkpoint
 VOCABULARY = 64
 ATTENTIONS = {name: VARIANTS[name] for name in ("cog", "differential", "integral")} | {"vanilla": VANILLA}
 CYCLES = {
-    "disk": ("cpu", "disk", "disk"),
     "two GPUs": ("cuda:1", "cuda:0", "cuda:1"),
-    "GPUs, CPU and disk": ("cuda:0", "cpu", "cuda:1", "disk"),
+    "GPUs and CPU": ("cuda:0", "cpu", "cuda:1"),
 }
 """Devices of the layers, in turn: each kind of change from one layer to the next."""
 
@@ -81,11 +78,8 @@ def numbers(model: Any) -> tuple[list[np.ndarray], list[list[int]], str]:
 
 
 @contextmanager
-def devices(layout: str) -> Iterator[None]:
-    """Simulate the GPUs of a layout."""
-    if "GPU" not in layout:
-        yield
-        return
+def devices() -> Iterator[None]:
+    """Simulate two GPUs."""
     with pytest.MonkeyPatch.context() as patched, simulated_devices():
         simulate(patched, 2)
         yield
@@ -94,13 +88,12 @@ def devices(layout: str) -> Iterator[None]:
 def compare(model: Any, layout: str) -> None:
     """Compare the numbers of a model on the main device with those of its copy that is spread."""
     cycle = CYCLES[layout]
-    main = next(device for device in ("cuda:0", "cpu") if device in cycle)
     layers = tuple(cycle[number % len(cycle)] for number in range(len(layers_of(model))))
     assert len(layers) > 1
     other, sizes = deepcopy(model), [one.numel() for one in model.parameters()]
-    with devices(layout):
-        expected, texts, how = numbers(model.to(main))
-        placement("model", other, Placement(main, layers))
+    with devices():
+        expected, texts, how = numbers(model.to("cuda:0"))
+        dispatch("model", other, Placement("cuda:0", layers))
         assert set(other.hf_device_map.values()) >= set(layers)
         found, found_texts, found_how = numbers(other)
         assert found_how == how
@@ -109,7 +102,7 @@ def compare(model: Any, layout: str) -> None:
         assert [one.numel() for one in other.parameters()] == sizes
 
 
-@pytest.mark.parametrize("layout", fast(["disk"], CYCLES))
+@pytest.mark.parametrize("layout", fast(["GPUs and CPU"], CYCLES))
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", fast(["llama"], FAMILIES))
 def test_the_four_attentions(family: str, attention: str, layout: str) -> None:
@@ -123,7 +116,7 @@ def test_two_attentions_in_each_layout(layout: str) -> None:
     compare(model_of("qwen2", VANILLA), layout)
 
 
-@pytest.mark.parametrize("layout", fast(["disk"], CYCLES))
+@pytest.mark.parametrize("layout", fast(["GPUs and CPU"], CYCLES))
 @pytest.mark.parametrize("kind", fast(["bloom"], KINDS))
 def test_other_architectures(kind: str, layout: str) -> None:
     torch.manual_seed(0)
@@ -132,8 +125,8 @@ def test_other_architectures(kind: str, layout: str) -> None:
     compare(AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval(), layout)
 
 
-def test_bfloat16_weights_are_compared_in_float32_from_the_disk() -> None:
-    compare(model_of("llama", VANILLA).to(torch.bfloat16), "disk")
+def test_bfloat16_weights_are_compared_in_float32_from_the_cpu() -> None:
+    compare(model_of("llama", VANILLA).to(torch.bfloat16), "GPUs and CPU")
 
 
 def test_the_simulation_detects_tensors_of_two_devices() -> None:
@@ -151,8 +144,8 @@ def test_memory_beside_the_weights_is_that_of_each_device() -> None:
     layer = weight_bytes(layers_of(model)[0].parameters())
     rest = weight_bytes(model.parameters()) - 3 * layer
     assert memory_beside_weights(model) == {torch.device("cpu"): device_bytes("cpu") - rest - 3 * layer}
-    with devices("GPUs"):
-        placement("model", model, Placement("cuda:0", ("cuda:0", "cuda:1", "cpu")))
+    with devices():
+        dispatch("model", model, Placement("cuda:0", ("cuda:0", "cuda:1", "cpu")))
         found = {str(device): own for device, own in memory_beside_weights(model).items()}
         # The stored layer runs on the first device
         assert found == {"cuda:0": MEMORY - rest - 2 * layer, "cuda:1": MEMORY - layer}
@@ -168,8 +161,8 @@ def test_the_address_of_a_shared_weight_is_not_given_to_another_weight() -> None
     assert weight is model.lm_head.weight
     address, shape = weight.data_ptr(), weight.shape
     del weight
-    with devices("GPUs"):
-        placement("model", model, Placement("cuda:0", ("cuda:0", "cpu", "disk")))
+    with devices():
+        dispatch("model", model, Placement("cuda:0", ("cuda:0", "cpu", "cpu")))
     assert address not in {one.data_ptr() for one in [torch.empty(shape) for _ in range(1000)]}
 
 
@@ -178,23 +171,13 @@ def test_a_weight_of_two_devices_is_refused() -> None:
     first, _, last = layers_of(model)
     last.mlp.up_proj.weight = first.mlp.up_proj.weight
     with pytest.raises(CheckpointError, match=r"layers.0.mlp.up_proj.weight and .*layers.2.* are one weight"):
-        placement("model", model, Placement("cpu", ("cpu", "cpu", "disk")))
-
-
-def test_weights_on_the_disk_are_removed_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    model = model_of("llama", VANILLA)
-    placement("model", model, Placement("cpu", ("cpu", "disk", "disk")))
-    assert list(tmp_path.rglob("*.dat"))
-    del model
-    gc.collect()
-    assert not list(tmp_path.iterdir())
+        dispatch("model", model, Placement("cuda:0", ("cuda:0", "cuda:0", "cpu")))
 
 
 def test_a_model_that_accelerate_spreads_is_refused_in_memory(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "model")
     loaded = load_folder(folder)
-    placement("model", loaded.model, Placement("cpu", ("cpu", "disk")))
+    loaded.model.hf_device_map = {"model.layers.0": "cpu", "model.layers.1": "disk"}
     with pytest.raises(
         CheckpointError, match=r"is spread over cpu, disk by accelerate; evaluate its checkpoint folder"
     ):
@@ -205,22 +188,29 @@ def test_a_model_that_accelerate_spreads_is_refused_in_memory(tmp_path: Path) ->
         Harness(loaded, device_map="auto")
 
 
-@pytest.mark.parametrize("kind", ["multiple_choice", "lm_eval", "needle"])
-def test_a_run_has_the_same_rows_and_says_what_was_where(kind: str, tmp_path: Path) -> None:
-    tiny_checkpoint(tmp_path / "model", window=1024)
+@pytest.mark.parametrize("kind", fast(["multiple_choice"], ["multiple_choice", "lm_eval", "needle"]))
+def test_a_run_has_the_same_rows_and_says_what_was_where(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_checkpoint(tmp_path / "model", window=1024, layers=4)
     made_up(tmp_path / "documents", count=6)
-    runs = []
-    for device_map in ("none", "cpu=1,disk=1"):
+
+    def run(device_map: str) -> Run:
         options = asked(kind, tmp_path, tmp_path / device_map) | {"device": "auto", "device_map": device_map}
-        runs.append(run_plan(planned(tmp_path / "model", options, Silent().say), Silent()))
-    ordinary, spread = runs
+        return run_plan(planned(tmp_path / "model", options, Silent().say), Silent())
+
+    with devices():
+        ordinary = run("none")
+    size = tensor_bytes(load_folder(tmp_path / "model").model)
+    monkeypatch.setattr(parts, "device_bytes", lambda _: size)
+    with devices():
+        spread = run("auto")
     assert spread.folder.name == ordinary.folder.name
     assert tables(spread).keys() == tables(ordinary).keys()
     for name, table in tables(ordinary).items():
         pd.testing.assert_frame_equal(tables(spread)[name], table, check_exact=True)
-    assert spread.manifest["loaded"]["device_map"] == {"cpu": "0", "disk": "1"}
+    assert spread.manifest["loaded"]["device_map"] == {"cuda:0": "0", "cuda:1": "1-3"}
     assert "device_map" not in ordinary.manifest["loaded"]
-    assert [one["device"] for one in spread.manifest["devices"]] == ["cpu"]
 
 
 def test_several_devices_are_one_kind_where_their_hardware_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +225,7 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 CU
 @pytest.mark.gpu
 @needs_two
 @pytest.mark.parametrize(
-    "layers", [("cuda:0", "cuda:1", "cuda:1"), ("cuda:1", "cuda:0", "cpu"), ("disk", "cuda:1", "cpu")]
+    "layers", [("cuda:0", "cuda:1", "cuda:1"), ("cuda:1", "cuda:0", "cpu"), ("cpu", "cuda:1", "cpu")]
 )
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -243,7 +233,7 @@ def test_real_gpus_give_the_numbers_of_one(family: str, attention: str, layers: 
     model = model_of(family, ATTENTIONS[attention])
     other = deepcopy(model)
     expected, texts, _ = numbers(model.to("cuda:0"))
-    placement("model", other, Placement("cuda:0", layers))
+    dispatch("model", other, Placement("cuda:0", layers))
     found, found_texts, _ = numbers(other)
     assert found_texts == texts
     for one, own in zip(found, expected, strict=True):
@@ -255,7 +245,7 @@ def test_real_gpus_give_the_numbers_of_one(family: str, attention: str, layers: 
 def test_auto_spreads_a_model_over_two_real_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_checkpoint(tmp_path / "model", layers=4)
     size = tensor_bytes(load_folder(folder).model)
-    monkeypatch.setattr(placement, "device_bytes", lambda _: size)
-    loaded = load_folder(folder, device="auto", device_map="auto")
+    monkeypatch.setattr(parts, "device_bytes", lambda _: size)
+    loaded = load_folder(folder, device="auto", spread_over_gpus=True)
     assert loaded.device == "cuda:0+cuda:1"
     assert {one.device.index for one in loaded.model.parameters()} == {0, 1}

@@ -100,9 +100,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     names: list[str] = []
     original = module._read
 
-    def counting(path: Path) -> Any:
+    def counting(path: Path, copy: Path) -> Any:
         names.append(path.name)
-        return original(path)
+        return original(path, copy)
 
     monkeypatch.setattr(module, "_read", counting)
     yield names

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import errors
 
 from evalkit.errors import CheckpointError
-from evalkit.models import hub
+from evalkit.models import locate as hub
 from evalkit.models.locate import silent
 
 LISTING = [

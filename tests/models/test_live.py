@@ -18,6 +18,7 @@ from tokenizers.normalizers import Lowercase
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
+import evalkit.models.auto
 from evalkit.benchmarks.run_listing import list_found, runs_report
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, UsageError

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPTJConfig
 
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.models.load import context_window
-from evalkit.models.placement import resolve_device
+from evalkit.models.parts import resolve_device
 from tests.models.loading import load_folder, refused
 from tests.tiny import VOCABULARY, Family, tiny_checkpoint, tiny_tokenizer
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from evalkit.errors import CheckpointError, UnknownNameError
-from evalkit.models import hub
+from evalkit.models import locate as hub
 from evalkit.models.locate import Checkpoint, locate, resolve_dtype
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 

@@ -8,14 +8,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evalkit.models.registration import register_models
+import evalkit.models.auto  # noqa: F401
 from evalkit.models.shapes import cache_bytes_per_token, flops_per_token, parameters, read_shape
 from evalkit.models.zoo import models, named_model
 
 
 def built(config: dict[str, Any]) -> Any:
     """Return the model itself, without memory for its weights."""
-    register_models()
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
 

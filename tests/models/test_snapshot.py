@@ -14,9 +14,9 @@ import torch
 
 from evalkit.errors import CheckpointError
 from evalkit.models import load as loading
-from evalkit.models.convert import convert
+from evalkit.models import snapshot as snapshots
+from evalkit.models.convert import convert, export
 from evalkit.models.fingerprint import fingerprint
-from evalkit.models.init import export
 from evalkit.models.locate import Checkpoint, locate
 from evalkit.models.snapshot import snapshot
 from tests.models.loading import load_folder
@@ -110,13 +110,13 @@ def test_every_file_of_another_tokenizer_counts(full: Path, tmp_path: Path) -> N
 def test_nothing_is_read_once_the_model_is_built(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every case the folder is removed."""
     expected = load_folder(full)
-    model = loading._model
+    model = loading._built
 
     def moving(*given: Any) -> Any:
         full.rename(full.with_name("gone"))
         return model(*given)
 
-    monkeypatch.setattr(loading, "_model", moving)
+    monkeypatch.setattr(loading, "_built", moving)
     found = load_folder(full)
     ids = torch.arange(9)[None]
     assert torch.equal(found.model(ids).logits, expected.model(ids).logits)
@@ -156,19 +156,17 @@ def test_weights_that_are_read_by_another_thread(full: Path) -> None:
 
 
 def test_reading_stops_when_a_checkpoint_is_rejected(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evalkit.models import weights
-
-    real, ended = weights.read_weights, []
+    real, ended = snapshots.read_weights, []
 
     def slowly(paths: Any, stop: Event, _: Any) -> Any:
         assert stop.wait(60)
         try:
             return real(paths, stop)
-        except weights.ReadingStopped:
+        except snapshots.ReadingStopped:
             ended.append(True)
             raise
 
-    monkeypatch.setattr(weights, "read_weights", slowly)
+    monkeypatch.setattr(snapshots, "read_weights", slowly)
     with pytest.raises(CheckpointError, match="rejected"), snapshot(locate(str(full))) as copies:
         copies.start()
         raise CheckpointError("rejected")
@@ -221,7 +219,7 @@ class TestConverted:
             folder
         )
         with monkeypatch.context() as patched:
-            patched.setattr("evalkit.models.weights.read_weights", _touching(folder / "config.json"))
+            patched.setattr("evalkit.models.snapshot.read_weights", _touching(folder / "config.json"))
             with pytest.raises(CheckpointError, match=r"config\.json changed while it was read"):
                 convert(locate(str(folder)), tmp_path / "out")
         assert not (tmp_path / "out").exists()
@@ -230,7 +228,7 @@ class TestConverted:
 
 
 def _touching(path: Path) -> Any:
-    from evalkit.models.weights import read_weights
+    read_weights = snapshots.read_weights
 
     def read(paths: Any) -> Any:
         path.touch()

@@ -15,10 +15,17 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from evalkit.errors import CheckpointError
-from evalkit.models import fingerprint, weights
-from evalkit.models.weights import _DTYPES, read_weights
+from evalkit.models import fingerprint
+from evalkit.models import snapshot as weights
+from evalkit.models.files import safetensors_header
+from evalkit.models.snapshot import read_weights
 
 Tensors = dict[str, torch.Tensor]
+DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+)  # fmt: skip
 
 
 def same(one: Tensors, other: Tensors) -> bool:
@@ -40,17 +47,17 @@ def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tenso
 
 @settings(max_examples=60)
 @given(
-    parts=st.lists(
-        st.tuples(st.lists(st.integers(0, 5), max_size=3), st.sampled_from(sorted(_DTYPES))), min_size=1, max_size=6
-    )
+    parts=st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=3), st.sampled_from(DTYPES)), min_size=1, max_size=6)
 )
-def test_the_numbers_are_those_of_safetensors(tmp_path_factory: Any, parts: list[tuple[list[int], str]]) -> None:
+def test_the_numbers_are_those_of_safetensors(
+    tmp_path_factory: Any, parts: list[tuple[list[int], torch.dtype]]
+) -> None:
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
-    written = {f"t{place}": random(tuple(shape), _DTYPES[name], place) for place, (shape, name) in enumerate(parts)}
+    written = {f"t{place}": random(tuple(shape), dtype, place) for place, (shape, dtype) in enumerate(parts)}
     save_file(written, path, metadata={"format": "pt"})
     found = read_weights([path])
     assert same(found.tensors, written)
-    assert found.digests == ((path.name, hashlib.sha256(path.read_bytes()).hexdigest()),)
+    assert found.digests == [(path.name, hashlib.sha256(path.read_bytes()).hexdigest())]
 
 
 def test_several_files(tmp_path: Path) -> None:
@@ -110,15 +117,8 @@ def test_what_happens_to_the_file_afterwards_changes_nothing(tmp_path: Path) -> 
 def test_a_file_that_becomes_shorter_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"one": torch.ones(100_000), "two": torch.ones(100_000)}, path)
-    tensor = weights._HashingReader.tensor
-
-    def cutting(self: Any, *described: Any) -> torch.Tensor:
-        found = tensor(self, *described)
-        path.write_bytes(b"")
-        return found
-
-    monkeypatch.setattr(weights._HashingReader, "tensor", cutting)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: was truncated while it was read"):
+    monkeypatch.setattr(weights, "_check_name", lambda *_: path.write_bytes(b""))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged"):
         read_weights([path])
 
 
@@ -133,25 +133,26 @@ def entry(start: int, end: int, shape: list[int], dtype: str = "F32") -> dict[st
 
 
 @pytest.mark.parametrize(
-    ("header", "words"),
+    "header",
     [
-        ({"a": entry(0, 8, [2]), "b": entry(4, 12, [2])}, "its header has wrong offsets for b"),
-        ({"a": entry(4, 12, [2])}, "its header has wrong offsets for a"),
-        ({"a": entry(0, 12, [2])}, "its header has wrong offsets for a"),
-        ({"a": entry(0, 12, [3], "F4")}, "a is stored as F4, which evalkit does not read"),
-        ({"a": entry(0, 12, [3], 3)}, "its header has an invalid entry for a"),  # type: ignore[arg-type]
-        ({"a": entry(-4, 12, [4])}, "its header has an invalid entry for a"),
-        ({"a": entry(0, 12, [True, 3])}, "its header has an invalid entry for a"),
-        ({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 4, 12]}}, "its header has an invalid entry for a"),
-        ({"a": {"dtype": "F32", "shape": [3]}}, "not a safetensors file, or damaged"),
-        ({"a": []}, "not a safetensors file, or damaged"),
+        {"a": entry(0, 8, [2]), "b": entry(4, 12, [2])},
+        {"a": entry(4, 12, [2])},
+        {"a": entry(0, 12, [2])},
+        {"a": entry(0, 12, [3], "F5")},
+        {"a": entry(0, 12, [3], 3)},  # type: ignore[arg-type]
+        {"a": entry(-4, 12, [4])},
+        {"a": entry(0, 12, [True, 3])},
+        {"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 4, 12]}},
+        {"a": {"dtype": "F32", "shape": [3]}},
+        {"a": []},
     ],
 )
-def test_headers_that_are_wrong(tmp_path: Path, header: dict[str, Any], words: str) -> None:
+def test_headers_that_are_wrong(tmp_path: Path, header: dict[str, Any]) -> None:
     path = write_raw(tmp_path / "model.safetensors", header, bytes(12))
-    with pytest.raises(CheckpointError, match=words) as caught:
-        read_weights([path])
-    assert "\n" not in str(caught.value)
+    for read in (lambda: read_weights([path]), lambda: safetensors_header(path)):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged") as caught:
+            read()
+        assert "\n" not in str(caught.value)
 
 
 def test_a_known_digest_is_taken_by_content_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +164,10 @@ def test_a_known_digest_is_taken_by_content_alone(tmp_path: Path, monkeypatch: p
     sha256 = hashlib.sha256
     # With content, it is that of a key in the cache
     monkeypatch.setattr(fingerprint.hashlib, "sha256", lambda *of: sha256(*of) if of else slow.append("") or sha256())
-    assert read_weights([path]).digests == ((path.name, digest),)
+    assert read_weights([path]).digests == [(path.name, digest)]
     assert slow == []
     save_file({"one": torch.full((100,), 2.0)}, path)
-    assert read_weights([path]).digests == ((path.name, sha256(path.read_bytes()).hexdigest()),)
+    assert read_weights([path]).digests == [(path.name, sha256(path.read_bytes()).hexdigest())]
     assert len(slow) == 1
 
 

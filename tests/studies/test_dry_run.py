@@ -16,7 +16,7 @@ from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
 from evalkit.models.locate import silent
 from evalkit.models.shapes import parameter_count
-from evalkit.models.tokenizer_alone import tokenizer_alone
+from evalkit.models.spec import tokenizer_alone
 from evalkit.runs.folder import Run, load_run
 from evalkit.studies.dry_run import dry_run_report, plans_report
 from evalkit.studies.running import run_here, run_study

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
+import evalkit.models.auto  # noqa: F401
 from evalkit.errors import TableError, UsageError
-from evalkit.models.registration import register_models
 from evalkit.models.shapes import parameters, shape_facts
 from evalkit.models.zoo import models, named_model
 from evalkit.reporting.markup import plain
@@ -105,7 +105,6 @@ def test_the_documentation_lists_the_rows() -> None:
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: model.name)
 def test_what_is_loaded_has_the_facts_of_the_named_model(model: Any) -> None:
-    register_models()
     config = AutoConfig.for_model(**model.config).to_dict()
     assert json.loads(json.dumps(shape_facts(config))) == shape_facts(model.config)
 
@@ -278,9 +277,9 @@ def test_a_checkpoint_beside_the_right_row_says_nothing(run_of: Any, tmp_path: P
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "qwen2"])
 def test_a_stretched_checkpoint_is_the_same_model(tmp_path: Path, family: Any) -> None:
     from evalkit.models.context import ContextSettings
-    from evalkit.models.context_settings import extension_of
     from evalkit.models.load import load
     from evalkit.models.locate import locate
+    from evalkit.models.spec import extension_of
 
     checkpoint = locate(str(tiny_checkpoint(tmp_path / "tiny", family)))
     extension = extension_of(checkpoint, ContextSettings(1024), lambda _: None)

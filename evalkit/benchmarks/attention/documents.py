@@ -32,9 +32,8 @@ from evalkit.data.sampling import DocumentSample
 from evalkit.display import Say
 from evalkit.errors import ScoringError
 from evalkit.inputs.values import check_text
-from evalkit.models.context_settings import config_of
 from evalkit.models.locate import silent
-from evalkit.models.tokenizer_alone import window_of
+from evalkit.models.spec import config_of, window_of
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.computing import AttentionFacts

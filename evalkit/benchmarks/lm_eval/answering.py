@@ -33,7 +33,7 @@ from evalkit.generation.capacity import assumed_capacity
 from evalkit.inputs.values import check_text
 from evalkit.models.load import LoadedModel
 from evalkit.models.locate import silent
-from evalkit.models.tokenizer_alone import window_of
+from evalkit.models.spec import window_of
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scoring.sequences import SampledGroup, estimated_tokens
 

@@ -28,9 +28,8 @@ from evalkit.errors import CheckpointError, UsageError
 from evalkit.escape import brief
 from evalkit.inputs.settings import check_names, with_settings
 from evalkit.inputs.values import check_text, switch, whole
-from evalkit.models.context_settings import UNSTRETCHED
 from evalkit.models.load import LoadedModel
-from evalkit.models.spec import ModelSpec, model_spec
+from evalkit.models.spec import UNSTRETCHED, ModelSpec, model_spec
 
 
 @with_settings(LoadingSettings, ModelSpec)

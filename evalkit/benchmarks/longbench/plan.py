@@ -19,9 +19,8 @@ from evalkit.display import Say, doing
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.models.context import configured_window
-from evalkit.models.context_settings import config_of, context_settings
 from evalkit.models.locate import Checkpoint
-from evalkit.models.spec import ModelSpec
+from evalkit.models.spec import ModelSpec, config_of, context_settings
 from evalkit.runs.folder import LONGBENCH
 
 DEFAULT: SuiteName = "longbench"

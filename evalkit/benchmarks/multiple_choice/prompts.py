@@ -29,7 +29,6 @@ from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import Part, Renderer, Template
 from evalkit.errors import ScoringError, TemplateError
 from evalkit.inputs.values import check_text, in_calls
-from evalkit.models.tokenizer import apply_chat_template
 from evalkit.runs.score_table import SEGMENTS
 
 
@@ -272,14 +271,10 @@ def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) 
     ]
     fixed: dict[str, Any] = {"tokenize": False, "chat_template": _FIXED_DATE + tokenizer.get_chat_template()}
     try:
-        text = apply_chat_template(tokenizer, turns, **fixed)
-    except TemplateError:
-        raise
+        text = tokenizer.apply_chat_template(turns, **fixed)
     except Exception as first:  # a Jinja template may raise anything, and many reject a system turn
         try:
-            text = apply_chat_template(tokenizer, turns[1:], **fixed)
-        except TemplateError:
-            raise
+            text = tokenizer.apply_chat_template(turns[1:], **fixed)
         except Exception:
             raise TemplateError(
                 f"template {template.name}: the tokenizer's chat template fails: {first}; use another --template"

@@ -24,7 +24,7 @@ from evalkit.benchmarks.remembered import remembered
 from evalkit.benchmarks.request import TaskTokens
 from evalkit.display import Say
 from evalkit.models.locate import silent
-from evalkit.models.tokenizer_alone import window_of
+from evalkit.models.spec import window_of
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.score_table import SEGMENTS, ScoreRow
 from evalkit.scoring import pack

@@ -19,7 +19,7 @@ from evalkit.benchmarks.perplexity.windows import PositionRow, TextWindow, Windo
 from evalkit.benchmarks.request import TaskTokens, spread
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.models.tokenizer_alone import window_of
+from evalkit.models.spec import window_of
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scoring.pack import SequenceSet, TreeBatch
 

@@ -32,7 +32,7 @@ from evalkit.display import Say
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import counted
 from evalkit.inputs.validated import FileSettings, Listed, NonEmpty, read_settings
-from evalkit.models.tokenizer_alone import window_of
+from evalkit.models.spec import window_of
 from evalkit.paths import resource
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import specification_id

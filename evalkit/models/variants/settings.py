@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+PREFIX = "evalkit_"
+"""Prefix of model types whose attention differs from the backbone's."""
 VANILLA, COG, DIFFERENTIAL, INTEGRAL = "vanilla", "cog", "differential", "integral"
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -116,12 +118,7 @@ class Variant:
 
 
 def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
-    """Read the attention variant from a config.
-
-    Args:
-        config: `attention_variant`, `variant_layers`, the keys in `KEYS`, and the backbone's `attention_dropout`; None
-            counts as absent.
-        shape: of the backbone.
+    """Read the attention variant from the keys `ALL_KEYS` and `attention_dropout` of a config; None counts as absent.
 
     Raises:
         ValueError: a key is missing, has no meaning for this variant, or does not fit the shape.
@@ -135,7 +132,10 @@ def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
         raise ValueError(f"{name} attention has no attention_dropout; set it to 0")
     settings: Cog | Differential | Integral | None = None
     if name == COG:
-        settings = Cog(_flag(config, "cog_keep_last"))
+        keep_last = _given(config, "cog_keep_last", COG)
+        if not isinstance(keep_last, bool):
+            raise ValueError(f"cog_keep_last is {keep_last!r}; expected true or false")
+        settings = Cog(keep_last)
         if settings.keep_last and shape.layers - 1 in layers:
             raise ValueError(
                 f"cog_keep_last is true, but variant_layers contains the last layer, {shape.layers - 1}; change one"
@@ -177,11 +177,14 @@ def lambda_init(depth: int) -> float:
 
 
 def _differential(config: Mapping[str, Any], shape: Shape) -> Differential:
+    eps = _given(config, "diff_subln_eps", DIFFERENTIAL)
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps < math.inf:
+        raise ValueError(f"diff_subln_eps is {eps!r}; expected a positive number")
     settings = Differential(
         heads=_chosen(config, "diff_heads", DIFFERENTIAL),
         pairing=_chosen(config, "diff_pairing", DIFFERENTIAL),
         subln=_chosen(config, "diff_subln", DIFFERENTIAL),
-        subln_eps=_number(config, "diff_subln_eps"),
+        subln_eps=float(eps),
         lambda_index=_chosen(config, "lambda_index", DIFFERENTIAL),
     )
     if settings.heads == "halve":
@@ -201,13 +204,9 @@ def _differential(config: Mapping[str, Any], shape: Shape) -> Differential:
 
 
 def _integral(config: Mapping[str, Any], shape: Shape) -> Integral:
-    signals = config.get("num_signals")
-    if not isinstance(signals, int) or isinstance(signals, bool) or signals < 1:
-        raise (
-            _missing("num_signals", INTEGRAL)
-            if signals is None
-            else ValueError(f"num_signals is {signals!r}; expected a whole number from 1")
-        )
+    signals = _given(config, "num_signals", INTEGRAL)
+    if type(signals) is not int or signals < 1:
+        raise ValueError(f"num_signals is {signals!r}; expected a whole number from 1")
     settings = Integral(
         signals=signals,
         rope=_chosen(config, "signal_rope", INTEGRAL),
@@ -235,9 +234,7 @@ def _check_rotary(size: int, shape: Shape, what: str) -> None:
 
 
 def _layers(config: Mapping[str, Any], name: str, shape: Shape) -> tuple[int, ...]:
-    layers = config.get("variant_layers")
-    if layers is None:
-        raise _missing("variant_layers", name)
+    layers = _given(config, "variant_layers", name)
     if not isinstance(layers, (list, tuple)) or not all(type(layer) is int for layer in layers):
         raise ValueError(f"variant_layers is {layers!r}; expected a list of layer numbers, from 0")
     if outside := [layer for layer in layers if not 0 <= layer < shape.layers]:
@@ -251,33 +248,16 @@ def _layers(config: Mapping[str, Any], name: str, shape: Shape) -> tuple[int, ..
 
 
 def _chosen(config: Mapping[str, Any], key: str, name: str) -> str:
-    value = config.get(key)
-    if value is None:
-        raise _missing(key, name)
+    value = _given(config, key, name)
     if value not in _CHOICES[key]:
         raise ValueError(f"{key} is {value!r}; expected one of {', '.join(_CHOICES[key])}")
     return str(value)
 
 
-def _flag(config: Mapping[str, Any], key: str) -> bool:
-    value = config.get(key)
-    if value is None:
-        raise _missing(key, COG)
-    if not isinstance(value, bool):
-        raise ValueError(f"{key} is {value!r}; expected true or false")
-    return value
-
-
-def _number(config: Mapping[str, Any], key: str) -> float:
-    value = config.get(key)
-    if value is None:
-        raise _missing(key, DIFFERENTIAL)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ValueError(f"{key} is {value!r}; expected a positive number")
-    return float(value)
-
-
-def _missing(key: str, name: str) -> ValueError:
-    choices = f" ({', '.join(_CHOICES[key])})" if key in _CHOICES else ""
-    owner = name if name.startswith("a ") else f"{name} attention"
-    return ValueError(f"the config lacks '{key}', which {owner} needs{choices}")
+def _given(config: Mapping[str, Any], key: str, name: str) -> Any:
+    """Return the value of a key that an attention requires; raise if it is missing."""
+    if config.get(key) is None:
+        choices = f" ({', '.join(_CHOICES[key])})" if key in _CHOICES else ""
+        owner = name if name.startswith("a ") else f"{name} attention"
+        raise ValueError(f"the config lacks '{key}', which {owner} needs{choices}")
+    return config[key]

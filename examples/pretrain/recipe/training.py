@@ -18,11 +18,10 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, TrainingArguments, set_seed
 
+import evalkit.models.auto  # noqa: F401  # registers the paper's model types
 from evalkit.compatibility.transformers import quiet
 from evalkit.errors import CheckpointError, EvalkitError, UsageError, first_line
-from evalkit.models.init import new_folder, write_random
-from evalkit.models.registration import register_models
-from evalkit.models.zoo import named_model
+from evalkit.models.zoo import named_model, new_folder, write_random
 from recipe.checkpoints import WholeCheckpoints, settle
 from recipe.folder import InUse, Training, check_settings, record_settings
 from recipe.loss_log import LossLog
@@ -54,7 +53,6 @@ def prepare(training: Training, say: Say) -> Sources | None:
         UsageError: the folder belongs to another training that has begun.
         EvalkitError: a text or a model cannot be read.
     """
-    register_models()
     found: list[Sources | None] = [None]
     if PartialState().is_main_process:
         training.output.mkdir(parents=True, exist_ok=True)

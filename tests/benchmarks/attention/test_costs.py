@@ -14,7 +14,7 @@ from evalkit.benchmarks.attention.plan import AttentionPlan, AttentionRequest, p
 from evalkit.benchmarks.request import request_of
 from evalkit.display import Progress
 from evalkit.models.locate import silent
-from evalkit.models.tokenizer_alone import tokenizer_alone
+from evalkit.models.spec import tokenizer_alone
 from evalkit.runs.folder import Run
 
 MEASURES = "bos,entropy,negative,sink,distance,similarity,rank"

@@ -21,8 +21,7 @@ from evalkit.benchmarks.request import request_of
 from evalkit.display import Progress
 from evalkit.errors import OutOfMemoryError, ScoringError, UsageError
 from evalkit.models.memory import whole_batches
-from evalkit.models.variants.configuration import EvalkitLlamaConfig
-from evalkit.models.variants.modeling import EvalkitLlamaForCausalLM
+from evalkit.models.variants.modeling import EvalkitLlamaConfig, EvalkitLlamaForCausalLM
 from evalkit.runs.folder import Run
 from tests.analysis.test_maps import VARIANTS
 from tests.tiny import tiny_checkpoint, tiny_tokenizer

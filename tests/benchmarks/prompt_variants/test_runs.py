@@ -24,7 +24,7 @@ from evalkit.cli import main
 from evalkit.display import Progress
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.models.locate import silent
-from evalkit.models.tokenizer_alone import tokenizer_alone
+from evalkit.models.spec import tokenizer_alone
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.outcome_values import document_outcomes
 from evalkit.runs.outcomes import OUTCOMES

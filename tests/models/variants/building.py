@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from evalkit.models.variants.configuration import EvalkitGPTNeoXConfig, EvalkitLlamaConfig, EvalkitQwen2Config
+import evalkit.models.auto  # noqa: F401
 from evalkit.models.variants.modeling import (
+    EvalkitGPTNeoXConfig,
     EvalkitGPTNeoXForCausalLM,
+    EvalkitLlamaConfig,
     EvalkitLlamaForCausalLM,
+    EvalkitQwen2Config,
     EvalkitQwen2ForCausalLM,
 )
 

@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from evalkit.compatibility.transformers import quiet
-from evalkit.models.variants.configuration import EvalkitLlamaConfig
-from evalkit.models.variants.modeling import EvalkitLlamaForCausalLM, EvalkitQwen2ForCausalLM
+from evalkit.models.variants.modeling import EvalkitLlamaConfig, EvalkitLlamaForCausalLM, EvalkitQwen2ForCausalLM
 from tests.models.variants.building import (
     COG,
     DIFFERENTIAL,

@@ -1,7 +1,8 @@
-"""transformers' auto classes know the model types after `import evalkit`, in any order of imports."""
+"""transformers' auto classes know the model types after `import evalkit.models.auto`, in any order of imports."""
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.models.variants.building import DIFFERENTIAL, causal, model_of
+import evalkit.models.auto
+from tests.models.variants.building import COG, DIFFERENTIAL, causal, model_of
 
 AUTO = "from transformers import AutoConfig, AutoModelForCausalLM\n"
 LOAD = """
@@ -28,35 +31,31 @@ assert type(config).__name__ == "EvalkitLlamaConfig" and config.variant().name =
 assert type(AutoModelForCausalLM.from_config(config)).__name__ == "EvalkitLlamaForCausalLM"
 """
 ORDERS = {
-    "evalkit first": "import evalkit\n" + AUTO + LOAD + BUILD,
-    "a model class first": "from transformers import LlamaForCausalLM\nimport evalkit\n" + AUTO + BUILD + LOAD,
-    "auto classes first": AUTO + "import evalkit\n" + LOAD + BUILD,
+    "evalkit first": "import evalkit.models.auto\n" + AUTO + LOAD + BUILD,
+    "a model class first": f"from transformers import LlamaForCausalLM\nimport evalkit.models.auto\n{AUTO}{BUILD}",
+    "auto classes first": AUTO + "import evalkit.models.auto\n" + LOAD + BUILD,
     "a config made by hand": """
-import evalkit, transformers
-from evalkit.models.variants.configuration import EvalkitLlamaConfig
+import evalkit.models.auto, transformers
+from evalkit.models.variants.modeling import EvalkitLlamaConfig
 config = EvalkitLlamaConfig.from_pretrained(folder)
 model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config)
 assert type(model).__name__ == "EvalkitLlamaForCausalLM", type(model)
 """,
-    "another model": """
-import sys, evalkit, transformers
-config = transformers.AutoConfig.for_model("llama", num_hidden_layers=0, hidden_size=8, num_attention_heads=1)
-transformers.AutoModelForCausalLM.from_config(config)
-assert "transformers.models.llama.modeling_llama" in sys.modules
-found = [name for name in sys.modules if name.endswith(("modeling_gpt_neox", "modeling_qwen2", "variants.modeling"))]
-assert not found, found
-config, unused = transformers.AutoConfig.from_pretrained(folder, return_unused_kwargs=True)
-assert config.variant().name == "differential"
-assert transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__ == "EvalkitLlamaForCausalLM"
+    "not registered": """
+import evalkit, evalkit.models.spec
+from transformers import AutoConfig, AutoModelForCausalLM
+for auto in (AutoConfig, AutoModelForCausalLM):
+    try:
+        auto.from_pretrained(folder)
+    except ValueError as error:
+        assert "evalkit_llama" in str(error)
+    else:
+        raise AssertionError("known without evalkit.models.auto")
 """,
-    "not at all": """
-from transformers import AutoConfig
-try:
-    AutoConfig.from_pretrained(folder)
-except ValueError as error:
-    assert "evalkit_llama" in str(error)
-else:
-    raise AssertionError("known without evalkit")
+    "light modules": """
+import sys, evalkit, evalkit.models, evalkit.models.spec, evalkit.models.shapes, evalkit.models.zoo
+heavy = [name for name in ("torch", "transformers", "pandas") if name in sys.modules]
+assert not heavy, heavy
 """,
     "evalkit alone": """
 import sys, evalkit
@@ -97,11 +96,15 @@ def test_import_order(order: str, started: dict[str, subprocess.Popen[str]]) -> 
     assert started[order].returncode == 0, errors
 
 
+def test_a_saved_cog_checkpoint_loads(tmp_path: Path) -> None:
+    model = model_of("llama", COG)
+    model.save_pretrained(tmp_path)
+    found = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(found).__name__ == "EvalkitLlamaForCausalLM"
+    with torch.no_grad():
+        assert torch.equal(found(causal().ids).logits, model(causal().ids).logits)
+
+
 def test_registering_twice_is_nothing() -> None:
-    from transformers import AutoConfig
-
-    from evalkit.models.registration import register_models
-
-    register_models()
-    register_models.__wrapped__()
+    importlib.reload(evalkit.models.auto)
     assert AutoConfig.for_model("evalkit_qwen2").model_type == "evalkit_qwen2"
