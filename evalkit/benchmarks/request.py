@@ -206,8 +206,6 @@ class TaskTokens:
     """Input tokens without those that are shared."""
     generated: float = 0.0
     """Most tokens that are generated."""
-    row_bytes: float = 0.0
-    """Bytes of a row in journal and tables together; 0: those of a scored choice or of a generated answer."""
     seconds: float = 0.0
     """Time of what is no matrix product, on one CPU."""
 
