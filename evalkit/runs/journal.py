@@ -217,7 +217,7 @@ class Journal:
         except ValidationError as error:
             wrong = error.errors(include_url=False)[0]
             name = _Header._fields[wrong["loc"][0]] if wrong["loc"] and isinstance(wrong["loc"][0], int) else "header"
-            raise ValueError(f"{name}: {wrong['msg']}") from error
+            raise ValueError(f"'{name}' is {json.dumps(wrong['input'])[:60]}: {wrong['msg']}") from error
         if line.run != self._run:
             raise ValueError(f"it belongs to run {line.run}; expected {self._run}")
         if line.columns != schema_digest(self.row):
