@@ -216,8 +216,10 @@ class Journal:
             line = _HEADER.validate_json(header, strict=True)
         except ValidationError as error:
             wrong = error.errors(include_url=False)[0]
-            name = _Header._fields[wrong["loc"][0]] if wrong["loc"] and isinstance(wrong["loc"][0], int) else "header"
-            raise ValueError(f"'{name}' is {json.dumps(wrong['input'])[:60]}: {wrong['msg']}") from error
+            if not wrong["loc"]:  # not a list, or not JSON
+                raise ValueError(wrong["msg"]) from error
+            value = json.dumps(wrong["input"])[:60]
+            raise ValueError(f"'{_Header._fields[int(wrong['loc'][0])]}' is {value}: {wrong['msg']}") from error
         if line.run != self._run:
             raise ValueError(f"it belongs to run {line.run}; expected {self._run}")
         if line.columns != schema_digest(self.row):
