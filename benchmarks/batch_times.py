@@ -16,9 +16,8 @@ from statistics import median
 
 from evalkit.benchmarks.registry import benchmark
 from evalkit.comparison.api import load_run
-from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import JOURNAL
-from evalkit.runs.journal import Journal
+from evalkit.runs.journal import FinishedRows, Journal
 
 FIRST = 60.0
 """Seconds of computing that are compared with the rest."""

@@ -49,7 +49,7 @@ def options(root: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def make(root: Path, arguments: argparse.Namespace) -> None:
     """Make the checkpoints and their journals."""
     from evalkit.benchmarks.multiple_choice.scoring import ScoringFacts
-    from evalkit.benchmarks.remembered import remembering
+    from evalkit.benchmarks.request import remembering
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import Prepared, opened
     from evalkit.models.spec import model_spec
@@ -100,7 +100,7 @@ def write_checkpoint(folder: Path, seed: int, tokenizer: Any) -> None:
 
 def drive(root: Path, arguments: argparse.Namespace) -> None:
     """Run the driver and print its memory."""
-    from evalkit.benchmarks.remembered import remembering
+    from evalkit.benchmarks.request import remembering
     from evalkit.benchmarks.run import planned
     from evalkit.display import Progress
     from evalkit.studies.cluster.driver import ClusterRunner

@@ -82,7 +82,7 @@ def timed(spent: dict[str, float], name: str, function: Callable[..., Any]) -> C
 
 def measure(root: Path, arguments: argparse.Namespace) -> None:
     """Run the jobs and print the times of those that are replayed."""
-    from evalkit.benchmarks.remembered import remembering
+    from evalkit.benchmarks.request import remembering
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import OpenRun
     from evalkit.models.spec import model_spec

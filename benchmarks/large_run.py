@@ -25,9 +25,8 @@ import pyarrow.parquet as pq
 
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.columns import schema_of
-from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import JOURNAL, specification_id
-from evalkit.runs.journal import Entry
+from evalkit.runs.journal import Entry, FinishedRows
 from evalkit.runs.writing import RunWriter, open_run
 
 TASK, TABLE = "analysis", "states.parquet"

@@ -119,9 +119,8 @@ def batch_seconds(folder: Path, data_dir: Path | None, budget: int) -> list[floa
     from evalkit.benchmarks.registry import benchmark
     from evalkit.benchmarks.run import planned
     from evalkit.models.load import load
-    from evalkit.runs.finished_rows import FinishedRows
     from evalkit.runs.folder import JOURNAL, load_run
-    from evalkit.runs.journal import Journal
+    from evalkit.runs.journal import FinishedRows, Journal
     from evalkit.runs.score_table import ScoreRow
 
     run, kind = load_run(folder), benchmark("multiple_choice")

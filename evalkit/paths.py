@@ -1,4 +1,4 @@
-"""Paths of evalkit's own files and of its cache.
+"""Paths of evalkit's own files and of its cache; atomic writes; temporary folders.
 
 Own files are `configs/`, `tasks/` and `results/published/`, in a checkout or in an installed wheel. The cache folder
 has downloads and values that are slow to compute; these belong to the code that computed them (`source_digest`).

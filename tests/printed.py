@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from evalkit.reporting.markup import Format
 from evalkit.reporting.report import Report, render
-from evalkit.reporting.table import Table
+from evalkit.reporting.table import Format, Table
 
 
 def printed(shown: Table | Report, form: Format = "terminal", standalone: bool = False) -> str:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from evalkit.reporting.report import Report
     from evalkit.runs.batch_devices import BatchDevice
     from evalkit.runs.columns import Rows
-    from evalkit.runs.finished_rows import FinishedRows
     from evalkit.runs.folder import Run
+    from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
 Row = tuple[Any, ...]

@@ -13,8 +13,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GenerationRequest
-from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
+from evalkit.benchmarks.generated import (
+    GeneratedAnswer,
+    GeneratedBenchmark,
+    GeneratedPlan,
+    GenerationRequest,
+    context_of,
+    generated_manifest,
+)
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import DocumentRequest, numerics, spread
 from evalkit.display import Say

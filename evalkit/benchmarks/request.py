@@ -1,15 +1,18 @@
 """Requests: the settings of a run, and the parts of its specification that all benchmarks share.
 
 In: a model and settings, as the command line or `evalkit.evaluate` gives them. Out: a `Request`, which each benchmark
-subclasses; the specification entries that determine a run's numbers; the provenance in its manifest. Nothing here needs
-torch, so a finished run is found at once.
+subclasses; the specification entries that determine a run's numbers; the provenance in its manifest; what several runs
+of one process share (`remembered`). Nothing here needs torch, so a finished run is found at once.
 """
 
 from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,7 +20,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from evalkit import __version__
-from evalkit.benchmarks.remembered import remembered
 from evalkit.data import Library
 from evalkit.data.sampling import DocumentSample, DocumentSelection, FirstDocuments
 from evalkit.display import Say
@@ -30,6 +32,67 @@ from evalkit.models.locate import Checkpoint, resolve_dtype, silent
 from evalkit.models.spec import ModelSpec, model_spec
 from evalkit.paths import RUNS
 from evalkit.runs.folder import specification_id
+
+Value = TypeVar("Value")
+
+
+class _Memory:
+    """Values by kind and key, the ones used last at the end."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.depth = 0
+        self.values: dict[str, OrderedDict[Hashable, Any]] = {}
+        self.making: dict[Hashable, Any] = {}
+        """Kind and key → the lock of the thread that makes the value."""
+
+
+_memory = _Memory()
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Keep the values that are made within the block until its end."""
+    with _memory.lock:
+        _memory.depth += 1
+    try:
+        yield
+    finally:
+        with _memory.lock:
+            _memory.depth -= 1
+            if not _memory.depth:
+                _memory.values.clear()
+                _memory.making.clear()
+
+
+def remembered(kind: str, key: Hashable, make: Callable[[], Value], most: int = 4) -> Value:
+    """Return the value of a key, made at its first use within `remembering`.
+
+    Args:
+        kind: kind of the value.
+        key: everything that the value depends on.
+        make: makes the value, which nobody may change.
+        most: number of values of this kind that are kept.
+    """
+    if not _memory.depth:
+        return make()
+    with _memory.lock:
+        values = _memory.values.setdefault(kind, OrderedDict())
+        making = _memory.making.setdefault((kind, key), threading.RLock())
+    # Other values can be made and read meanwhile
+    with making:
+        with _memory.lock:
+            if key in values:
+                values.move_to_end(key)
+                found: Value = values[key]
+                return found
+        found = make()
+        with _memory.lock:
+            values[key] = found
+            while len(values) > most:
+                values.popitem(last=False)
+        return found
+
 
 SCORING_VERSION = 3
 """Increased with every change of evalkit that changes a score; part of every run's specification."""

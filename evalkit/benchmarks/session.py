@@ -1,8 +1,8 @@
 """Execution of a run's plan: open the folder, read the journal, compute the missing batches, write the results.
 
 In: a plan of any benchmark. Out: a finished run. Each batch is in the journal before the next one starts, so a killed
-process loses only its current batch. `run_plan` computes in this process; `OpenRun` has the steps for those that
-compute elsewhere (`studies/cluster/`).
+process loses only its current batch. The next batch is prepared while one is computed. `run_plan` computes in this
+process; `OpenRun` has the steps for those that compute elsewhere (`studies/cluster/`).
 """
 
 from __future__ import annotations

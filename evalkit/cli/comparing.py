@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.attention.figure_runs import AnalysedRun
     from evalkit.comparison.curves import Curve
     from evalkit.comparison.sides import Side
-    from evalkit.reporting.markup import Format
+    from evalkit.reporting.table import Format
     from evalkit.runs.folder import Run
 
 

@@ -19,9 +19,8 @@ from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.exchange.exports import GROUP, form_names
 from evalkit.paths import cache_dir
 from evalkit.plugins import added
-from evalkit.reporting.markup import plain
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import simple_table
+from evalkit.reporting.table import plain, simple_table
 from evalkit.runs.outcomes import ACCURACY, OUTCOMES
 from evalkit.runs.rules import all_rules, invalid_rules
 from evalkit.tables.layout import layout_names, load_layout

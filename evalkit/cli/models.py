@@ -19,8 +19,8 @@ from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
 
 if TYPE_CHECKING:
-    from evalkit.reporting.markup import Format
     from evalkit.reporting.report import Report
+    from evalkit.reporting.table import Format
 
 
 _SORTS = ("date", "name", "model", "score")
@@ -125,7 +125,7 @@ def import_(
     has no token counts, so acc, acc_norm and acc_bytes apply to it, and ppl does not. Imported runs are marked.
     """
     from evalkit.data import Library
-    from evalkit.exchange.imports import import_logs
+    from evalkit.exchange.metric_runs import import_logs
 
     with doing("reading logs"):
         runs = import_logs(files, model, output, Library(data_dir, allow_unofficial_data, news), news)

@@ -13,7 +13,7 @@ from evalkit.cli.parameters import option, option_group, typed_option
 from evalkit.display import doing
 from evalkit.errors import UsageError
 from evalkit.escape import printable
-from evalkit.reporting.markup import FORMATS, Format
+from evalkit.reporting.table import FORMATS, Format
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.base import Plan

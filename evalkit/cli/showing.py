@@ -16,7 +16,7 @@ from evalkit.escape import printable
 
 if TYPE_CHECKING:
     from evalkit.pages.report import PageContents
-    from evalkit.reporting.markup import Format
+    from evalkit.reporting.table import Format
 
 
 _MOST_RUNS = 2

@@ -15,7 +15,7 @@ from evalkit.display import doing
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from evalkit.reporting.markup import Format
+    from evalkit.reporting.table import Format
     from evalkit.studies.study import Study
     from evalkit.studies.watch import Arrived, GrowingCurve, Watcher
 
@@ -76,7 +76,7 @@ def watch(given: WatchOptions, options: dict[str, Any]) -> None:
     Raises:
         EvalkitError: the options are invalid; or, at the end, a checkpoint was not evaluated.
     """
-    from evalkit.benchmarks.remembered import remembering
+    from evalkit.benchmarks.request import remembering
     from evalkit.display import Progress
     from evalkit.errors import CheckpointError
     from evalkit.studies.watch import GrowingCurve, Watcher

@@ -17,8 +17,7 @@ from evalkit.errors import UsageError
 from evalkit.escape import printable
 
 if TYPE_CHECKING:
-    from evalkit.reporting.markup import Format
-    from evalkit.reporting.table import Table
+    from evalkit.reporting.table import Format, Table
     from evalkit.tables.request import TableRequest
 
 _SOURCES = ("published", "runs", "both")
@@ -148,7 +147,7 @@ def _print_every(
 ) -> int:
     """Write every table into a folder; return the exit code. A table that fails does not stop the others."""
     from evalkit.errors import EvalkitError, TableError
-    from evalkit.reporting.markup import SUFFIXES
+    from evalkit.reporting.table import SUFFIXES
     from evalkit.studies.results import read_results
     from evalkit.studies.tables import FilledTable, UnfilledTable, study_layouts, study_table
     from evalkit.tables.layout import layout_names

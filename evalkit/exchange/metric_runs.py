@@ -1,4 +1,4 @@
-"""Imported runs of other tasks than the pinned ones, with lm-eval's own metrics.
+"""Import of lm-eval's logs, and the imported runs of other tasks than the pinned ones, with lm-eval's own metrics.
 
 In: `LoggedTask`s. Out: finished runs of lm-eval's tasks: every metric of every document, paired by content with those
 of other runs; and a score table of the tasks whose documents are choices with one gold answer, which are a run of their
@@ -13,6 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ from evalkit.benchmarks.lm_eval.outcomes import (
 )
 from evalkit.benchmarks.lm_eval.results import write_scores
 from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.errors import DataError
+from evalkit.data import Library
+from evalkit.display import Say
+from evalkit.errors import DataError, UsageError
 from evalkit.escape import printable
 from evalkit.exchange.imported_runs import (
     Import,
@@ -37,8 +40,9 @@ from evalkit.exchange.imported_runs import (
     selection_specification,
     written_once,
 )
-from evalkit.exchange.log_files import LoggedTask
+from evalkit.exchange.log_files import LoggedTask, model_of, read_logs
 from evalkit.exchange.log_lines import LoggedSample, MetricValue
+from evalkit.exchange.pinned_runs import import_choices, match
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.score_table import ScoreRow
 from evalkit.runs.writing import RunWriter
@@ -313,3 +317,32 @@ def _delimiter(log: LoggedTask) -> str | None:
     # As lm-eval's construct_requests: a chat template ends with its own separator, or with the answer's beginning
     replaced = log.results.chat_template and not (prefix and not prefix[-1].isspace())
     return delimiter if delimiter is None or not replaced else ""
+
+
+def import_logs(paths: Sequence[Path], model: str | None, output: Path, library: Library, say: Say) -> list[Run]:
+    """Import sample files of one model as finished runs.
+
+    Args:
+        paths: lm-eval's sample files; the results file beside each is read too, if there is one.
+        model: name of the model; None: the one in the results files.
+        output: parent folder of the run folders.
+        library: source of the pinned documents.
+        say: called with messages for the user.
+
+    Returns:
+        The run of the tasks with pinned documents, then those of the others, where there are any.
+
+    Raises:
+        UsageError: the files are of several models or settings, or have no name that says their task.
+        DataError: a file is invalid, or contradicts the pinned documents; names file and line.
+        RunError: a run cannot be written.
+    """
+    if not paths:
+        raise UsageError("name one or more sample files: evalkit import samples_*.jsonl")
+    logs = read_logs(paths)
+    request = Import(model_of(logs, model), output, say)
+    matched, others = match(logs, library, say)
+    for log in logs:
+        check_results(log)
+    runs = [import_choices(matched, request, library)] if matched else []
+    return [*runs, *import_metrics(others, request)]

@@ -1,4 +1,4 @@
-"""A static key-value cache for a batch of prompts.
+"""A static key-value cache for a batch of prompts, and attention of prompt chunks on it with few copies.
 
 In: the number of layers, rows and columns. Out: transformers `Cache` views of parts of it. Prompts are left-padded to
 end in the same column, so all rows write the keys and values of their next token to the next column. Padding is masked.

@@ -1,7 +1,7 @@
 """Memory and time that generation needs.
 
 In: a model and its generator. Out: the largest batch that fits into memory, and an estimate of the time from a measured
-prompt chunk and a few decoding steps.
+prompt chunk and a few decoding steps; both are facts that planning needs.
 """
 
 from __future__ import annotations

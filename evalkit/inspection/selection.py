@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.alike import document_difference
 from evalkit.benchmarks.document_views import ChoiceView
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import benchmark_of, document_difference
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UnknownNameError, UsageError
 from evalkit.inspection.outcomes import DocumentName, TaskOutcomes, check_scores, run_outcomes

@@ -1,6 +1,6 @@
 """Documents of runs for a page: the union of each task's documents, with the decisions of every run under every rule.
 
-In: finished runs. Out: `DocumentData`: an index for the page's script, and a block for each task (`blocks.py`).
+In: finished runs. Out: `DocumentData`: an index for the page's script, and a block for each task (`page.py`).
 Decisions are computed here, by the rules themselves; the page only shows them.
 """
 
@@ -13,14 +13,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.alike import document_difference
 from evalkit.benchmarks.document_views import AnswerView, ChoiceText, ChoiceView
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import benchmark_of, document_difference
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import Say
 from evalkit.errors import RunError
 from evalkit.inspection.outcomes import decisions
-from evalkit.pages.blocks import DocumentData, DocumentName, Union, ViewOfRun, encoded, indexed, problem_of
+from evalkit.pages.page import DocumentData, DocumentName, Union, ViewOfRun, encoded, indexed, problem_of
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import SEGMENTS
 

@@ -9,16 +9,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import benchmark_of, differences
 from evalkit.errors import EvalkitError
 from evalkit.pages.page import PageFigure, Panel, svg_of
 from evalkit.pages.provenance import provenance_panel
 from evalkit.reporting.decimals import fixed, percent
-from evalkit.reporting.markup import literal
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table
+from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, literal
 from evalkit.runs.folder import Run
 
 _NONE = Cell("–")

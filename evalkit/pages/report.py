@@ -14,7 +14,7 @@ from pathlib import Path
 
 from evalkit import __version__
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.benchmarks.remembered import remembering
+from evalkit.benchmarks.request import remembering
 from evalkit.comparison.curves import curve
 from evalkit.comparison.sides import Side, check_unique, named_sides, names
 from evalkit.data.sampling import DocumentSample

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evalkit.escape import in_csv, in_markdown, printable
-from evalkit.reporting.markup import Span, Text, plain
-from evalkit.reporting.table import MISSING, Cell, Table, beside, column_names
+from evalkit.reporting.table import MISSING, Cell, Span, Table, Text, beside, column_names, plain
 
 
 def markdown_table(table: Table) -> str:

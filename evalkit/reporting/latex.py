@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from evalkit.escape import PACKAGES, SHRUNK, in_latex, printable
-from evalkit.reporting.markup import Span, Text
-from evalkit.reporting.table import Cell, Section, Table
+from evalkit.reporting.table import Cell, Section, Span, Table, Text
 
 _WIDE = 9
 """Minimum columns of a table that spans both columns of a page."""

@@ -23,8 +23,7 @@ from evalkit.reporting.formats import (
     table_csv,
 )
 from evalkit.reporting.latex import latex_comments, latex_document, latex_table
-from evalkit.reporting.markup import Format, literal, plain
-from evalkit.reporting.table import Table
+from evalkit.reporting.table import Format, Table, literal, plain
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ import click
 from wcwidth import wcswidth, wrap
 
 from evalkit.escape import printable
-from evalkit.reporting.markup import plain
-from evalkit.reporting.table import Cell, Table, beside, column_names
+from evalkit.reporting.table import Cell, Table, beside, column_names, plain
 
 WIDTH = 100
 """Columns where the output is not a terminal."""

@@ -1,7 +1,8 @@
 """Validation models of manifest.json and of the keys that every benchmark's results.json has.
 
 A file's digest shows that its content is what was written. These models check, once, that it has the types that this
-version of evalkit reads, so that no reader finds a list where it expects a name.
+version of evalkit reads, so that no reader finds a list where it expects a name. Digests bind the files of a folder to
+their run.
 """
 
 from __future__ import annotations

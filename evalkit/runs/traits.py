@@ -1,11 +1,11 @@
 """Measurement settings of a run.
 
 In: a run's manifest. Out: its `Trait`s: the settings that determine its scores besides the checkpoint and the content
-of its documents (`benchmarks/alike.py` compares those of two runs). Runs that differ in a refused trait measure another
-quantity and cannot share a table or a group of seeds. Other differences change scores by rounding only and are noted
-(docs/reference/tables.md lists both). Settings that cannot change a score are not traits: the token budget, and how
-prefixes are shared, which the start-up check compares with the model's own forward pass. Properties of the model itself
-(its context window, its end tokens) are not traits either.
+of its documents (`benchmarks/registry.py` compares those of two runs). Runs that differ in a refused trait measure
+another quantity and cannot share a table or a group of seeds. Other differences change scores by rounding only and are
+noted (docs/reference/tables.md lists both). Settings that cannot change a score are not traits: the token budget, and
+how prefixes are shared, which the start-up check compares with the model's own forward pass. Properties of the model
+itself (its context window, its end tokens) are not traits either.
 """
 
 from __future__ import annotations

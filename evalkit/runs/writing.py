@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from evalkit.errors import RunError
 from evalkit.paths import replace_file, replacing
 from evalkit.runs.batch_devices import BatchDevice, devices, places
-from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, WITHOUT_JOURNAL, Run, is_file, load_run
 from evalkit.runs.forms import DIGEST, RUN, digest, json_bytes, sealed
-from evalkit.runs.journal import Entry, Journal
+from evalkit.runs.journal import Entry, FinishedRows, Journal
 from evalkit.runs.lock import Lock, locked
 
 if TYPE_CHECKING:

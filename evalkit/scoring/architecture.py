@@ -1,4 +1,4 @@
-"""Properties of a model's class and config that determine how it is scored: attention kernels and length limits.
+"""Properties of a model's class and config that determine how it is scored: kernels, length limits, token budget.
 
 In: a loaded model, or its config. Out: kernels and token counts. What depends on the weights is measured by running the
 model (`sharing.py`).

@@ -1,7 +1,8 @@
 """Checks that depend on a model's weights: scores must not depend on later tokens; whose output head is used.
 
 In: a loaded model, and the lengths that are scored. Out: an error, or the reason why evalkit's output head cannot
-replace the model's own. A check that was passed is not repeated for the same files of weights.
+replace the model's own. A check that was passed is not repeated for the same files of weights;
+passed checks of an architecture are kept in evalkit's cache. Any failure of a model's code becomes one line.
 """
 
 from __future__ import annotations

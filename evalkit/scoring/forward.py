@@ -1,6 +1,7 @@
 """Forward pass over a token tree. In: trees. Out: log-probabilities of their (node, predicted token) pairs.
 
 The base model runs once over a tree; the output head runs only on the nodes that predict a scored token (`head.py`).
+ALiBi's biases are computed from each token's position in its own sequence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Synthetic tree for the start-up check, which compares shared with unshared hidden states.
+"""Synthetic tree for the start-up check, which compares shared with unshared hidden states in float32.
 
 In: the lengths of the packed row and of its longest sequence. Out: a `Probe`, which does not depend on any document: a
 prefix, then branches that branch again, of different lengths (one token among them), repeated until the row is as long

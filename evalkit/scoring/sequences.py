@@ -1,5 +1,7 @@
 """Sequences of many items in flat arrays, and what planning asks of them: their order, common prefixes, sizes.
 
+The number of tokens that a task takes is estimated from a sample of its documents.
+
 In: token sequences. Out: arrays. A sequence as an object of its own takes more memory and time than its tokens, so no
 function here has a loop over sequences.
 """

@@ -14,8 +14,7 @@ from typing import Any
 
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.registry import benchmark
-from evalkit.benchmarks.remembered import remembered, remembering
-from evalkit.benchmarks.request import TaskTokens
+from evalkit.benchmarks.request import TaskTokens, remembered, remembering
 from evalkit.display import Say, clock, doing, imports
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import counted

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.benchmarks.base import Plan
-from evalkit.benchmarks.remembered import remembering
+from evalkit.benchmarks.request import remembering
 from evalkit.benchmarks.run import planned
 from evalkit.display import Say, doing
 from evalkit.errors import EvalkitError, SeveralErrors

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.benchmarks.remembered import remembering
+from evalkit.benchmarks.request import remembering
 from evalkit.benchmarks.session import LoadingKey, ModelHolder, finished, loading_key, run_plan
 from evalkit.display import Progress
 from evalkit.errors import EvalkitError, RunInUseError, first_line

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.benchmarks.remembered import remembering
+from evalkit.benchmarks.request import remembering
 from evalkit.display import Say, clock
 from evalkit.errors import EvalkitError, RunError
 from evalkit.escape import counted

@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from evalkit.paths import resource
 from evalkit.reporting.decimals import could_print, half_up, to_text
-from evalkit.reporting.markup import literal, parse, plain
-from evalkit.reporting.table import Line, Section, Table
+from evalkit.reporting.table import Line, Section, Table, literal, parse, plain
 from evalkit.tables.claims import CLAIM_KINDS, Audited, Verdict, check_claims, read_claims
 from evalkit.tables.fill import CellKey, Contest, computed, contests
 from evalkit.tables.layout import LayoutItem, TableLayout, layout_names, load_layout

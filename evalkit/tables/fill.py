@@ -12,8 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from evalkit.reporting.decimals import half_up, mean, to_text
-from evalkit.reporting.markup import Text, superscript
-from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table
+from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, Text, superscript
 from evalkit.tables.layout import LayoutItem, TableLayout
 from evalkit.tables.published import Number, Numbers, Printed
 

@@ -17,8 +17,7 @@ from evalkit.errors import TableError, UsageError
 from evalkit.inputs.validated import FileSettings, read_settings
 from evalkit.paths import resource
 from evalkit.reporting.decimals import half_up, mean, to_text
-from evalkit.reporting.markup import literal
-from evalkit.reporting.table import Cell, Line, Section, Table
+from evalkit.reporting.table import Cell, Line, Section, Table, literal
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import origin_notes, summary, traits, unofficial
 from evalkit.tables.fill import Filling, computed, fill

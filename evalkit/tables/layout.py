@@ -2,7 +2,7 @@
 
 In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `TableLayout`. The form:
 
-    caption: text in markup (reporting/markup.py)
+    caption: text in markup (reporting/table.py)
     suite: zeroshot8            # or longbench, or a suite's file, relative to this one: tasks and averages; omitted
                                 # where all numbers come from a CSV
     data: main_res              # results/published/main_res.csv; or a path ending in .csv, relative to this file
@@ -24,8 +24,8 @@ In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `TableL
       - {items: {Average: Avg.}}
 
 `model` assigns runs to rows; a run of another model is marked. With `pairs`, a row names its model of each size, and
-the numbers are shares of documents on which the model exceeds the size's baseline (`paired.py`). Runs then belong to a
-row and a size (`diff/125m`), or to a baseline (`baseline/125m`), which no row shows:
+the numbers are shares of documents on which the model exceeds the size's baseline (`row_models.py`). Runs then belong
+to a row and a size (`diff/125m`), or to a baseline (`baseline/125m`), which no row shows:
 
     pairs:
       125m: {baseline: llama-125m-vanilla, measures: {125m_last1: rank@-1}}    # column → rule of `evalkit compare`
@@ -45,7 +45,7 @@ from evalkit.benchmarks.registry import suite_averages
 from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.paths import resource
-from evalkit.reporting.markup import Text, parse
+from evalkit.reporting.table import Text, parse
 
 AVERAGE = "Average"
 """The mean over all tasks of the suite. LongBench's own average is different: the mean of its groups' means."""

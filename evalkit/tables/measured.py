@@ -6,10 +6,10 @@
       intg_125m: [results/runs/seed1-…, results/runs/seed2-…, results/runs/seed3-…]
     values: measured.csv               # numbers without a run; rows and columns named as in the layout
 
-Runs without a mapping are assigned to rows by their models (`row_models.py`); numbers of a table with `pairs` are from
-`paired.py`. Others are read from the runs' results.json, so neither pandas nor the score table is needed. Runs with
-different protocols (`evalkit/benchmarks/alike.py`) are rejected, or marked on request. Differences that change numbers
-by rounding only are always marked, as are unofficial documents and a run whose model is not the row's.
+Runs without a mapping are assigned to rows by their models, and numbers of a table with `pairs` are shares of documents
+(both in `row_models.py`). Others are read from the runs' results.json, so neither pandas nor the score table is needed.
+Runs with different protocols (`benchmarks/registry.py`) are rejected, or marked on request. Differences that change
+numbers by rounding only are always marked, as are unofficial documents and a run whose model is not the row's.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from evalkit.benchmarks.alike import differences
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import benchmark_of, differences
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
 from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.inputs.values import path as given_path
 from evalkit.reporting.decimals import mean, of_float
-from evalkit.reporting.markup import Text, literal
+from evalkit.reporting.table import Text, literal
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.folder import Run
 from evalkit.runs.outcomes import MARGIN
@@ -150,7 +149,7 @@ def _numbers(
 ) -> dict[str, dict[str, Number]]:
     if layout.pairs:
         # Imported here, since it needs numpy
-        from evalkit.tables.paired import paired_numbers
+        from evalkit.tables.row_models import paired_numbers
 
         return paired_numbers(layout, runs)
     return {model: _row_numbers(layout, [accuracies(run, rule) for run in seeds]) for model, seeds in runs.items()}

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.reporting.markup import literal, parse, plain
-from evalkit.reporting.table import Table
+from evalkit.reporting.table import Table, literal, parse, plain
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.outcomes import ACCURACY, OUTCOMES, outcome_key
 from evalkit.tables.fill import Filling, Lead, fill
@@ -224,6 +223,6 @@ def _significant(layout: TableLayout, measured: Measured) -> Callable[[Sequence[
     if "bold" not in layout.marks:
         raise UsageError(f"table {layout.name} marks no best numbers, so --significance has nothing to test; omit it")
     # Imported here, since it needs pandas
-    from evalkit.tables.paired import significant_leads
+    from evalkit.tables.row_models import significant_leads
 
     return lambda leads: significant_leads(layout, measured.runs, measured.rule, leads)

@@ -17,9 +17,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.base import Budget
-from evalkit.benchmarks.registry import GROUP, benchmark, benchmark_of, kind_of_suite
+from evalkit.benchmarks.registry import GROUP, benchmark, benchmark_of, differences, kind_of_suite
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.run_listing import list_found
 from evalkit.benchmarks.session import load_model, run_plan
@@ -31,9 +30,8 @@ from evalkit.comparison.sides import Side
 from evalkit.display import Progress
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.exchange.exports import export_run
-from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
-from evalkit.runs.journal import Entry, Journal
+from evalkit.runs.journal import Entry, FinishedRows, Journal
 from evalkit.tables.measured import accuracies
 from tests.benchmarks.longbench.made import record, write
 from tests.devices import needs_cuda

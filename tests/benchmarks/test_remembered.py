@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from evalkit.benchmarks.remembered import remembered, remembering
+from evalkit.benchmarks.request import remembered, remembering
 
 
 def counting() -> tuple[Callable[[], int], list[int]]:

@@ -16,7 +16,7 @@ import pytest
 
 from evalkit.cli import main
 from evalkit.cli.root import cli
-from evalkit.reporting.markup import FORMATS
+from evalkit.reporting.table import FORMATS
 from evalkit.runs.folder import Run
 from tests.tiny import tiny_checkpoint
 

@@ -14,7 +14,7 @@ import pytest
 
 from evalkit.benchmarks.run import evaluate
 from evalkit.display import Progress
-from evalkit.reporting.markup import FORMATS
+from evalkit.reporting.table import FORMATS
 from evalkit.runs.folder import RESULTS, Run
 from evalkit.runs.rules import decide, find_rule
 from tests.cli.test_root import Command, _no_settings, complains, evalkit

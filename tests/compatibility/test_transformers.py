@@ -32,7 +32,7 @@ from evalkit.compatibility.transformers import (
 )
 from evalkit.errors import EvalkitError
 from evalkit.generation.prompts import Decoding, Prompt
-from evalkit.generation.sampling import sampler_of
+from evalkit.generation.rows import sampler_of
 from tests.models.variants.building import DIFFERENTIAL, INTEGRAL, model_of, random_ids
 
 

@@ -20,7 +20,7 @@ from evalkit.display import Progress
 from evalkit.errors import DataError, UsageError
 from evalkit.exchange import log_files
 from evalkit.exchange.exports import export_run
-from evalkit.exchange.imports import import_logs
+from evalkit.exchange.metric_runs import import_logs
 from evalkit.models.locate import silent
 from tests.importing.logged import lines, rehash, rewrite
 

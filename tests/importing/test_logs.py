@@ -20,10 +20,10 @@ from evalkit.data import Library
 from evalkit.display import Progress
 from evalkit.errors import DataError, UsageError
 from evalkit.exchange.exports import export_run
-from evalkit.exchange.imports import import_logs
+from evalkit.exchange.metric_runs import import_logs
 from evalkit.inspection.selection import check_same_documents
 from evalkit.models.locate import silent
-from evalkit.reporting.markup import plain
+from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule, row_scores, why_unusable
 from evalkit.runs.score_table import UNCOUNTED

@@ -20,9 +20,9 @@ from evalkit.data import Library
 from evalkit.display import Progress
 from evalkit.errors import DataError, UsageError
 from evalkit.exchange.exports import export_run
-from evalkit.exchange.imports import import_logs
+from evalkit.exchange.metric_runs import import_logs
 from evalkit.models.locate import silent
-from evalkit.reporting.markup import plain
+from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule, why_unusable
 from evalkit.runs.traits import documents_read, traits

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalkit.benchmarks.generated_plan import context_of
+from evalkit.benchmarks.generated import context_of
 from evalkit.cli.model_reports import model_report
 from evalkit.errors import CheckpointError, EvalkitError, UsageError
 from evalkit.generation.prompts import end_tokens

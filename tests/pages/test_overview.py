@@ -13,9 +13,8 @@ from evalkit.errors import RunError
 from evalkit.pages.overview import anchor, overview_panels
 from evalkit.pages.page import Panel
 from evalkit.pages.provenance import provenance_panel
-from evalkit.reporting.markup import plain
 from evalkit.reporting.report import render
-from evalkit.reporting.table import Cell, Table
+from evalkit.reporting.table import Cell, Table, plain
 from evalkit.runs.folder import RESULTS, Run, load_run
 from tests.comparison.made import make_longbench
 from tests.pages.made import SECONDS, finished_run

@@ -10,8 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GenerationRequest
-from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
+from evalkit.benchmarks.generated import (
+    GeneratedAnswer,
+    GeneratedBenchmark,
+    GeneratedPlan,
+    GenerationRequest,
+    context_of,
+    generated_manifest,
+)
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Label, Measure, Metric
 from evalkit.benchmarks.request import Request, numerics
 from evalkit.display import Say

@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
-from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
+from evalkit.benchmarks.generated import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import Request, numerics
 from evalkit.display import Say
@@ -22,9 +22,9 @@ from evalkit.models.load import LoadedModel
 from evalkit.models.locate import Checkpoint
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.columns import schema_of
-from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import Run
 from evalkit.runs.forms import StoredTask
+from evalkit.runs.journal import FinishedRows
 from evalkit.runs.writing import RunWriter
 
 NORMS = "norms"

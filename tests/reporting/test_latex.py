@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.escape import in_latex as escape
-from evalkit.reporting.markup import literal
-from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table
+from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, literal
 from evalkit.tables.layout import layout_names
 from evalkit.tables.request import TableRequest, make
 from tests.printed import printed

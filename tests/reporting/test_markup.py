@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from evalkit.errors import TableError
 from evalkit.escape import printable
-from evalkit.reporting.markup import Span, literal, parse, plain
+from evalkit.reporting.table import Span, literal, parse, plain
 
 
 def test_styles() -> None:

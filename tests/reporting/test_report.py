@@ -9,9 +9,8 @@ import json
 import pytest
 
 from evalkit.errors import UsageError
-from evalkit.reporting.markup import FORMATS
 from evalkit.reporting.report import Report, render
-from evalkit.reporting.table import simple_table
+from evalkit.reporting.table import FORMATS, simple_table
 
 TABLE = simple_table("made-up", ["task", "n", "value"], [["a_b", "1,000", "−1.5"], ["mean", "", "2.0"]], ruled={1})
 REPORT = Report((TABLE,), ("B is better.", "In words."), ("A: one",), ("a note",))

@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evalkit.escape import in_csv
-from evalkit.reporting.markup import literal, plain
-from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, beside
+from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, beside, literal, plain
 from evalkit.tables.layout import layout_names
 from evalkit.tables.request import TableRequest, make
 from tests.printed import printed

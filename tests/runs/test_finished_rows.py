@@ -18,10 +18,9 @@ from evalkit.errors import RunError
 from evalkit.runs import writing
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.columns import record_batch, schema_of
-from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import JOURNAL, RESULTS, load_run
 from evalkit.runs.forms import digest
-from evalkit.runs.journal import Entry, Journal
+from evalkit.runs.journal import Entry, FinishedRows, Journal
 from evalkit.runs.writing import RunWriter, open_run
 from tests.runs.test_folder import MANIFEST as OTHERS
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
-from evalkit.benchmarks.alike import differences
+from evalkit.benchmarks.registry import differences
 from evalkit.comparison.sides import Side, claim_of
 from evalkit.errors import UsageError
-from evalkit.reporting.markup import plain
+from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.traits import model_differences, summary, traits, unofficial
 from evalkit.tables.layout import load_layout

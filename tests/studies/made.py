@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from evalkit.benchmarks.remembered import remembering
+from evalkit.benchmarks.request import remembering
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import ModelHolder, run_plan
 from evalkit.runs.folder import Run, load_run

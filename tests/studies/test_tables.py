@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from evalkit.errors import EvalkitError, TableError, UnknownNameError, UsageError
-from evalkit.reporting.markup import plain
+from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run
 from evalkit.studies.results import read_results
 from evalkit.studies.study import save_record

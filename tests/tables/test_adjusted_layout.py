@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import TableError, UnknownNameError, UsageError
-from evalkit.reporting.markup import plain
-from evalkit.reporting.table import Table
+from evalkit.reporting.table import Table, plain
 from evalkit.runs.folder import SCORES, Run
 from evalkit.tables.layout import load_layout
 from evalkit.tables.measured import RunMapping

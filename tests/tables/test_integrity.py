@@ -9,8 +9,7 @@ import yaml
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.paths import resource
-from evalkit.reporting.markup import plain
-from evalkit.reporting.table import Table
+from evalkit.reporting.table import Table, plain
 from evalkit.runs.finding import find_run
 from evalkit.runs.folder import RESULTS, Run, load_run
 from evalkit.runs.rules import RULES

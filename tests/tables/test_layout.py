@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from evalkit.errors import EvalkitError, TableError, UnknownNameError
-from evalkit.reporting.markup import plain
+from evalkit.reporting.table import plain
 from evalkit.tables.layout import layout_names, load_layout
 from evalkit.tables.published import printed_cells, read_numbers
 

@@ -16,8 +16,7 @@ import pytest
 import yaml
 
 from evalkit.errors import EvalkitError, RunError, TableError, UnknownNameError, UsageError
-from evalkit.reporting.markup import plain
-from evalkit.reporting.table import Table
+from evalkit.reporting.table import Table, plain
 from evalkit.runs.folder import RESULTS, Run, load_run, specification_id
 from evalkit.tables.layout import load_layout
 from evalkit.tables.measured import Measured, measure, read_mapping
@@ -279,7 +278,7 @@ def test_a_clear_lead_is_marked_and_a_small_one_is_not(layout: str, tmp_path: Pa
     path = mapped(tmp_path, rows=rows)
     for p, expected in ((0.001, True), (0.2, False)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("evalkit.tables.paired.p_value", lambda *_, p=p: p)
+            patch.setattr("evalkit.tables.row_models.p_value", lambda *_, p=p: p)
             table = make(TableRequest(layout, "runs", path, significance=True))
         leads = {line.key: [cell.significant for cell in line.cells] for line in table.sections[0].lines}
         assert leads == {"one": [expected] * 4, "two": [False] * 4, "three": [False] * 4}

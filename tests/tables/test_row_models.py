@@ -14,7 +14,7 @@ import evalkit.models.auto  # noqa: F401
 from evalkit.errors import TableError, UsageError
 from evalkit.models.shapes import parameters, shape_facts
 from evalkit.models.zoo import models, named_model
-from evalkit.reporting.markup import plain
+from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run, load_run
 from evalkit.tables.layout import LayoutItem, load_layout
 from evalkit.tables.layout import layout_names as names

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from evalkit.errors import EvalkitError, TableError, UnknownNameError, UsageError
-from evalkit.reporting.markup import plain
-from evalkit.reporting.table import Table
+from evalkit.reporting.table import Table, plain
 from evalkit.runs.folder import Run
 from evalkit.tables.layout import load_layout
 from evalkit.tables.measured import Measured, RunMapping, measure

@@ -15,9 +15,9 @@ from evalkit.reporting.decimals import of_float
 from evalkit.runs.folder import load_run
 from evalkit.tables.fill import Lead
 from evalkit.tables.layout import load_layout
-from evalkit.tables.paired import significant_leads
 from evalkit.tables.published import Number
 from evalkit.tables.request import TableRequest, make
+from evalkit.tables.row_models import significant_leads
 from tests.comparison.made import make_run, scores_of
 
 TASKS = ("arc_easy", "piqa", "boolq")

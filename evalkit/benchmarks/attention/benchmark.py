@@ -22,7 +22,7 @@ from evalkit.runs.forms import StoredTask
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.plan import AttentionPlan
     from evalkit.data import HubSplit
-    from evalkit.runs.finished_rows import FinishedRows
+    from evalkit.runs.journal import FinishedRows
 
 
 class _Value(Stored):

@@ -38,7 +38,7 @@ from evalkit.models.spec import config_of, window_of
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.computing import AttentionFacts
     from evalkit.benchmarks.multiple_choice.tasks import Question
-    from evalkit.runs.finished_rows import FinishedRows
+    from evalkit.runs.journal import FinishedRows
 
 
 _BATCH = 4

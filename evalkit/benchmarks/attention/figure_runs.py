@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.groups import MASS, MEASURES, Band, layer_of
 from evalkit.benchmarks.attention.tables import DOCUMENT, DOCUMENTS, HEAD, HEADS, SAMPLE, documents_of, with_values
+from evalkit.benchmarks.registry import differences
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
 from evalkit.reporting.figures import short_name

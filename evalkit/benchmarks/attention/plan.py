@@ -21,7 +21,7 @@ from evalkit.runs.finding import run_folder
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.tasks import Question
-    from evalkit.runs.finished_rows import FinishedRows, Key
+    from evalkit.runs.journal import FinishedRows, Key
 
 TEXT = "text"
 """Name of the task of a user's text, and of its template."""

@@ -23,7 +23,7 @@ from evalkit.stats.estimates import mean
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.plan import AttentionPlan
-    from evalkit.runs.finished_rows import FinishedRows
+    from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
 

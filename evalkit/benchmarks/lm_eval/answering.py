@@ -1,7 +1,7 @@
 """Computation of lm-eval's requests on a loaded model.
 
 In: the requests that show how the model is prepared, a loaded model, and batches. Out: a `RequestRow` with the answer
-to each request.
+to each request. Tokens of tasks are estimated from a sample of their documents.
 """
 
 from __future__ import annotations

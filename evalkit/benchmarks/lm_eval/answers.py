@@ -11,7 +11,7 @@ from typing import Any
 from lm_eval.api.model import LM
 
 from evalkit.benchmarks.lm_eval.requests import RequestKey, RequestRow, digest_of, with_keys
-from evalkit.runs.finished_rows import FinishedRows
+from evalkit.runs.journal import FinishedRows
 
 
 class StoredAnswers(LM):  # type: ignore[misc]

@@ -30,7 +30,7 @@ from evalkit.benchmarks.lm_eval.texts import TextFacts, prompts_of
 from evalkit.benchmarks.session import prefetched
 from evalkit.display import Say
 from evalkit.generation.prompts import Prompt
-from evalkit.runs.finished_rows import FinishedRows
+from evalkit.runs.journal import FinishedRows
 from evalkit.scoring import pack
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import SequenceSet, TreeBatch, check_budget, plan

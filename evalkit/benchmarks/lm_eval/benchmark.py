@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.reporting.report import Report
-    from evalkit.runs.finished_rows import FinishedRows
+    from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
 

@@ -1,4 +1,4 @@
-"""Suppression of lm-eval's log, progress bars and standard output.
+"""Calls of lm-eval: without its log, bars and standard output, with its random state, on the selected documents.
 
 evalkit reserves standard output for results and shows its own progress.
 """

@@ -12,7 +12,7 @@ import json
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from evalkit.runs.finished_rows import FinishedRows, Key
+from evalkit.runs.journal import FinishedRows, Key
 
 _PER_TEXT = 2000
 """Cost of generating one text, in scored characters."""

@@ -1,4 +1,4 @@
-"""Result files of lm-eval's tasks.
+"""Result files of lm-eval's tasks, and the report of a finished run.
 
 In: lm-eval's results and the answers. Out: results.json, lm-eval's own files, and the score table. The score table
 contains the multiple-choice tasks with one gold answer, so that evalkit's rules and statistics apply to them as to a

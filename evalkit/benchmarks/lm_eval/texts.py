@@ -96,7 +96,7 @@ def validate_generation(requests: Sequence[Any], loaded: LoadedModel, window: in
             supported; names task and document.
         UsageError: the model's context extension supports scoring only.
     """
-    from evalkit.generation.sampling import check_settings
+    from evalkit.generation.rows import check_settings
 
     checked: set[str] = set()
     for request in requests:

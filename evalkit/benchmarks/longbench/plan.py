@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
+from evalkit.benchmarks.generated import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.longbench.data import LongBenchRows, check_data_dir, load_rows
 from evalkit.benchmarks.longbench.protocol import SuiteName, Task, suite_tasks
 from evalkit.benchmarks.request import DocumentRequest, numerics

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from evalkit.benchmarks.generated_plan import about_run
+from evalkit.benchmarks.generated import about_run
 from evalkit.benchmarks.longbench.metrics import EditVariant
 from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, TASKS
 from evalkit.benchmarks.longbench.scores import (

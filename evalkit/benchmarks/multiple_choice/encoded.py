@@ -1,7 +1,8 @@
 """Encoded questions: the token sequences of questions, with the segment of each token.
 
 In: sequences of choices, one question after the other. Out: `EncodedQuestions`, which holds those of a whole task in
-flat arrays: the 56,168 sequences of MMLU take 45 MB.
+flat arrays: the 56,168 sequences of MMLU take 45 MB; of these, what the engine scores, and from its scores the rows of
+the score table.
 """
 
 from __future__ import annotations

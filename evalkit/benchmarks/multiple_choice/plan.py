@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
-from evalkit.benchmarks.remembered import remembered
-from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, shared_library
+from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, remembered, shared_library
 from evalkit.data import Documents, Library
 from evalkit.data.files import did_you_mean, find
 from evalkit.display import Say, doing
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.calls import RandomState
     from evalkit.benchmarks.lm_eval.catalogue import TaskSet
     from evalkit.benchmarks.multiple_choice.tasks import Question
-    from evalkit.runs.finished_rows import FinishedRows, Key
+    from evalkit.runs.journal import FinishedRows, Key
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from evalkit.benchmarks.multiple_choice.suites import label, short_label
 from evalkit.errors import UsageError
 from evalkit.models.context import Extension
 from evalkit.reporting.decimals import fixed, percent
-from evalkit.reporting.markup import literal
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import Table, simple_table
+from evalkit.reporting.table import Table, literal, simple_table
 from evalkit.runs.accuracies import Average, Results, TaskResult, summarise_all
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run

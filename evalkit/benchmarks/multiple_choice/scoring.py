@@ -20,8 +20,7 @@ from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.stored import encoded_questions
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, selected_documents
-from evalkit.benchmarks.remembered import remembered
-from evalkit.benchmarks.request import TaskTokens
+from evalkit.benchmarks.request import TaskTokens, remembered
 from evalkit.display import Say
 from evalkit.models.locate import silent
 from evalkit.models.spec import window_of
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.benchmarks.multiple_choice.templates import Template
     from evalkit.models.load import LoadedModel
-    from evalkit.runs.finished_rows import FinishedRows
+    from evalkit.runs.journal import FinishedRows
     from evalkit.scoring.pack import SequenceSet
 
 

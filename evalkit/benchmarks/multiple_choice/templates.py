@@ -1,4 +1,4 @@
-"""Prompt templates: YAML files that define the segments of a sequence.
+"""Prompt templates: YAML files that define the segments of a sequence, and their rendering as text.
 
 In: `configs/templates/NAME.yaml` or a user's file with the same keys. Out: a `Template`. The keys:
 

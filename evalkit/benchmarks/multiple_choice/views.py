@@ -16,7 +16,7 @@ from evalkit.benchmarks.document_views import ChoiceText, ChoiceView, DocumentKe
 from evalkit.benchmarks.lm_eval.views import NO_SAMPLES, stored_texts
 from evalkit.benchmarks.multiple_choice.suites import Suite, pinned_tasks, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, stored_template
-from evalkit.benchmarks.remembered import remembered
+from evalkit.benchmarks.request import remembered
 from evalkit.data import Library
 from evalkit.data.sampling import selection_of
 from evalkit.display import Say, doing

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
+from evalkit.benchmarks.generated import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.needle import NEEDLE
 from evalkit.benchmarks.request import Request, numerics
 from evalkit.display import Say

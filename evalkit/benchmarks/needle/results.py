@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from evalkit.benchmarks.generated_plan import about_run
+from evalkit.benchmarks.generated import about_run
 from evalkit.benchmarks.needle import HEATMAPS, NEEDLE, NEEDLES
 from evalkit.benchmarks.needle.plan import is_found
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, run_content

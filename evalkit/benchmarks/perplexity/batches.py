@@ -26,7 +26,7 @@ from evalkit.scoring.pack import SequenceSet, TreeBatch
 if TYPE_CHECKING:
     from evalkit.benchmarks.perplexity.plan import PerplexityPlan
     from evalkit.models.load import LoadedModel
-    from evalkit.runs.finished_rows import FinishedRows
+    from evalkit.runs.journal import FinishedRows
 
 
 LONG = 2048

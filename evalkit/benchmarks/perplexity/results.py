@@ -24,7 +24,7 @@ from evalkit.stats.estimates import Estimate, Floats, error_of_mean, mean
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.perplexity.plan import PerplexityPlan
-    from evalkit.runs.finished_rows import FinishedRows
+    from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.request import TaskTokens
     from evalkit.reporting.figures import RunFigure
     from evalkit.reporting.report import Report
-    from evalkit.runs.finished_rows import FinishedRows
+    from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from statistics import fmean
 
 from evalkit.benchmarks.registry import benchmark
-from evalkit.benchmarks.remembered import remembering
+from evalkit.benchmarks.request import remembering
 from evalkit.benchmarks.session import finished
 from evalkit.display import Progress
 from evalkit.errors import EvalkitError, UsageError

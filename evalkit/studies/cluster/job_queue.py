@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from evalkit.benchmarks.base import Batch
 from evalkit.benchmarks.registry import benchmark
-from evalkit.benchmarks.remembered import remembered
+from evalkit.benchmarks.request import remembered
 from evalkit.benchmarks.session import finished, opened
 from evalkit.display import Progress
 from evalkit.errors import EvalkitError, RunInUseError

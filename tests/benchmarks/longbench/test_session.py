@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 
-from evalkit.benchmarks.generated_plan import about_run
+from evalkit.benchmarks.generated import about_run
 from evalkit.benchmarks.longbench.metrics import score_prediction
 from evalkit.benchmarks.longbench.plan import LongBenchRequest, plan_longbench
 from evalkit.benchmarks.longbench.prompts import prompt
