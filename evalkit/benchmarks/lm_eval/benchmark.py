@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Benchmark, Budget, Planned
+from evalkit.benchmarks.base import Benchmark, Planned, calling, naming
 from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, unanswered, work_of
 from evalkit.benchmarks.multiple_choice.suites import label_of
-from evalkit.benchmarks.outcomes import Comparable, Label, Metric
+from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, RunError, UsageError, first_line
 from evalkit.inputs.validated import Stored
@@ -25,12 +25,9 @@ from evalkit.runs.forms import StoredTask
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView
-    from evalkit.benchmarks.lm_eval.answering import Answering, AnsweringSetup
     from evalkit.benchmarks.lm_eval.batches import RequestFacts
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
-    from evalkit.benchmarks.request import SuiteRequest, TaskTokens
     from evalkit.data import HubSplit
-    from evalkit.models.load import LoadedModel
     from evalkit.reporting.report import Report
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
@@ -75,39 +72,17 @@ class LMEval(Benchmark):
     key = KEY
     results_form = _LMEvalResults
 
-    def request(self) -> type[SuiteRequest]:
-        """See `Benchmark`."""
-        from evalkit.benchmarks.request import SuiteRequest
-
-        return SuiteRequest
-
-    def plan(self, request: SuiteRequest, say: Say) -> TaskPlan:
-        """See `Benchmark`."""
-        from evalkit.benchmarks.lm_eval.plan import plan_tasks
-
-        return plan_tasks(request, say)
+    request = naming("evalkit.benchmarks.request:SuiteRequest")
+    plan = calling("evalkit.benchmarks.lm_eval.plan:plan_tasks")
+    facts = naming("evalkit.benchmarks.lm_eval.batches:RequestFacts")
+    setup = calling("evalkit.benchmarks.lm_eval.answering:setup_of")
+    computer = calling("evalkit.benchmarks.lm_eval.answering:Answering")
+    comparable = calling("evalkit.benchmarks.lm_eval.outcomes:task_outcomes")
+    token_counts = calling("evalkit.benchmarks.lm_eval.answering:estimated")
 
     def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:
         """Return whether any request has no answer yet."""
         return any(unanswered(finished, members) for members in plan.requests_by_task.values())
-
-    def facts(self) -> type[RequestFacts]:
-        """See `Benchmark`."""
-        from evalkit.benchmarks.lm_eval.batches import RequestFacts
-
-        return RequestFacts
-
-    def setup(self, plan: TaskPlan) -> AnsweringSetup:
-        """See `Benchmark`."""
-        from evalkit.benchmarks.lm_eval.answering import setup_of
-
-        return setup_of(plan)
-
-    def computer(self, setup: AnsweringSetup, loaded: LoadedModel, budget: Budget, say: Say) -> Answering:
-        """See `Benchmark`."""
-        from evalkit.benchmarks.lm_eval.answering import Answering
-
-        return Answering(setup, loaded, budget, say)
 
     def batches(self, plan: TaskPlan, facts: RequestFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
         """See `Benchmark`."""
@@ -174,12 +149,6 @@ class LMEval(Benchmark):
             if isinstance(metric["value"], (int, float))
         ]
 
-    def comparable(self, run: Run) -> Comparable:
-        """See `Benchmark`; of a run with multiple-choice tasks only these are compared."""
-        from evalkit.benchmarks.lm_eval.outcomes import task_outcomes
-
-        return task_outcomes(run)
-
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
         """See `Benchmark`; texts and generated answers are in the sample files, if the run has them."""
         from evalkit.benchmarks.lm_eval.views import task_views
@@ -199,12 +168,6 @@ class LMEval(Benchmark):
 
         for task in plan.tasks.tasks.values():
             yield requests_text(first_requests(task, count))
-
-    def token_counts(self, plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-        """See `Benchmark`; of the first documents of each task."""
-        from evalkit.benchmarks.lm_eval.answering import estimated
-
-        return estimated(plan, tokenizer, sample, say)
 
     def suites(self) -> dict[str, str]:
         """Return the one suite name for all of lm-eval's tasks."""

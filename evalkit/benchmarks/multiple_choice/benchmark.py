@@ -9,13 +9,13 @@ lm_eval/         the same in lm-eval's format
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.base import Benchmark, Budget, Planned
-from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, stored_metrics, stored_results
+from evalkit.benchmarks.base import Benchmark, Budget, calling, naming
+from evalkit.benchmarks.multiple_choice.outcomes import stored_results
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
-from evalkit.benchmarks.outcomes import Label, Metric
+from evalkit.benchmarks.outcomes import Label
 from evalkit.display import Say
 from evalkit.errors import EvalkitError
 from evalkit.inputs.validated import Stored
@@ -24,14 +24,12 @@ from evalkit.runs.forms import StoredAverage, StoredTask
 from evalkit.runs.score_table import ScoreRow
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
-    from evalkit.benchmarks.multiple_choice.scoring import Scoring, ScoringFacts, ScoringSetup
-    from evalkit.benchmarks.request import SuiteRequest, TaskTokens
+    from evalkit.benchmarks.multiple_choice.scoring import Scoring, ScoringSetup
+    from evalkit.benchmarks.request import SuiteRequest
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
-    from evalkit.reporting.report import Report
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
@@ -78,11 +76,15 @@ class MultipleChoice(Benchmark):
     key = ("subtask", "doc_id")
     results_form: ClassVar[type[Stored]] = _ChoiceResults
 
-    def request(self) -> type[SuiteRequest]:
-        """Return `SuiteRequest`."""
-        from evalkit.benchmarks.request import SuiteRequest
-
-        return SuiteRequest
+    request = naming("evalkit.benchmarks.request:SuiteRequest")
+    facts = naming("evalkit.benchmarks.multiple_choice.scoring:ScoringFacts")
+    setup = calling("evalkit.benchmarks.multiple_choice.scoring:setups_of")
+    batches = calling("evalkit.benchmarks.multiple_choice.scoring:batches_of")
+    metrics = calling("evalkit.benchmarks.multiple_choice.outcomes:stored_metrics")
+    comparable = calling("evalkit.benchmarks.multiple_choice.outcomes:ComparableChoices")
+    views = calling("evalkit.benchmarks.multiple_choice.views:choice_views")
+    report = calling("evalkit.benchmarks.multiple_choice.results_report:choices_report")
+    token_counts = calling("evalkit.benchmarks.multiple_choice.scoring:estimated")
 
     def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
         """Make the plan of a suite, or of lm-eval's tasks if the request is for these (see `resolve_suite`).
@@ -103,31 +105,11 @@ class MultipleChoice(Benchmark):
         """Return whether a document has no scores."""
         return any(part.is_missing(finished) for part in plan.parts)
 
-    def facts(self) -> type[ScoringFacts]:
-        """Return `ScoringFacts`."""
-        from evalkit.benchmarks.multiple_choice.scoring import ScoringFacts
-
-        return ScoringFacts
-
-    def setup(self, plan: ChoicePlan) -> list[ScoringSetup]:
-        """Return each template with documents for the start-up check."""
-        from evalkit.benchmarks.multiple_choice.scoring import setups_of
-
-        return setups_of(plan)
-
     def computer(self, setup: list[ScoringSetup], loaded: LoadedModel, budget: Budget, say: Say) -> Scoring:
         """Prepare a loaded model for scoring."""
         from evalkit.benchmarks.multiple_choice.scoring import Scoring
 
         return Scoring(setup, loaded, budget.scored, say)
-
-    def batches(
-        self, plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say
-    ) -> Planned:
-        """Plan the batches of the documents that have no scores."""
-        from evalkit.benchmarks.multiple_choice.scoring import batches_of
-
-        return batches_of(plan, facts, tokenizer, finished, say)
 
     def finish(self, plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> None:
         """Write the score table, lm-eval's files and the results under every rule."""
@@ -157,10 +139,6 @@ class MultipleChoice(Benchmark):
         """Return whether a finished run has the sample files, if these are requested."""
         return run.serves(plan.request.log_samples)
 
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """Return the accuracies of the tasks under a rule."""
-        return stored_metrics(run, rule)
-
     def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
         """See `Benchmark`. Every rule reads the same scores, except those of unconditional continuations."""
         names = super().options_outside_id(options) | {"device", "log_samples"}
@@ -170,22 +148,6 @@ class MultipleChoice(Benchmark):
     def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
         """Return the averages under a rule."""
         return super().stored_averages(run) if rule is None else list(stored_results(run, rule)["averages"])
-
-    def comparable(self, run: Run) -> ComparableChoices:
-        """Return the documents, and by rule which of them are right."""
-        return ComparableChoices(run)
-
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """Yield the documents of each task, with their texts where these can be read again."""
-        from evalkit.benchmarks.multiple_choice.views import choice_views
-
-        return choice_views(run, tasks, say)
-
-    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """Return the accuracy table, and the accuracies under every rule below it."""
-        from evalkit.benchmarks.multiple_choice.results_report import choices_report
-
-        return choices_report(run, rule, detail)
 
     def prompts(self, plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
         """Yield the first questions of each task with their segments in colour."""
@@ -200,12 +162,6 @@ class MultipleChoice(Benchmark):
         for questions in load_questions(plan.suite, plan.library, FirstDocuments(count), plan.others).values():
             for encoded in prompter.encode(questions, plan.unconditional):
                 yield prompt_text(encoded, loaded.tokenizer)
-
-    def token_counts(self, plan: ChoicePlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-        """Estimate the tokens from the first documents of each subject."""
-        from evalkit.benchmarks.multiple_choice.scoring import estimated
-
-        return estimated(plan, tokenizer, sample, say)
 
     def suites(self) -> dict[str, str]:
         """Return the names and descriptions of the suites that evalkit ships."""

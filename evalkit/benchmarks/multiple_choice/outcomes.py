@@ -105,7 +105,7 @@ class ComparableChoices(Comparable):
         return right
 
 
-def stored_metrics(run: Run, rule: str | None) -> list[Metric]:
+def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
     """Return the accuracies of the tasks, or the means of a continuous outcome (`scores.outcomes.outcome_of`).
 
     Arguments and errors: see `stored_results`.

@@ -12,14 +12,14 @@ choices of all orders, one order after the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from evalkit.benchmarks.base import calling
 from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
-from evalkit.benchmarks.outcomes import Metric
 from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS, PROMPTS
-from evalkit.benchmarks.prompt_variants.outcomes import ComparablePrompts, stored_varied, varied_metrics
+from evalkit.benchmarks.prompt_variants.outcomes import stored_varied
 from evalkit.display import Say
 from evalkit.inputs.validated import Stored
 from evalkit.reporting.decimals import percent
@@ -28,9 +28,6 @@ from evalkit.runs.forms import StoredAverage, StoredTask
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView
-    from evalkit.benchmarks.request import TaskTokens
-    from evalkit.reporting.figures import RunFigure
-    from evalkit.reporting.report import Report
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
@@ -81,6 +78,14 @@ class PromptVariants(MultipleChoice):
     kind = PROMPT_VARIANTS
     results_form = _VariedResultsFile
 
+    metrics = calling("evalkit.benchmarks.prompt_variants.outcomes:varied_metrics")
+    comparable = calling("evalkit.benchmarks.prompt_variants.outcomes:ComparablePrompts")
+    report = calling("evalkit.benchmarks.prompt_variants.results_report:varied_report")
+    rescored = calling("evalkit.benchmarks.prompt_variants.results_report:varied_report")
+    figures = calling("evalkit.benchmarks.prompt_variants.results_report:prompt_figures")
+    prompts = calling("evalkit.benchmarks.prompt_variants.plan:varied_prompts")
+    token_counts = calling("evalkit.benchmarks.prompt_variants.plan:estimated_prompts")
+
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
         """Write the score tables and the results under every rule."""
         from evalkit.benchmarks.multiple_choice.encoded import part_table
@@ -107,10 +112,6 @@ class PromptVariants(MultipleChoice):
         """Return whether a finished run has everything."""
         return run.complete
 
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """Return the mean accuracies over prompts, then the accuracies under each prompt."""
-        return varied_metrics(run, rule)
-
     def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
         """Return the averages of the mean accuracies under a rule."""
         return list(stored_varied(run, rule)["averages"])
@@ -122,10 +123,6 @@ class PromptVariants(MultipleChoice):
         spread = "" if average["spread"] is None else f", SD {percent(average['spread'])}"
         return key, f"{text} over {len(average['prompts'])} prompts{spread}"
 
-    def comparable(self, run: Run) -> ComparablePrompts:
-        """Return the documents, and by rule the share of prompts under which they are right."""
-        return ComparablePrompts(run)
-
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
         """Yield the documents of each task under the run's own prompt, and say so."""
         from evalkit.benchmarks.multiple_choice.views import choice_views
@@ -133,34 +130,6 @@ class PromptVariants(MultipleChoice):
         alone = f"this shows the run's own prompt, {run.template}; its other prompts are in {PROMPTS}"
         for view in choice_views(run, tasks, say):
             yield replace(view, problem="; ".join(filter(None, (view.problem, alone))))
-
-    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """Return mean and spread of each task, the accuracies under each prompt, and both under every rule."""
-        from evalkit.benchmarks.prompt_variants.results_report import varied_report
-
-        return varied_report(run, rule, detail)
-
-    def rescored(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """See `report`."""
-        return self.report(run, rule, detail)
-
-    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-        """Return a figure for each run: the accuracies of each task by prompt."""
-        from evalkit.benchmarks.prompt_variants.results_report import prompt_figures
-
-        return prompt_figures(runs, names)
-
-    def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
-        """Yield the first questions of each task under each prompt, with their segments in colour."""
-        from evalkit.benchmarks.prompt_variants.plan import varied_prompts
-
-        return varied_prompts(plan, count, say)
-
-    def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-        """Estimate the tokens of all prompts."""
-        from evalkit.benchmarks.prompt_variants.plan import estimated_prompts
-
-        return estimated_prompts(plan, tokenizer, sample, say)
 
     def suites(self) -> dict[str, str]:
         """Return none: the suites are those of multiple choice, with `vary`."""

@@ -110,7 +110,7 @@ def _difference(
     return f"{what}; run both with the same --vary and --template"
 
 
-def varied_metrics(run: Run, rule: str | None) -> list[Metric]:
+def varied_metrics(run: Run, rule: str | None = None) -> list[Metric]:
     """Return the metrics of the tasks, or the means of a continuous outcome over prompts and documents.
 
     Arguments and errors: see `stored_varied`.
