@@ -154,7 +154,7 @@ def test_a_users_text_is_repeated(tokenizer: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "the file has no text"), (b" \n\t", "the file has no text"), (b"\xff\xfe\x00", "not UTF-8")],
+    [(b"", "the file has no text"), (b" \n\t", "the file has no text"), (b"\xff\xfe\x00", "UTF-8")],
 )
 def test_files_that_hold_no_text(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "text.txt"
