@@ -7,11 +7,10 @@ are public. lm-eval is imported when a function is called, so that its callers c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 from evalkit.compatibility import names
 
@@ -94,7 +93,7 @@ def wrap_building(manager: Any, wrap: Callable[[Build], Build]) -> None:
 def compiled_once() -> Iterator[None]:
     """Compile each Jinja template of a task once within the block; lm-eval compiles it for every document."""
     environment = _of("lm_eval.utils", "env")
-    with patch.object(environment, "from_string", lru_cache(maxsize=256)(environment.from_string)):
+    with names.replaced(_PACKAGE, environment, from_string=lru_cache(maxsize=256)):
         yield
 
 
@@ -105,10 +104,8 @@ def processed_once() -> Iterator[None]:
     Only for functions that return the same documents at each call. The documents of one task are kept at a time.
     """
     task = _of("lm_eval.api.task", "ConfigurableTask")
-    with ExitStack() as after:
-        for name in ("validation_docs", "test_docs"):
-            method = names.attribute(_PACKAGE, task, name)
-            after.enter_context(patch.object(task, name, lru_cache(maxsize=1)(method)))
+    once = lru_cache(maxsize=1)
+    with names.replaced(_PACKAGE, task, validation_docs=once, test_docs=once):
         yield
 
 
@@ -122,20 +119,21 @@ def without_bars(bootstrapping: Callable[[str, int], None]) -> Iterator[None]:
     import tqdm  # type: ignore[import-untyped]
 
     metrics = names.module(_PACKAGE, "lm_eval.api.metrics")
-    bootstrap = names.attribute(_PACKAGE, metrics, "bootstrap_stderr")
-    silent = partial(tqdm.tqdm, disable=True)
-
-    def quiet_bootstrap(f: Callable[..., float], xs: Sequence[Any], iters: int) -> float:
-        bootstrapping(f.__name__, iters)
-        # It imports tqdm when it is called
-        with patch.object(tqdm, "tqdm", silent):
-            return float(names.call(_PACKAGE, bootstrap, f, xs, iters=iters))
-
     task = names.module(_PACKAGE, "lm_eval.api.task")
-    names.attribute(_PACKAGE, task, "tqdm")
-    with ExitStack() as after:
-        after.enter_context(patch.object(task, "tqdm", silent))
-        after.enter_context(patch.object(metrics, "bootstrap_stderr", quiet_bootstrap))
+
+    def silent(bar: Any) -> Any:
+        return partial(bar, disable=True)
+
+    def quiet(bootstrap: Callable[..., float]) -> Callable[..., float]:
+        def quiet_bootstrap(f: Callable[..., float], xs: Sequence[Any], iters: int) -> float:
+            bootstrapping(f.__name__, iters)
+            # It imports tqdm when it is called
+            with names.replaced(_PACKAGE, tqdm, tqdm=silent):
+                return float(names.call(_PACKAGE, bootstrap, f, xs, iters=iters))
+
+        return quiet_bootstrap
+
+    with names.replaced(_PACKAGE, task, tqdm=silent), names.replaced(_PACKAGE, metrics, bootstrap_stderr=quiet):
         yield
 
 

@@ -67,13 +67,17 @@ def replaced(package: str, owner: Any, **replacements: Callable[[Any], Any]) -> 
         EvalkitError: the object has none of such a name.
     """
     originals = {name: attribute(package, owner, name) for name in replacements}
+    inherited = {name for name in replacements if name not in vars(owner)}
     try:
         for name, replacement in replacements.items():
             setattr(owner, name, replacement(originals[name]))
         yield
     finally:
         for name, original in originals.items():
-            setattr(owner, name, original)
+            if name in inherited:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
 
 
 def _incompatible(package: str, what: str) -> EvalkitError:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
-from unittest.mock import patch
 
 from evalkit.compatibility.lm_eval import compiled_once, without_bars
 from evalkit.display import Say, doing, imports
@@ -44,9 +43,18 @@ def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
             after.callback(datasets.enable_progress_bars)
         after.enter_context(compiled_once())
         after.enter_context(without_bars(bootstrapping))
-        after.enter_context(patch.dict(os.environ, {"TOKENIZERS_PARALLELISM": "true"}))
+        before = os.environ.get("TOKENIZERS_PARALLELISM")
+        os.environ["TOKENIZERS_PARALLELISM"] = "true"
+        after.callback(_set_variable, "TOKENIZERS_PARALLELISM", before)
         after.enter_context(contextlib.redirect_stdout(io.StringIO()))
         yield
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 @contextlib.contextmanager

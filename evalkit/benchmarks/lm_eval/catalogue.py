@@ -15,12 +15,12 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from evalkit.benchmarks.lm_eval.calls import quiet_lm_eval
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR
 from evalkit.compatibility.lm_eval import Build, CatalogueEntry, index_of, index_tasks, replace_index, wrap_building
 from evalkit.compatibility.lm_eval import read_task_file as task_file_content
+from evalkit.compatibility.names import replaced
 from evalkit.data import Library
 from evalkit.display import Say
 from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError, first_line
@@ -303,8 +303,8 @@ def _hub_or_cache_only(say: Say) -> Iterator[Callable[[], str | None]]:
                 results.append(reach())
                 if results[0] is not None:
                     say(f"the Hugging Face hub cannot be used ({results[0]}); only its cache is used")
-                    after.enter_context(patch.object(datasets.config, "HF_HUB_OFFLINE", True))
-                    after.enter_context(patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True))
+                    for owner in (datasets.config, huggingface_hub.constants):
+                        after.enter_context(replaced("datasets", owner, HF_HUB_OFFLINE=lambda _: True))
             return results[0]
 
         yield check
