@@ -6,7 +6,6 @@ has downloads and values that are slow to compute; these belong to the code that
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -183,7 +182,7 @@ def temporary_folder(place: Path | None = None) -> Iterator[Path]:
         try:
             folder.mkdir()
             # On a file system without locks, the folder is never considered abandoned
-            with contextlib.suppress(NotImplementedError):
+            with suppress(NotImplementedError):
                 lock.acquire(timeout=0)
         except OSError as error:
             raise CheckpointError(
@@ -199,9 +198,9 @@ def _remove_abandoned(root: Path) -> None:
     """Remove this user's folders whose process has ended; ignore errors."""
     from filelock import FileLock, Timeout
 
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for path in root.glob(f"{_PREFIX}*"):
-            with contextlib.suppress(OSError, Timeout, NotImplementedError):
+            with suppress(OSError, Timeout, NotImplementedError):
                 if _may_be_abandoned(path):
                     # Released before removal, because Windows does not remove open files
                     with FileLock(path / _LOCK, timeout=0):

@@ -7,13 +7,12 @@ with bit-identical weights.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import version
@@ -150,7 +149,7 @@ def _stored_fingerprint(folder: Path, content: Path) -> Fingerprint:
     `content` is the folder, or a copy of its small files.
     """
     stored = read_json(folder / _RECORD)
-    with contextlib.suppress(KeyError):
+    with suppress(KeyError):
         written = Fingerprint(stored["weights"], stored["config"], stored["tokenizer"])
         if stored == _record(folder, content, written):
             return written
@@ -207,7 +206,7 @@ def _is_intact(folder: Path) -> bool:
     """Return whether a cached folder matches its stored fingerprint; remove it if not."""
     if not folder.is_dir():
         return False
-    with contextlib.suppress(CheckpointError):
+    with suppress(CheckpointError):
         if fingerprint(_folder_checkpoint(folder)) == _stored_fingerprint(folder, folder):
             return True
     shutil.rmtree(folder, ignore_errors=True)
@@ -215,7 +214,7 @@ def _is_intact(folder: Path) -> bool:
 
 
 def _remove_abandoned(root: Path) -> None:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for path in root.glob(".*"):
             if time.time() - path.stat().st_mtime > _ABANDONED:
                 shutil.rmtree(path, ignore_errors=True)
@@ -233,7 +232,7 @@ def _has_room(folder: Path, size: int) -> bool:
 
 def _move_into_place(ready: Path, folder: Path, written: Fingerprint) -> None:
     """Rename a finished folder to its final path; a folder written first by another process is equivalent."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         ready.rename(folder)
     if _stored_fingerprint(folder, folder) != written:
         raise OSError(f"{ready} could not be renamed to {folder}")

@@ -32,8 +32,6 @@ _LEAST_ROW = 256
 _LEAST_LONGEST = 64
 """Minimum tokens of their longest sequence, where the context window allows it."""
 
-Logprobs = NDArray[np.float32]
-
 
 class Engine:
     """Batch scorer for one model, with or without shared prefixes.
