@@ -28,7 +28,6 @@ EXCEPTIONS = {
 OVERRIDES = {
     "_init_weights": EXTENSION,
     "_supports_flex_attn": "transformers documents it as what a model's class says of its attention",
-    "_loglikelihood_tokens": "the abstract method of lm-eval's TemplateLM, its documented base class of models",
 }
 """Names of other libraries' classes that evalkit's classes define, with the reason."""
 PUBLIC = {

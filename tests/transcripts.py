@@ -192,8 +192,8 @@ MASKS = (
     (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "UUID"),
     (re.compile(r"\bcpu (?:x86_64|aarch64|arm64|AMD64)\b"), "cpu #"),
 )
-MASKED_KEYS = {"bytes_a_second", "command", "date", "evaluation_time", "hardware", "host", "most_rows",
-               "operations_a_second", "seconds", "seconds_left", "token_budget", "tokens_a_second",
+MASKED_KEYS = {"bytes_a_second", "command", "date", "evaluation_time", "hardware", "host", "kept_tokens",
+               "most_rows", "operations_a_second", "seconds", "seconds_left", "token_budget", "tokens_a_second",
                "total_evaluation_time_seconds"}  # fmt: skip
 """Of JSON: times and facts of the machine."""
 
@@ -227,7 +227,9 @@ def _without_times(data: Any) -> Any:
     if isinstance(data, list):
         return [_without_times(value) for value in data]
     if isinstance(data, dict):
-        return {key: "#" if key in MASKED_KEYS else _without_times(value) for key, value in data.items()}
+        # Of a cache's capacity in the machine's memory
+        masked = MASKED_KEYS | {"tokens"} if "most_rows" in data else MASKED_KEYS
+        return {key: "#" if key in masked else _without_times(value) for key, value in data.items()}
     return data
 
 

@@ -28,11 +28,10 @@ from evalkit.cli.options import (
     settings,
 )
 from evalkit.cli.parameters import comma_separated, option, typed_option
-from evalkit.cli.running import PRINTING, WORKERS, dry_run, evaluation_of, run_several
+from evalkit.cli.running import PRINTING, WORKERS, dry_run, evaluation_of, finished, run_several, say
 from evalkit.cli.study import WATCH, watch, watched
 from evalkit.display import doing
-from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.escape import printable
+from evalkit.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from evalkit.runs.folder import Run
@@ -296,8 +295,7 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
                 "training, so no method changes anything; give a longer --context, or --context-original"
             )
         outcomes = runner([Job(f"{model}, {method}", plan) for method, plan in plans.items()], progress)
-    if failed := [outcome for outcome in outcomes if outcome.state != "finished"]:
-        raise RunError(f"{failed[0].job.label}: {failed[0].message}")
+    finished(outcomes)
     return {method: load_run(plan.folder) for method, plan in plans.items()}
 
 
@@ -307,4 +305,4 @@ def _draw(runs: dict[str, Run], plot: Path | None) -> None:
     from evalkit.benchmarks.perplexity.results_report import draw_positions
 
     draw_positions(list(runs.values()), list(runs), plot)
-    click.echo(printable(f"{plot} has been written"), err=True)
+    say(f"{plot} has been written")

@@ -11,7 +11,7 @@ import click
 from evalkit.benchmarks.attention.groups import KINDS, Band, FigureRequest, parsed_layers
 from evalkit.cli.options import BENCHMARK, GROUP, OUTCOME, OUTPUT, PLOT, STUDY, check_study, named_run
 from evalkit.cli.parameters import FOLDER, MARGIN, argument, comma_separated, is_typed, option, typed_option
-from evalkit.cli.running import PRINTING, print_report
+from evalkit.cli.running import PRINTING, Printer, say
 from evalkit.display import doing
 from evalkit.errors import UsageError
 from evalkit.escape import printable
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.attention.figure_runs import AnalysedRun
     from evalkit.comparison.curves import Curve
     from evalkit.comparison.sides import Side
-    from evalkit.reporting.table import Format
     from evalkit.runs.folder import Run
 
 
@@ -53,8 +52,7 @@ def compare(
     rule: str | None,
     outcome: str | None,
     curve: bool,
-    form: Format,
-    standalone: bool,
+    printer: Printer,
     plot: Path | None,
     fail_if_worse: bool,
     margin: float,
@@ -91,7 +89,7 @@ def compare(
 
         with doing("reading runs"):
             curves, notes = _curves(runs, groups, study, benchmark, key, output)
-        print_report(curve_report(curves).with_notes(notes), form, standalone)
+        printer(curve_report(curves).with_notes(notes))
         if plot:
             from evalkit.comparison.plots import curves as draw_curves
 
@@ -105,7 +103,7 @@ def compare(
         sides, notes, key = _sides(runs, groups, study, benchmark, key, output)
         found = compare_sides(sides, key)
         report = comparison_report(found).with_notes(notes)
-    print_report(report, form, standalone)
+    printer(report)
     if plot:
         from evalkit.comparison.plots import forest
 
@@ -235,7 +233,7 @@ def figure(
     with doing("reading runs"):
         analysed, notes = _analysed(runs, study, benchmark, names, request)
     for note in notes:
-        click.echo(printable(note), err=True)
+        say(note)
     if figure is None:
         _draw_every(analysed, request, paths[0])
     else:
@@ -295,7 +293,7 @@ def _draw_every(analysed: list[AnalysedRun], request: FigureRequest, folder: Pat
             _draw(name, analysed, one, [folder / f"{name}{suffix}" for suffix in _SUFFIXES])
             written = True
         except UsageError as error:
-            click.echo(printable(f"left out: {name}: {error}"), err=True)
+            say(f"left out: {name}: {error}")
     if not written:
         raise UsageError("the runs have the measures of no figure; see the reasons above")
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import psutil
 
 from evalkit import __version__
-from evalkit.benchmarks.multiple_choice.suites import label
+from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
 from evalkit.benchmarks.registry import averages_of, benchmark, kinds
+from evalkit.cache import COMPUTED, DOWNLOADED, cache_dir, size_of
 from evalkit.data import EXAMPLES, TASKS, Library
 from evalkit.display import doing, imports
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.exchange.exports import GROUP, form_names
-from evalkit.paths import cache_dir
 from evalkit.plugins import added
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import plain, simple_table
@@ -83,10 +83,11 @@ def _documents(data_dir: Path | None) -> list[list[str]]:
 
 def _disk(output: Path) -> list[list[str]]:
     rows = []
-    for name, folder in (("cache", cache_dir()), ("runs", output)):
+    used = size_of(*(cache_dir() / kind for kind in (*COMPUTED, *DOWNLOADED)))
+    for name, folder, state in (("cache", cache_dir(), f"{used / 2**20:,.0f} MiB used, "), ("runs", output, "")):
         existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
         free = shutil.disk_usage(existing).free
-        rows.append(["!" if free < _SCRATCH else "", name, f"{folder}, {free / 2**30:.1f} GiB free"])
+        rows.append(["!" if free < _SCRATCH else "", name, f"{folder}, {state}{free / 2**30:.1f} GiB free"])
     return rows
 
 
@@ -107,7 +108,8 @@ def suites() -> Report:
 def tasks() -> Report:
     """Return the tasks with their datasets on the hub."""
     rows = [
-        [name, label(name), f"{task.hub.path} ({task.hub.split})", f"{task.count:,}"] for name, task in TASKS.items()
+        [name, label_of(name).full, f"{task.hub.path} ({task.hub.split})", f"{task.count:,}"]
+        for name, task in TASKS.items()
     ]
     return Report((simple_table("tasks", ["task", "name", "on the hub", "documents"], rows, texts=3),))
 

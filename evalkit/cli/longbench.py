@@ -27,15 +27,13 @@ from evalkit.cli.options import (
     settings,
 )
 from evalkit.cli.parameters import FOLDER, Commands, argument, option, typed_option
-from evalkit.cli.running import PRINTING, evaluation_of, print_report, print_run
+from evalkit.cli.running import PRINTING, Printer, evaluation_of, say
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.escape import printable
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.longbench.metrics import EditVariant
-    from evalkit.reporting.table import Format
     from evalkit.runs.folder import Run
 
 EDIT_SIMILARITY = option("--edit-similarity", type=click.Choice(["difflib", "rapidfuzz"]), default="difflib",
@@ -111,9 +109,7 @@ def run(
 @EDIT_SIMILARITY
 @PLOT
 @PRINTING
-def rescore(
-    run: str, output: Path, edit_similarity: EditVariant, plot: Path | None, form: Format, standalone: bool
-) -> None:
+def rescore(run: str, output: Path, edit_similarity: EditVariant, plot: Path | None, printer: Printer) -> None:
     """Score the predictions of a finished run again; no model is needed.
 
     RUN is a run folder, or the id, name or checkpoint of one in --output (evalkit ls runs).
@@ -124,7 +120,7 @@ def rescore(
     from evalkit.benchmarks.longbench.results_report import report_of
 
     found = named_run(run, output)
-    print_run(found, report_of(found, edit_similarity), form, standalone)
+    printer.run(found, report_of(found, edit_similarity))
     _draw_run(found, plot, edit_similarity)
 
 
@@ -135,7 +131,7 @@ def rescore(
 @PLOT
 @PRINTING
 def score(
-    files: tuple[Path, ...], is_e: bool, edit_similarity: EditVariant, plot: Path | None, form: Format, standalone: bool
+    files: tuple[Path, ...], is_e: bool, edit_similarity: EditVariant, plot: Path | None, printer: Printer
 ) -> None:
     """Score predictions that the benchmark's own code wrote: files <task>.jsonl, or folders of them.
 
@@ -149,7 +145,7 @@ def score(
 
     predictions = read_predictions(files, "longbench-e" if is_e else "longbench")
     results = score_generations(predictions.generations, "longbench-e" if is_e else "longbench", edit_similarity)
-    print_report(longbench_report(results, predictions.notes), form, standalone)
+    printer(longbench_report(results, predictions.notes))
     if plot is not None:
         _draw(predictions.generations, plot, edit_similarity)
 
@@ -165,4 +161,4 @@ def _draw(generations: pd.DataFrame, plot: Path, edit_similarity: EditVariant) -
     from evalkit.benchmarks.longbench.results_report import draw_by_length
 
     draw_by_length(generations, plot, edit_similarity)
-    click.echo(printable(f"{plot} has been written"), err=True)
+    say(f"{plot} has been written")

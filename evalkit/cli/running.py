@@ -4,76 +4,93 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from evalkit.cli.parameters import option, option_group, typed_option
+from evalkit.cli.parameters import Command, option, option_group, typed_option
 from evalkit.display import doing
 from evalkit.errors import UsageError
 from evalkit.escape import printable
 from evalkit.reporting.table import FORMATS, Format
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.base import Plan
-    from evalkit.display import Progress
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
-    from evalkit.studies.running import JobRunner
+    from evalkit.studies.running import JobRunner, Outcome
 
 
-FORMAT = option("--format", "form", type=click.Choice(FORMATS), default="terminal", help="Format of the output.")
-PRINTING = option_group(
-    FORMAT,
-    option("--standalone", is_flag=True, help="Write a complete LaTeX document or HTML page."),
-)
+@dataclass(frozen=True)
+class Printer:
+    """Prints reports in the format that a command was given."""
+
+    form: Format
+    standalone: bool
+
+    def __call__(self, report: Report, output: Path | None = None) -> None:
+        """Print a report, or write it into a file and print that file's name.
+
+        Raises:
+            UsageError: the format does not support the report, or the file cannot be written.
+        """
+        from evalkit.paths import replace_file
+        from evalkit.reporting.report import render
+
+        if self.standalone and self.form not in ("latex", "html"):
+            raise UsageError(
+                f"--standalone is for --format latex and html; it cannot be used with --format {self.form}"
+            )
+        width = None
+        if self.form == "terminal" and output is None:
+            from evalkit.reporting.terminal import terminal_width
+
+            width = terminal_width()
+        text = render(report, self.form, standalone=self.standalone, width=width)
+        if output is None:
+            click.echo(text)
+            if self.form == "csv":
+                for note in report.all_notes if report.records is not None else report.notes:
+                    say(note)
+            return
+        if output.is_dir():
+            raise UsageError(f"{output} is a folder; name a file with --output")
+        try:
+            replace_file(output, f"{text}\n".encode())
+        except OSError as error:
+            reason = error.strerror or error
+            raise UsageError(f"{output} cannot be written: {reason}; choose another --output") from error
+        click.echo(printable(str(output)))
+
+    def run(self, run: Run, report: Report) -> None:
+        """Print a report of a run with its selection of documents; in the terminal format, also the run's folder."""
+        from evalkit.runs.traits import selection_words
+
+        selected = selection_words(run)
+        self(report.with_notes((f"documents: {selected}",)) if selected else report)
+        if self.form == "terminal":
+            click.echo(f"\n{printable(str(run.folder))}")
 
 
-def print_report(report: Report, form: Format, standalone: bool = False, output: Path | None = None) -> None:
-    """Print a report, or write it into a file and print that file's name.
+def PRINTING(command: Command) -> Command:
+    """Add the options of the output's format, which the command gets as a `Printer`."""
 
-    Raises:
-        UsageError: the format does not support the report, or the file cannot be written.
-    """
-    from evalkit.reporting.report import render
+    @wraps(command)
+    def called(*arguments: Any, form: Format, standalone: bool, **options: Any) -> Any:
+        return command(*arguments, printer=Printer(form, standalone), **options)
 
-    if standalone and form not in ("latex", "html"):
-        raise UsageError(f"--standalone is for --format latex and html; it cannot be used with --format {form}")
-    if output is not None:
-        _write(output, render(report, form, standalone=standalone) + "\n")
-        return
-    width = None
-    if form == "terminal":
-        from evalkit.reporting.terminal import terminal_width
-
-        width = terminal_width()
-    click.echo(render(report, form, standalone=standalone, width=width))
-    if form == "csv":
-        for note in report.all_notes if report.records is not None else report.notes:
-            click.echo(printable(note), err=True)
+    add = option_group(
+        option("--format", "form", type=click.Choice(FORMATS), default="terminal", help="Format of the output."),
+        option("--standalone", is_flag=True, help="Write a complete LaTeX document or HTML page."),
+    )
+    added: Any = add(called)
+    return cast(Command, added)
 
 
-def print_run(run: Run, report: Report, form: Format, standalone: bool = False) -> None:
-    """Print a report of a run with its selection of documents; in the terminal format, also the run's folder."""
-    from evalkit.runs.traits import selection_words
-
-    selected = selection_words(run)
-    print_report(report.with_notes((f"documents: {selected}",)) if selected else report, form, standalone)
-    if form == "terminal":
-        click.echo(f"\n{printable(str(run.folder))}")
-
-
-def _write(output: Path, text: str) -> None:
-    from evalkit.paths import replace_file
-
-    if output.is_dir():
-        raise UsageError(f"{output} is a folder; name a file with --output")
-    try:
-        replace_file(output, text.encode())
-    except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror or error}; choose another --output") from error
-    click.echo(printable(str(output)))
+def say(text: str) -> None:
+    """Print a line about the output on standard error."""
+    click.echo(printable(text), err=True)
 
 
 WORKERS = option_group(
@@ -131,14 +148,9 @@ class Evaluation:
 
     workers: Workers
     is_dry: bool
-    form: Format
-    standalone: bool
+    print: Printer
     options: dict[str, Any]
     """See `evalkit.evaluate`."""
-
-    def print(self, report: Report) -> None:
-        """Print a report in the requested format."""
-        print_report(report, self.form, self.standalone)
 
     def run(self, model: str, show: Show | None = None, draw: Callable[[Run], None] | None = None) -> None:
         """Run the benchmark on a checkpoint, and print its report or that of `show`; of a dry run, what it would take.
@@ -151,6 +163,8 @@ class Evaluation:
         from evalkit.benchmarks.session import run_plan
         from evalkit.display import Progress
         from evalkit.errors import DataError
+        from evalkit.runs.folder import load_run
+        from evalkit.studies.planning import Job
 
         if self.is_dry:
             self.print(dry_run([model], self.options))
@@ -158,13 +172,15 @@ class Evaluation:
         with Progress() as progress:
             with doing("planning the run"):
                 plan = planned(model, self.options, progress.say)
-            run = (
-                _run_by(self.workers.runner, model, plan, progress) if self.workers.given else run_plan(plan, progress)
-            )
+            if self.workers.given:
+                finished(self.workers.runner([Job(model, plan)], progress))
+                run = load_run(plan.folder)
+            else:
+                run = run_plan(plan, progress)
         with doing("reading scores"):
             rule = plan.manifest["rule"]
             report = show(run, rule) if show else benchmark_of(run).report(run, rule)
-        print_run(run, report, self.form, self.standalone)
+        self.print.run(run, report)
         if draw:
             draw(run)
         if left_out := plan.manifest.get("left_out"):
@@ -173,9 +189,7 @@ class Evaluation:
 
 def evaluation_of(command: dict[str, Any]) -> Evaluation:
     """Take the options of a command apart, and return what it computes."""
-    workers = workers_of(command)
-    is_dry, form, standalone = (command.pop(name) for name in ("without_computing", "form", "standalone"))
-    return Evaluation(workers, is_dry, form, standalone, command)
+    return Evaluation(workers_of(command), command.pop("without_computing"), command.pop("printer"), command)
 
 
 def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
@@ -190,16 +204,14 @@ def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
         return plans_report(plans, progress.say)
 
 
-def _run_by(runner: JobRunner, model: str, plan: Plan, progress: Progress) -> Run:
-    """Have a run computed; raise a `RunError` if it is not finished."""
+def finished(outcomes: Sequence[Outcome]) -> None:
+    """Raise a `RunError` if a run is not finished."""
     from evalkit.errors import RunError
-    from evalkit.runs.folder import load_run
-    from evalkit.studies.planning import Job
 
-    [outcome] = runner([Job(model, plan)], progress)
-    if outcome.state != "finished":
-        raise RunError(outcome.message)
-    return load_run(plan.folder)
+    for outcome in outcomes:
+        if outcome.state != "finished":
+            label = f"{outcome.job.label}: " if len(outcomes) > 1 else ""
+            raise RunError(f"{label}{outcome.message}")
 
 
 def run_several(models: Sequence[str], options: dict[str, Any], runner: JobRunner) -> tuple[Report, bool]:

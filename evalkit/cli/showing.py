@@ -9,14 +9,13 @@ import click
 
 from evalkit.cli.options import DETAIL, GROUP, OUTCOME, OUTPUT, RUN, STUDY, check_study, named_run
 from evalkit.cli.parameters import FOLDER, argument, comma_separated, option, typed_option
-from evalkit.cli.running import PRINTING, print_report, print_run
+from evalkit.cli.running import PRINTING, Printer, say
 from evalkit.display import doing, news
 from evalkit.errors import UsageError
 from evalkit.escape import printable
 
 if TYPE_CHECKING:
     from evalkit.pages.report import PageContents
-    from evalkit.reporting.table import Format
 
 
 _MOST_RUNS = 2
@@ -44,8 +43,7 @@ def show(
     text: str | None,
     rule: str | None,
     limit: int,
-    form: Format,
-    standalone: bool,
+    printer: Printer,
     output: Path,
     **flags: Any,
 ) -> int:
@@ -84,10 +82,10 @@ def show(
             report = list_report(*show_list(found, task, rule, criteria, news), limit, names(found))
         else:
             one = show_document(found, document, rule, news)
-            report = document_report(one, names(found), with_prompt=form != "terminal")
-    if document is not None and form == "terminal" and (prompt := prompt_text(one)):
+            report = document_report(one, names(found), with_prompt=printer.form != "terminal")
+    if document is not None and printer.form == "terminal" and (prompt := prompt_text(one)):
         click.echo(f"{prompt}\n")
-    print_report(report, form, standalone)
+    printer(report)
     return 0
 
 
@@ -97,7 +95,7 @@ def show(
 @OUTPUT
 @DETAIL
 @PRINTING
-def rescore(run: str, rule: str | None, output: Path, detail: bool, form: Format, standalone: bool) -> None:
+def rescore(run: str, rule: str | None, output: Path, detail: bool, printer: Printer) -> None:
     """Apply another rule to the scores of a finished run; no model is needed.
 
     RUN is a run folder, or a run in --output as `evalkit ls runs` lists it: its id or name, the beginning of either,
@@ -112,7 +110,7 @@ def rescore(run: str, rule: str | None, output: Path, detail: bool, form: Format
 
         opened = named_run(run, output)
         report = benchmark_of(opened).rescored(opened, rule, detail)
-    print_run(opened, report, form, standalone)
+    printer.run(opened, report)
 
 
 @click.command()
@@ -170,13 +168,13 @@ def report(
 
         contents = _contents(runs, groups, study, benchmark, outcome_key(outcome, rule), names or ())
     for note in contents.notes:
-        click.echo(printable(note), err=True)
+        say(note)
     from evalkit.data.sampling import DocumentSample
     from evalkit.pages.report import PageRequest, write_report
 
     chosen = None if sample is None else DocumentSample(sample, seed)
     request = PageRequest(title, not without_documents, chosen)
-    size = write_report(contents, request, output, lambda text: click.echo(printable(text), err=True))
+    size = write_report(contents, request, output, lambda text: say(text))
     click.echo(printable(f"{output} ({size / 1e6:,.1f} MB)"))
 
 

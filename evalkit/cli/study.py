@@ -10,12 +10,11 @@ import click
 
 from evalkit.cli.options import figure_path
 from evalkit.cli.parameters import FOLDER, SETTINGS, Commands, argument, is_typed, option_group, typed_option
-from evalkit.cli.running import PRINTING, WORKERS, print_report, workers_of
+from evalkit.cli.running import PRINTING, WORKERS, Printer, workers_of
 from evalkit.display import doing
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from evalkit.reporting.table import Format
     from evalkit.studies.study import Study
     from evalkit.studies.watch import Arrived, GrowingCurve, Watcher
 
@@ -165,9 +164,7 @@ def study() -> None:
 @WORKERS
 @PRINTING
 @click.pass_context
-def run(
-    ctx: click.Context, /, file: Path, wait: bool, dry_run: bool, form: Format, standalone: bool, **options: Any
-) -> None:
+def run(ctx: click.Context, /, file: Path, wait: bool, dry_run: bool, printer: Printer, **options: Any) -> None:
     """Compute the runs of a study that are not finished and that no other process computes.
 
     STUDY is a YAML file. All runs are planned before anything is computed. A run that fails is reported at the end,
@@ -200,7 +197,7 @@ def run(
             outcomes = run_study(found, progress, workers.runner, wait)
             report = outcomes_report(outcomes)
             failed = any(one.state == "failed" or one.left_out for _, one in outcomes)
-    print_report(report, form, standalone)
+    printer(report)
     ctx.exit(1 if failed else 0)
 
 
@@ -208,7 +205,7 @@ def run(
 @_FILE
 @PRINTING
 @click.pass_context
-def status(ctx: click.Context, file: Path, form: Format, standalone: bool) -> None:
+def status(ctx: click.Context, file: Path, printer: Printer) -> None:
     """Show which runs of a study are finished, running, interrupted, missing or failed, and the time left.
 
     Exits with 1 if a run failed.
@@ -220,7 +217,7 @@ def status(ctx: click.Context, file: Path, form: Format, standalone: bool) -> No
         found = _read(file)
         states = states_of(found, silent)
         report = status_report(found, states)
-    print_report(report, form, standalone)
+    printer(report)
     ctx.exit(1 if any(one.state == "failed" for one in states) else 0)
 
 

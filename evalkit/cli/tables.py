@@ -11,13 +11,13 @@ import click
 
 from evalkit.cli.options import BENCHMARK, OUTCOME, RUN, STUDY, check_study, named_run
 from evalkit.cli.parameters import FOLDER, argument, option, typed_option
-from evalkit.cli.running import PRINTING, print_report
+from evalkit.cli.running import PRINTING, Printer, say
 from evalkit.display import doing
 from evalkit.errors import UsageError
 from evalkit.escape import printable
 
 if TYPE_CHECKING:
-    from evalkit.reporting.table import Format, Table
+    from evalkit.reporting.table import Table
     from evalkit.tables.request import TableRequest
 
 _SOURCES = ("published", "runs", "both")
@@ -61,8 +61,7 @@ def table(
     benchmark: str | None,
     audit: bool,
     every: bool,
-    form: Format,
-    standalone: bool,
+    printer: Printer,
     output: Path | None,
     **options: Any,
 ) -> int:
@@ -79,6 +78,7 @@ def table(
     evalkit table --all --study study.yaml --format latex -o tables/
     evalkit table --audit
     """
+    from evalkit.reporting.report import Report
     from evalkit.tables.layout import layout_names
     from evalkit.tables.request import TableRequest, make
 
@@ -92,7 +92,7 @@ def table(
     request = TableRequest(name or "", source or ("published" if study is None else "runs"), **options)
     if every:
         _check_every(name, runs, audit, output)
-        return _print_every(request, study, benchmark, form, standalone, output or Path())
+        return _print_every(request, study, benchmark, printer, output or Path())
     if audit:
         if runs or study or request.as_printed:
             raise UsageError("--audit reads the published tables only; omit --runs, --study and --as-printed")
@@ -106,7 +106,7 @@ def table(
     else:
         with doing("reading runs") if runs else nullcontext():
             made = make(replace(request, **_runs(runs, more)))
-    _print_table(made, form, standalone, output)
+    printer(Report((made,)), output)
     return 0
 
 
@@ -119,12 +119,6 @@ def _check_every(name: str | None, runs: str | None, audit: bool, output: Path |
         raise UsageError("--all writes a file for each table; give their folder: -o tables/")
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output {output} is a file; --all needs a folder")
-
-
-def _print_table(made: Table, form: Format, standalone: bool, output: Path | None) -> None:
-    from evalkit.reporting.report import Report
-
-    print_report(Report((made,)), form, standalone, output)
 
 
 def _of_study(request: TableRequest, path: Path, benchmark: str | None) -> Table:
@@ -143,10 +137,11 @@ def _of_study(request: TableRequest, path: Path, benchmark: str | None) -> Table
 
 
 def _print_every(
-    request: TableRequest, path: Path | None, benchmark: str | None, form: Format, standalone: bool, folder: Path
+    request: TableRequest, path: Path | None, benchmark: str | None, printer: Printer, folder: Path
 ) -> int:
     """Write every table into a folder; return the exit code. A table that fails does not stop the others."""
     from evalkit.errors import EvalkitError, TableError
+    from evalkit.reporting.report import Report
     from evalkit.reporting.table import SUFFIXES
     from evalkit.studies.results import read_results
     from evalkit.studies.tables import FilledTable, UnfilledTable, study_layouts, study_table
@@ -168,14 +163,14 @@ def _print_every(
             with doing(f"table {name}"):
                 found = FilledTable(make(one), ()) if results is None else study_table(results, one, benchmark)
             if isinstance(found, UnfilledTable):
-                click.echo(printable(f"left out: {found.name}: {found.why}"), err=True)
+                say(f"left out: {found.name}: {found.why}")
                 continue
             if found.table.name in written:
                 raise UsageError(f"another table is called {found.table.name}; rename the layout's file")
             written.add(found.table.name)
-            _print_table(found.table, form, standalone, folder / f"{found.table.name}{SUFFIXES[form]}")
+            printer(Report((found.table,)), folder / f"{found.table.name}{SUFFIXES[printer.form]}")
         except EvalkitError as error:
-            click.echo(printable(f"evalkit: table {Path(name).stem}: {error}"), err=True)
+            say(f"evalkit: table {Path(name).stem}: {error}")
             failed = True
     if not (written or failed):
         raise TableError(f"study {path} has no finished run for any table")
@@ -199,9 +194,7 @@ def _runs(first: str | None, more: tuple[str, ...]) -> dict[str, Any]:
 @option("--tokens", help="Number of training tokens, printed as given: 128B.")
 @PRINTING
 @_FILE
-def integrity(
-    run: str, rule: str | None, tokens: str | None, form: Format, standalone: bool, output: Path | None
-) -> None:
+def integrity(run: str, rule: str | None, tokens: str | None, printer: Printer, output: Path | None) -> None:
     """Print a run beside public models, as the paper's integrity check does, and how the protocols differ.
 
     RUN is a run folder, or the id, name or checkpoint of one in results/runs or EVALKIT_OUTPUT (evalkit ls runs).
@@ -214,7 +207,7 @@ def integrity(
 
     with doing("reading scores"):
         made = check(named_run(run), rule, tokens)
-    print_report(Report((made,)), form, standalone, output)
+    printer(Report((made,)), output)
 
 
 @click.command()

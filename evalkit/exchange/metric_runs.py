@@ -12,19 +12,13 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evalkit.benchmarks.lm_eval.outcomes import (
-    DocumentScore,
-    compared_metric,
-    document_scores,
-    write_document_scores,
-)
-from evalkit.benchmarks.lm_eval.results import write_scores
+from evalkit.benchmarks.lm_eval.outcomes import compared_metric, document_scores, write_document_scores, write_scores
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.data import Library
 from evalkit.display import Say
@@ -33,15 +27,14 @@ from evalkit.escape import printable
 from evalkit.exchange.imported_runs import (
     Import,
     LoggedPlaces,
-    choice_row,
-    manifest_of,
+    choice_rows,
+    import_run,
+    model_of,
     save_logs,
     selection_hash,
     selection_specification,
-    written_once,
 )
-from evalkit.exchange.log_files import LoggedTask, model_of, read_logs
-from evalkit.exchange.log_lines import LoggedSample, MetricValue
+from evalkit.exchange.logs import LoggedSample, LoggedTask, MetricValue, read_logs
 from evalkit.exchange.pinned_runs import import_choices, match
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.score_table import ScoreRow
@@ -60,34 +53,53 @@ _DEFAULTS = {
 """Metric → its aggregation in lm-eval where the log does not say it, as in all logs of wikitext."""
 
 
-@dataclass(frozen=True)
-class _RecomputedMetric:
-    """A metric of a task under a filter of its answers."""
+def import_logs(paths: Sequence[Path], model: str | None, output: Path, library: Library, say: Say) -> list[Run]:
+    """Import sample files of one model as finished runs.
 
-    filter: str
-    metric: str
-    value: float
-    stderr: float | None
-    """Of a mean, from the sample's standard deviation; None for other metrics."""
+    Args:
+        paths: lm-eval's sample files; the results file beside each is read too, if there is one.
+        model: name of the model; None: the one in the results files.
+        output: parent folder of the run folders.
+        library: source of the pinned documents.
+        say: called with messages for the user.
+
+    Returns:
+        The run of the tasks with pinned documents, then those of the others, where there are any. Choices and other
+        tasks are runs of their own: the documents of one run are compared either by their choices or by lm-eval's
+        metrics.
+
+    Raises:
+        UsageError: the files are of several models or settings, or have no name that says their task.
+        DataError: a file is invalid, or contradicts the pinned documents; names file and line.
+        RunError: a run cannot be written.
+    """
+    if not paths:
+        raise UsageError("name one or more sample files: evalkit import samples_*.jsonl")
+    logs = read_logs(paths)
+    request = Import(model_of(logs, model), output, say)
+    matched, others = match(logs, library, say)
+    metrics = {log.task: _recomputed(log) for log in logs}
+    runs = [import_choices(matched, request, library)] if matched else []
+    rows = {log.task: _choice_rows(log) for log in others}
+    kinds = [log for log in others if rows[log.task]], [log for log in others if not rows[log.task]]
+    return [*runs, *(_import(members, rows, metrics, request) for members in kinds if members)]
 
 
-def check_results(log: LoggedTask) -> None:
-    """Raise `DataError` if the results file beside a sample file has another value of a metric than its documents."""
-    logged = _logged_values(log)
-    for one in _recomputed(log):
-        expected = logged.get((one.metric, one.filter), one.value)
-        if not _is_close(one.value, expected):
-            raise DataError(
-                f"{log.results_path} has {printable(one.metric)[:60]} {expected:.6g} for {log.task}, but the documents "
-                f"in {log.path.name} have {one.value:.6g}; a file was changed, so restore the original"
-            )
+def _logged_values(log: LoggedTask) -> dict[tuple[str, str], float]:
+    """Return (metric, filter) → value in the results file."""
+    values = {}
+    for key, value in log.results.results.get(log.task, {}).items():
+        metric, comma, rule = key.rpartition(",")
+        if comma and isinstance(value, (int, float)) and not metric.endswith("_stderr"):
+            values[metric, rule] = float(value)
+    return values
 
 
-def _recomputed(log: LoggedTask) -> list[_RecomputedMetric]:
-    """Return the metrics whose values can be computed from those of the documents.
+def _recomputed(log: LoggedTask) -> list[dict[str, Any]]:
+    """Return filter, name, value and standard error of the metrics that can be computed from those of the documents.
 
     Without a results file, these are the metrics whose values are shares; with one, a metric that it does not call a
-    mean is one if its value is the mean.
+    mean is one if its value is the mean. Raises `DataError` if the results file has another value.
     """
     values: dict[tuple[str, str], list[MetricValue]] = {}
     for sample in log.samples:
@@ -101,24 +113,17 @@ def _recomputed(log: LoggedTask) -> list[_RecomputedMetric]:
         except (KeyError, TypeError, ArithmeticError, ValueError):  # unknown, other values, or out of range
             continue
         numbers = [number for number in members if isinstance(number, float)] if kind in (None, "mean") else []
-        if kind is None:
-            expected = logged.get((metric, rule), value if all(0 <= number <= 1 for number in numbers) else None)
-            if expected is None or not _is_close(value, expected):
-                continue
-        error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
-        metrics.append(_RecomputedMetric(rule, metric, value, error))
+        are_shares = kind is not None or all(0 <= number <= 1 for number in numbers)
+        expected = logged.get((metric, rule), value if are_shares else math.nan)
+        if math.isclose(value, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
+            error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
+            metrics.append({"filter": rule, "metric": metric, "value": value, "stderr": error})
+        elif kind is not None:
+            raise DataError(
+                f"{log.results_path} has {printable(metric)[:60]} {expected:.6g} for {log.task}, but the documents in "
+                f"{log.path.name} have {value:.6g}; a file was changed, so restore the original"
+            )
     return metrics
-
-
-def _logged_values(log: LoggedTask) -> dict[tuple[str, str], float]:
-    """Return (metric, filter) → value in the results file."""
-    logged = log.results.results.get(log.task, {})
-    parts = {key: key.rpartition(",") for key, value in logged.items() if isinstance(value, (int, float))}
-    return {
-        (metric, rule): float(logged[key])
-        for key, (metric, comma, rule) in parts.items()
-        if comma and not metric.endswith("_stderr")
-    }
 
 
 def _aggregation(log: LoggedTask, metric: str) -> str | None:
@@ -127,10 +132,6 @@ def _aggregation(log: LoggedTask, metric: str) -> str | None:
         if entry.get("metric") == metric and isinstance(entry.get("aggregation"), str):
             return str(entry["aggregation"])
     return "mean" if metric.startswith(_MEANS) else _DEFAULTS.get(metric)
-
-
-def _is_close(value: float, other: float) -> bool:
-    return math.isclose(value, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
 
 
 def _per_weight(values: Sequence[Any]) -> float:
@@ -146,33 +147,26 @@ _AGGREGATIONS: Mapping[str, Callable[[Sequence[Any]], float]] = {
 """lm-eval's name of an aggregation → its formula (`lm_eval.api.metrics`)."""
 
 
-def import_metrics(logs: Sequence[LoggedTask], request: Import) -> list[Run]:
-    """Write the runs of lm-eval's tasks; return the existing ones if the same log was imported before.
-
-    Returns:
-        The run of the tasks with choices, then that of the others, where there are any: the documents of one run are
-        compared either by their choices or by lm-eval's metrics.
-
-    Raises:
-        UsageError: the files have different settings.
-        RunError: a run cannot be written.
-    """
-    rows = {log.task: _choice_rows(log) for log in logs}
-    parts = ([log for log in logs if rows[log.task]], [log for log in logs if not rows[log.task]])
-    return [_import(members, rows, request) for members in parts if members]
-
-
-def _import(logs: Sequence[LoggedTask], rows: Mapping[str, list[ScoreRow]], request: Import) -> Run:
-    """Write the run of some tasks with their score rows."""
+def _import(
+    logs: Sequence[LoggedTask],
+    rows: Mapping[str, list[ScoreRow]],
+    metrics: Mapping[str, list[dict[str, Any]]],
+    request: Import,
+) -> Run:
+    """Write the run of some tasks with their score rows and metrics."""
 
     def finish(writer: RunWriter) -> None:
-        scores = {log.task: _document_scores(log) for log in logs}
+        scores = {log.task: list(document_scores(log.task, map(_fields, _by_number(log.samples)))) for log in logs}
         without_sizes = [log.task for log in logs if _delimiter(log) is None]
         all_rows = [row for log in logs for row in rows[log.task]]
         write_scores(writer, all_rows, {}, counted=False, without_sizes=without_sizes)
         write_document_scores(writer, [score for members in scores.values() for score in members])
         save_logs(writer, [(log, {one.doc_id: (log.task, one.doc_id) for one in log.samples}) for log in logs])
-        tasks = [_entry(log, scores[log.task], request) for log in logs]
+        tasks = []
+        for log in logs:
+            better = log.results.higher_is_better.get(log.task, {})
+            compared = compared_metric(scores[log.task], better)
+            tasks.append(_entry(log, metrics[log.task], better, request) | {"compared": compared})
         writer.save_results({"tasks": tasks, "groups": [], "averages": [], "samples": True})
 
     shots = {log.shots for log in logs}
@@ -192,14 +186,17 @@ def _import(logs: Sequence[LoggedTask], rows: Mapping[str, list[ScoreRow]], requ
         "documents": {log.task: {"source": "log", "official": None, "count": _count(log)} for log in logs},
         "template": asdict(load_template("plain")),
     }
-    manifest = manifest_of(LM_EVAL, logs, request.model, specification, about)
-    return written_once(request, (LM_EVAL, "+".join(tasks)), manifest, finish)
+    return import_run(request, LM_EVAL, logs, (LM_EVAL, "+".join(tasks)), specification, about, finish)
+
+
+def _by_number(samples: Sequence[LoggedSample]) -> list[LoggedSample]:
+    return sorted(samples, key=lambda sample: sample.doc_id)
 
 
 def _about(log: LoggedTask) -> dict[str, Any]:
     """Return what the log says of a task; its definition is not known."""
     digest = hashlib.sha256()
-    for sample in sorted(log.documents, key=lambda one: one.doc_id):
+    for sample in _by_number(log.documents):
         digest.update(json.dumps(sample.doc, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass"))
     version = log.results.versions.get(log.task)
     return {"version": version, "num_fewshot": log.shots, "documents": digest.hexdigest()}
@@ -207,32 +204,30 @@ def _about(log: LoggedTask) -> dict[str, Any]:
 
 def _selection(logs: Sequence[LoggedTask], tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return which documents the log has; how many a task has, only the results file says."""
-    if any(log.counts is None for log in logs):
+    if any(log.count is None for log in logs):
         return selection_hash([(name, task["documents"]) for name, task in tasks.items()]) | {"complete": "unknown"}
-    places = [
-        LoggedPlaces(log.task, sorted(one.doc_id for one in log.documents), [log.task] * _count(log)) for log in logs
-    ]
+    numbers = {log.task: sorted(sample.doc_id for sample in log.documents) for log in logs}
+    places = [LoggedPlaces(log.task, numbers[log.task], [log.task] * _count(log)) for log in logs]
     return selection_specification(logs, places)
 
 
 def _count(log: LoggedTask) -> int:
     """Return the number of a task's documents, as far as it is known."""
-    return len(log.documents) if log.counts is None else max(log.counts.original, len(log.documents))
+    return max(log.count or 0, len(log.documents))
 
 
-def _document_scores(log: LoggedTask) -> list[DocumentScore]:
-    fields = (
-        {"doc_id": sample.doc_id, "doc": sample.doc, "filter": sample.filter, "metrics": list(sample.metrics)}
-        | {name: value if isinstance(value, float) else math.nan for name, value in sample.metrics.items()}
-        for sample in sorted(log.samples, key=lambda one: one.doc_id)
-    )
-    return list(document_scores(log.task, fields))
+def _fields(sample: LoggedSample) -> dict[str, Any]:
+    """Return a line as `document_scores` reads it."""
+    values = {name: value if isinstance(value, float) else math.nan for name, value in sample.metrics.items()}
+    about = {"doc_id": sample.doc_id, "doc": sample.doc, "filter": sample.filter, "metrics": list(sample.metrics)}
+    return about | values
 
 
-def _entry(log: LoggedTask, scores: Sequence[DocumentScore], request: Import) -> dict[str, Any]:
+def _entry(
+    log: LoggedTask, metrics: Sequence[dict[str, Any]], better: Mapping[str, bool | None], request: Import
+) -> dict[str, Any]:
     """Return a task's entry in results.json: the metrics that follow from its documents, whatever the log says."""
-    recomputed, better = _recomputed(log), log.results.higher_is_better.get(log.task, {})
-    if missing := sorted(_logged_values(log).keys() - {(one.metric, one.filter) for one in recomputed}):
+    if missing := sorted(_logged_values(log).keys() - {(one["metric"], one["filter"]) for one in metrics}):
         names = ", ".join(f"{metric},{rule}" for metric, rule in missing)
         request.say(f"{log.path}: {names} of {log.task} cannot be computed from the documents and is left out")
     return {
@@ -241,10 +236,9 @@ def _entry(log: LoggedTask, scores: Sequence[DocumentScore], request: Import) ->
         "n": len(log.documents),
         "num_fewshot": log.shots,
         "version": log.results.versions.get(log.task),
-        "metrics": [asdict(one) | {"higher_is_better": better.get(one.metric)} for one in recomputed],
+        "metrics": [one | {"higher_is_better": better.get(one["metric"])} for one in metrics],
         "documents": _count(log),
         "seconds": None,
-        "compared": compared_metric(scores, better),
     }
 
 
@@ -267,23 +261,23 @@ def _choice_rows(log: LoggedTask) -> list[ScoreRow]:
 
 
 def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
-    likelihoods = sample.likelihoods or ()
+    likelihoods, gold = sample.likelihoods, sample.gold
     # For mutual information, lm-eval appends the choices without their context
     count = len(likelihoods) // (2 if "acc_mutual_info" in sample.metrics else 1)
     requests = sample.requests[:count]
     if len(likelihoods) != len(sample.requests) and (likelihoods or _is_plain_choice(log, sample.requests)):
         raise DataError(
-            f"{log.at(sample)}: document {sample.doc_id} has {len(sample.requests)} requests, but {len(likelihoods)} "
-            "log-likelihoods; the file was changed"
+            f"{sample.where} has {len(sample.requests)} requests, but {len(likelihoods)} log-likelihoods; the file "
+            "was changed"
         )
     if count < 2 or "acc" not in sample.metrics or any(len(texts) < 2 for texts in requests):
         return []
-    if (gold := sample.gold) is None or gold >= count or not np.isfinite(likelihoods).all():
+    if gold is None or gold >= count or not np.isfinite(likelihoods).all():
         return []
-    values, before = np.array(likelihoods[:count]), _delimiter(log)
-    options = [texts[1].removeprefix(before or "") for texts in requests]
+    values, delimiter = np.array(likelihoods[:count]), _delimiter(log)
+    options = [texts[1].removeprefix(delimiter or "") for texts in requests]
     sizes = {"acc": np.ones(count)}
-    if before is not None:
+    if delimiter is not None:
         sizes["acc_norm"] = np.array([len(option) for option in options])
         sizes["acc_bytes"] = np.array([len(option.encode("utf-8", "surrogatepass")) for option in options])
     for metric, size in sizes.items():
@@ -294,19 +288,13 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
             # A target may also be the text of the gold option, such as "2", and not its number
             is_number = sample.target not in map(str.strip, options)
             if metric == "acc" and is_number and _is_plain_choice(log, requests):
-                raise DataError(
-                    f"{log.at(sample)}: document {sample.doc_id} has acc {logged}, but its log-likelihoods give "
-                    f"{expected:g}; the file was changed"
-                )
+                raise DataError(f"{sample.where} has acc {logged}, but its log-likelihoods give {expected:g}")
             return []
-    return [
-        choice_row(log.task, log.task, sample.doc_id, number, likelihoods[number], option, count, gold)
-        for number, option in enumerate(options)
-    ]
+    return choice_rows(log.task, log.task, sample.doc_id, likelihoods[:count], options, gold)
 
 
 def _is_plain_choice(log: LoggedTask, requests: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether lm-eval's own code has computed acc, with the target as the number of a choice."""
+    """Whether lm-eval's own code has computed acc, with the target as the number of a choice."""
     is_choice = log.config.output_type == "multiple_choice" and not log.config.process_results
     return is_choice and len({texts[0] for texts in requests}) == 1
 
@@ -317,32 +305,3 @@ def _delimiter(log: LoggedTask) -> str | None:
     # As lm-eval's construct_requests: a chat template ends with its own separator, or with the answer's beginning
     replaced = log.results.chat_template and not (prefix and not prefix[-1].isspace())
     return delimiter if delimiter is None or not replaced else ""
-
-
-def import_logs(paths: Sequence[Path], model: str | None, output: Path, library: Library, say: Say) -> list[Run]:
-    """Import sample files of one model as finished runs.
-
-    Args:
-        paths: lm-eval's sample files; the results file beside each is read too, if there is one.
-        model: name of the model; None: the one in the results files.
-        output: parent folder of the run folders.
-        library: source of the pinned documents.
-        say: called with messages for the user.
-
-    Returns:
-        The run of the tasks with pinned documents, then those of the others, where there are any.
-
-    Raises:
-        UsageError: the files are of several models or settings, or have no name that says their task.
-        DataError: a file is invalid, or contradicts the pinned documents; names file and line.
-        RunError: a run cannot be written.
-    """
-    if not paths:
-        raise UsageError("name one or more sample files: evalkit import samples_*.jsonl")
-    logs = read_logs(paths)
-    request = Import(model_of(logs, model), output, say)
-    matched, others = match(logs, library, say)
-    for log in logs:
-        check_results(log)
-    runs = [import_choices(matched, request, library)] if matched else []
-    return [*runs, *import_metrics(others, request)]

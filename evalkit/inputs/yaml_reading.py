@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from evalkit.inputs.reading import DEEPEST, HALF, NO_CHARACTER, TOO_DEEP, Reason, TooLarge, Unreadable, decoded, read_as
+from evalkit.inputs.reading import DEEPEST, HALF, NO_CHARACTER, TOO_DEEP, Reason, Unreadable, decoded, read_as
 
 MOST_YAML_BYTES = 2**18
 """Size limit; PyYAML reads a tenth of a megabyte a second, and files written by hand are smaller."""
@@ -60,9 +60,6 @@ class _Problem(yaml.MarkedYAMLError):
 class _Loader(yaml.SafeLoader):
     """Loader of plain data, whose limits are checked before objects are constructed."""
 
-    key_tags: tuple[str, ...] = ("str", "int", "merge")
-    """Allowed types of keys; in "yes: 1" the key would be True."""
-
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = 0
@@ -106,22 +103,13 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise _Problem("a key is a list or a mapping; it must be a string", key)
-            if self.key_tags and key.tag.removeprefix(_CORE) not in self.key_tags:
-                raise _Problem(f"the key {key.value} is not read as a string; put it in quotes", key)
             if (identity := (key.tag, key.value)) in lines:
                 raise _Problem(f"the key '{key.value}' is already in line {lines[identity]}; remove one", key)
             lines[identity] = key.start_mark.line + 1
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Construct the value of a node."""
-        try:
-            found = super().construct_object(node, deep)
-            if type(found) is int:
-                float(found)
-        except OverflowError as error:
-            raise _Problem(str(TooLarge(node.value)), node) from error
-        except ValueError as error:  # an integer of thousands of digits
-            raise _Problem(str(error), node) from error
+        found = super().construct_object(node, deep)
         if isinstance(found, str) and HALF.search(found):
             raise _Problem(NO_CHARACTER, node)
         return found
@@ -133,8 +121,6 @@ class _TypedLoader(_Loader):
 
 class _TaskLoader(_Loader):
     """Loader of lm-eval's task files, without the functions that they name."""
-
-    key_tags = ()
 
 
 _CORE = "tag:yaml.org,2002:"

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import xxhash
 
+from evalkit.cache import read_cached, write_cached
 from evalkit.display import doing
 from evalkit.errors import CheckpointError
 from evalkit.models.files import read_json
 from evalkit.models.locate import Checkpoint
-from evalkit.paths import read_cached, write_cached
 
 if TYPE_CHECKING:
     from evalkit.models.load import LoadedModel

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit.cache import cache_dir, make_room, mark_used
 from evalkit.compatibility import names
 from evalkit.compatibility.transformers import quiet, without_gguf_bar
 from evalkit.display import Say
@@ -26,7 +27,7 @@ from evalkit.errors import CheckpointError, first_line
 from evalkit.models.files import generation_settings, read_json
 from evalkit.models.fingerprint import Fingerprint, combine, file_sha256, fingerprint, hash_file
 from evalkit.models.locate import Checkpoint
-from evalkit.paths import cache_dir, temporary_folder
+from evalkit.paths import temporary_folder
 
 if TYPE_CHECKING:
     from evalkit.models.snapshot import LoadedFiles
@@ -52,6 +53,7 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
     root = cache_dir() / "gguf"
     folder = root / _folder_name(file_sha256(gguf))
     if _is_intact(folder):
+        mark_used(folder)
         return folder
     _remove_abandoned(root)
     if not _has_room(root, gguf.stat().st_size * _GROWTH):
@@ -70,6 +72,7 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
             written = combine(made, [(path.name, hash_file(path)) for path in made.weights()], hash_file)
             (ready / _RECORD).write_text(json.dumps(_record(folder, ready, written)), encoding="utf-8")
             _move_into_place(ready, folder, written)
+        make_room()
     except Exception as error:  # a full disk comes as OSError or as safetensors' own error
         say(f"{gguf.name}: its dequantised copy could not be cached ({first_line(error)})")
         return None

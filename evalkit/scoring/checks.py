@@ -14,11 +14,11 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from evalkit.cache import read_cached, source_digest, write_cached
 from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, EvalkitError, ScoringError, first_line
 from evalkit.models.memory import is_out_of_memory, refuse_to_split
 from evalkit.models.parts import computing_devices
-from evalkit.paths import read_cached, source_digest, write_cached
 from evalkit.runs.batch_devices import hardware_of
 from evalkit.scoring.architecture import rotary_lengths, window_of
 from evalkit.scoring.pack import SequenceSet

@@ -71,11 +71,10 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
     }
     # Only rows that can be compared with their baseline
     alone = without_baseline(layout, rows)
-    sizes = {size.name: size for size in alone.values()}
     remarks = _remarks(results, list(models.values()), chosen) + [
-        f"No finished run of {' or '.join(size.baseline)}, the baseline of "
-        f"{', '.join(key for key, other in alone.items() if other is size)}."
-        for size in sizes.values()
+        f"No finished run of {' or '.join(layout.pairs[size].baseline)}, the baseline of "
+        f"{', '.join(key for key, other in alone.items() if other == size)}."
+        for size in dict.fromkeys(alone.values())
     ]
     rows = {key: runs for key, runs in rows.items() if key not in alone}
     if not rows.keys() & rows_by_key(layout).keys():
@@ -139,7 +138,7 @@ def _assigned(
         UnknownNameError: `rows` names a row that the layout does not have, or a step that a model does not have.
         UsageError: two models have the shape of one row, or one model that of several.
     """
-    study, keys = results.study, [item.key for item in layout.assigned]
+    study, keys = results.study, list(layout.assigned)
     if unknown := next((row for row in given.rows if row not in keys), None):
         raise UsageError(f"{where}: {UnknownNameError('row', unknown, keys)}")
     chosen = {row: select(study, name) for row, name in given.rows.items()}

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -50,9 +50,7 @@ class Audited(NamedTuple):
 
 def _written(given: object) -> object:
     """Join a text into one line; a number is converted to text."""
-    if isinstance(given, str) or type(given) in (int, float):
-        return " ".join(str(given).split())
-    return given
+    return " ".join(str(given).split()) if isinstance(given, str) or type(given) in (int, float) else given
 
 
 _Written = Annotated[str, BeforeValidator(_written)]
@@ -96,12 +94,6 @@ def read_claims(path: Path) -> Claims:
 
 HOLDS, BY_PRINTED = "holds", "holds by the printed averages only"
 FAILS, UNCHECKED = "does not follow", "cannot be checked"
-CLAIM_KINDS = {
-    "Sentences that do not follow from the tables": (FAILS, BY_PRINTED),
-    "Sentences that do": (HOLDS,),
-    "Sentences that the tables cannot verify": (UNCHECKED,),
-}
-"""Title → verdicts, in the order of the audit."""
 
 
 class Verdict(NamedTuple):
@@ -121,37 +113,21 @@ def check_claims(content: Claims, tables: Sequence[Audited]) -> list[Verdict]:
     Raises:
         TableError: a claim names a table, a row, a measure, a model or an operation that does not exist.
     """
+    verdicts = []
     recomputed, printed = (_Facts(tables, content.models, as_printed) for as_printed in (False, True))
-    return [_verdict(key, claim, recomputed, printed) for key, claim in content.claims.items()]
-
-
-def _verdict(key: str, claim: PaperClaim, recomputed: _Facts, printed: _Facts) -> Verdict:
-    if claim.unchecked:
-        return Verdict(key, claim, UNCHECKED, "", frozenset())
-    try:
-        (follows, values), (follows_printed, _) = _check(claim, recomputed), _check(claim, printed)
-    except (EvalkitError, KeyError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
-        raise TableError(f"claim '{key}' cannot be computed: {first_line(error)}") from error
-    verdict = HOLDS if follows else BY_PRINTED if follows_printed else FAILS
-    shown = "; ".join(", ".join(map(_shown, group)) for group in values)
-    return Verdict(key, claim, verdict, shown, frozenset(_tables_in((claim.computed, claim.holds))))
-
-
-def _check(claim: PaperClaim, facts: _Facts) -> tuple[bool, list[list[Fraction]]]:
-    """Return whether a claim follows from the tables, and the values used."""
-    if not claim.holds:
-        text = claim.figure or claim.printed
-        figure, value = parse_number(text), facts.value(claim.computed)
-        if figure is None:
-            raise ValueError(f"no figure is printed in '{text}'")
-        return half_up(value, len(text.partition(".")[2])) == figure, [[value]]
-    follows, groups = True, []
-    for relation in claim.holds:
-        [(name, operands)] = relation.items()
-        values = [facts.value(raw) for raw in operands]
-        follows = follows and _RELATIONS[name](values)
-        groups.append(values)
-    return follows, groups
+    for key, claim in content.claims.items():
+        if claim.unchecked:
+            verdicts.append(Verdict(key, claim, UNCHECKED, "", frozenset()))
+            continue
+        recomputed.used.clear()
+        try:
+            (follows, values), (follows_printed, _) = recomputed.check(claim), printed.check(claim)
+        except (EvalkitError, KeyError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+            raise TableError(f"claim '{key}' cannot be computed: {first_line(error)}") from error
+        verdict = HOLDS if follows else BY_PRINTED if follows_printed else FAILS
+        shown = "; ".join(", ".join(map(_shown, group)) for group in values)
+        verdicts.append(Verdict(key, claim, verdict, shown, frozenset(recomputed.used)))
+    return verdicts
 
 
 def _throughout(compare: Callable[[Fraction, Fraction], bool]) -> Callable[[list[Fraction]], bool]:
@@ -179,38 +155,57 @@ class _Facts:
     """Values that claims can refer to: the tables' numbers and the models' shapes."""
 
     def __init__(self, tables: Sequence[Audited], shapes: Mapping[str, Any], as_printed: bool) -> None:
-        self._layouts = {table.layout.name: table.layout for table in tables}
         self._shapes = shapes
-        self._values: dict[str, dict[tuple[str, str], Fraction]] = {}
+        self._tables: dict[str, tuple[TableLayout, dict[tuple[str, str], Fraction]]] = {}
+        self.used: set[str] = set()
+        """Tables that were referred to."""
         for layout, numbers, printed in tables:
             cells = computed(layout, numbers).items()
             values = {key: half_up(number.value, layout.decimals) for key, number in cells}
-            self._values[layout.name] = values | (printed.values if as_printed else {})
+            self._tables[layout.name] = layout, values | (printed.values if as_printed else {})
 
-    def value(self, raw: Any) -> Fraction:
+    def check(self, claim: PaperClaim) -> tuple[bool, list[list[Fraction]]]:
+        """Return whether a claim follows from the tables, and the values used."""
+        if not claim.holds:
+            text = claim.figure or claim.printed
+            figure, value = parse_number(text), self._value(claim.computed)
+            if figure is None:
+                raise ValueError(f"no figure is printed in '{text}'")
+            return half_up(value, len(text.partition(".")[2])) == figure, [[value]]
+        relations = [relation for [relation] in map(dict.items, claim.holds)]
+        groups = [list(map(self._value, operands)) for _, operands in relations]
+        follows = [_RELATIONS[name](values) for (name, _), values in zip(relations, groups, strict=True)]
+        return all(follows), groups
+
+    def _value(self, raw: Any) -> Fraction:
         """Evaluate an expression of the vocabulary."""
         if isinstance(raw, (int, float)):
             return Fraction(str(raw))
         if isinstance(raw, str):
             table, model, measure = raw.split("/")
-            return self._values[table][model, measure]
+            return self._table(table)[1][model, measure]
         [(name, operands)] = raw.items()
         if name in _ARITHMETIC:
-            return _ARITHMETIC[name]([self.value(part) for part in operands])
+            return _ARITHMETIC[name](list(map(self._value, operands)))
         if name == "least":
-            return min(self._values[operands].values())
+            return min(self._table(operands)[1].values())
         look_up: dict[str, Callable[..., int]] = {"size": self._size, "wins": self._wins, "shape": self._shape}
         return Fraction(look_up[name](**operands))
 
+    def _table(self, name: str) -> tuple[TableLayout, dict[tuple[str, str], Fraction]]:
+        self.used.add(name)
+        return self._tables[name]
+
     def _size(self, table: str, of: str) -> int:
-        return len(self._layouts[table].models if of == "models" else _measures(self._layouts[table], of))
+        layout, _ = self._table(table)
+        return len(layout.models if of == "models" else _measures(layout, of))
 
     def _wins(
         self, table: str, model: str, among: Sequence[str] = (), alone: bool = False, of: str = "measures"
     ) -> int:
-        layout, values = self._layouts[table], self._values[table]
-        others = [item.key for item in layout.models if item.key != model and (not among or item.key in among)]
-        if strange := set(among) - {item.key for item in layout.models}:
+        layout, values = self._table(table)
+        others = [key for key in layout.models if key != model and (not among or key in among)]
+        if strange := set(among) - layout.models.keys():
             raise KeyError(min(strange))
 
         def wins(measure: str) -> bool:
@@ -232,23 +227,9 @@ def _named_shape(name: str) -> ModelShape:
 
 def _measures(layout: TableLayout, of: str) -> list[tuple[str, ...]]:
     """Return the measures of each column group, or each measure alone; without averages."""
-    groups = [tuple(i.key for i in group.items if i.key not in layout.averages) for group in layout.measure_groups]
+    groups = [tuple(key for key in group.items if key not in layout.averages) for group in layout.measure_groups]
     alone: list[tuple[str, ...]] = [(measure,) for group in groups for measure in group]
     return {"groups": [group for group in groups if group], "measures": alone}[of]
-
-
-def _tables_in(raw: Any) -> Iterator[str]:
-    if isinstance(raw, str) and raw.count("/") == 2:
-        yield raw.partition("/")[0]
-    elif isinstance(raw, Mapping):
-        for key in ("table", "least"):
-            if isinstance(raw.get(key), str):
-                yield raw[key]
-        for part in raw.values():
-            yield from _tables_in(part)
-    elif isinstance(raw, (list, tuple)):
-        for part in raw:
-            yield from _tables_in(part)
 
 
 def _shown(value: Fraction) -> str:

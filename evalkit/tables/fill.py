@@ -6,18 +6,14 @@ of fewer tasks is another quantity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 from evalkit.reporting.decimals import half_up, mean, to_text
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, Text, superscript
 from evalkit.tables.layout import LayoutItem, TableLayout
-from evalkit.tables.published import Number, Numbers, Printed
-
-CellKey = tuple[str, str]
-"""(model, measure)."""
+from evalkit.tables.published import CellKey, Number, Numbers, Printed
 
 
 class Contest(NamedTuple):
@@ -33,20 +29,23 @@ class Contest(NamedTuple):
 
 def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterator[Contest]:
     """Yield every contest of a layout's marks."""
-    everyone = tuple(item.key for item in layout.models)
-    sections = [tuple(item.key for item in group.items) for group in layout.model_groups]
+    sections = [tuple(group.items) for group in layout.model_groups]
     for kind, mark in layout.marks.items():
         choose = max if mark.extreme == "highest" else min
         for measure in layout.measures:
-            for models in sections if mark.scope == "section" else [everyone]:
-                cells = {model: values[model, measure.key] for model in models if (model, measure.key) in values}
-                shown = {model: half_up(value, layout.decimals) for model, value in cells.items()}
+            for models in sections if mark.scope == "section" else [tuple(layout.models)]:
+                shown = {
+                    model: half_up(values[model, measure], layout.decimals)
+                    for model in models
+                    if (model, measure) in values
+                }
                 best = choose(shown.values()) if shown else None
                 winners = frozenset(model for model, value in shown.items() if value == best)
-                yield Contest(kind, measure.key, models, winners)
+                yield Contest(kind, measure, models, winners)
 
 
 def best_marks(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> dict[CellKey, frozenset[str]]:
+    """Return the marks of each cell that has any."""
     marks: dict[CellKey, frozenset[str]] = {}
     for contest in contests(layout, values):
         for model in contest.winners:
@@ -63,91 +62,98 @@ class Lead(NamedTuple):
     measure: str
 
 
-@dataclass(frozen=True)
-class Filling:
-    """Numbers and options that fill a layout."""
+def fill(
+    layout: TableLayout,
+    numbers: Numbers,
+    *,
+    published: Numbers | None = None,
+    printed: Printed | None = None,
+    significant: Callable[[Sequence[Lead]], Collection[Lead]] | None = None,
+    spreads: bool = False,
+    row_marks: Mapping[str, str] | None = None,
+    notes: tuple[Text, ...] = (),
+) -> Table:
+    """Fill a layout: round the numbers and set the marks.
 
-    numbers: Numbers
-    published: Numbers | None = None
-    """Numbers for differences; None: no differences are printed."""
-    printed: Printed | None = None
-    """The paper's own averages and marks, to show the table as it was printed."""
-    leads: Callable[[Sequence[Lead]], Set[Lead]] | None = None
-    """All leads of the table → those that are significant."""
-    spreads: bool = False
-    """Print ± where there is a spread."""
-    row_marks: Mapping[str, str] = field(default_factory=dict)
-    """Model → a letter that refers to a note."""
-    notes: tuple[Text, ...] = ()
-
-
-def fill(layout: TableLayout, filling: Filling) -> Table:
-    """Fill a layout: round the numbers and set the marks."""
-    numbers = computed(layout, filling.numbers)
-    values = {key: number.value for key, number in numbers.items()}
+    Args:
+        layout: the layout.
+        numbers: the numbers of its cells, without averages.
+        published: numbers for differences; None: no differences are printed.
+        printed: the paper's own averages and marks, to show the table as it was printed.
+        significant: function from all leads of the table to those that are significant.
+        spreads: print ± where there is a spread.
+        row_marks: model → a letter that refers to a note.
+        notes: lines below the table.
+    """
+    cells, places = computed(layout, numbers), layout.decimals
+    values = {key: number.value for key, number in cells.items()}
     marks = best_marks(layout, values)
-    significant = filling.leads(list(_leads(layout, values))) if filling.leads else frozenset()
-    leading = {(lead.best, lead.measure) for lead in significant}
-    if filling.printed is not None:
-        values |= filling.printed.values
-        numbers |= {key: Number(value) for key, value in filling.printed.values.items()}
-        marks = filling.printed.marks
-    published = computed(layout, filling.published) if filling.published is not None else {}
+    leads = significant(list(_leads(layout, values))) if significant else ()
+    leading = {(lead.best, lead.measure) for lead in leads}
+    if printed is not None:
+        cells |= {key: Number(value) for key, value in printed.values.items()}
+        marks = printed.marks
+    others = computed(layout, published) if published is not None else {}
 
     def cell(key: CellKey) -> Cell:
-        number, places = numbers.get(key), layout.decimals
-        if number is None:
+        if (number := cells.get(key)) is None:
             return Cell()
         difference = ""
-        if key in published:  # of the rounded numbers, so that it agrees with the printed ones
-            difference = to_text(
-                half_up(number.value, places) - half_up(published[key].value, places), places, signed=True
-            )
+        if key in others:  # of the rounded numbers, so that it agrees with the printed ones
+            rounded = half_up(number.value, places) - half_up(others[key].value, places)
+            difference = to_text(rounded, places, signed=True)
         return Cell(
             value=to_text(number.value, places) + layout.unit,
-            spread=to_text(number.spread, places) if filling.spreads and number.spread is not None else "",
+            spread=to_text(number.spread, places) if spreads and number.spread is not None else "",
             difference=difference,
             bold="bold" in marks.get(key, ()),
             underline="underline" in marks.get(key, ()),
             significant=key in leading,
         )
 
-    def label(item: LayoutItem, of_model: bool) -> Text:
-        mark = filling.row_marks.get(item.key) if of_model else None
+    def label(key: str, item: LayoutItem, of_model: bool) -> Text:
+        mark = (row_marks or {}).get(key) if of_model else None
         return item.label + superscript(mark) if mark else item.label
 
-    rows_are_models = layout.models_are_rows
-    across = [item.key for group in layout.columns for item in group.items]
+    across = [key for group in layout.columns for key in group.items]
 
-    def line(item: LayoutItem) -> Line:
-        keys = [(item.key, other) if rows_are_models else (other, item.key) for other in across]
-        return Line(item.key, label(item, rows_are_models), item.indent, item.facts, tuple(map(cell, keys)))
+    def line(key: str, item: LayoutItem) -> Line:
+        keys = [(key, other) if layout.models_are_rows else (other, key) for other in across]
+        facts = tuple(item.facts.get(name, ()) for name in layout.facts)
+        return Line(key, label(key, item, layout.models_are_rows), item.indent, facts, tuple(map(cell, keys)))
 
     return Table(
         name=layout.name,
         caption=layout.caption,
         corner=layout.corner,
-        facts=layout.facts,
+        facts=tuple(layout.facts.values()),
         columns=tuple(
-            ColumnGroup(group.title, tuple(label(item, not rows_are_models) for item in group.items))
+            ColumnGroup(group.title, tuple(label(*item, not layout.models_are_rows) for item in group.items.items()))
             for group in layout.columns
         ),
-        sections=tuple(Section(group.title, group.style, tuple(map(line, group.items))) for group in layout.rows),
-        notes=filling.notes,
+        sections=tuple(
+            Section(group.title, group.drawn, tuple(line(*item) for item in group.items.items()))
+            for group in layout.rows
+        ),
+        notes=notes,
     )
 
 
 def computed(layout: TableLayout, numbers: Numbers) -> dict[CellKey, Number]:
     """Return the numbers of the table's cells by (model, measure), averages included."""
-    cells: dict[CellKey, Number] = {}
-    for model in layout.models:
-        row = numbers.get(model.key, {})
-        for measure in layout.measures:
-            parts = layout.averages.get(measure.key)
-            if measure.key in row:
-                cells[model.key, measure.key] = row[measure.key]
-            elif parts and all(part in row for part in parts):
-                cells[model.key, measure.key] = Number(mean([row[part].value for part in parts]))
+    rows = {model: with_averages(layout, numbers.get(model, {})) for model in layout.models}
+    return {(model, measure): number for model, row in rows.items() for measure, number in row.items()}
+
+
+def with_averages(layout: TableLayout, row: Mapping[str, Number]) -> dict[str, Number]:
+    """Return the numbers of one model by measure, averages included."""
+    cells: dict[str, Number] = {}
+    for measure in layout.measures:
+        parts = layout.averages.get(measure)
+        if measure in row:
+            cells[measure] = row[measure]
+        elif parts and all(part in row for part in parts):
+            cells[measure] = Number(mean([row[part].value for part in parts]))
     return cells
 
 

@@ -16,14 +16,14 @@ from pydantic import AfterValidator
 from evalkit.errors import TableError, UsageError
 from evalkit.inputs.validated import FileSettings, read_settings
 from evalkit.paths import resource
-from evalkit.reporting.decimals import half_up, mean, to_text
+from evalkit.reporting.decimals import half_up, to_text
 from evalkit.reporting.table import Cell, Line, Section, Table, literal
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import origin_notes, summary, traits, unofficial
-from evalkit.tables.fill import Filling, computed, fill
+from evalkit.tables.fill import computed, fill, with_averages
 from evalkit.tables.layout import AVERAGE, TableLayout, load_layout
 from evalkit.tables.measured import accuracies
-from evalkit.tables.published import published_numbers
+from evalkit.tables.published import Number, published_numbers
 
 LAYOUT = "res_intg_app"
 
@@ -58,8 +58,11 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
     own_rule = rule or str(run.manifest["rule"])
     name = str(run.manifest["model"]).rstrip("/").rsplit("/", 1)[-1]
     rows = {f"{name}, {own_rule}": _values(layout, run, {"default": own_rule})}
-    rows |= {f"as {' and '.join(names)}": _values(layout, run, rules) for names, rules in _by_rules(protocols)}
-    table = fill(layout, Filling(published_numbers(layout)))
+    by_rules: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for protocol in protocols.values():
+        by_rules.setdefault(tuple(sorted(protocol.rules.items())), []).append(protocol.name)
+    rows |= {f"as {' and '.join(names)}": _values(layout, run, dict(rules)) for rules, names in by_rules.items()}
+    table = fill(layout, published_numbers(layout))
     section = Section((), "line", tuple(_line(layout, run, label, tokens, row) for label, row in rows.items()))
     notes = [*_differences(layout, run, protocols), *_protocol(run, own_rule, list(protocols.values()))]
     return table._replace(
@@ -76,40 +79,19 @@ def read_protocols() -> dict[str, PublishedProtocol]:
     return read_settings(path, dict[str, PublishedProtocol], TableError)
 
 
-def _by_rules(protocols: Mapping[str, PublishedProtocol]) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Yield (names, rules) of the published rows that are assumed to follow the same rules."""
-    distinct: list[dict[str, str]] = []
-    for protocol in protocols.values():
-        if protocol.rules not in distinct:
-            distinct.append(protocol.rules)
-    for rules in distinct:
-        yield [protocol.name for protocol in protocols.values() if protocol.rules == rules], rules
-
-
 def _values(layout: TableLayout, run: Run, rules: Mapping[str, str]) -> dict[str, Fraction]:
     """Return measure → accuracy in percent, each task under its rule; averages only over all of their tasks."""
-    values: dict[str, Fraction] = {}
-    for task in layout.tasks:
-        scored = accuracies(run, rules.get(task, rules["default"]))
-        if task in scored:
-            values[task] = scored[task][0]
-    for name, tasks in layout.averages.items():
-        if all(task in values for task in tasks):
-            values[name] = mean([values[task] for task in tasks])
-    return values
+    scored = {task: accuracies(run, rules.get(task, rules["default"])).get(task) for task in layout.tasks}
+    numbers = {task: Number(accuracy[0]) for task, accuracy in scored.items() if accuracy is not None}
+    return {measure: number.value for measure, number in with_averages(layout, numbers).items()}
 
 
 def _line(layout: TableLayout, run: Run, label: str, tokens: str | None, values: Mapping[str, Fraction]) -> Line:
-    parameters = run.manifest.get("loaded", {}).get("parameters")
-    facts = (literal(_size(parameters) if parameters else "-"), literal(tokens or "-"))
-    shown = [values.get(item.key) for item in layout.measures]
+    count = run.manifest.get("loaded", {}).get("parameters")
+    size = "-" if not count else f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+    shown = map(values.get, layout.measures)
     cells = tuple(Cell() if value is None else Cell(to_text(value, layout.decimals)) for value in shown)
-    return Line(label, literal(label), label.startswith("as "), facts, cells)
-
-
-def _size(parameters: int) -> str:
-    """Format a size as the paper does: 1.2B, 135M."""
-    return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.0f}M"
+    return Line(label, literal(label), label.startswith("as "), (literal(size), literal(tokens or "-")), cells)
 
 
 def _unmarked(section: Section) -> Section:
@@ -119,15 +101,13 @@ def _unmarked(section: Section) -> Section:
 
 def _differences(layout: TableLayout, run: Run, protocols: Mapping[str, PublishedProtocol]) -> Iterator[str]:
     """Yield the difference of averages between the run and each published row under that row's rules."""
-    published = computed(layout, published_numbers(layout))
+    published, places = computed(layout, published_numbers(layout)), layout.decimals
     for key, protocol in protocols.items():
-        values, places = _values(layout, run, protocol.rules), layout.decimals
-        if AVERAGE not in values:
-            continue
-        theirs = published[key, AVERAGE].value
-        difference = half_up(values[AVERAGE], places) - half_up(theirs, places)
-        ours, apart = to_text(values[AVERAGE], places), to_text(difference, places, signed=True)
-        yield f"Average under {protocol.name}'s rules: {ours}, {apart} from its {to_text(theirs, places)}."
+        if (value := _values(layout, run, protocol.rules).get(AVERAGE)) is not None:
+            theirs = published[key, AVERAGE].value
+            apart = to_text(half_up(value, places) - half_up(theirs, places), places, signed=True)
+            ours = f"Average under {protocol.name}'s rules: {to_text(value, places)}"
+            yield f"{ours}, {apart} from its {to_text(theirs, places)}."
 
 
 def _in_words(rules: Mapping[str, str]) -> str:

@@ -1,44 +1,19 @@
-"""Table layouts: YAML files that define the content and style of a table.
+"""Table layouts: content and style of a table.
 
-In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `TableLayout`. The form:
-
-    caption: text in markup (reporting/table.py)
-    suite: zeroshot8            # or longbench, or a suite's file, relative to this one: tasks and averages; omitted
-                                # where all numbers come from a CSV
-    data: main_res              # results/published/main_res.csv; or a path ending in .csv, relative to this file
-    models: rows                # which axis the runs fill: rows or columns
-    corner: "**Model**"         # heading of the labels
-    facts: {parameters: "#P"}   # text columns after the labels
-    decimals: 1
-    unit: ""                    # after every number
-    marks: {bold: highest in section, underline: lowest in table}    # a section is a group of models
-    rows:                       # groups of lines
-      - title: "*125M parameters*"
-        style: ruled            # title between rules; heading: title on a line; line: a rule and no title
-        items:
-          vanilla_125m: {label: ~Vanilla~, model: llama-125m-vanilla}    # of `evalkit models ls`, or FILE.yaml:NAME
-          intg_125m: {label: ~Intg~, indent: true, facts: {parameters: 1.2B}, model: [one, or another]}
-          cosmo: {label: cosmo, no_model: why it is none of them}
-    columns:                    # groups of columns, titles over them
-      - {title: Reasoning, items: {winogrande: Winogrd, arc_easy: ARCe}}
-      - {items: {Average: Avg.}}
-
-`model` assigns runs to rows; a run of another model is marked. With `pairs`, a row names its model of each size, and
-the numbers are shares of documents on which the model exceeds the size's baseline (`row_models.py`). Runs then belong
-to a row and a size (`diff/125m`), or to a baseline (`baseline/125m`), which no row shows:
-
-    pairs:
-      125m: {baseline: llama-125m-vanilla, measures: {125m_last1: rank@-1}}    # column → rule of `evalkit compare`
+In: a YAML file of `configs/tables/`, or a user's of the same form (docs/tables.md; `pairs`: docs/reference/tables.md).
+Out: a `TableLayout`. `model` assigns runs to rows; with `pairs` a row has a model of each size, and the numbers are
+shares of documents on which it exceeds the size's baseline (`row_models.py`). Runs then belong to a row and a size
+(`diff/125m`), or to a baseline (`baseline/125m`), which no row shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.benchmarks.registry import suite_averages
@@ -53,47 +28,70 @@ BASELINE = "baseline"
 """Stands for the row in the key of a baseline's runs."""
 
 
-@dataclass(frozen=True)
-class LayoutItem:
+def _markup(given: object) -> Text:
+    """Parse a text in markup, on one line; an integer is converted to text."""
+    if not isinstance(given, (str, int)) or isinstance(given, bool):
+        shown = "" if isinstance(given, (dict, list)) else f"; put the value {given} in quotes"
+        raise ValueError(f"expected a text{shown}")
+    try:
+        return parse(" ".join(str(given).split()), "markup")
+    except TableError as error:
+        raise ValueError(str(error)) from error
+
+
+def _labelled(items: object) -> object:
+    """Give every item its label: the text that stands for the item, or its key."""
+    if not isinstance(items, dict):
+        return items
+    given = {key: item if isinstance(item, dict) else {"label": item} for key, item in items.items()}
+    return {key: item if item.get("label") is not None else item | {"label": key} for key, item in given.items()}
+
+
+Markup = Annotated[Text, PlainValidator(_markup)]
+OneOrMore = Annotated[Listed[NonEmpty], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+"""A name, or a list of names."""
+
+
+class LayoutItem(FileSettings):
     """A row or a column of a table: a model or a measure."""
 
-    key: str
-    label: Text
+    label: Markup
     indent: bool = False
-    facts: tuple[Text, ...] = ()
-    """Text cells after the label, one for each of the layout's facts."""
-    models: tuple[str, ...] = ()
-    """Models of its runs, as `zoo.named_model` accepts, files relative to the layout; empty: any model."""
+    facts: Named[Markup] = Field(default_factory=dict)
+    """Text cells after the label, by the layout's facts."""
+    model: NonEmpty | Listed[NonEmpty] | Named[OneOrMore] = ()
+    """Models of its runs, as `zoo.named_model` accepts, files relative to the layout; with `pairs`, by size."""
     no_model: str = ""
     """Why no named model belongs to it."""
-    sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Size → its models, in a layout with `pairs`; `models` is then empty."""
-
-
-class Group(NamedTuple):
-    """Rows or columns with a common title."""
-
-    title: Text
-    style: str
-    items: tuple[LayoutItem, ...]
-
-
-@dataclass(frozen=True)
-class PairedSize:
-    """Models of one size that are compared with a baseline, document by document."""
-
-    name: str
-    baseline: tuple[str, ...]
-    """Models of the baseline's runs, as in `LayoutItem`."""
-    rules: Mapping[str, str]
-    """Measure of the layout → measure of documents, as `Comparable.by_rule` takes it."""
 
     @property
-    def baseline_key(self) -> str:
-        return self.key(BASELINE)
+    def by_size(self) -> dict[str, tuple[str, ...]]:
+        """Size → its models; the size is empty without `pairs`."""
+        if isinstance(self.model, dict):
+            return self.model
+        names = (self.model,) if isinstance(self.model, str) else self.model
+        return {"": names} if names else {}
 
-    def key(self, row: str) -> str:
-        return f"{row}/{self.name}"
+
+class Group(FileSettings):
+    """Rows or columns with a common title."""
+
+    title: Markup = ()
+    style: Literal["ruled", "heading", "line"] | None = None
+    items: Annotated[Named[LayoutItem], Field(min_length=1), BeforeValidator(_labelled)]
+
+    @property
+    def drawn(self) -> str:
+        """The style, as in `reporting.table.Section`; by default ruled with a title, otherwise line."""
+        return self.style or ("ruled" if self.title else "line")
+
+
+class PairedSize(FileSettings):
+    """Models of one size that are compared with a baseline, document by document."""
+
+    baseline: OneOrMore
+    measures: Annotated[Named[NonEmpty], Field(min_length=1)]
+    """Measure of the layout → measure of documents, as `Comparable.by_rule` takes it."""
 
 
 class Mark(NamedTuple):
@@ -117,13 +115,14 @@ class TableLayout:
     """CSV of its published numbers; it need not exist, as that of printed averages and marks in `printed/`."""
     models_are_rows: bool
     corner: Text
-    facts: tuple[Text, ...]
+    facts: dict[str, Text]
+    """Headings of text columns after the labels."""
     decimals: int
     unit: str
     marks: dict[str, Mark]
     rows: tuple[Group, ...]
     columns: tuple[Group, ...]
-    pairs: tuple[PairedSize, ...] = ()
+    pairs: Mapping[str, PairedSize]
 
     @property
     def model_groups(self) -> tuple[Group, ...]:
@@ -134,24 +133,23 @@ class TableLayout:
         return self.columns if self.models_are_rows else self.rows
 
     @property
-    def models(self) -> tuple[LayoutItem, ...]:
-        return tuple(item for group in self.model_groups for item in group.items)
+    def models(self) -> dict[str, LayoutItem]:
+        return {key: item for group in self.model_groups for key, item in group.items.items()}
 
     @property
-    def assigned(self) -> tuple[LayoutItem, ...]:
-        """Items that runs are assigned to: the models, or with `pairs` each size's baseline and models."""
+    def measures(self) -> dict[str, LayoutItem]:
+        return {key: item for group in self.measure_groups for key, item in group.items.items()}
+
+    @property
+    def assigned(self) -> dict[str, tuple[str, ...]]:
+        """Key of runs → their models: that of a row, or with `pairs` of a size's baseline and of its rows."""
         if not self.pairs:
-            return self.models
-        return tuple(
-            LayoutItem(size.key(item.key), item.label, models=models)
-            for size in self.pairs
-            for item in (LayoutItem(BASELINE, (), sizes={size.name: size.baseline}), *self.models)
-            if (models := item.sizes.get(size.name))
-        )
-
-    @property
-    def measures(self) -> tuple[LayoutItem, ...]:
-        return tuple(item for group in self.measure_groups for item in group.items)
+            return {key: item.by_size.get("", ()) for key, item in self.models.items()}
+        by_size = {
+            size: {BASELINE: pair.baseline} | {key: item.by_size.get(size, ()) for key, item in self.models.items()}
+            for size, pair in self.pairs.items()
+        }
+        return {run_key(row, size): names for size, rows in by_size.items() for row, names in rows.items() if names}
 
     @property
     def in_percent(self) -> bool:
@@ -161,26 +159,48 @@ class TableLayout:
     @property
     def tasks(self) -> tuple[str, ...]:
         """The measures that are read, including the parts of averages."""
-        read = [part for item in self.measures for part in self.averages.get(item.key, (item.key,))]
-        return tuple(dict.fromkeys(read))
+        return tuple(dict.fromkeys(part for key in self.measures for part in self.averages.get(key, (key,))))
+
+
+def run_key(row: str, size: str) -> str:
+    """Return the key of the runs of a row, or of `BASELINE`, and a size."""
+    return f"{row}/{size}"
 
 
 def rows_by_key(layout: TableLayout) -> dict[str, str]:
     """Return the key of runs → the row that shows them; baselines, which no row shows, are not in it."""
     if not layout.pairs:
-        return {item.key: item.key for item in layout.models}
-    return {size.key(item.key): item.key for size in layout.pairs for item in layout.models}
+        return {row: row for row in layout.models}
+    return {run_key(row, size): row for size in layout.pairs for row in layout.models}
 
 
-def without_baseline(layout: TableLayout, given: Collection[str]) -> dict[str, PairedSize]:
+def without_baseline(layout: TableLayout, given: Collection[str]) -> dict[str, str]:
     """Return, of the `given` keys with runs, those of rows whose baseline has none, with their size."""
-    lacking = [size for size in layout.pairs if size.baseline_key not in given]
-    return {key: size for item in layout.models for size in lacking if (key := size.key(item.key)) in given}
+    lacking = [size for size in layout.pairs if run_key(BASELINE, size) not in given]
+    return {key: size for row in layout.models for size in lacking if (key := run_key(row, size)) in given}
 
 
 def layout_names() -> list[str]:
     """Names of the layouts that evalkit ships."""
     return sorted(path.stem for path in resource("configs", "tables").glob("*.yaml"))
+
+
+class _LayoutFile(FileSettings):
+    caption: Markup = ()
+    suite: str | None = None
+    data: str | None = None
+    models: Literal["rows", "columns"] = "rows"
+    corner: Markup = ()
+    facts: Named[Markup] = Field(default_factory=dict)
+    decimals: Annotated[int, Field(ge=0, le=9)] = 1
+    unit: str = ""
+    marks: dict[
+        Literal["bold", "underline"],
+        Literal["highest in section", "lowest in section", "highest in table", "lowest in table"],
+    ] = Field(default_factory=dict)
+    pairs: Named[PairedSize] = Field(default_factory=dict)
+    rows: Annotated[Listed[Group], Field(min_length=1)]
+    columns: Annotated[Listed[Group], Field(min_length=1)]
 
 
 def load_layout(name: str) -> TableLayout:
@@ -195,70 +215,7 @@ def load_layout(name: str) -> TableLayout:
         path = resource("configs", "tables", f"{name}.yaml")
     elif path.suffix not in (".yaml", ".yml"):
         raise UnknownNameError("table", name, layout_names())
-    return _layout(path, read_settings(path, _LayoutFile, TableError, "layout"))
-
-
-def _markup(given: object) -> Text:
-    """Parse a text in markup, on one line; an integer is converted to text."""
-    if not isinstance(given, (str, int)) or isinstance(given, bool):
-        shown = "" if isinstance(given, (dict, list)) else f"; put the value {given} in quotes"
-        raise ValueError(f"expected a text{shown}")
-    try:
-        return parse(" ".join(str(given).split()), "markup")
-    except TableError as error:
-        raise ValueError(str(error)) from error
-
-
-_Markup = Annotated[Text, PlainValidator(_markup)]
-_MarkRule = Literal["highest in section", "lowest in section", "highest in table", "lowest in table"]
-_Models = NonEmpty | Listed[NonEmpty]
-"""A model's name, or several that belong to one row."""
-
-
-def _names(given: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else given
-
-
-class _ItemFile(FileSettings):
-    label: _Markup | None = None
-    indent: bool = False
-    facts: Named[_Markup] = Field(default_factory=dict)
-    model: _Models | Named[_Models] = ()
-    no_model: str = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_label(cls, given: object) -> object:
-        return given if isinstance(given, dict) else {"label": given}
-
-
-class _GroupFile(FileSettings):
-    title: _Markup = ()
-    style: Literal["ruled", "heading", "line"] | None = None
-    items: Annotated[Named[_ItemFile], Field(min_length=1)]
-
-
-class _PairedSizeFile(FileSettings):
-    baseline: _Models
-    measures: Annotated[Named[NonEmpty], Field(min_length=1)]
-
-
-class _LayoutFile(FileSettings):
-    caption: _Markup = ()
-    suite: str | None = None
-    data: str | None = None
-    models: Literal["rows", "columns"] = "rows"
-    corner: _Markup = ()
-    facts: Named[_Markup] = Field(default_factory=dict)
-    decimals: Annotated[int, Field(ge=0, le=9)] = 1
-    unit: str = ""
-    marks: dict[Literal["bold", "underline"], _MarkRule] = Field(default_factory=dict)
-    pairs: Named[_PairedSizeFile] = Field(default_factory=dict)
-    rows: Annotated[Listed[_GroupFile], Field(min_length=1)]
-    columns: Annotated[Listed[_GroupFile], Field(min_length=1)]
-
-
-def _layout(path: Path, content: _LayoutFile) -> TableLayout:
+    content = read_settings(path, _LayoutFile, TableError, "layout")
     data = content.data or path.stem
     suite, averages = _suite(path, content.suite, bool(content.pairs))
     layout = TableLayout(
@@ -270,13 +227,13 @@ def _layout(path: Path, content: _LayoutFile) -> TableLayout:
         data=path.parent / data if data.endswith(".csv") else resource("results", "published", f"{data}.csv"),
         models_are_rows=content.models == "rows",
         corner=content.corner,
-        facts=tuple(content.facts.values()),
+        facts=content.facts,
         decimals=content.decimals,
         unit=content.unit,
         marks={str(kind): Mark(*rule.split(" in ")) for kind, rule in content.marks.items()},
-        rows=tuple(_group(path, group, content.facts) for group in content.rows),
-        columns=tuple(_group(path, group, content.facts) for group in content.columns),
-        pairs=tuple(PairedSize(name, _names(size.baseline), size.measures) for name, size in content.pairs.items()),
+        rows=content.rows,
+        columns=content.columns,
+        pairs=content.pairs,
     )
     if problem := next(_problems(layout), None):
         raise TableError(f"layout {path}: {problem}")
@@ -296,55 +253,38 @@ def _suite(path: Path, given: str | None, paired: bool) -> tuple[str | None, dic
         raise TableError(f"layout {path}: {error}") from error
 
 
-def _group(path: Path, group: _GroupFile, facts: Collection[str]) -> Group:
-    style = group.style or ("ruled" if group.title else "line")
-    return Group(group.title, style, tuple(_item(path, key, item, facts) for key, item in group.items.items()))
-
-
-def _item(path: Path, key: str, item: _ItemFile, facts: Collection[str]) -> LayoutItem:
-    if unknown := next((name for name in item.facts if name not in facts), None):
-        raise TableError(f"layout {path}: '{key}': {UnknownNameError('fact', unknown, facts)}")
-    return LayoutItem(
-        key=key,
-        label=_markup(key) if item.label is None else item.label,
-        indent=item.indent,
-        facts=tuple(item.facts.get(name, ()) for name in facts),
-        models=() if isinstance(item.model, dict) else _names(item.model),
-        no_model=item.no_model,
-        sizes={size: _names(models) for size, models in item.model.items()} if isinstance(item.model, dict) else {},
-    )
-
-
 def _problems(layout: TableLayout) -> Iterator[str]:
-    for axis, items in (("models", layout.models), ("measures", layout.measures)):
-        keys = [item.key for item in items]
+    for axis, groups in (("models", layout.model_groups), ("measures", layout.measure_groups)):
+        keys = [key for group in groups for key in group.items]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
             yield f"'{twice}' occurs twice among its {axis}; give each its own key"
-    if misplaced := next((i.key for i in layout.measures if i.models or i.sizes or i.no_model), None):
+    for key, item in (layout.models | layout.measures).items():
+        if unknown := next((name for name in item.facts if name not in layout.facts), None):
+            yield f"'{key}': {UnknownNameError('fact', unknown, layout.facts)}"
+    if misplaced := next((key for key, item in layout.measures.items() if item.model or item.no_model), None):
         yield f"'{misplaced}' is a measure; 'model' and 'no_model' are keys of models"
-    yield from _problems_of_pairs(layout)
+    yield from _problems_of_pairs(layout, list(layout.pairs))
     if layout.suite is not None and not layout.pairs:
         known = (*layout.averages[AVERAGE], *layout.averages)
-        yield from (str(UnknownNameError("task", i.key, known)) for i in layout.measures if i.key not in known)
+        yield from (str(UnknownNameError("task", key, known)) for key in layout.measures if key not in known)
 
 
-def _problems_of_pairs(layout: TableLayout) -> Iterator[str]:
-    sizes = [size.name for size in layout.pairs]
-    for item in layout.models:
-        if unknown := next((size for size in item.sizes if size not in sizes), None):
+def _problems_of_pairs(layout: TableLayout, sizes: Sequence[str]) -> Iterator[str]:
+    for key, item in layout.models.items():
+        if unknown := next((size for size in item.by_size if size and size not in sizes), None):
             pairs = str(UnknownNameError("size", unknown, sizes)) if sizes else "the layout has no 'pairs'"
-            yield f"'{item.key}': model of '{unknown}': {pairs}"
-        if sizes and not item.sizes and not item.no_model:
-            yield f"'{item.key}' needs its model of each size: 'model: {{{sizes[0]}: NAME}}'"
-        if sizes and item.key == BASELINE:
+            yield f"'{key}': model of '{unknown}': {pairs}"
+        if sizes and not any(item.by_size) and not item.no_model:
+            yield f"'{key}' needs its model of each size: 'model: {{{sizes[0]}: NAME}}'"
+        if sizes and key == BASELINE:
             yield f"'{BASELINE}' stands for the models of 'pairs'; give the row another key"
     if not sizes:
         return
     if layout.suite is None:
         yield "'pairs' are of runs of one suite; add 'suite'"
-    given = [measure for size in layout.pairs for measure in size.rules]
-    shown = [item.key for item in layout.measures]
-    yield from (f"'pairs': {UnknownNameError('measure', key, shown)}" for key in given if key not in shown)
-    for measure in shown:
+    given = [measure for size in layout.pairs.values() for measure in size.measures]
+    yield from (f"'pairs': {UnknownNameError('measure', key, layout.measures)}" for key in given
+                if key not in layout.measures)  # fmt: skip
+    for measure in layout.measures:
         if (count := given.count(measure)) != 1:
             yield f"'{measure}' is in {count} sizes of 'pairs'; name it in one"

@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 
 from evalkit.benchmarks.registry import benchmark_of, differences
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
-from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
+from evalkit.inputs.validated import FileSettings, Named, NonEmpty, read_settings
 from evalkit.inputs.values import path as given_path
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.reporting.table import Text, literal
@@ -33,7 +33,7 @@ from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.folder import Run
 from evalkit.runs.outcomes import MARGIN
 from evalkit.runs.traits import model_differences, origin_notes, same_checkpoint, summary, unofficial_notes
-from evalkit.tables.layout import TableLayout, rows_by_key
+from evalkit.tables.layout import OneOrMore, TableLayout, rows_by_key
 from evalkit.tables.published import Number, read_numbers
 from evalkit.tables.row_models import find_rows, row_mismatch
 
@@ -64,7 +64,7 @@ class RunMapping:
 
 class _MappingFile(FileSettings):
     rule: NonEmpty | None = None
-    rows: Named[NonEmpty | Annotated[Listed[NonEmpty], Field(min_length=1)]] | None = None
+    rows: Named[Annotated[OneOrMore, Field(min_length=1)]] | None = None
     values: NonEmpty | None = None
 
     @model_validator(mode="after")
@@ -78,9 +78,7 @@ def read_mapping(path: Path) -> RunMapping:
     """Read a mapping file; a `TableError` names the invalid key."""
     where, content = f"mapping of runs {path}", read_settings(path, _MappingFile, TableError, "mapping of runs")
     rows = {
-        model: tuple(
-            given_path(f"{where}, row '{model}'", run) for run in ([given] if isinstance(given, str) else given)
-        )
+        model: tuple(given_path(f"{where}, row '{model}'", run) for run in given)
         for model, given in (content.rows or {}).items()
     }
     values = None if content.values is None else given_path(f"{where}: 'values'", content.values)
@@ -104,9 +102,8 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
         RunError: a folder that is not a finished run; names it and the row.
         TableError: a CSV that cannot be read.
     """
-    known = [item.key for item in layout.assigned]
-    if unknown := next((model for model in mapping.rows if model not in known), None):
-        raise UnknownNameError(f"row of table {layout.name}", unknown, known)
+    if unknown := next((model for model in mapping.rows if model not in layout.assigned), None):
+        raise UnknownNameError(f"row of table {layout.name}", unknown, layout.assigned)
     runs = {model: tuple(_open(run, model) for run in given) for model, given in mapping.rows.items()}
     rule = rule or mapping.rule
     if rule and layout.pairs:
@@ -120,39 +117,24 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
             raise UsageError(f"the runs have different rules ({given}), and margins are a rule's; give --rule")
         rule = f"{MARGIN}:{''.join(rules)}"
     letters, notes = _notes(layout, runs, rule, mixed)
-    numbers = _numbers(layout, runs, rule)
+    if layout.pairs:
+        # Imported here, since it needs numpy
+        from evalkit.tables.row_models import paired_numbers
+
+        numbers = paired_numbers(layout, runs)
+    else:
+        numbers = {
+            model: _row_numbers(layout, [accuracies(run, rule) for run in seeds]) for model, seeds in runs.items()
+        }
     if mapping.values:
         for model, row in _values(layout, mapping.values).items():
             if model in numbers:
                 raise TableError(f"row '{model}' has both a run and numbers in {mapping.values}; remove one of them")
             numbers[model] = row
-        notes = (*notes, f"Numbers of {mapping.values} as given there.")
+        notes.append(f"Numbers of {mapping.values} as given there.")
     used = rule or (rules[0] if len(rules) == 1 else None)
     shown = {model: seeds for model, seeds in runs.items() if model in rows_by_key(layout)}
     return Measured(numbers, shown, used, letters, tuple(map(literal, [*_summary(runs, used), *notes])))
-
-
-def _check_row(layout: TableLayout, model: str, seeds: Sequence[Run]) -> None:
-    for run in seeds:
-        _check_suite(layout, run, f"row '{model}': ")
-        if models := model_differences(seeds[0], run):
-            raise UsageError(
-                f"row '{model}': the models of runs {seeds[0].folder} and {run.folder} differ in "
-                f"{', '.join(models)}; several runs of a row are seeds of one model"
-            )
-    if same_checkpoint(seeds):
-        raise UsageError(f"row '{model}': two runs are of one checkpoint, not of two seeds; remove one")
-
-
-def _numbers(
-    layout: TableLayout, runs: Mapping[str, tuple[Run, ...]], rule: str | None
-) -> dict[str, dict[str, Number]]:
-    if layout.pairs:
-        # Imported here, since it needs numpy
-        from evalkit.tables.row_models import paired_numbers
-
-        return paired_numbers(layout, runs)
-    return {model: _row_numbers(layout, [accuracies(run, rule) for run in seeds]) for model, seeds in runs.items()}
 
 
 def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | None]]:
@@ -183,6 +165,18 @@ def _open(given: Path | Run, model: str) -> Run:
         raise (UsageError if isinstance(error, UsageError) else RunError)(f"row '{model}': {error}") from error
 
 
+def _check_row(layout: TableLayout, model: str, seeds: Sequence[Run]) -> None:
+    for run in seeds:
+        _check_suite(layout, run, f"row '{model}': ")
+        if models := model_differences(seeds[0], run):
+            raise UsageError(
+                f"row '{model}': the models of runs {seeds[0].folder} and {run.folder} differ in "
+                f"{', '.join(models)}; several runs of a row are seeds of one model"
+            )
+    if same_checkpoint(seeds):
+        raise UsageError(f"row '{model}': two runs are of one checkpoint, not of two seeds; remove one")
+
+
 def _check_suite(layout: TableLayout, run: Run, where: str = "") -> None:
     suite = run.suite
     fills, _ = benchmark_of(run).fills(run)
@@ -206,23 +200,20 @@ def _row_numbers(
     from evalkit.stats.estimates import error_of_average
 
     numbers: dict[str, Number] = {}
-    parts = {task: (task,) for task in layout.tasks} | layout.averages
-    for name, tasks in parts.items():
-        if not all(task in seed for seed in seeds for task in tasks):
-            continue
-        means = [mean([seed[task][0] for task in tasks]) for seed in seeds]
-        spread = (
-            statistics.stdev(map(float, means)) if len(seeds) > 1 else error_of_average([seeds[0][t][1] for t in tasks])
-        )
-        numbers[name] = Number(mean(means), None if spread is None else of_float(spread))
+    for name, tasks in ({task: (task,) for task in layout.tasks} | layout.averages).items():
+        if all(task in seed for seed in seeds for task in tasks):
+            means = [mean([seed[task][0] for task in tasks]) for seed in seeds]
+            error = error_of_average([seeds[0][task][1] for task in tasks])
+            spread = statistics.stdev(map(float, means)) if len(seeds) > 1 else error
+            numbers[name] = Number(mean(means), None if spread is None else of_float(spread))
     return numbers
 
 
 def _values(layout: TableLayout, path: Path) -> dict[str, dict[str, Number]]:
-    numbers, models = read_numbers(path, layout.in_percent), [item.key for item in layout.models]
+    numbers = read_numbers(path, layout.in_percent)
     for model, row in numbers.items():
-        if model not in models:
-            raise UnknownNameError(f"row of {path}", model, models)
+        if model not in layout.models:
+            raise UnknownNameError(f"row of {path}", model, layout.models)
         if unknown := next((column for column in row if column not in layout.tasks), None):
             why = ": averages are computed, never given" if unknown in layout.averages else ""
             raise TableError(f"{path}: {UnknownNameError('column', unknown, layout.tasks)}{why}")
@@ -231,10 +222,9 @@ def _values(layout: TableLayout, path: Path) -> dict[str, dict[str, Number]]:
 
 def _notes(
     layout: TableLayout, runs: Mapping[str, tuple[Run, ...]], rule: str | None, mixed: bool
-) -> tuple[dict[str, str], tuple[str, ...]]:
+) -> tuple[dict[str, str], list[str]]:
     """Return letters of rows with notes, and the notes."""
-    items, rows = {item.key: item for item in layout.assigned}, rows_by_key(layout)
-    flat = [(model, run) for model, seeds in runs.items() for run in seeds]
+    rows, flat = rows_by_key(layout), [(model, run) for model, seeds in runs.items() for run in seeds]
     letters: dict[str, str] = {}
     notes: list[str] = []
     for model, run in flat:
@@ -246,18 +236,17 @@ def _notes(
                 f"{first.folder}) with {refused[0].words}; make them alike, or mark such rows with --allow-mixed"
             )
         remarks = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing if mine.name != "origin"]
-        benchmark = benchmark_of(run)
-        _, stands_for = benchmark.fills(run)
         if layout.suite != run.suite:
-            pairs = ([benchmark.label(run, name).full for name in pair] for pair in stands_for.items())
+            benchmark = benchmark_of(run)
+            pairs = ([benchmark.label(run, name).full for name in pair] for pair in benchmark.fills(run)[1].items())
             remarks += [f"{task} in the column of {column}" for task, column in pairs]
         remarks += [*origin_notes(run.manifest), *unofficial_notes(run.manifest)]
-        remarks += [contradiction] if (contradiction := row_mismatch(layout, items[model], run)) else []
+        remarks += filter(None, [row_mismatch(layout, model, run)])
         if remarks:
             row = rows.get(model)
             letter = letters.setdefault(row, chr(ord("a") + len(letters))) if row else model
             notes.append(f"{letter}: {run.folder.name}: {'; '.join(remarks)}.")
-    return letters, tuple(notes)
+    return letters, notes
 
 
 def _summary(runs: Mapping[str, tuple[Run, ...]], rule: str | None) -> list[str]:

@@ -6,17 +6,21 @@ averages and marks are in files in `printed/`, which are read only to print or a
 
 from __future__ import annotations
 
+import codecs
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 from evalkit.errors import TableError, UsageError
-from evalkit.inputs.reading import MOST_BYTES, Unreadable, read_bytes
+from evalkit.inputs.reading import MOST_BYTES, Unreadable, decoded, read_as
 from evalkit.reporting.decimals import parse_number
 from evalkit.tables.layout import TableLayout
+
+CellKey = tuple[str, str]
+"""(model, measure)."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,10 @@ Numbers = Mapping[str, Mapping[str, Number]]
 
 
 class Printed(NamedTuple):
-    """Averages and marks as the paper printed them."""
+    """Averages and marks (bold, underline) as the paper printed them."""
 
-    values: dict[tuple[str, str], Fraction]
-    """(model, measure) → the printed mean."""
-    marks: dict[tuple[str, str], frozenset[str]]
-    """(model, measure) → bold, underline."""
+    values: dict[CellKey, Fraction]
+    marks: dict[CellKey, frozenset[str]]
 
 
 def read_numbers(path: Path, in_percent: bool = False) -> dict[str, dict[str, Number]]:
@@ -47,48 +49,52 @@ def read_numbers(path: Path, in_percent: bool = False) -> dict[str, dict[str, Nu
     Raises:
         TableError: it cannot be read, a name occurs twice, or a cell is not such a number; names row and column.
     """
-    lines = _lines(path)
-    _, header = next(lines, (1, [""]))
-    measures = header[1:]
-    if len(set(measures)) != len(measures) or "" in measures:
-        raise TableError(f"{path}, line 1: every column but the first must have a name of its own")
-    numbers: dict[str, dict[str, Number]] = {}
-    for place, (model, *cells) in lines:
-        if model in numbers:
-            raise TableError(f"{path}, line {place}: row '{model}' occurs twice; remove one")
-        if len(cells) != len(measures):
-            raise TableError(f"{path}, line {place}, row '{model}': {len(cells)} cells for {len(measures)} columns")
-        numbers[model] = {}
-        for measure, cell in zip(measures, cells, strict=True):
-            if (value := _number(cell, path, model, measure)) is not None:
-                if in_percent and not 0 <= value <= 100:
-                    raise TableError(
-                        f"{path}, line {place}, row '{model}', column '{measure}': {cell} is not a percentage; this "
-                        "table has numbers from 0 to 100"
-                    )
-                numbers[model][measure] = Number(value)
+
+    def parse(data: bytes) -> dict[str, dict[str, Number]]:
+        (_, (_, *measures)), *lines = _lines(data) or [(1, [""])]
+        if len(set(measures)) != len(measures) or "" in measures:
+            raise Unreadable("every column but the first must have a name of its own", 1)
+        numbers: dict[str, dict[str, Number]] = {}
+        for line, (model, *cells) in lines:
+            if model in numbers:
+                raise Unreadable(f"row '{model}' occurs twice; remove one", line)
+            if len(cells) != len(measures):
+                raise Unreadable(f"row '{model}': {len(cells)} cells for {len(measures)} columns", line)
+            numbers[model] = {}
+            for measure, cell in zip(measures, cells, strict=True):
+                if (value := _number(cell, line, model, measure)) is not None:
+                    if in_percent and not 0 <= value <= 100:
+                        where = f"row '{model}', column '{measure}'"
+                        raise Unreadable(f"{where}: {cell} is not a percentage, a number from 0 to 100", line)
+                    numbers[model][measure] = Number(value)
+        return numbers
+
+    numbers: dict[str, dict[str, Number]] = read_as(path, TableError, "", MOST_BYTES, parse)
     return numbers
 
 
 def read_printed(path: Path) -> Printed:
-    """Read printed averages and marks: lines of model, measure, printed, marks."""
-    lines = _lines(path)
-    _, header = next(lines, (1, []))
-    if header != ["model", "measure", "printed", "marks"]:
-        raise TableError(f"{path}, line 1: expected the columns model,measure,printed,marks")
-    content = Printed({}, {})
-    for place, cells in lines:
-        if len(cells) != 4:
-            raise TableError(f"{path}, line {place}: expected 4 cells, found {len(cells)}")
-        model, measure, printed, marks = cells
-        if (value := _number(printed, path, model, measure)) is not None:
-            content.values[model, measure] = value
-        kinds = frozenset(marks.split())
-        if strange := kinds - {"bold", "underline"}:
-            raise TableError(f"{path}, line {place}: mark '{min(strange)}' is neither bold nor underline")
-        if kinds:
-            content.marks[model, measure] = kinds
-    return content
+    """Read printed averages and marks: lines of model, measure, printed, marks. Raises `TableError`."""
+
+    def parse(data: bytes) -> Printed:
+        (_, header), *lines = _lines(data) or [(1, [""])]
+        if header != ["model", "measure", "printed", "marks"]:
+            raise Unreadable("expected the columns model,measure,printed,marks", 1)
+        content = Printed({}, {})
+        for line, cells in lines:
+            if len(cells) != 4:
+                raise Unreadable(f"expected 4 cells, found {len(cells)}", line)
+            model, measure, printed, marks = cells
+            if (value := _number(printed, line, model, measure)) is not None:
+                content.values[model, measure] = value
+            if strange := set(marks.split()) - {"bold", "underline"}:
+                raise Unreadable(f"mark '{min(strange)}' is neither bold nor underline", line)
+            if marks:
+                content.marks[model, measure] = frozenset(marks.split())
+        return content
+
+    printed: Printed = read_as(path, TableError, "", MOST_BYTES, parse)
+    return printed
 
 
 def published_numbers(layout: TableLayout) -> dict[str, dict[str, Number]]:
@@ -120,30 +126,18 @@ def printed_cells(layout: TableLayout) -> Printed:
     return read_printed(path)
 
 
-def _number(cell: str, path: Path, model: str, measure: str) -> Fraction | None:
+def _number(cell: str, line: int, model: str, measure: str) -> Fraction | None:
     try:
         return parse_number(cell)
     except ValueError as error:
-        raise TableError(
-            f"{path}, row '{model}', column '{measure}': {error}; write digits with a decimal point, "
-            "or leave the cell empty where there is no number"
-        ) from error
+        reason = f"{error}; write digits with a decimal point, or leave the cell empty where there is no number"
+        raise Unreadable(f"row '{model}', column '{measure}': {reason}", line) from error
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line number, cells) of each line that is not empty."""
+def _lines(data: bytes) -> list[tuple[int, list[str]]]:
+    """Return (line number, cells) of each line that is not empty."""
+    reader = csv.reader(decoded(data.removeprefix(codecs.BOM_UTF8)).splitlines())
     try:
-        text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
-    except Unreadable as error:
-        raise TableError(f"{path} {error}") from error
-    except OSError as error:
-        raise TableError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise TableError(f"{path} is not UTF-8 text; save it as CSV in UTF-8") from error
-    reader = csv.reader(text.splitlines())
-    try:
-        for cells in reader:
-            if any(cells):
-                yield reader.line_num, [cell.strip() for cell in cells]
+        return [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(cells)]
     except csv.Error as error:
-        raise TableError(f"{path}, line {reader.line_num}: not valid CSV: {error}") from error
+        raise Unreadable(f"not valid CSV: {error}", reader.line_num) from error

@@ -30,7 +30,7 @@ from evalkit.stats.estimates import error_of_mean
 from evalkit.stats.power import ALPHA
 from evalkit.stats.significance import holm
 from evalkit.tables.fill import Lead
-from evalkit.tables.layout import LayoutItem, TableLayout, without_baseline
+from evalkit.tables.layout import BASELINE, TableLayout, run_key, without_baseline
 from evalkit.tables.published import Number
 
 _READINGS = {key for keys in KEYS.values() for key in keys} - {"num_signals", "signal_domain", "cog_keep_last"}
@@ -44,7 +44,7 @@ def find_rows(layout: TableLayout, runs: Sequence[Run]) -> dict[str, list[Run]]:
         UsageError: a run's manifest has no model shape, its model matches no row or several, or the runs of a row are
             steps of one training.
     """
-    rows: dict[str, list[Run]] = {item.key: [] for item in layout.assigned}
+    rows: dict[str, list[Run]] = {key: [] for key in layout.assigned}
     for run in runs:
         keys = rows_of(layout, run)
         if len(keys) != 1:
@@ -63,25 +63,24 @@ def find_rows(layout: TableLayout, runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {key: members for key, members in rows.items() if members}
 
 
-def row_mismatch(layout: TableLayout, item: LayoutItem, run: Run) -> str:
+def row_mismatch(layout: TableLayout, key: str, run: Run) -> str:
     """Describe how a run's model differs from its row's; empty if it does not, or if the manifest has no shape."""
-    named, loaded = _named(layout, item), run.manifest.get("loaded") or {}
+    named, loaded = _named(layout, key), run.manifest.get("loaded") or {}
     if not named or "parameters" not in loaded:
         return ""
     ours: dict[str, Any] = loaded.get("shape") or {}
     if any(ours == _facts(model) for model in named):
         return ""
     if alike := next((model for model in named if _alike(ours, model)), None):
-        theirs = _facts(alike)
-        other = [key for key in theirs if ours.get(key) != theirs[key]]
-        return "; ".join(f"{key} is {ours.get(key)}, in {alike.name} {theirs[key]}" for key in other)
+        differing = {name: value for name, value in _facts(alike).items() if ours.get(name) != value}
+        return "; ".join(f"{name} is {ours.get(name)}, in {alike.name} {value}" for name, value in differing.items())
     first, count = named[0], parameters(named[0].shape).total
     if "shape" not in loaded and loaded["parameters"] == count:
         return ""  # an imported log has no shape
     row, ours_in_words = _words(_facts(first), count), _of_run(run)
-    keys = [] if row != ours_in_words else [key for key, value in _facts(first).items() if ours.get(key) != value]
+    keys = [] if row != ours_in_words else [name for name, value in _facts(first).items() if ours.get(name) != value]
     apart = f" (they differ in {', '.join(keys)})" if keys else ""
-    return f"row '{item.key}' is {first.name}, {row}; the run's model is {ours_in_words}{apart}"
+    return f"row '{key}' is {first.name}, {row}; the run's model is {ours_in_words}{apart}"
 
 
 def rows_of(layout: TableLayout, run: Run) -> list[str]:
@@ -92,7 +91,7 @@ def rows_of(layout: TableLayout, run: Run) -> list[str]:
             f"run {run.folder.name}: its manifest lacks the model's sizes and attention, which determine its row of "
             f"table {layout.name}; name the row in a --runs FILE.yaml"
         )
-    named = [(item.key, model) for item in layout.assigned for model in _named(layout, item)]
+    named = [(key, model) for key in layout.assigned for model in _named(layout, key)]
     rows = [key for key, model in named if ours == _facts(model)]
     return list(dict.fromkeys(rows or [key for key, model in named if _alike(ours, model)]))
 
@@ -102,17 +101,17 @@ def _shipped() -> dict[str, NamedModel]:
     return {model.name: model for model in models()}
 
 
-def _named(layout: TableLayout, item: LayoutItem) -> list[NamedModel]:
+def _named(layout: TableLayout, key: str) -> list[NamedModel]:
     """Return the models of a row; paths of files are relative to the layout's folder."""
-    return [_shipped().get(name) or _model(layout, item, name) for name in item.models]
+    return [_shipped().get(name) or _model(layout, key, name) for name in layout.assigned[key]]
 
 
-def _model(layout: TableLayout, item: LayoutItem, name: str) -> NamedModel:
+def _model(layout: TableLayout, key: str, name: str) -> NamedModel:
     in_file = name.partition(":")[0].endswith(SUFFIXES)
     try:
         return named_model(str(layout.path.parent / name) if in_file else name)
     except (UnknownNameError, UsageError) as error:
-        raise TableError(f"layout {layout.path}, model of '{item.key}': {error}") from error
+        raise TableError(f"layout {layout.path}, model of '{key}': {error}") from error
 
 
 def _facts(model: NamedModel) -> dict[str, Any]:
@@ -144,9 +143,6 @@ def _words(facts: Mapping[str, Any], count: int) -> str:
     )
 
 
-_PERCENT = 100
-
-
 def paired_numbers(layout: TableLayout, runs: Mapping[str, tuple[Run, ...]]) -> dict[str, dict[str, Number]]:
     """Return row → measure → share of documents in percent, of the runs of each row and size, and of each baseline.
 
@@ -156,20 +152,25 @@ def paired_numbers(layout: TableLayout, runs: Mapping[str, tuple[Run, ...]]) -> 
     for key, size in without_baseline(layout, runs).items():
         raise UsageError(
             f"table {layout.name}: row '{key}' has a run, but the baseline that it is compared with has none: "
-            f"{' or '.join(size.baseline)}; give its run too (row '{size.baseline_key}')"
+            f"{' or '.join(layout.pairs[size].baseline)}; give its run too (row '{run_key(BASELINE, size)}')"
         )
     graded: dict[str, Comparable] = {}
     numbers: dict[str, dict[str, Number]] = {}
-    for item in layout.models:
-        for size in layout.pairs:
-            if (key := size.key(item.key)) not in runs:
+    for row in layout.models:
+        for size, compared in layout.pairs.items():
+            key, baseline = run_key(row, size), run_key(BASELINE, size)
+            if key not in runs:
                 continue
-            pairing = pair(Side(size.baseline_key, runs[size.baseline_key]), Side(key, runs[key]), graded)
-            _check_complete(pairing)
-            row = numbers.setdefault(item.key, {})
-            for measure, rule in size.rules.items():
+            pairing = pair(Side(baseline, runs[baseline]), Side(key, runs[key]), graded)
+            if lost := [*pairing.left_out, *(task.task for task in pairing.tasks if task.dropped)]:
+                raise UsageError(
+                    f"row '{key}': run {runs[key][0].folder.name} was not measured on the same documents of "
+                    f"{', '.join(lost)} as its baseline {runs[baseline][0].folder.name}; run both with the same tasks "
+                    "and the same sample"
+                )
+            for measure, rule in compared.measures.items():
                 try:
-                    row[measure] = _exceeding_share(pairing, rule)
+                    numbers.setdefault(row, {})[measure] = _exceeding_share(pairing, rule)
                 except UsageError as error:
                     raise UsageError(f"table {layout.name}, '{measure}' of row '{key}': {error}") from error
     return numbers
@@ -184,20 +185,11 @@ def _exceeding_share(pairing: Pairing, rule: str) -> Number:
     scores = [pairing.scores(task, rule) for task in pairing.tasks]
     baseline, ours = (np.concatenate(side, axis=1) for side in zip(*scores, strict=True))
     exceeds = ours[:, None] > baseline[None]  # [runs of B, runs of A, documents]
-    shares = [_PERCENT * Fraction(int(of_run.sum()), of_run.size) for of_run in exceeds]
+    shares = [100 * Fraction(int(of_run.sum()), of_run.size) for of_run in exceeds]
     if len(shares) > 1:
         return Number(mean(shares), of_float(statistics.stdev(map(float, shares))))
     error = error_of_mean(exceeds[0].mean(axis=0))
-    return Number(shares[0], None if error is None else of_float(_PERCENT * error))
-
-
-def _check_complete(pairing: Pairing) -> None:
-    if lost := [*pairing.left_out, *(task.task for task in pairing.tasks if task.dropped)]:
-        first, other = (side.runs[0].folder.name for side in (pairing.b, pairing.a))
-        raise UsageError(
-            f"row '{pairing.b.name}': run {first} was not measured on the same documents of {', '.join(lost)} as its "
-            f"baseline {other}; run both with the same tasks and the same sample"
-        )
+    return Number(shares[0], None if error is None else of_float(100 * error))
 
 
 def significant_leads(
@@ -222,11 +214,10 @@ def significant_leads(
     ps = []
     for lead in tested:
         pairing, tasks = paired(lead.best, lead.runner_up), layout.averages.get(lead.measure, (lead.measure,))
-        for task in pairing.tasks:
-            if task.task in tasks and task.dropped:
-                raise UsageError(
-                    f"rows '{lead.best}' and '{lead.runner_up}' were not measured on the same documents of "
-                    f"{task.task}, so --significance cannot test their lead; omit it, or run both on the same documents"
-                )
+        if dropped := next((task.task for task in pairing.tasks if task.task in tasks and task.dropped), None):
+            raise UsageError(
+                f"rows '{lead.best}' and '{lead.runner_up}' were not measured on the same documents of {dropped}, so "
+                "--significance cannot test their lead; omit it, or run both on the same documents"
+            )
         ps.append(p_value(pairing, tasks, str(rule)))
     return frozenset(lead for lead, p in zip(tested, holm(ps), strict=True) if p <= ALPHA)

@@ -24,7 +24,7 @@ def module(**attributes: Any) -> Any:
 
 
 def active(*modules: Any) -> Recording:
-    return Recording(modules, lambda call, value: value)
+    return Recording(modules)
 
 
 def test_the_call_is_that_of_the_module() -> None:
@@ -33,9 +33,9 @@ def test_the_call_is_that_of_the_module() -> None:
     with recording(model, calls):
         attend(other, tokens=3)
         attend(ours, scaling=0.7)
-    call = calls.take(ours)
-    assert call.query.shape == call.key.shape == (2, 5, 4)
-    assert (call.scale, call.mask, call.causal, call.signed) == (0.7, None, True, False)
+    seen = calls.take(ours)
+    assert (seen.heads, seen.tokens) == (2, 5)
+    assert (seen.whole().triu(1) == 0).all()
     assert attention_of(model.config) == "sdpa"
     with pytest.raises(Unrecorded, match="outside of a recording"):
         attend(ours)
@@ -48,13 +48,13 @@ def test_a_module_that_does_not_call() -> None:
 
 def test_two_calls_are_one_map_only_where_the_module_combines_maps() -> None:
     model = model_of("llama", VANILLA)
-    for ours, allowed in ((module(), False), (module(effective_map=lambda maps: maps), True)):
+    for ours, allowed in ((module(), False), (module(effective_map=lambda maps, dtype: maps), True)):
         calls = active(ours)
         with recording(model, calls):
             attend(ours)
             attend(ours)
         if allowed:
-            assert calls.take(ours).query.shape == (2, 5, 4)
+            assert calls.take(ours).whole().shape == (2, 5, 5)
         else:
             with pytest.raises(Unrecorded, match="attends 2 times"):
                 calls.take(ours)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from evalkit.benchmarks.attention import map_blocks
+from evalkit.benchmarks.attention import attention_calls
 from evalkit.benchmarks.attention.attention_calls import AttentionCall, CallMap
 from evalkit.benchmarks.attention.map_blocks import MapReader
 from tests.analysis.architectures import model_named
@@ -29,7 +29,7 @@ def test_the_check_finds_a_wrong_scale(monkeypatch: pytest.MonkeyPatch, dtype: t
         return CallMap(replace(call, scale=call.scale * 1.001), *args)
 
     model = model_of("llama", VANILLA, dtype=dtype, initializer_range=0.15)
-    monkeypatch.setattr(map_blocks, "CallMap", wrong)
+    monkeypatch.setattr(attention_calls, "CallMap", wrong)
     lines: list[str] = []
     reader = MapReader(model, lines.append)
     reader.check(TOKENS)

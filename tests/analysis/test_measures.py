@@ -220,10 +220,10 @@ def test_inputs_that_do_not_fit() -> None:
     none = Reading(None, np.array([1]), 4, True)
     with pytest.raises(ValueError, match="no group of measures 'entrpy'"):
         measures_of(seen, none, ["entrpy"])
-    with pytest.raises(ValueError, match="need the tokens' categories"):
+    with pytest.raises(ValueError, match="need the categories of 5 tokens"):
         measures_of(seen, none, ["mass"])
     assert "bos" in measures_of(seen, none, ["bos"])
-    with pytest.raises(ValueError, match="5 tokens, but categories of 4"):
+    with pytest.raises(ValueError, match="need the categories of 5 tokens"):
         measures_of(seen, Reading(np.zeros(4, np.int8), np.array([1]), 4, True), ["mass"])
     for wrong in (Reading(None, np.array([5]), 4, True), Reading(None, np.array([1]), -1, True)):
         with pytest.raises(ValueError, match="outside of the sequence's 5 tokens"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from evalkit.benchmarks.multiple_choice import stored
+import evalkit.cache
 from evalkit.benchmarks.multiple_choice.stored import read_table, write_table
 
 TABLE = pa.table({"a": [1, 2, 3], "b": [["x"], [], ["y", "z"]]}).replace_schema_metadata({"task": "夜"})
@@ -50,14 +50,14 @@ def test_a_file_that_was_cut_off_is_noticed(cache: Path, size: int) -> None:
 
 def test_the_tables_that_were_not_used_for_longest_are_deleted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, key in enumerate("abc"):
-        write_table("kind", key, TABLE)
-        newest = max((cache / "kind").iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        write_table("questions", key, TABLE)
+        newest = max((cache / "questions").iterdir(), key=lambda file: file.stat().st_mtime_ns)
         os.utime(newest, (1000 + number, 1000 + number))
     size = newest.stat().st_size
-    assert read_table("kind", "a") is not None  # used now
-    monkeypatch.setattr(stored, "_MOST_BYTES", 3 * size)
-    write_table("kind", "d", TABLE)
-    assert [read_table("kind", key) is not None for key in "abcd"] == [True, False, True, True]
+    assert read_table("questions", "a") is not None  # used now
+    monkeypatch.setattr(evalkit.cache, "MOST_BYTES", 3 * size)
+    write_table("questions", "d", TABLE)
+    assert [read_table("questions", key) is not None for key in "abcd"] == [True, False, True, True]
 
 
 def test_a_folder_that_cannot_be_written_costs_only_time(cache: Path) -> None:

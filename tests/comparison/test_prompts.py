@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.prompt_variants import PROMPTS
-from evalkit.benchmarks.prompt_variants.tables import PROMPT
+from evalkit.benchmarks.prompt_variants import PROMPT, PROMPTS
 from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report, prompts_sentence
 from evalkit.comparison.differences import Comparison

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from evalkit.cache import read_cached, write_cached
 from evalkit.errors import CheckpointError
 from evalkit.models import fingerprint as fingerprint_module
 from evalkit.models.fingerprint import Fingerprint, fingerprint
 from evalkit.models.locate import locate
-from evalkit.paths import read_cached, write_cached
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
 

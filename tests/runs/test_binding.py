@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.lm_eval.results import metrics_report
+from evalkit.benchmarks.lm_eval.views import metrics_report
 from evalkit.benchmarks.longbench.plan import LongBenchRequest
 from evalkit.benchmarks.longbench.results_report import report_of
 from evalkit.benchmarks.longbench.scores import GENERATIONS, load_generations

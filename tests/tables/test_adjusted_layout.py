@@ -23,7 +23,7 @@ from tests.sealed import reseal
 from tests.tables.test_measured import altered, mapped
 
 MAIN = load_layout("main_res")
-KEYS = [item.key for item in MAIN.models]
+KEYS = list(MAIN.models)
 PARENTS = {"cog_all_125m": "cog_125m", "diff_all_125m": "diff_125m", "intg_all_125m": "intg_125m",
            "intg_all_1b": "intg_1b"}  # fmt: skip
 
@@ -33,14 +33,14 @@ def test_what_is_left_is_what_has_numbers_in_the_same_order(filled: set[str]) ->
     """An indented row keeps the row that it belongs to, which names the model."""
     left = without_empty(MAIN, filled)
     needed = filled | {PARENTS[key] for key in filled if key in PARENTS}
-    assert [item.key for item in left.models] == [key for key in KEYS if key in needed]
+    assert list(left.models) == [key for key in KEYS if key in needed]
     assert all(group.items for group in left.rows)
     assert left.columns == MAIN.columns
 
 
 def test_models_in_columns() -> None:
     left = without_empty(load_layout("app_long_contx"), {"intg_1b"})
-    assert [item.key for item in left.models] == ["intg_1b"]
+    assert list(left.models) == ["intg_1b"]
     assert left.rows == load_layout("app_long_contx").rows
     whole = load_layout("backbone_abl_main")
     assert [plain(group.title) for group in without_empty(whole, {"qwen2_intg"}).columns] == ["Qwen2"]
@@ -91,7 +91,7 @@ def test_caption_and_titles_in_every_format(finished: Run, tmp_path: Path) -> No
             assert word in text, (form, word)
         assert "28B tokens" not in text
         assert "Zero-shot accuracy" not in text
-    assert retitled(MAIN, None, {}, "here") == MAIN
+    assert retitled(MAIN, None, {}, "here").caption == MAIN.caption
     assert retitled(MAIN, "", {}, "here").caption == ()
 
 
@@ -127,7 +127,7 @@ def test_a_table_of_a_continuous_outcome(finished: Run, tmp_path: Path, outcome:
     table = make(TableRequest("main_res", "runs", path, outcome=outcome, spreads=True, drop_empty=True))
     key = f"margin:{finished.manifest['rule']}" if outcome == "margin" else outcome
     expected = {one.task: one.value for one in benchmark_of(finished).metrics(finished, key)}
-    places = [item.key for item in MAIN.measures]
+    places = list(MAIN.measures)
     [first, second] = [line for line in table.lines if line.cells]
     for task, value in expected.items():
         assert value is not None

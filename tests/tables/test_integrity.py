@@ -79,7 +79,7 @@ def test_what_differs_is_said(finished: Run, tmp_path: Path) -> None:
 def test_every_published_row_has_a_belief_about_known_rules() -> None:
     protocols = read_protocols()
     layout = load_layout("res_intg_app")
-    assert protocols.keys() == {item.key for item in layout.models}
+    assert protocols.keys() == layout.models.keys()
     for protocol in protocols.values():
         assert set(protocol.rules.values()) <= RULES.keys()
         assert set(protocol.rules) - {"default"} <= set(layout.tasks)

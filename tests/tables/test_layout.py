@@ -39,11 +39,11 @@ def test_layouts_and_published_numbers_name_the_same(name: str) -> None:
     """Every row and every task of a layout has numbers, and nothing computed is stored."""
     layout = load_layout(name)
     numbers = read_numbers(layout.data)
-    assert {item.key for item in layout.models} == numbers.keys()
+    assert layout.models.keys() == numbers.keys()
     assert all(set(layout.tasks) >= row.keys() for row in numbers.values())
     assert not layout.averages.keys() & {column for row in numbers.values() for column in row}
     printed = printed_cells(layout)
-    averages = {(m.key, x.key) for m in layout.models for x in layout.measures if x.key in layout.averages}
+    averages = {(model, key) for model in layout.models for key in layout.measures if key in layout.averages}
     assert printed.values.keys() == averages
     assert plain(layout.caption)
 
@@ -51,7 +51,7 @@ def test_layouts_and_published_numbers_name_the_same(name: str) -> None:
 def test_a_users_own(tmp_path: Path) -> None:
     layout = load_layout(written(tmp_path))
     assert layout.name == "my_table"
-    assert [plain(item.label) for item in layout.models] == ["Mine", "yours"]
+    assert [plain(item.label) for item in layout.models.values()] == ["Mine", "yours"]
     assert layout.averages["Average"] == (*layout.averages["Reasoning"], *layout.averages["Knowledge"])
     assert set(layout.tasks) == set(layout.averages["Average"])
     assert (layout.decimals, layout.models_are_rows, layout.marks) == (1, True, {})

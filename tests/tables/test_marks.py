@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.reporting.decimals import to_text
-from evalkit.tables.fill import Filling, best_marks, computed, fill
+from evalkit.tables.fill import best_marks, computed, fill
 from evalkit.tables.layout import TableLayout, load_layout
 from evalkit.tables.published import Number
 
@@ -71,9 +71,7 @@ def test_averages_are_computed_and_need_all_their_parts(layout: TableLayout) -> 
     assert found["a", "Reasoning"].value == Fraction(47)
     assert ("b", "Reasoning") not in found
     cells = {
-        line.key: line.cells
-        for section in fill(layout, Filling({"a": whole, "b": part})).sections
-        for line in section.lines
+        line.key: line.cells for section in fill(layout, {"a": whole, "b": part}).sections for line in section.lines
     }
     assert [cell.value for cell in cells["a"]] == ["50.0", "60.0", "31.0", "47.0"]
     assert [cell.value for cell in cells["b"]] == ["50.0", "60.0", "-", "-"]
@@ -82,6 +80,6 @@ def test_averages_are_computed_and_need_all_their_parts(layout: TableLayout) -> 
 
 def test_a_difference_is_of_printed_numbers(layout: TableLayout) -> None:
     """51.84 and 51.36 print 51.8 and 51.4: a reader would miss a tenth if 0.48 were printed as +0.5."""
-    filling = Filling({"a": {"arc_easy": Number(Fraction("51.84"))}}, {"a": {"arc_easy": Number(Fraction("51.36"))}})
-    cell = fill(layout, filling).sections[0].lines[0].cells[1]
+    ours, theirs = ({"a": {"arc_easy": Number(Fraction(value))}} for value in ("51.84", "51.36"))
+    cell = fill(layout, ours, published=theirs).sections[0].lines[0].cells[1]
     assert (cell.value, cell.difference) == ("51.8", "+0.4")

@@ -242,7 +242,7 @@ def test_averages_are_never_given(tmp_path: Path, layout: str) -> None:
     [
         ("rows: [a]", "'rows' is a list; expected keys and values"),
         ("rows: {one: []}", r"'rows\.one' is empty; expected a length of at least 1"),
-        ("rows: {one: 3}", r"'rows\.one' is 3; expected a text or a list"),
+        ("rows: {one: 3}", r"'rows\.one' is 3; expected a list"),
         ("rows: {one: [a, '']}", r"'rows\.one\[1\]' is empty; expected a text"),
         ("row: {one: a}", "unknown key 'row': did you mean 'rows'"),
         ("rule: acc", "must have 'rows', of models and their run folders, or 'values'"),

@@ -30,7 +30,7 @@ def test_numbers_and_gaps(tmp_path: Path) -> None:
         ("model,piqa\nmine,1\nmine,2\n", ["line 3", "row 'mine' occurs twice"]),
         ("model,piqa,piqa\nmine,1,2\n", ["line 1", "name of its own"]),
         ("model,piqa\nmine,1,2\n", ["line 2", "2 cells for 1 columns"]),
-        (b"model,piqa\nm\xff,1\n", ["not UTF-8"]),
+        (b"model,piqa\nm\xff,1\n", ["line 2", "UTF-8"]),
         ("model,piqa\n" + "m" * 200_000 + ",1\n", ["line 2", "field larger than field limit"]),
     ],
 )

@@ -16,8 +16,8 @@ from evalkit.models.shapes import parameters, shape_facts
 from evalkit.models.zoo import models, named_model
 from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run, load_run
-from evalkit.tables.layout import LayoutItem, load_layout
 from evalkit.tables.layout import layout_names as names
+from evalkit.tables.layout import load_layout
 from evalkit.tables.request import TableRequest, make
 from evalkit.tables.row_models import find_rows, row_mismatch
 from tests.comparison.made import make_longbench
@@ -26,7 +26,7 @@ from tests.sealed import reseal
 from tests.tables.test_measured import altered, lines, mapped
 from tests.tiny import tiny_checkpoint
 
-ROWS = [(name, item) for name in names() for item in load_layout(name).assigned]
+ROWS = [(name, key, of_row) for name in names() for key, of_row in load_layout(name).assigned.items()]
 
 
 def of_model(finished: Run, name: str) -> Run:
@@ -56,46 +56,37 @@ def run_of(finished: Run, tmp_path: Path) -> Any:
 # Models of rows
 
 
-@pytest.mark.parametrize(("name", "item"), ROWS, ids=[f"{name}-{item.key}" for name, item in ROWS])
-def test_every_row_is_a_model_by_name_or_says_why_not(name: str, item: LayoutItem) -> None:
-    assert bool(item.models) != bool(item.no_model)
-    for model in item.models:
-        assert named_model(model).name == model
+def test_every_row_is_a_model_by_name_or_says_why_not() -> None:
+    for name, key, of_row in ROWS:
+        assert of_row or load_layout(name).models[key].no_model
+        assert [named_model(model).name for model in of_row] == list(of_row)
+    assert {key for _, key, of_row in ROWS if not of_row} == {"tinyllama", "cosmo"}
 
 
 @pytest.mark.parametrize("name", names())
 def test_no_model_is_two_rows(name: str) -> None:
-    listed = [model for item in load_layout(name).assigned for model in item.models]
+    listed = [model for of_row in load_layout(name).assigned.values() for model in of_row]
     assert len(set(listed)) == len(listed)
-
-
-def test_rows_without_a_model_are_these() -> None:
-    assert {item.key for _, item in ROWS if item.no_model} == {"tinyllama", "cosmo"}
 
 
 def test_a_key_is_one_model_in_all_tables_but_where_the_paper_contradicts_itself() -> None:
     first: dict[str, tuple[str, ...]] = {}
-    other = {
-        (name, item.key)
-        for name, item in ROWS
-        if item.models and first.setdefault(item.key, item.models) != item.models
-    }
-    assert {key for _, key in other} == {"intg_all_125m", "intg_s2_all"}
+    other = {key for _, key, of_row in ROWS if of_row and first.setdefault(key, of_row) != of_row}
+    assert other == {"intg_all_125m", "intg_s2_all"}
 
 
 def test_every_model_of_the_paper_has_a_row() -> None:
     """All except other readings of a row's model, which are assigned to it too."""
-    shown = {model for _, item in ROWS for model in item.models}
-    left = {model.name for model in models()} - shown
+    left = {model.name for model in models()} - {model for *_, of_row in ROWS for model in of_row}
     assert left == {name for name in left if name.endswith(("-keep", "-full-head"))}
 
 
 def test_the_documentation_lists_the_rows() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "tables.md").read_text(encoding="utf-8")
     tables: dict[tuple[str, str], list[str]] = {}
-    for name, item in ROWS:
-        shown = " or ".join(item.models) or f"none: {item.no_model}"
-        tables.setdefault((item.key, shown), []).append(name)
+    for name, key, of_row in ROWS:
+        shown = " or ".join(of_row) or f"none: {load_layout(name).models[key].no_model}"
+        tables.setdefault((key, shown), []).append(name)
     listed = "".join(f"| {key} | {shown} | {', '.join(shown_in)} |\n" for (key, shown), shown_in in tables.items())
     assert listed in page
 
@@ -131,11 +122,11 @@ def test_every_setting_of_an_attention_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in names() if load_layout(name).suite == "zeroshot8"])
 def test_a_run_of_a_named_model_finds_its_row(name: str, finished: Run) -> None:
     layout = load_layout(name)
-    for item in layout.models:
-        for model in item.models:
+    for key, of_row in layout.assigned.items():
+        for model in of_row:
             run = of_model(finished, model)
-            assert find_rows(layout, [run]) == {item.key: [run]}
-            assert row_mismatch(layout, item, run) == ""
+            assert find_rows(layout, [run]) == {key: [run]}
+            assert row_mismatch(layout, key, run) == ""
 
 
 def test_longbench_runs_find_theirs(tmp_path: Path) -> None:
@@ -172,14 +163,13 @@ def test_seeds_share_a_row_and_steps_do_not(run_of: Any) -> None:
 
 def test_another_reading_finds_the_row_and_is_noted(finished: Run, run_of: Any) -> None:
     layout = load_layout("main_res")
-    items = {item.key: item for item in layout.models}
     for name, row, note in (
         ("llama-125m-diff-all-keep", "diff_all_125m", "diff_heads is keep, in llama-125m-diff-all halve"),
         ("llama-1.2b-intg-full-head", "intg_1b", "signal_rope is full_head, in llama-1.2b-intg per_signal"),
     ):
         run = of_model(finished, name)
         assert find_rows(layout, [run]) == {row: [run]}
-        assert row_mismatch(layout, items[row], run) == note
+        assert row_mismatch(layout, row, run) == note
     pair = [run_of("llama-125m-intg"), run_of("llama-125m-intg-full-head")]
     with pytest.raises(UsageError, match=r"row 'intg_125m': the models of runs .* differ in signal_rope"):
         make(TableRequest("main_res", "runs", runs=tuple(str(run.folder) for run in pair)))

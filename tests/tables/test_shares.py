@@ -257,7 +257,7 @@ def test_a_layout_of_ones_own(tmp_path: Path, small: dict[str, Run]) -> None:
     }
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), "utf-8")
-    assert [item.key for item in load_layout(str(path)).assigned] == ["baseline/s", "a/s"]
+    assert list(load_layout(str(path)).assigned) == ["baseline/s", "a/s"]
     table = make(TableRequest(str(path), "runs", runs=tuple(str(small[name].folder) for name in ("intg", "diff"))))
     # Layer 16 is the same in both; sums of the others by hand: diff 12, 12, 11, 10, 8; intg 5, 5, 5, 5, 13
     assert lines(table) == {"x": ["80.0"], "y": ["80.0"]}

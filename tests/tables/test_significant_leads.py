@@ -13,7 +13,7 @@ from scipy import stats
 from evalkit.errors import UsageError
 from evalkit.reporting.decimals import of_float
 from evalkit.runs.folder import load_run
-from evalkit.tables.fill import Lead
+from evalkit.tables.fill import Lead, fill
 from evalkit.tables.layout import load_layout
 from evalkit.tables.published import Number
 from evalkit.tables.request import TableRequest, make
@@ -97,15 +97,13 @@ def test_only_what_stands_alone_as_best_leads(folder: Path) -> None:
         seen.extend(leads)
         return frozenset()
 
-    from evalkit.tables.fill import Filling, fill
-
     numbers = {
         "one": {"arc_easy": 39.84, "piqa": 50.0, "boolq": 61.0},
         "two": {"arc_easy": 39.79, "piqa": 48.0},
         "three": {"arc_easy": 30.0, "piqa": 49.0},
     }
     rows = {row: {task: Number(of_float(value)) for task, value in found.items()} for row, found in numbers.items()}
-    fill(load_layout(str(folder / "own.yaml")), Filling(rows, leads=none))
+    fill(load_layout(str(folder / "own.yaml")), rows, significant=none)
     assert seen == [Lead("one", "three", "piqa")]
 
 

@@ -20,9 +20,7 @@ from evalkit.runs.folder import Run
 from evalkit.runs.forms import StoredTask
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.attention.plan import AttentionPlan
     from evalkit.data import HubSplit
-    from evalkit.runs.journal import FinishedRows
 
 
 class _Value(Stored):
@@ -51,8 +49,6 @@ class _AttentionResults(Stored):
 
 
 class Attention(Benchmark):
-    """Benchmark of analyses of attention."""
-
     kind = ATTENTION
     row = AttentionRow
     key = ("subtask", "doc_id")
@@ -60,6 +56,7 @@ class Attention(Benchmark):
 
     request = naming("evalkit.benchmarks.attention.plan:AttentionRequest")
     plan = calling("evalkit.benchmarks.attention.plan:plan_attention")
+    is_missing = calling("evalkit.benchmarks.attention.plan:is_missing")
     facts = naming("evalkit.benchmarks.attention.computing:AttentionFacts")
     setup = calling("evalkit.benchmarks.attention.computing:setup_of")
     computer = calling("evalkit.benchmarks.attention.computing:Analysis")
@@ -69,10 +66,6 @@ class Attention(Benchmark):
     report = calling("evalkit.benchmarks.attention.results:attention_report")
     comparable = calling("evalkit.benchmarks.attention.results:AttentionDocuments")
     figures = calling("evalkit.benchmarks.attention.figures:run_figures")
-
-    def is_missing(self, plan: AttentionPlan, finished: FinishedRows) -> bool:
-        """Return whether a document has no rows. The windows of a text are known after planning only."""
-        return plan.is_missing(finished)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Return the measures of each task, means over layers."""
@@ -99,7 +92,7 @@ class Attention(Benchmark):
 
     def label(self, run: Run, task: str) -> Label:
         """Return a task's labels: from the run's own suite, else from evalkit's suites."""
-        return label_of(task, run.manifest.get("labels"), run.manifest.get("short"))
+        return label_of(task, run.manifest)
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """Return the hub dataset of a pinned task; None for other tasks, and for a text."""

@@ -65,7 +65,10 @@ class Analysis:
 
     def __init__(self, setup: AttentionSetup, loaded: LoadedModel, _: Budget, say: Say) -> None:
         self._reader = reader = MapReader(loaded.model, say)
-        self._by_layer = _groups_by_layer(setup, reader.layers)
+        chosen = chosen_layers(setup.layers, reader.layers)
+        ranked = chosen if setup.layers else chosen[-RANKED_LAYERS:]
+        groups = {layer: tuple(g for g in setup.groups if g != RANK or layer in ranked) for layer in chosen}
+        self._groups = {layer: members for layer, members in groups.items() if members}
         sample = np.arange(_CHECKED_TOKENS, dtype=np.int64) * 37 % loaded.tokenizer.vocab_size
         sample[0] = loaded.bos_id if loaded.bos_id is not None else 0
         reader.check(sample)
@@ -74,7 +77,7 @@ class Analysis:
             "loaded": loaded.facts(),
             "maps": reader.kind,
             "attention_layers": list(reader.layers),
-            "layers": {str(layer): list(groups) for layer, groups in self._by_layer.items()},
+            "layers": {str(layer): list(members) for layer, members in self._groups.items()},
         }
         self._place = place_of(loaded.device, reader.kind)
 
@@ -92,10 +95,10 @@ class Analysis:
         by_layer: dict[int, Values] = {}
 
         def use(layer: int, blocks: MapBlocks) -> None:
-            by_layer[layer] = _values(measures_of(blocks, reading, self._by_layer[layer]), len(sequence.tokens))
+            by_layer[layer] = _values(measures_of(blocks, reading, self._groups[layer]), len(sequence.tokens))
 
         try:
-            self._reader.read(sequence.tokens, tuple(self._by_layer), use)
+            self._reader.read(sequence.tokens, tuple(self._groups), use)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -106,44 +109,6 @@ class Analysis:
                 "--context"
             ) from error
         return by_layer
-
-
-def rows_of(measured: Sequence[tuple[AnalysedSequence, Mapping[int, Values]]]) -> pa.Table:
-    """Return the rows of some sequences, each with layer → its measures."""
-    tables = [_layer_rows(sequence, 0, {(FINISHED, None): np.zeros(1)}) for sequence, _ in measured]
-    tables += [
-        _layer_rows(sequence, layer, values)
-        for sequence, by_layer in measured
-        for layer, values in by_layer.items()
-        if values
-    ]
-    return pa.concat_tables(tables)
-
-
-def _layer_rows(sequence: AnalysedSequence, layer: int, values: Values) -> pa.Table:
-    names, positions = zip(*values, strict=True)
-    # Rounded as in the final table: the journal's compression halves
-    table = np.stack([np.asarray(row, np.float32) for row in values.values()]).astype(np.float64)
-    measures, heads = table.shape
-    numbers = {
-        "doc_id": sequence.doc_id,
-        "choice": sequence.choice,
-        "cluster": sequence.cluster,
-        "sequence": zlib.crc32(sequence.tokens.tobytes()),
-        "tokens": len(sequence.tokens),
-        "truncated": sequence.truncated,
-        "layer": layer,
-    }
-    of_measure = pa.array(np.repeat(np.arange(measures), heads))
-    columns = {
-        "subtask": pa.repeat(sequence.subtask, table.size),
-        **{name: pa.repeat(pa.scalar(number, pa.int64()), table.size) for name, number in numbers.items()},
-        "head": pa.array(np.tile(np.arange(heads), measures)),
-        "measure": pa.array(names).take(of_measure),
-        "position": pa.array(positions, pa.int64()).take(of_measure),
-        "value": pa.array(table.reshape(-1)),
-    }
-    return pa.Table.from_arrays([columns[name] for name in AttentionRow._fields], schema=schema_of(AttentionRow))
 
 
 def _values(measured: Mapping[str, Floats], tokens: int) -> Values:
@@ -161,9 +126,36 @@ def _values(measured: Mapping[str, Floats], tokens: int) -> Values:
     return values
 
 
-def _groups_by_layer(setup: AttentionSetup, layers: tuple[int, ...]) -> dict[int, tuple[str, ...]]:
-    """Return layer → the groups that are measured there; raise a `UsageError` if the model has no such layer."""
-    chosen = chosen_layers(setup.layers, layers)
-    ranked = chosen if setup.layers else chosen[-RANKED_LAYERS:]
-    by_layer = {layer: tuple(g for g in setup.groups if g != RANK or layer in ranked) for layer in chosen}
-    return {layer: groups for layer, groups in by_layer.items() if groups}
+def rows_of(measured: Sequence[tuple[AnalysedSequence, Mapping[int, Values]]]) -> pa.Table:
+    """Return the rows of some sequences, each with layer → its measures."""
+    finished: Values = {(FINISHED, None): np.zeros(1)}
+    tables = [_layer_rows(sequence, 0, finished) for sequence, _ in measured]
+    tables += [
+        _layer_rows(sequence, layer, values)
+        for sequence, by_layer in measured
+        for layer, values in by_layer.items()
+        if values
+    ]
+    return pa.concat_tables(tables)
+
+
+def _layer_rows(sequence: AnalysedSequence, layer: int, values: Values) -> pa.Table:
+    names, positions = zip(*values, strict=True)
+    # Rounded as in the final table: the journal's compression halves
+    table = np.stack([np.asarray(row, np.float32) for row in values.values()]).astype(np.float64)
+    measures, heads = table.shape
+    of_measure = pa.array(np.repeat(np.arange(measures), heads))
+    of_sequence = {name: getattr(sequence, name) for name in ("subtask", "doc_id", "choice", "cluster", "truncated")}
+    repeated = of_sequence | {
+        "sequence": zlib.crc32(sequence.tokens.tobytes()),
+        "tokens": len(sequence.tokens),
+        "layer": layer,
+    }
+    columns = {name: pa.repeat(value, table.size) for name, value in repeated.items()}
+    columns |= {
+        "head": pa.array(np.tile(np.arange(heads), measures)),
+        "measure": pa.array(names).take(of_measure),
+        "position": pa.array(positions, pa.int64()).take(of_measure),
+        "value": pa.array(table.reshape(-1)),
+    }
+    return pa.table(columns, schema=schema_of(AttentionRow))

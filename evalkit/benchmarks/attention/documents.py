@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -12,20 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.attention.categories import (
-    BOS,
-    Piece,
-    Tagger,
-    Word,
-    categories_of,
-    load_tagger,
-    tagged_texts,
-)
+from evalkit.benchmarks.attention.categories import BOS, Tagger, categories_of, load_tagger, tagged_texts
 from evalkit.benchmarks.attention.categories import SPECIAL as SPECIAL_TOKEN
 from evalkit.benchmarks.attention.groups import MASS, RANK, RANKED_LAYERS, chosen_layers
 from evalkit.benchmarks.attention.plan import TEXT, AttentionPlan, key_of, work_of
 from evalkit.benchmarks.base import Batch, Batches, Planned
-from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, END, SPECIAL, TokenSequence
+from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, END, SPECIAL
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.request import TaskTokens, spread
 from evalkit.data.sampling import DocumentSample
@@ -77,8 +69,7 @@ def planned_batches(
     """Plan the batches of the documents that have no rows; work is counted in characters, of a text in tokens."""
     work = plan.work
     if plan.choices is None:
-        windows = _text_windows(plan, facts.window, tokenizer)
-        work = {(TEXT, TEXT, number): len(tokens) for number, tokens, _ in windows}
+        work = {(TEXT, TEXT, number): len(tokens) for number, tokens, _ in _windows(plan, facts.window, tokenizer)}
     done = sum(size for key, size in work.items() if key in finished)
     return Planned(batches_of(plan, facts.window, tokenizer, finished, say), sum(work.values()), done)
 
@@ -87,7 +78,10 @@ def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: Finis
     """Yield the batches that have documents without rows, task by task."""
     tagger = load_tagger(say) if MASS in plan.groups else None
     if plan.choices is None:
-        yield from _text_batches(plan, window, tokenizer, tagger, finished)
+        for number, tokens, characters in _windows(plan, window, tokenizer):
+            if (TEXT, TEXT, number) not in finished:
+                sequence = _window_sequence(plan, number, tokens, characters, tagger, tokenizer)
+                yield Batch(TEXT, number, (sequence,), float(len(sequence.tokens)), 1)
         return
     prompter = Prompter(plan.choices.template, tokenizer, window - 1, say, characters=True)
     for task, questions in plan.questions.items():
@@ -114,47 +108,30 @@ def sequences_of(
     words = None if tagger is None else tagger(chain(*map(tagged_texts, rendered)))
     for (question, choice), pieces, encoded in zip(chosen, rendered, prompter.encode(alone), strict=True):
         [sequence] = encoded.sequences
+        tokens, characters = sequence.tokens, sequence.characters
         # BOS is added as an id, or written by a chat template
-        has_bos = bos is not None and int(sequence.tokens[0]) == bos
-        yield AnalysedSequence(
-            question.subtask,
-            question.doc_id,
-            choice,
-            question.cluster,
-            sequence.tokens,
-            np.flatnonzero(sequence.segments == CONTINUATION),
-            has_bos,
-            sequence.truncated,
-            None if words is None else _categories(sequence, pieces, words, has_bos),
-        )
+        has_bos = bos is not None and int(tokens[0]) == bos
+        categories = None
+        if words is not None and characters is not None:
+            # Tokens that are added as ids are BOS or special
+            in_text = characters[:, 0] >= 0
+            categories = np.full(len(tokens), SPECIAL_TOKEN, np.int8)
+            categories[in_text] = categories_of(pieces, characters[in_text], words.__getitem__)
+            if has_bos:
+                categories[0] = BOS
+        readers = np.flatnonzero(sequence.segments == CONTINUATION)
+        about = question.subtask, question.doc_id, choice, question.cluster
+        yield AnalysedSequence(*about, tokens, readers, has_bos, sequence.truncated, categories)
 
 
 def _with_choice(question: Question, choice: int) -> Question:
     """Return a question with one choice only."""
-    return replace(
-        question,
-        contexts=(question.contexts[choice],),
-        continuations=(question.continuations[choice],),
-        gaps=(question.gaps[choice],),
-        choices=(question.choices[choice],),
-        gold=0,
-    )
+    only = slice(choice, choice + 1)
+    parts = {name: getattr(question, name)[only] for name in ("contexts", "continuations", "gaps", "choices")}
+    return replace(question, **parts, gold=0)
 
 
-def _categories(
-    sequence: TokenSequence, pieces: Sequence[Piece], words: Mapping[str, Sequence[Word]], has_bos: bool
-) -> NDArray[np.int8]:
-    """Return the category of each token; tokens that are added as ids are BOS or special."""
-    assert sequence.characters is not None
-    added = sequence.characters[:, 0] < 0
-    categories = np.full(len(sequence.tokens), SPECIAL_TOKEN, np.int8)
-    categories[~added] = categories_of(pieces, sequence.characters[~added], words.__getitem__)
-    if has_bos:
-        categories[0] = BOS
-    return categories
-
-
-def _text_windows(
+def _windows(
     plan: AttentionPlan, window: int, tokenizer: Any
 ) -> list[tuple[int, NDArray[np.int32], NDArray[np.int32]]]:
     """Return (number, tokens, their characters) of the sampled windows of a text, which do not overlap, without BOS.
@@ -174,27 +151,25 @@ def _text_windows(
     return [(number, tokens[span], characters[span]) for number, span in spans]
 
 
-def _text_batches(
-    plan: AttentionPlan, window: int, tokenizer: Any, tagger: Tagger | None, finished: FinishedRows
-) -> Batches:
+def _window_sequence(
+    plan: AttentionPlan,
+    number: int,
+    tokens: NDArray[np.int32],
+    characters: NDArray[np.int32],
+    tagger: Tagger | None,
+    tokenizer: Any,
+) -> AnalysedSequence:
     bos: int | None = tokenizer.bos_token_id
-    for number, part, spans in _text_windows(plan, window, tokenizer):
-        if (TEXT, TEXT, number) in finished:
-            continue
-        categories = None
-        if tagger is not None:
-            first, last = int(spans[0, 0]), int(spans[-1, 1])
-            pieces = [(False, plan.text[first:last])]
-            categories = categories_of(pieces, spans - first, tagger(tagged_texts(pieces)).__getitem__)
-            categories[np.isin(part, tokenizer.all_special_ids)] = SPECIAL_TOKEN
-        tokens = part
-        if bos is not None:
-            tokens = np.concatenate(([bos], part)).astype(np.int32)
-            if categories is not None:
-                categories = np.concatenate(([BOS], categories)).astype(np.int8)
-        readers = np.arange(1, len(tokens))
-        sequence = AnalysedSequence(TEXT, number, 0, number, tokens, readers, bos is not None, 0, categories)
-        yield Batch(TEXT, number, (sequence,), float(len(tokens)), 1)
+    added = [] if bos is None else [bos]
+    categories = None
+    if tagger is not None:
+        first, last = int(characters[0, 0]), int(characters[-1, 1])
+        pieces = [(False, plan.text[first:last])]
+        categories = categories_of(pieces, characters - first, tagger(tagged_texts(pieces)).__getitem__)
+        categories[np.isin(tokens, tokenizer.all_special_ids)] = SPECIAL_TOKEN
+        categories = np.concatenate(([BOS] * len(added), categories)).astype(np.int8)
+    tokens = np.concatenate((added, tokens)).astype(np.int32)
+    return AnalysedSequence(TEXT, number, 0, number, tokens, np.arange(1, len(tokens)), bos is not None, 0, categories)
 
 
 def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
@@ -202,36 +177,30 @@ def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> li
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     if plan.choices is None:
         window = min(window, plan.manifest["specification"].get("window", window))
-        lengths = [len(tokens) for _, tokens, _ in _text_windows(plan, window, tokenizer)]
+        lengths = [len(tokens) for _, tokens, _ in _windows(plan, window, tokenizer)]
         return [_costs(plan, TEXT, lengths, len(lengths), len(lengths))]
     prompter = Prompter(plan.choices.template, tokenizer, window - 1, say)
     costs = []
     for task, questions in plan.questions.items():
-        taken = [questions[place] for place in spread(len(questions), sample)]
-        sequences = sequences_of(plan, prompter, taken, None, tokenizer.bos_token_id)
+        sampled = [questions[place] for place in spread(len(questions), sample)]
+        sequences = sequences_of(plan, prompter, sampled, None, tokenizer.bos_token_id)
         lengths = [len(sequence.tokens) for sequence in sequences]
-        costs.append(_costs(plan, task, lengths, len(questions), len(taken)))
+        costs.append(_costs(plan, task, lengths, len(questions), len(sampled)))
     return costs
 
 
 def _costs(plan: AttentionPlan, task: str, lengths: Sequence[int], documents: int, sampled: int) -> TaskTokens:
     """Return the costs of a task, of whose documents the sampled ones have sequences of these lengths, in tokens."""
     scale, seconds = documents / sampled, 0.0
-    layers, heads = _heads(plan)
+    config, requested = config_of(plan.checkpoint, silent), plan.manifest["specification"]["layers"]
+    # 1 where the config does not say
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    read = len(chosen_layers(requested, range(layers))) if isinstance(layers, int) and layers > 0 else 1
     if RANK in plan.groups:
-        ranked = layers if plan.request.layers else min(layers, RANKED_LAYERS)
-        seconds = scale * ranked * heads * float(np.sum(_rank_seconds(lengths)))
+        ranked = read if requested else min(read, RANKED_LAYERS)
+        seconds = scale * ranked * (heads if isinstance(heads, int) else 1) * float(np.sum(_rank_seconds(lengths)))
     tokens = scale * sum(lengths)
     return TaskTokens(task, documents, sampled, scale * len(lengths), tokens, tokens, seconds=seconds)
-
-
-def _heads(plan: AttentionPlan) -> tuple[int, int]:
-    """Return the layers that are read, and the heads of each; 1 where the config does not say."""
-    config = config_of(plan.checkpoint, silent)
-    layers, heads = (config.get(name) for name in ("num_hidden_layers", "num_attention_heads"))
-    requested = plan.manifest["specification"]["layers"]
-    read = len(chosen_layers(requested, range(layers))) if isinstance(layers, int) and layers > 0 else 1
-    return read, heads if isinstance(heads, int) else 1
 
 
 def _rank_seconds(lengths: Sequence[int]) -> np.ndarray:

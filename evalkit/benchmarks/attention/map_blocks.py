@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 from evalkit.benchmarks.attention.attention_calls import (
     ELEMENTS,
-    CallMap,
-    Combine,
     MapBlocks,
     Recording,
     Unrecorded,
@@ -68,13 +66,11 @@ def attention_modules(model: Any) -> dict[int, Any]:
             "DiffLlama returns the two softmax maps of each pair and not their difference; "
             "convert it to an evalkit checkpoint with `evalkit models convert`"
         )
+    modules: dict[int, Any] = {}
     if names_attention(model):
         modules = {module.layer_idx: module for module in model.modules() if isinstance(module, kind)}
     # A state in place of keys (RWKV) is no attention, whatever its module is called
-    elif kind is None and keeps_state(model):
-        modules = {}
-    else:
-        modules = {}
+    elif kind is not None or not keeps_state(model):
         for number, layer in enumerate(layers_of(model)):
             named = (module for module in layer.modules() if _ATTENTION.search(type(module).__name__))
             if (outermost := next(named, None)) is not None:
@@ -89,12 +85,15 @@ def names_attention(model: Any) -> bool:
     return isinstance(model.can_record_outputs.get("attentions"), type)
 
 
-def run_layers(
+class _LastLayerDone(Exception):
+    """The last requested layer has run."""
+
+
+def _run_layers(
     model: Any,
     modules: Mapping[int, Any],
     input_ids: torch.Tensor,
     after: After,
-    *,
     attention_mask: torch.Tensor | None = None,
     maps: bool = False,
 ) -> None:
@@ -104,29 +103,17 @@ def run_layers(
     """
     last = max(modules)
 
-    def hook_of(layer: int) -> Callable[[Any, Any, Any], None]:
-        def hook(module: Any, _: Any, output: Any) -> None:
-            after(layer, module, output)
-            if layer == last:
-                raise _LastLayerDone
+    def hook(layer: int, module: Any, _: Any, output: Any) -> None:
+        after(layer, module, output)
+        if layer == last:
+            raise _LastLayerDone
 
-        return hook
-
-    # Before other hooks, which may restore weights that were widened for the module's run
-    hooks = [module.register_forward_hook(hook_of(layer), prepend=True) for layer, module in modules.items()]
     requests = {"output_attentions": True} if maps else {}
-    try:
-        with torch.no_grad():
-            base_of(model)(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **requests)
-    except _LastLayerDone:
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-class _LastLayerDone(Exception):
-    """The last requested layer has run."""
+    with ExitStack() as hooks, suppress(_LastLayerDone), torch.no_grad():
+        for layer, module in modules.items():
+            # Before other hooks, which may restore weights that were widened for the module's run
+            hooks.callback(module.register_forward_hook(partial(hook, layer), prepend=True).remove)
+        base_of(model)(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **requests)
 
 
 def stream_attention_maps(
@@ -168,7 +155,7 @@ def stream_attention_maps(
     before = attention_of(model.config)
     model.set_attn_implementation("eager")
     try:
-        run_layers(model, modules, input_ids, after, attention_mask=attention_mask, maps=not names_attention(model))
+        _run_layers(model, modules, input_ids, after, attention_mask, maps=not names_attention(model))
     finally:
         model.set_attn_implementation(before)
 
@@ -177,11 +164,9 @@ def attention_map(
     model: Any, input_ids: torch.Tensor, layer: int, *, attention_mask: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the effective map of one layer, [batch, heads, query, key]; otherwise as `stream_attention_maps`."""
-    maps: list[torch.Tensor] = []
-    stream_attention_maps(
-        model, input_ids, lambda _, seen: maps.append(seen), attention_mask=attention_mask, layers=[layer]
-    )
-    return maps[0]
+    maps: dict[int, torch.Tensor] = {}
+    stream_attention_maps(model, input_ids, maps.__setitem__, attention_mask=attention_mask, layers=[layer])
+    return maps[layer]
 
 
 def _requested(modules: Mapping[int, Any], layers: Collection[int] | None) -> dict[int, Any]:
@@ -205,7 +190,10 @@ class MapReader:
     def __init__(self, model: Any, say: Callable[[str], None], *, elements: int = ELEMENTS) -> None:
         self._model, self._say, self._elements = model, say, elements
         self._modules = attention_modules(model)
-        self._eager = False
+        self.layers = tuple(self._modules)
+        """Layers with attention, from 0, ascending."""
+        self.kind = "blocks"
+        """How maps are read: "blocks", or "eager" for whole maps."""
         probe = np.arange(_PROBE) % model.get_input_embeddings().num_embeddings
         try:
             # Code of such models may fail under an unknown name of attention (MPT)
@@ -215,16 +203,6 @@ class MapReader:
         except Unrecorded as reason:
             self._read_eagerly(str(reason))
             self.read(probe, self.layers, lambda layer, blocks: None)
-
-    @property
-    def kind(self) -> str:
-        """How maps are read: "blocks", or "eager" for whole maps."""
-        return "eager" if self._eager else "blocks"
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Layers with attention, from 0, ascending."""
-        return tuple(self._modules)
 
     def read(
         self, tokens: NDArray[np.integer[Any]], layers: Collection[int], use: Callable[[int, MapBlocks], None]
@@ -241,18 +219,18 @@ class MapReader:
         if not modules:
             return
         ids = self._ids(tokens)
-        if self._eager:
+        if self.kind == "eager":
             stream_attention_maps(
                 self._model, ids, lambda layer, seen: use(layer, WholeMap(seen[0], self._elements)), layers=modules
             )
             return
-        active = Recording(modules.values(), lambda call, value: CallMap(call, None, self._elements).attend(value))
+        active = Recording(modules.values(), self._elements)
         with recording(self._model, active):
-            run_layers(self._model, modules, ids, lambda layer, module, _: use(layer, self._map(active, module)))
+            _run_layers(self._model, modules, ids, lambda layer, module, _: use(layer, active.take(module)))
 
     def check(self, tokens: NDArray[np.integer[Any]]) -> None:
         """Compare all maps of the first 64 tokens with eager attention's, and read with the latter if they differ."""
-        if self._eager:
+        if self.kind == "eager":
             return
         try:
             layer, gap = self._largest_difference(np.asarray(tokens)[:_CHECKED])
@@ -295,15 +273,8 @@ class MapReader:
         ids = torch.as_tensor(np.asarray(tokens, dtype=np.int64))[None]
         return ids.to(self._model.get_input_embeddings().weight.device)
 
-    def _map(self, active: Recording, module: Any) -> MapBlocks:
-        call = active.take(module)
-        combine: Combine | None = None
-        if hasattr(module, "effective_map"):
-            combine = partial(module.effective_map, dtype=call.query.dtype)
-        return CallMap(call, combine, self._elements)
-
     def _read_eagerly(self, reason: str) -> None:
-        self._eager = True
+        self.kind = "eager"
         self._say(
             f"attention maps of {type(self._model).__name__} are read whole, with eager attention: {reason}; "
             "long sequences need memory for a layer's map"
@@ -314,17 +285,12 @@ class MapReader:
 def _inputs_through(modules: Mapping[int, Any], change: Callable[[int, torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Pass the hidden states that enter attention modules through a function of layer and states."""
 
-    def hook_of(layer: int) -> Callable[..., Any]:
-        def hook(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-            if args:
-                return (change(layer, args[0]), *args[1:]), given
-            return args, given | {"hidden_states": change(layer, given["hidden_states"])}
+    def hook(layer: int, _: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if args:
+            return (change(layer, args[0]), *args[1:]), named
+        return args, named | {"hidden_states": change(layer, named["hidden_states"])}
 
-        return hook
-
-    hooks = [module.register_forward_pre_hook(hook_of(layer), with_kwargs=True) for layer, module in modules.items()]
-    try:
+    with ExitStack() as hooks:
+        for layer, module in modules.items():
+            hooks.callback(module.register_forward_pre_hook(partial(hook, layer), with_kwargs=True).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -1,7 +1,7 @@
 """Measures of attention maps.
 
 In: the map of a layer in blocks and what is read of it (`Reading`). Out: arrays by the names of the measures, [heads],
-or [heads, bins] for names that end in `_by_position`. All but the ranks come from one pass over the blocks (`MapSums`).
+or [heads, bins] for names that end in `_by_position`. All but the ranks come from one pass over the blocks.
 
 Maps may be signed (cog and differential attention). A measure with signs uses the weights A[i, j] of row i over keys
 j ≤ i; one without uses the normalised weights |A[i, j]| / Σ_j |A[i, j]|, which sum to 1 in every row. In a row whose
@@ -33,7 +33,7 @@ too. As soon as one weight is negative this lifts all near-zero weights, so `ent
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,91 +81,71 @@ def measures_of(blocks: MapBlocks, reading: Reading, groups: Collection[str]) ->
     """
     if unknown := sorted(set(groups) - set(GROUPS)):
         raise ValueError(f"no group of measures '{unknown[0]}'; there are {', '.join(GROUPS)}")
-    measured: dict[str, Floats] = {}
-    by_pass = [group for group in GROUPS if group in groups and group != "rank"]
-    if by_pass:
-        sums = MapSums(blocks, reading, by_pass)
-        for group in by_pass:
-            measured |= _FROM_SUMS[group](sums, reading)
+    positions = np.append(reading.readers, reading.last)
+    if positions.min() < 0 or positions.max() >= blocks.tokens:
+        raise ValueError(f"a position of the reading is outside of the sequence's {blocks.tokens} tokens")
+    if "mass" in groups and (reading.categories is None or len(reading.categories) != blocks.tokens):
+        raise ValueError(f"the measures of mass need the categories of {blocks.tokens} tokens")
+    measured = {} if set(groups) == {"rank"} else _MapSums(blocks, reading, groups).measures()
     if "rank" in groups:
-        measured |= _ranks(blocks)
+        # Head by head, so that one head's map is in memory
+        ranks = np.array([_ranks_of(blocks.head(head)) for head in range(blocks.heads)])
+        measured |= dict(zip(("rank", "rank_squares", "rank_stable"), ranks.T, strict=True))
     return measured
 
 
-class MapSums:
+class _MapSums:
     """Sums over the rows of a map, in one pass over its blocks and for all heads at once.
 
     Weights are read in the blocks' dtype; sums over rows of blocks are added in float64. Arrays that no group needs
     are zero.
-
-    Raises:
-        ValueError: the reading does not fit the map.
     """
 
     def __init__(self, blocks: MapBlocks, reading: Reading, groups: Collection[str]) -> None:
-        _check(blocks.tokens, reading, groups)
         self._reading, self._groups = reading, frozenset(groups)
-        heads, self.tokens = blocks.heads, blocks.tokens
-        self.first: Floats = np.zeros((heads, self.tokens))
-        """[heads, tokens] A[i, 0]."""
-        self.magnitude: Floats = np.zeros((heads, self.tokens))
-        """[heads, tokens] Σ_j |A[i, j]|."""
-        self.distance: Floats = np.zeros((heads, self.tokens))
-        """[heads, tokens] Σ_j |A[i, j]| (i − j), in tokens."""
-        self.entropy: Floats = np.zeros((heads, self.tokens))
-        """[heads, tokens] entropy of the normalised weights, in nats."""
-        self.last: Floats = np.zeros((heads, reading.last + 1))
-        """[heads, last + 1] the row of `Reading.last`."""
+        heads, self._tokens = blocks.heads, blocks.tokens
+        # [heads, tokens] A[i, 0]; Σ_j |A[i, j]|; Σ_j |A[i, j]| (i − j); entropy of the normalised weights
+        self._first, self._magnitude, self._distance, self._entropy = np.zeros((4, heads, self._tokens))
+        # [heads, last + 1] the row of `Reading.last`
+        self._last = np.zeros((heads, reading.last + 1))
+        # [2, heads, categories] sums over readers of the keys of a category: of weights, of normalised ones
         self._mass = np.zeros((2, heads, len(CATEGORIES)))
+        # [heads, heads] inner products of the flattened maps of two heads
         self._products = torch.zeros(heads, heads, dtype=torch.float64)
         self._keys: torch.Tensor | None = None
         for start, block in blocks.blocks():
             self._add(start, block)
-        self.mass, self.share = self._mass / max(1, len(reading.readers))
-        """[heads, categories] mean over readers of the sum over a category's keys: of weights, of normalised ones."""
-        self.products: Floats = self._products.numpy()
-        """[heads, heads] inner products of the flattened maps of two heads."""
-
-    def normalised_first(self) -> Floats:
-        """Return |A[i, 0]| / Σ_j |A[i, j]|, [heads, tokens]."""
-        return _divided(np.abs(self.first), self.magnitude)
 
     def _add(self, start: int, block: torch.Tensor) -> None:
         """Add a block, [heads, rows, keys]; its weights are replaced by their absolute values."""
-        stop = start + block.shape[1]
-        self.first[:, start:stop] = block[:, :, 0].cpu().numpy()
-        if start <= self._reading.last < stop and "entropy" in self._groups:
-            row = block[:, self._reading.last - start, : self._reading.last + 1]
-            self.last[:, : row.shape[1]] = row.cpu().double().numpy()
-        if "similarity" in self._groups:
+        reading, groups, stop = self._reading, self._groups, start + block.shape[1]
+        self._first[:, start:stop] = block[:, :, 0].cpu().numpy()
+        if start <= reading.last < stop and "entropy" in groups:
+            row = block[:, reading.last - start, : reading.last + 1]
+            self._last[:, : row.shape[1]] = row.cpu().double().numpy()
+        if "similarity" in groups:
             flat = block.flatten(1)
             self._products += (flat @ flat.T).cpu().double()
-        if self._groups.isdisjoint(_OF_MAGNITUDES):
+        if groups.isdisjoint(_OF_MAGNITUDES):
             return
-        readers = self._readers(start, stop)
+        inside = (reading.readers >= start) & (reading.readers < stop)
+        readers = torch.from_numpy(reading.readers[inside] - start) if "mass" in groups else torch.empty(0)
         signed = block[:, readers] if len(readers) else None
         magnitude = block.abs_()
         total = magnitude.sum(-1)
-        self.magnitude[:, start:stop] = total.cpu().numpy()
-        if "distance" in self._groups:
+        self._magnitude[:, start:stop] = total.cpu().numpy()
+        if "distance" in groups:
             # From the block's first row: with larger numbers the two terms would cancel
             keys = torch.arange(start, start - block.shape[2], -1, device=total.device, dtype=total.dtype)
             rows = torch.arange(block.shape[1], device=total.device, dtype=total.dtype)
-            self.distance[:, start:stop] = (magnitude @ keys + total * rows).cpu().numpy()
+            self._distance[:, start:stop] = (magnitude @ keys + total * rows).cpu().numpy()
         if signed is not None:
             self._add_mass(signed, total[:, readers])
-        if "entropy" in self._groups:
+        if "entropy" in groups:
             # Σ (a / t) log(a / t) = Σ (a log a) / t − log t
             logs = magnitude.clamp_min(torch.finfo(block.dtype).tiny).log_()
             mean = logs.mul_(magnitude).sum(-1) / total
-            self.entropy[:, start:stop] = (total.log() - mean).clamp_(min=0).nan_to_num_(0.0).cpu().numpy()
-
-    def _readers(self, start: int, stop: int) -> torch.Tensor:
-        """Return the readers of a block's rows, counted from its first one."""
-        readers = self._reading.readers
-        if "mass" not in self._groups:
-            readers = readers[:0]
-        return torch.from_numpy(readers[(readers >= start) & (readers < stop)] - start)
+            self._entropy[:, start:stop] = (total.log() - mean).clamp_(min=0).nan_to_num_(0.0).cpu().numpy()
 
     def _add_mass(self, rows: torch.Tensor, totals: torch.Tensor) -> None:
         """Add the rows of readers, [heads, readers, keys], with their magnitudes, [heads, readers]."""
@@ -177,16 +157,34 @@ class MapSums:
         shares = _divided((rows.abs() @ keys).cpu().double().numpy(), totals.cpu().double().numpy()[:, :, None])
         self._mass += np.stack((masses.sum(1), shares.sum(1)))
 
-
-def _check(tokens: int, reading: Reading, groups: Collection[str]) -> None:
-    positions = np.append(reading.readers, reading.last)
-    if positions.min() < 0 or positions.max() >= tokens:
-        raise ValueError(f"a position of the reading is outside of the sequence's {tokens} tokens")
-    if "mass" in groups:
-        if reading.categories is None:
-            raise ValueError("the measures of mass need the tokens' categories")
-        if reading.categories.shape != (tokens,):
-            raise ValueError(f"there are {tokens} tokens, but categories of {len(reading.categories)}")
+    def measures(self) -> dict[str, Floats]:
+        """Return the measures of the groups, but the ranks, that apply to the sequence."""
+        first, negative, shares = self._first, self._first < 0, _divided(np.abs(self._first), self._magnitude)
+        readers, bos, tokens = len(self._reading.readers), self._reading.bos, self._tokens
+        measured: dict[str, Floats] = {}
+        if bos and "bos" in self._groups:
+            measured |= _means("bos", first) | _means("bos_abs", shares)
+        if readers and "mass" in self._groups:
+            for kind, masses in zip(("mass", "mass_abs"), self._mass / readers, strict=True):
+                measured |= {f"{kind}_{name}": masses[:, number] for number, name in enumerate(CATEGORIES)}
+        if "entropy" in self._groups:
+            last = self._entropy[:, self._reading.last]
+            measured |= {"entropy_shifted": shifted_entropy(self._last), "entropy": last}
+            measured |= _means("entropy", self._entropy) | {"entropy": last}
+        if bos and tokens > 1 and "negative" in self._groups:
+            measured["bos_negative"] = negative[:, 1:].astype(float).mean(1)
+        if tokens >= SINK_TOKENS and "sink" in self._groups:
+            measured |= {"sink": first[:, :SINK_TOKENS].mean(1), "sink_abs": shares[:, :SINK_TOKENS].mean(1)}
+        if tokens > 1 and "distance" in self._groups:
+            measured["distance"] = _divided(self._distance, self._magnitude)[:, 1:].mean(1)
+        if (heads := len(first)) > 1 and "similarity" in self._groups:
+            products = self._products.numpy()
+            norms = np.sqrt(products.diagonal())
+            cosines = _divided(products, np.outer(norms, norms))
+            measured["similarity"] = (cosines.sum(1) - cosines.diagonal()) / (heads - 1)
+        if bos and "all_tokens" in self._groups:
+            measured |= {"bos_all": first.mean(1), "bos_negative_all": negative.mean(1)}
+        return measured
 
 
 def _divided(parts: Floats, wholes: Floats) -> Floats:
@@ -194,34 +192,14 @@ def _divided(parts: Floats, wholes: Floats) -> Floats:
     return np.divide(parts, wholes, out=np.zeros_like(parts), where=wholes != 0)
 
 
-def _ranks(blocks: MapBlocks) -> dict[str, Floats]:
-    """Compute the ranks head by head, so that one head's map is in memory."""
-    ranks = np.array([_ranks_of(blocks.head(head)) for head in range(blocks.heads)])
-    return dict(zip(("rank", "rank_squares", "rank_stable"), ranks.T, strict=True))
-
-
-def _ranks_of(head: torch.Tensor) -> tuple[float, float, float]:
-    """Compute three effective ranks of a map, [tokens, tokens], with the singular values σ₁ ≥ σ₂ ≥ … ≥ 0.
-
-    - exp of the entropy of σ / Σσ; Roy and Vetterli, "The effective rank" (EUSIPCO 2007), definition 1;
-    - the same of σ² / Σσ²: exp of the entropy of the shares of variance;
-    - the stable rank, Σσ² / σ₁²: the squared ratio of the Frobenius norm and the spectral norm.
-
-    The singular values are computed in the map's dtype, sums in float64.
-    """
-    values = torch.linalg.svdvals(head).double()
-    largest = float(values.max())
-    if largest == 0:
-        return 0.0, 0.0, 0.0
-    values = values / largest
-    squares = values.square()
-    return _exponential(values), _exponential(squares), float(squares.sum())
-
-
-def _exponential(weights: torch.Tensor) -> float:
-    """Return exp of the entropy of weights that are divided by their sum."""
-    shares = weights / weights.sum()
-    return float(torch.special.entr(shares).sum().exp())
+def _means(name: str, rows: Floats) -> dict[str, Floats]:
+    """Average [heads, tokens] over rows i ≥ 1, and by position."""
+    tokens = rows.shape[1]
+    if tokens == 1:
+        return {}
+    starts = np.array(position_edges(tokens)[:-1])
+    counts = np.diff(np.append(starts, tokens))
+    return {name: rows[:, 1:].mean(1), f"{name}_by_position": np.add.reduceat(rows, starts, axis=1) / counts}
 
 
 def position_edges(tokens: int) -> tuple[int, ...]:
@@ -245,72 +223,20 @@ def shifted_entropy(row: Floats) -> Floats:
     return np.where(sums == 0, math.log(row.shape[-1]), -(shares * logs).sum(-1))
 
 
-def _means(name: str, rows: Floats, by_position: bool = True) -> dict[str, Floats]:
-    """Average [heads, tokens] over rows i ≥ 1, and by position."""
-    tokens = rows.shape[1]
-    if tokens == 1:
-        return {}
-    measured = {name: rows[:, 1:].mean(1)}
-    if by_position:
-        starts = np.array(position_edges(tokens)[:-1])
-        counts = np.diff(np.append(starts, tokens))
-        measured[f"{name}_by_position"] = np.add.reduceat(rows, starts, axis=1) / counts
-    return measured
+def _ranks_of(head: torch.Tensor) -> tuple[float, float, float]:
+    """Compute three effective ranks of a map, [tokens, tokens], with the singular values σ₁ ≥ σ₂ ≥ … ≥ 0.
 
+    - exp of the entropy of σ / Σσ; Roy and Vetterli, "The effective rank" (EUSIPCO 2007), definition 1;
+    - the same of σ² / Σσ²: exp of the entropy of the shares of variance;
+    - the stable rank, Σσ² / σ₁²: the squared ratio of the Frobenius norm and the spectral norm.
 
-def _bos(sums: MapSums, reading: Reading) -> dict[str, Floats]:
-    return _means("bos", sums.first) | _means("bos_abs", sums.normalised_first()) if reading.bos else {}
-
-
-def _mass(sums: MapSums, reading: Reading) -> dict[str, Floats]:
-    if not len(reading.readers):
-        return {}
-    signed = {f"mass_{name}": sums.mass[:, number] for number, name in enumerate(CATEGORIES)}
-    return signed | {f"mass_abs_{name}": sums.share[:, number] for number, name in enumerate(CATEGORIES)}
-
-
-def _entropies(sums: MapSums, reading: Reading) -> dict[str, Floats]:
-    of_last = {"entropy_shifted": shifted_entropy(sums.last), "entropy": sums.entropy[:, reading.last]}
-    means = _means("entropy", sums.entropy)
-    means.pop("entropy", None)
-    return of_last | means
-
-
-def _negative(sums: MapSums, reading: Reading) -> dict[str, Floats]:
-    return _means("bos_negative", (sums.first < 0).astype(float), by_position=False) if reading.bos else {}
-
-
-def _all_tokens(sums: MapSums, reading: Reading) -> dict[str, Floats]:
-    return {"bos_all": sums.first.mean(1), "bos_negative_all": (sums.first < 0).mean(1)} if reading.bos else {}
-
-
-def _sink(sums: MapSums, _: Reading) -> dict[str, Floats]:
-    if sums.tokens < SINK_TOKENS:
-        return {}
-    first, shares = sums.first[:, :SINK_TOKENS], sums.normalised_first()[:, :SINK_TOKENS]
-    return {"sink": first.mean(1), "sink_abs": shares.mean(1)}
-
-
-def _distance(sums: MapSums, _: Reading) -> dict[str, Floats]:
-    return _means("distance", _divided(sums.distance, sums.magnitude), by_position=False)
-
-
-def _similarity(sums: MapSums, _: Reading) -> dict[str, Floats]:
-    heads = len(sums.products)
-    if heads == 1:
-        return {}
-    norms = np.sqrt(sums.products.diagonal())
-    cosines = _divided(sums.products, np.outer(norms, norms))
-    return {"similarity": (cosines.sum(1) - cosines.diagonal()) / (heads - 1)}
-
-
-_FROM_SUMS: dict[str, Callable[[MapSums, Reading], dict[str, Floats]]] = {
-    "bos": _bos,
-    "mass": _mass,
-    "entropy": _entropies,
-    "negative": _negative,
-    "sink": _sink,
-    "distance": _distance,
-    "similarity": _similarity,
-    "all_tokens": _all_tokens,
-}
+    The singular values are computed in the map's dtype, sums in float64.
+    """
+    values = torch.linalg.svdvals(head).double()
+    largest = float(values.max())
+    if largest == 0:
+        return 0.0, 0.0, 0.0
+    values = values / largest
+    squares = values.square()
+    plain, squared = (float(torch.special.entr(weights / weights.sum()).sum().exp()) for weights in (values, squares))
+    return plain, squared, float(squares.sum())

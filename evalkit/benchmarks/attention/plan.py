@@ -84,20 +84,13 @@ class AttentionPlan:
     @property
     def subtasks(self) -> dict[str, list[str]]:
         """Task → its subtasks."""
-        subtasks = {
-            task: list(dict.fromkeys(question.subtask for question in members))
-            for task, members in self.questions.items()
-        }
-        return subtasks or {TEXT: [TEXT]}
+        subtasks = {task: [question.subtask for question in members] for task, members in self.questions.items()}
+        return {task: [*dict.fromkeys(names)] for task, names in subtasks.items()} or {TEXT: [TEXT]}
 
     @property
     def work(self) -> dict[Key, int]:
         """Key of each document in the journal → its expected cost; empty for a text, whose windows are not known."""
         return {key_of(question): work_of(question) for members in self.questions.values() for question in members}
-
-    def is_missing(self, finished: FinishedRows) -> bool:
-        """Return whether a document has no rows; of a text, true."""
-        return self.choices is None or any(key not in finished for key in self.work)
 
     @property
     def folder(self) -> Path:
@@ -116,12 +109,21 @@ def work_of(question: Question) -> int:
     return len(question.contexts[0]) + len(question.continuations[0]) + 4
 
 
+def is_missing(plan: AttentionPlan, finished: FinishedRows) -> bool:
+    """Return whether a document has no rows. Of a text it is true, since its windows are known after planning only."""
+    return plan.choices is None or any(key not in finished for key in plan.work)
+
+
 def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
     """Validate a request and make the plan of its run."""
-    groups = _groups(request.measures)
+    for name in request.measures:
+        if name not in GROUPS and name != "all":
+            raise UnknownNameError("measure", name, GROUPS)
+    every = not request.measures or "all" in request.measures
+    groups = [name for name in GROUPS if every or name in request.measures]
     settings: dict[str, Any] = {
         "suite": ATTENTION,
-        "measures": list(groups),
+        "measures": groups,
         "layers": sorted(parsed_layers(request.layers)),
         "sample": request.sample,
         "seed": request.seed,
@@ -131,10 +133,8 @@ def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
         from evalkit.benchmarks.attention.categories import tagger_identity
 
         settings["tagger"] = tagger_identity()
-    return _plan_text(request, settings, say) if request.text is not None else _plan_questions(request, settings, say)
-
-
-def _plan_questions(request: AttentionRequest, settings: dict[str, Any], say: Say) -> AttentionPlan:
+    if request.text is not None:
+        return _plan_text(request, request.text, settings, say)
     suite = choose_tasks(load_suite(request.questions or DEFAULT_SUITE), request.tasks)
     shared = {name: getattr(request, name) for name in ("model", "output", "sample", "seed", *_OF_DOCUMENTS)}
     choices = plan_suite(SuiteRequest(**shared, suite=request.questions, rule="acc"), suite, say)
@@ -146,30 +146,20 @@ def _plan_questions(request: AttentionRequest, settings: dict[str, Any], say: Sa
     return AttentionPlan(request, choices.checkpoint, manifest, choices)
 
 
-def _plan_text(request: AttentionRequest, settings: dict[str, Any], say: Say) -> AttentionPlan:
+def _plan_text(request: AttentionRequest, path: Path, settings: dict[str, Any], say: Say) -> AttentionPlan:
     for name in ("questions", *_OF_DOCUMENTS):
         if getattr(request, name):
             raise UsageError(f"--{name.replace('_', '-')}: is for the documents of tasks; leave it out, or --text")
     if request.continuation != "gold":
         raise UsageError("--continuation: a text has none; leave it out, or --text")
-    assert request.text is not None
-    _, text = read_given_text(request.text)
+    _, text = read_given_text(path)
     checkpoint = request.model.locate(say)
     digest = hashlib.sha256(text.encode()).hexdigest()
     settings = {**numerics(request.model, checkpoint, None, say), **settings, "documents": {TEXT: digest}}
     if request.model.context not in (None, "none"):
         # Windows may be shorter than the model's, which no extension shortens
         settings["window"] = int(request.model.context)
-    documents = {TEXT: {"source": str(request.text), "official": None, "count": 1}}
-    manifest = plain_manifest(
-        ATTENTION, request.model, checkpoint, settings, documents=documents, template={"name": TEXT}
-    )
+    documents = {TEXT: {"source": str(path), "official": None, "count": 1}}
+    about = {"documents": documents, "template": {"name": TEXT}}
+    manifest = plain_manifest(ATTENTION, request.model, checkpoint, settings, **about)
     return AttentionPlan(request, checkpoint, manifest, None, text)
-
-
-def _groups(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the requested groups of measures, in evalkit's order."""
-    for name in given:
-        if name not in GROUPS and name != "all":
-            raise UnknownNameError("measure", name, GROUPS)
-    return tuple(name for name in GROUPS if not given or "all" in given or name in given)

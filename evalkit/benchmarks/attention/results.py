@@ -51,14 +51,13 @@ def _repeats(name: str, lines: list[tuple[str, Any]]) -> bool:
 
 
 def _table(title: str, names: list[str], lines: list[tuple[str, Any]]) -> Table:
-    rows = [[layer, *(_cell(name, measures.get(name)) for name in names)] for layer, measures in lines]
+    def cell(name: str, measured: dict[str, Any] | None) -> str:
+        if measured is None:
+            return "–"
+        return percent(measured["value"]) if MEASURES[name].in_percent else fixed(measured["value"], 2)
+
+    rows = [[layer, *(cell(name, measures.get(name)) for name in names)] for layer, measures in lines]
     return simple_table(title, ["layer", *names], rows, ruled={len(lines) - 1})
-
-
-def _cell(name: str, measured: dict[str, Any] | None) -> str:
-    if measured is None:
-        return "–"
-    return percent(measured["value"]) if MEASURES[name].in_percent else fixed(measured["value"], 2)
 
 
 def _notes(run: Run, names: list[str]) -> list[str]:
@@ -129,7 +128,7 @@ class AttentionDocuments(Comparable):
         """Return what a rule measures; neither direction is better."""
         name, given, layers = self._parsed(rule)
         info = MEASURES[name]
-        averaged = "" if given else described_layers(layers, self._layers)
+        averaged = "" if given else described_layers(layers, self.run.manifest["attention_layers"])
         where = f"mean over {averaged}" if averaged else "by layer" if given == _EVERY else f"layer {layers[0]}"
         words = f"{info.words}; {where}{'; in %' if info.in_percent else ''}"
         every = tuple(layers) if given == _EVERY else ()
@@ -148,11 +147,6 @@ class AttentionDocuments(Comparable):
         by_layer.columns = [int(layer) for layer in by_layer.columns]
         return by_layer
 
-    @property
-    def _layers(self) -> list[int]:
-        """The model's layers with attention."""
-        return list(self.run.manifest["attention_layers"])
-
     def _parsed(self, rule: str) -> tuple[str, str, list[int]]:
         """Return the measure of a rule, the layer as it is given ("all", or "" for the mean), and the layers read."""
         name, at, given = rule.partition("@")
@@ -166,7 +160,8 @@ class AttentionDocuments(Comparable):
         measured = [int(layer) for layer in self._by_layer(name).columns]
         if not at or given == _EVERY:
             return name, given, measured
-        layer = layer_of(int(given), self._layers) if _NUMBER.fullmatch(given) else None
+        known = self.run.manifest["attention_layers"]
+        layer = layer_of(int(given), known) if _NUMBER.fullmatch(given) else None
         if layer is None or layer not in measured:
             raise UsageError(
                 f"--rule {rule}: run {self.run.folder.name} has {name} of layers {min(measured)} to {max(measured)}"

@@ -59,7 +59,7 @@ _SCHEMA = pa.schema(
 
 def finish(plan: AttentionPlan, finished: FinishedRows, writer: RunWriter) -> None:
     """Write the tables and the results."""
-    if plan.choices is not None and plan.is_missing(finished):
+    if any(key not in finished for key in plan.work):
         # Happens only if lines of the journal were removed while it was read
         raise RunError(
             f"the journal of {writer.folder} lacks some documents; delete the folder and run the command again"

@@ -14,19 +14,12 @@ from typing import Any
 import numpy as np
 
 from evalkit.benchmarks.base import Batch, Budget
-from evalkit.benchmarks.lm_eval.batches import (
-    EMPTY_TEXTS,
-    GenerationContent,
-    RequestFacts,
-    continuations_of,
-    items_of,
-    likelihoods,
-)
-from evalkit.benchmarks.lm_eval.encoding import Encoding
+from evalkit.benchmarks.lm_eval.batches import EMPTY_TEXTS, GenerationContent, RequestFacts, items_of, likelihoods
+from evalkit.benchmarks.lm_eval.encoding import Encoding, continuations_of
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.plan import TaskPlan, first_requests
-from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, RequestRow, group_by_task, label_of
-from evalkit.benchmarks.lm_eval.texts import TextFacts, answer_text, prompts_of
+from evalkit.benchmarks.lm_eval.requests import GENERATED, ModelRequest, RequestRow, group_by_task
+from evalkit.benchmarks.lm_eval.texts import TextFacts, answer_text, prompts_of, validate_generation
 from evalkit.benchmarks.request import TaskTokens, spread
 from evalkit.display import Say
 from evalkit.generation.capacity import assumed_capacity
@@ -39,15 +32,17 @@ from evalkit.scoring.sequences import SampledGroup, estimated_tokens
 
 _CANDIDATES = 8
 """Requests among which the start-up check chooses."""
+_BLOCK = 4
+"""Documents next to each other in a sample."""
 
 
 @dataclass(frozen=True)
 class AnsweringSetup:
     """What answering needs of a plan."""
 
-    scored: tuple[LMEvalRequest, ...]
+    scored: tuple[ModelRequest, ...]
     """Requests among which the start-up check chooses."""
-    generated: tuple[LMEvalRequest, ...]
+    generated: tuple[ModelRequest, ...]
     """A generation request of each distinct generation_kwargs."""
 
 
@@ -57,14 +52,14 @@ def setup_of(plan: TaskPlan) -> AnsweringSetup:
     Raises:
         ScoringError: a prompt is not valid text; names task and document.
     """
-    requests = [one for members in plan.requests_by_task.values() for one in members]
-    generated: dict[str, LMEvalRequest] = {}
-    for one in requests:
-        if one.key.kind == "generate_until":
-            check_text(one.request.args[0], label_of(one.request))
-            generated.setdefault(repr(one.request.args[1]), one)
+    requests = [request for members in plan.requests.values() for request in members]
+    generated: dict[str, ModelRequest] = {}
+    for request in requests:
+        if request.kind == GENERATED:
+            check_text(request.arguments[0], request.label)
+            generated.setdefault(repr(request.arguments[1]), request)
     # An empty text has no token
-    scored = (one for one in requests if one.key.kind != "generate_until" and one.request.args[-1])
+    scored = (request for request in requests if request.kind != GENERATED and request.arguments[-1])
     return AnsweringSetup(tuple(islice(scored, _CANDIDATES)), tuple(generated.values()))
 
 
@@ -76,88 +71,72 @@ class Answering:
         self._harness = harness = Harness(loaded, token_budget=budget.scored, say=say)
         harness.remembers, harness.files = loaded.stock, loaded.files
         # Validated before anything is scored, not at their batch
-        texts = [one.request for one in setup.generated]
-        harness.check_generation(texts)
-        encoding = Encoding(harness.tokenizer, harness.prefix_token_id, harness.prefix_text, harness.max_length)
+        validate_generation(setup.generated, loaded, harness.max_length)
+        encoding, engine = harness.encoding, harness.engine
         # The start-up check uses a real sequence: the first that has a token
-        for one in setup.scored:
-            if first := [continuation for _, continuation, _ in continuations_of([one], encoding, silent)]:
-                harness.engine.check(items_of(first)[0])
+        for request in setup.scored:
+            if first := continuations_of([request], encoding, silent):
+                engine.check(items_of(first)[0])
                 break
-        engine = harness.engine
-        self.facts = RequestFacts(
-            engine.budget,
-            engine.shares,
-            harness.max_length,
-            harness.prefix_token_id,
-            harness.prefix_text,
-            harness.text_facts(budget.kept) if texts else None,
-        )
+        texts = harness.text_facts(budget.kept) if setup.generated else None
+        prefix = (encoding.prefix_id, encoding.prefix_text)
+        self.facts = RequestFacts(engine.budget, engine.shares, encoding.window, *prefix, texts)
         self.about = {
             "token_budget": engine.budget,
-            "kept_tokens": self.facts.texts.capacity.tokens if self.facts.texts else None,
-            "loaded": loaded.facts() | {"window": harness.max_length, "prefix_id": harness.prefix_token_id},
+            "kept_tokens": texts.capacity.tokens if texts else None,
+            "loaded": loaded.facts() | {"window": encoding.window, "prefix_id": encoding.prefix_id},
             **({"sharing": engine.describe()} if engine.checked else {}),
         }
 
     def place(self, batch: Batch | None = None) -> BatchDevice:
         """See `Computer`."""
-        loaded = self._harness.loaded
-        generates = batch is None or isinstance(batch.content, GenerationContent)
-        return place_of(loaded.device, self._harness.kernel("generate_until" if generates else "loglikelihood"))
+        loaded, engine = self._harness.loaded, self._harness.engine
+        if batch is None or isinstance(batch.content, GenerationContent):
+            return place_of(loaded.device, loaded.attention)
+        return place_of(loaded.device, str(engine.kernel) if engine.shares else "alone")
 
     def compute(self, batch: Batch) -> list[RequestRow]:
         """See `Computer`."""
-        content = batch.content
+        content, harness = batch.content, self._harness
         if batch.number == EMPTY_TEXTS:
             return list(content)
         if isinstance(content, GenerationContent):
-            return self._generate(content)
-        rows = []
-        for item, scores in likelihoods(self._harness.engine, content.batch):
-            for row, (likelihood, greedy) in zip(content.rows[item.index], scores, strict=True):
-                rows.append(row._replace(likelihood=likelihood, greedy=greedy))
-        return rows
-
-    def _generate(self, content: GenerationContent) -> list[RequestRow]:
-        harness = self._harness
-        generations = harness.generator.generate(content.prompts, self._say)
+            generations = harness.generator.generate(content.prompts, self._say)
+            return [
+                row._replace(text=answer_text(harness.tokenizer, prompt, generation.tokens))
+                for row, prompt, generation in zip(content.rows, content.prompts, generations, strict=True)
+            ]
         return [
-            row._replace(text=answer_text(harness.tokenizer, prompt, generation.tokens))
-            for row, prompt, generation in zip(content.rows, content.prompts, generations, strict=True)
+            row._replace(likelihood=likelihood, greedy=greedy)
+            for row, (likelihood, greedy) in zip(content.rows, likelihoods(harness.engine, content.batch), strict=True)
         ]
-
-
-_BLOCK = 4
-"""Documents next to each other in a sample."""
 
 
 def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
     """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
-    prefix = next(one for one in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if one is not None)
-    encoding = Encoding(tokenizer, prefix, tokenizer.decode(prefix), window)
-    selection, found = plan.request.selection, []
+    prefix = next(token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None)
+    encoding = Encoding(tokenizer, prefix, window)
+    selection, estimates = plan.request.selection, []
     plan.randomness.restore()
     for name, task in plan.tasks.tasks.items():
-        whole = len(selection.places(name, [name] * len(task.eval_docs)))
-        places = spread(whole, sample, _BLOCK)
-        for members in group_by_task(first_requests(task, whole, set(places))).values():
-            found.append(_task(name, members, encoding, len(places), whole))
-    return found
+        documents = len(selection.places(name, [name] * len(task.eval_docs)))
+        places = spread(documents, sample, _BLOCK)
+        for members in group_by_task(first_requests(task, documents, set(places))).values():
+            estimates.append(_estimate(name, members, encoding, len(places), documents))
+    return estimates
 
 
-def _task(name: str, members: Sequence[LMEvalRequest], encoding: Encoding, sampled: int, documents: int) -> TaskTokens:
+def _estimate(
+    name: str, requests: Sequence[ModelRequest], encoding: Encoding, sampled: int, documents: int
+) -> TaskTokens:
     scale = documents / sampled
-    if members[0].key.kind == "generate_until":
-        facts = TextFacts((), None, assumed_capacity(encoding.max_length))
-        prompts = prompts_of([(one.key, one.request.args) for one in members], encoding, facts)
+    if requests[0].kind == GENERATED:
+        prompts = prompts_of(requests, encoding, TextFacts((), None, assumed_capacity(encoding.window)))
         alone = scale * sum(len(prompt.tokens) for prompt in prompts)
         new = scale * sum(prompt.max_new_tokens for prompt in prompts)
-        return TaskTokens(name, documents, sampled, scale * len(members), alone, alone, new)
-    sequences = [
-        np.array((*one.context, *one.continuation), np.int32)
-        for _, one, _ in continuations_of(members, encoding, silent)
-    ]
+        return TaskTokens(name, documents, sampled, scale * len(requests), alone, alone, new)
+    continuations = continuations_of(requests, encoding, silent)
+    sequences = [np.array((*part.context, *part.continuation), np.int32) for part in continuations]
     counts = estimated_tokens([SampledGroup(sequences, sampled, documents)]) if sequences else (0.0, 0.0)
     return TaskTokens(name, documents, sampled, scale * len(sequences), *counts)

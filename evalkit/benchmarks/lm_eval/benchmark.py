@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, Planned, calling, naming
-from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, unanswered, work_of
+from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, unanswered
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.display import Say
-from evalkit.errors import EvalkitError, RunError, UsageError, first_line
+from evalkit.errors import UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.forms import StoredTask
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from evalkit.data import HubSplit
     from evalkit.reporting.report import Report
     from evalkit.runs.journal import FinishedRows
-    from evalkit.runs.writing import RunWriter
 
 
 class _LMEvalMetric(Stored):
@@ -79,44 +78,20 @@ class LMEval(Benchmark):
     computer = calling("evalkit.benchmarks.lm_eval.answering:Answering")
     comparable = calling("evalkit.benchmarks.lm_eval.outcomes:task_outcomes")
     token_counts = calling("evalkit.benchmarks.lm_eval.answering:estimated")
+    finish = calling("evalkit.benchmarks.lm_eval.results:finish")
 
     def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:
         """Return whether any request has no answer yet."""
-        return any(unanswered(finished, members) for members in plan.requests_by_task.values())
+        return any(unanswered(finished, members) for members in plan.requests.values())
 
     def batches(self, plan: TaskPlan, facts: RequestFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
         """See `Benchmark`."""
         from evalkit.benchmarks.lm_eval.batches import batches_of
 
-        missing = [one for members in plan.requests_by_task.values() for one in unanswered(finished, members)]
-        total = sum(work_of(one.request) for members in plan.requests_by_task.values() for one in members)
-        return Planned(
-            batches_of(plan.requests_by_task, facts, tokenizer, finished, plan.request.token_budget, say),
-            total,
-            total - sum(work_of(one.request) for one in missing),
-        )
-
-    def finish(self, plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
-        """Compute every task's metrics with lm-eval, and write the results."""
-        import lm_eval.evaluator
-
-        from evalkit.benchmarks.lm_eval.answers import StoredAnswers
-        from evalkit.benchmarks.lm_eval.calls import quiet_lm_eval
-        from evalkit.benchmarks.lm_eval.results import write_results
-
-        request, tasks, answers = plan.request, plan.tasks, StoredAnswers(finished)
-        with quiet_lm_eval(writer.say):
-            try:
-                _ = plan.requests
-                results = lm_eval.evaluator.evaluate(answers, tasks.as_lm_eval(), limit=request.limit, log_samples=True)
-            except EvalkitError:
-                raise
-            except Exception as error:
-                raise RunError(
-                    f"lm-eval cannot evaluate {', '.join(tasks.names)} ({type(error).__name__}: {first_line(error)}); "
-                    f"the finished answers are kept in {writer.folder}"
-                ) from error
-        write_results(writer, tasks, answers, results, request.log_samples)
+        total = sum(request.work for members in plan.requests.values() for request in members)
+        missing = sum(request.work for members in plan.requests.values() for request in unanswered(finished, members))
+        batches = batches_of(plan.requests, facts, tokenizer, finished, plan.request.token_budget, say)
+        return Planned(batches, total, total - missing)
 
     def serves(self, plan: TaskPlan, run: Run) -> bool:
         """Return whether a finished run has the sample files that the request needs."""
@@ -157,7 +132,7 @@ class LMEval(Benchmark):
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """See `Benchmark`; contains every metric of every task and group, as lm-eval computed it."""
-        from evalkit.benchmarks.lm_eval.results import metrics_report
+        from evalkit.benchmarks.lm_eval.views import metrics_report
 
         return metrics_report(run)
 
@@ -179,7 +154,7 @@ class LMEval(Benchmark):
 
     def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
         """Return the first metric of the first group, or of the first task if there are no groups."""
-        from evalkit.benchmarks.lm_eval.results import summary_of
+        from evalkit.benchmarks.lm_eval.views import summary_of
 
         values = [m["value"] for entry in (run.stored["groups"] or run.stored["tasks"]) for m in entry["metrics"]]
         return next((value for value in values if isinstance(value, float)), None), summary_of(run.stored)

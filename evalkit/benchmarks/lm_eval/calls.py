@@ -1,4 +1,4 @@
-"""Calls of lm-eval: without its log, bars and standard output, with its random state, on the selected documents.
+"""Calls of lm-eval: without its log, bars and standard output, with its random state, and with errors that name a task.
 
 evalkit reserves standard output for results and shows its own progress.
 """
@@ -10,24 +10,21 @@ import io
 import logging
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from evalkit.compatibility.lm_eval import compiled_once, without_bars
 from evalkit.display import Say, doing, imports
+from evalkit.errors import DataError, EvalkitError, first_line
 from evalkit.models.locate import silent
 
 
 @contextlib.contextmanager
 def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
-    """Suppress lm-eval's progress bars, log and prints, and the tokenizers library's warning about forked processes.
+    """Suppress lm-eval's progress bars, log and prints, and compile each Jinja template once.
 
-    Each Jinja template is compiled once and not for every document.
-
-    Args:
-        say: called when lm-eval starts a bootstrap, which can take minutes.
+    `say` is called when lm-eval starts a bootstrap, which can take minutes.
     """
     with doing("loading lm-eval", slow=imports("lm_eval")):
         import datasets
@@ -43,18 +40,24 @@ def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
             after.callback(datasets.enable_progress_bars)
         after.enter_context(compiled_once())
         after.enter_context(without_bars(bootstrapping))
-        before = os.environ.get("TOKENIZERS_PARALLELISM")
-        os.environ["TOKENIZERS_PARALLELISM"] = "true"
-        after.callback(_set_variable, "TOKENIZERS_PARALLELISM", before)
+        after.enter_context(tokenizer_threads())
         after.enter_context(contextlib.redirect_stdout(io.StringIO()))
         yield
 
 
-def _set_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+@contextlib.contextmanager
+def tokenizer_threads() -> Iterator[None]:
+    """Enable the tokenizer's threads, which lm-eval's command line disables.
+
+    A variable that was not set stays: the tokenizers library would warn about processes that are forked later.
+    """
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
 @contextlib.contextmanager
@@ -67,6 +70,18 @@ def log_from(level: int) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def task_errors(task: str, step: str) -> Iterator[None]:
+    """Turn any error of a task's code or of lm-eval's into a `DataError` that names the task and the step."""
+    try:
+        yield
+    except EvalkitError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
+        raise DataError(f"task {task}: lm-eval cannot {step} ({reason})") from error
 
 
 @dataclass(frozen=True)
@@ -89,44 +104,3 @@ def random_state() -> RandomState:
     import numpy as np
 
     return RandomState(random.getstate(), np.random.get_state())
-
-
-def restrict(task: Any, numbers: Sequence[int]) -> None:
-    """Make a task iterate over some of its documents, in order.
-
-    Args:
-        task: its method `doc_iterator` is replaced.
-        numbers: the documents' numbers, at least one.
-    """
-    every, chosen = task.doc_iterator, frozenset(numbers)
-
-    def restricted(*, limit: int | None = None, **_: Any) -> Iterator[tuple[int, Any]]:
-        found = ((number, doc) for number, doc in every(rank=0, world_size=1) if number in chosen)
-        return islice(found, limit)
-
-    task.doc_iterator = restricted
-    if task.config.num_fewshot:
-        _draw_in_turn(task, chosen)
-
-
-def _draw_in_turn(task: Any, chosen: frozenset[int]) -> None:
-    """Draw the examples of all documents when requests are built: a document's depend on those drawn before it."""
-    build, context = task.build_all_requests, task.fewshot_context
-
-    def built(**options: Any) -> None:
-        before = enumerate(task.eval_docs)
-
-        def in_turn(doc: Any, *arguments: Any, **rest: Any) -> Any:
-            for number, skipped in before:
-                if number in chosen:
-                    break
-                context(skipped, *arguments, **rest)
-            return context(doc, *arguments, **rest)
-
-        task.fewshot_context = in_turn
-        try:
-            build(**options)
-        finally:
-            task.fewshot_context = context
-
-    task.build_all_requests = built

@@ -1,8 +1,7 @@
-"""Documents of a finished run of lm-eval's tasks with their scores, for comparison.
+"""Scores of the documents of lm-eval's tasks: the tables of a run, and their comparison.
 
-In: a run. Out: a `Comparable`: of a run with multiple-choice tasks, their choices under evalkit's rules; of any other
-run, the value of each task's own metric. Documents without a metric have no content hashes; they are paired by number,
-under the hash of all documents.
+In: score rows and lm-eval's samples, or a finished run. Out: its tables; or a `Comparable`: of a run with
+multiple-choice tasks, their choices under evalkit's rules; of any other run, the value of each task's own metric.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,13 +18,14 @@ from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
 from evalkit.benchmarks.outcomes import CONTENT, Comparable, Measure
 from evalkit.compatibility.lm_eval import json_value
 from evalkit.errors import UsageError
-from evalkit.runs.folder import LM_EVAL, Run
+from evalkit.runs.folder import LM_EVAL, SCORES, Run
 from evalkit.runs.score_table import CLUSTER
 from evalkit.runs.traits import documents_read, is_imported
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.runs.score_table import ScoreRow
     from evalkit.runs.writing import RunWriter
     from evalkit.stats.estimates import Floats
 
@@ -47,7 +47,7 @@ class DocumentScore(NamedTuple):
 
 
 def document_scores(task: str, samples: Iterable[Mapping[str, Any]]) -> Iterator[DocumentScore]:
-    """Yield the values of a task's documents.
+    """Yield the values of the documents of a leaf task.
 
     Args:
         task: lm-eval's leaf task.
@@ -58,18 +58,21 @@ def document_scores(task: str, samples: Iterable[Mapping[str, Any]]) -> Iterator
     for sample in samples:
         doc_id = int(sample["doc_id"])
         if doc_id not in contents:
-            found = content_hash(sample["doc"])
-            seen[found] += 1
-            contents[doc_id] = found if seen[found] == 1 else f"{found}/{seen[found]}"
+            text = json.dumps(sample["doc"], sort_keys=True, ensure_ascii=False, default=json_value)
+            digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+            seen[digest] += 1
+            contents[doc_id] = digest if seen[digest] == 1 else f"{digest}/{seen[digest]}"
         for metric in sample["metrics"]:
             value = _number(sample[metric])
             yield DocumentScore(task, doc_id, contents[doc_id], str(sample["filter"]), metric, value)
 
 
-def content_hash(doc: Any) -> str:
-    """Return the SHA-256 of a document's content as JSON, whatever the order of its keys."""
-    text = json.dumps(doc, sort_keys=True, ensure_ascii=False, default=json_value)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+def _number(value: Any) -> float:
+    try:
+        number = float(value) if not isinstance(value, (str, list, tuple)) else nan
+    except (TypeError, ValueError):
+        return nan
+    return number if isfinite(number) else nan
 
 
 def compared_metric(scores: Sequence[DocumentScore], higher_is_better: Mapping[str, bool | None]) -> str | None:
@@ -87,20 +90,40 @@ def compared_metric(scores: Sequence[DocumentScore], higher_is_better: Mapping[s
     return None
 
 
+def write_scores(
+    writer: RunWriter,
+    rows: Sequence[ScoreRow],
+    clusters: Mapping[tuple[str, int], int],
+    *,
+    counted: bool = True,
+    without_sizes: Collection[str] = (),
+) -> None:
+    """Write the score table, and its tasks to the manifest; without rows no rule applies to the run.
+
+    Args:
+        writer: the run folder.
+        rows: in the table's order.
+        clusters: see `score_table`.
+        counted: whether the numbers of tokens are known.
+        without_sizes: tasks whose answer options' lengths are not known.
+    """
+    from evalkit.runs.score_table import score_table, uncounted, unsized
+
+    tasks = list(dict.fromkeys(row.task for row in rows))
+    if not rows:
+        writer.save_manifest(rule=LM_EVAL)
+    else:
+        writer.save_manifest(groups={"Average": tasks}, group_sizes={"Average": len(tasks)})
+        table = unsized(score_table(rows, clusters), without_sizes)
+        writer.save_table(SCORES, table if counted else uncounted(table))
+
+
 def write_document_scores(writer: RunWriter, scores: Sequence[DocumentScore]) -> None:
     """Write the table of a run; nothing if no document has a metric."""
     if scores:
         import pandas as pd
 
         writer.save_table(DOCUMENTS, pd.DataFrame(scores, columns=list(DocumentScore._fields)))
-
-
-def _number(value: Any) -> float:
-    try:
-        number = float(value) if not isinstance(value, (str, list, tuple)) else nan
-    except (TypeError, ValueError):
-        return nan
-    return number if isfinite(number) else nan
 
 
 def task_outcomes(run: Run) -> Comparable:
@@ -110,30 +133,8 @@ def task_outcomes(run: Run) -> Comparable:
     return TaskChoices(run)
 
 
-def _must_agree(run: Run, task: str) -> dict[str, str]:
-    """See `Comparable`. The documents' hash covers the selected ones; the config says how many examples are drawn.
-
-    Documents of an imported run are paired by content, so that their order and number may differ.
-    """
-    specification = run.manifest["specification"]
-    about = specification["tasks"][task]
-    shots = about["num_fewshot"]
-    if is_imported(run.manifest):
-        known = {"number of examples": "" if shots is None else str(shots)}
-        return {"limit": "", **known, "documents": "", "examples": "", "task's definition": ""}
-    return {
-        "limit": documents_read(specification) or "none",
-        "number of examples": str(shots),
-        "documents": str(about["documents"]),
-        "examples": str(about.get("examples") or "") if shots else "none",
-        "task's definition": str(about["config"]),
-    }
-
-
-class TaskChoices(ComparableChoices):
-    """The multiple-choice scores of a run of lm-eval's tasks."""
-
-    lacking = "no multiple-choice scores; run it without multiple-choice tasks to compare its own metric"
+class _TaskDocuments(Comparable):
+    """Documents of lm-eval's tasks; those without a metric have no content hashes and are paired by number."""
 
     @property
     def has_contents(self) -> bool:
@@ -141,21 +142,42 @@ class TaskChoices(ComparableChoices):
         return DOCUMENTS in self.run.files
 
     def must_agree(self, task: str) -> dict[str, str]:
-        """See `Comparable`."""
-        return _must_agree(self.run, task)
+        """See `Comparable`. The documents' hash covers the selected ones; the config says how many examples are drawn.
+
+        Documents of an imported run are paired by content, so that their order and number may differ.
+        """
+        specification = self.run.manifest["specification"]
+        about = specification["tasks"][task]
+        shots = about["num_fewshot"]
+        if is_imported(self.run.manifest):
+            known = {"number of examples": "" if shots is None else str(shots)}
+            return {"limit": "", **known, "documents": "", "examples": "", "task's definition": ""}
+        return {
+            "limit": documents_read(specification) or "none",
+            "number of examples": str(shots),
+            "documents": str(about["documents"]),
+            "examples": str(about.get("examples") or "") if shots else "none",
+            "task's definition": str(about["config"]),
+        }
+
+
+class TaskChoices(_TaskDocuments, ComparableChoices):
+    """The multiple-choice scores of a run of lm-eval's tasks."""
+
+    lacking = "no multiple-choice scores; run it without multiple-choice tasks to compare its own metric"
 
     @cached_property
     def documents(self) -> pd.DataFrame:
         """One row for each document, with its content hash if the run has it."""
-        found = super().documents
+        documents = super().documents
         if not self.has_contents:
-            return found
+            return documents
         names = ["task", "doc_id"]
         table = self.run.table(DOCUMENTS, DocumentScore._fields).drop_duplicates(names)
-        return found.merge(table[[*names, CONTENT]], "left", names)
+        return documents.merge(table[[*names, CONTENT]], "left", names)
 
 
-class TaskMetrics(Comparable):
+class TaskMetrics(_TaskDocuments):
     """The value of each task's own metric, between 0 and 1, of a run without multiple-choice tasks."""
 
     checked = ()
@@ -167,14 +189,9 @@ class TaskMetrics(Comparable):
         self.groups = {"Average": list(self._metrics)}
         self.group_sizes = {"Average": len(self._metrics)}
 
-    @property
-    def has_contents(self) -> bool:
-        """See `Comparable`."""
-        return DOCUMENTS in self.run.files
-
     def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`."""
-        return {**_must_agree(self.run, task), "metric": self._metrics.get(task, "")}
+        return {**super().must_agree(task), "metric": self._metrics.get(task, "")}
 
     @cached_property
     def _table(self) -> pd.DataFrame:
@@ -207,12 +224,14 @@ class TaskMetrics(Comparable):
             )
         shown = "; ".join(f"{metric.replace(',none', '')} of {task}" for task, metric in self._metrics.items())
         # A metric of which lower is better is never compared, but an imported log may not say it
-        known = all(self._is_known_higher(task) for task in self.run.stored["tasks"] if task.get("compared"))
-        unknown = "" if known else "; whether higher or lower is better is not known, so neither is"
-        return Measure(
-            f"each task's own metric ({shown}), in %{unknown}", True, higher_is_better=True if known else None
+        known = all(
+            any(
+                f"{one['metric']},{one['filter']}" == task["compared"] and one["higher_is_better"] is True
+                for one in task["metrics"]
+            )
+            for task in self.run.stored["tasks"]
+            if task.get("compared")
         )
-
-    def _is_known_higher(self, task: Mapping[str, Any]) -> bool:
-        better = {f"{one['metric']},{one['filter']}": one["higher_is_better"] for one in task["metrics"]}
-        return better.get(task["compared"]) is True
+        unknown = "" if known else "; whether higher or lower is better is not known, so neither is"
+        better = True if known else None
+        return Measure(f"each task's own metric ({shown}), in %{unknown}", True, higher_is_better=better)

@@ -1,6 +1,7 @@
 """The plan of a run of lm-eval's tasks.
 
-In: a `SuiteRequest`. Out: a `TaskPlan` with a manifest. Torch is not imported, so a finished run is found without it.
+In: a `SuiteRequest`. Out: a `TaskPlan` with a manifest, whose requests lm-eval builds. Torch is not imported, so a
+finished run is found without it.
 """
 
 from __future__ import annotations
@@ -8,22 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
-from evalkit.benchmarks.lm_eval.calls import RandomState, quiet_lm_eval, random_state, restrict
+from evalkit.benchmarks.lm_eval.calls import RandomState, quiet_lm_eval, random_state, task_errors
 from evalkit.benchmarks.lm_eval.catalogue import SUPPORTED, TaskSet, load_tasks
-from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, group_by_task
+from evalkit.benchmarks.lm_eval.requests import ModelRequest, group_by_task
 from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.request import SuiteRequest, numerics, provenance, shared_library
 from evalkit.data import Library
 from evalkit.display import Say, doing
-from evalkit.errors import DataError, EvalkitError, ScoringError, UsageError, first_line
+from evalkit.errors import DataError, ScoringError, UsageError
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, read_bytes
 from evalkit.models.context import Extension, refuse_generation
 from evalkit.models.files import generation_settings
@@ -49,28 +52,20 @@ class TaskPlan:
     request: SuiteRequest
     checkpoint: Checkpoint
     tasks: TaskSet
+    sampled: dict[str, list[int]]
+    """Task → numbers of its documents in a random sample; empty without one."""
     manifest: dict[str, Any]
     randomness: RandomState
 
     @cached_property
-    def requests(self) -> Sequence[Any]:
-        """All of lm-eval's requests to the model."""
+    def requests(self) -> dict[str, list[ModelRequest]]:
+        """The distinct requests by the journal's task names, which lm-eval builds and keeps as `task.instances`."""
         self.randomness.restore()
-        for task in self.tasks.tasks.values():
-            _add_task_to_errors(task)
-            # Again, since the sampler's state changes with every document
-            task.set_fewshot_seed(SEEDS["fewshot"])
+        tasks = self.tasks.tasks
         with quiet_lm_eval(), doing("building requests"):
-            for task in self.tasks.tasks.values():
-                task.build_all_requests(limit=self.request.limit, rank=0, world_size=1)
-                # lm-eval's `evaluate` would build them again
-                task.build_all_requests = _already_built
-        return [request for task in self.tasks.tasks.values() for request in task.instances]
-
-    @cached_property
-    def requests_by_task(self) -> dict[str, list[LMEvalRequest]]:
-        """The distinct requests by the journal's task names, see `group_by_task`."""
-        return group_by_task(self.requests)
+            for name, task in tasks.items():
+                _build_requests(task, self.request.limit, self.sampled.get(name))
+        return group_by_task(instance for task in tasks.values() for instance in task.instances)
 
     @property
     def folder(self) -> Path:
@@ -85,7 +80,11 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
     Raises:
         EvalkitError: the request, a task, its documents or the checkpoint are not valid.
     """
-    _check_request(request)
+    if not request.tasks:
+        raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
+    refuse_duplicate_tasks(request.tasks)
+    if request.vary:
+        raise UsageError("--vary: suite lm_eval has its tasks' own prompts; leave out --suite lm_eval, or --vary")
     library = shared_library(request, say)
     set_seeds()
     with doing("loading lm-eval's tasks"):
@@ -95,13 +94,15 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
             f"--data-dir {request.data_dir}: is for evalkit's own tasks, and none of these is one "
             f"({', '.join(request.tasks)}); leave it out, since a task file names its own documents"
         )
-    for task in tasks.tasks.values():
+    sampled: dict[str, list[int]] = {}
+    for name, task in tasks.tasks.items():
         _set_fewshot(task, request.num_fewshot)
         if request.sample is not None:
-            restrict(task, request.selection.places(task.task_name, [task.task_name] * len(task.eval_docs)))
-        check_first_request(task)
-    if request.log_samples:
-        _check_names_of_files(tasks)
+            sampled[name] = request.selection.places(name, [name] * len(task.eval_docs))
+            _restrict(task, sampled[name])
+        _check_first_request(task)
+        if request.log_samples:
+            _check_name_of_file(name)
     checkpoint = request.model.locate(say)
     with doing("hashing the tasks' documents"):
         specification = _specification(request, tasks, checkpoint, say)
@@ -118,59 +119,11 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         "include_path": str(request.include_path) if request.include_path else None,
         **provenance(request.model, checkpoint),
     }
-    return TaskPlan(request, checkpoint, tasks, manifest, random_state())
-
-
-def first_requests(task: Any, count: int, places: Collection[int] | None = None) -> list[Any]:
-    """Return lm-eval's requests for the first documents of a task, or for those at some places among them.
-
-    Raises:
-        DataError: lm-eval cannot build them; names task and document.
-    """
-    task.set_fewshot_seed(SEEDS["fewshot"])
-    found: list[Any] = []
-    doc_id = 0
-    try:
-        for place, (doc_id, doc) in enumerate(task.doc_iterator(rank=0, limit=count, world_size=1)):
-            if places is not None and place not in places:
-                continue
-            context = task.fewshot_context(
-                doc, num_fewshot=task.config.num_fewshot or 0, gen_prefix=task.doc_to_prefix(doc)
-            )
-            built = task.construct_requests(doc=doc, ctx=context, metadata=(task.task_name, doc_id, 1))
-            found += built if isinstance(built, list) else [built]
-    except EvalkitError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"task {task.task_name}: lm-eval cannot build the request of document {doc_id} "
-            f"({type(error).__name__}: {first_line(error)})"
-        ) from error
-    return found
-
-
-def check_first_request(task: Any) -> None:
-    """Build the requests of one document, so that errors of a task occur before a model is loaded."""
-    for request in first_requests(task, 1):
-        if request.request_type not in SUPPORTED or len(request.args) > 2:
-            raise ScoringError(
-                f"task {task.task_name} has requests of type '{request.request_type}' with {len(request.args)} "
-                f"arguments; evalkit supports {', '.join(SUPPORTED)} on text"
-            )
-
-
-def _check_request(request: SuiteRequest) -> None:
-    if not request.tasks:
-        raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
-    refuse_duplicate_tasks(request.tasks)
-    if request.vary:
-        raise UsageError("--vary: suite lm_eval has its tasks' own prompts; leave out --suite lm_eval, or --vary")
+    return TaskPlan(request, checkpoint, tasks, sampled, manifest, random_state())
 
 
 def set_seeds() -> None:
     """Set seeds as in `lm_eval.simple_evaluate`, before tasks are loaded; each text has its own seed (`texts.py`)."""
-    import random
-
     import numpy as np
 
     random.seed(SEEDS["random"])
@@ -186,6 +139,74 @@ def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
         task.set_config(key="num_fewshot", value=0)
 
 
+def _restrict(task: Any, numbers: Collection[int]) -> None:
+    """Make a task iterate over some of its documents, in order; lm-eval's `samples` would renumber them."""
+    every, chosen = task.doc_iterator, frozenset(numbers)
+
+    def restricted(*, limit: int | None = None, **_: Any) -> Iterator[tuple[int, Any]]:
+        return islice(((number, doc) for number, doc in every(rank=0, world_size=1) if number in chosen), limit)
+
+    task.doc_iterator = restricted
+
+
+def _build_requests(task: Any, limit: int | None, sampled: Collection[int] | None) -> None:
+    """Let lm-eval build the requests of a task, those of sampled documents as in a run of all documents."""
+    # Again, since the sampler's state changes with every document
+    task.set_fewshot_seed(SEEDS["fewshot"])
+    # A document's examples depend on those drawn before it
+    in_turn = sampled is not None and task.config.num_fewshot
+    if in_turn:
+        del task.doc_iterator
+    with task_errors(task.task_name, "build its requests"):
+        task.build_all_requests(limit=limit, rank=0, world_size=1)
+    if sampled is not None and in_turn:
+        _restrict(task, sampled)
+        task.instances[:] = [instance for instance in task.instances if instance.doc_id in set(sampled)]
+
+
+def first_requests(task: Any, count: int, places: Collection[int] | None = None) -> list[Any]:
+    """Return lm-eval's requests for the first documents of a task, or for those at some places among them.
+
+    Raises:
+        DataError: lm-eval cannot build them; names task and document.
+    """
+    task.set_fewshot_seed(SEEDS["fewshot"])
+    instances: list[Any] = []
+    for place, (doc_id, doc) in enumerate(task.doc_iterator(rank=0, limit=count, world_size=1)):
+        if places is not None and place not in places:
+            continue
+        with task_errors(task.task_name, f"build the request of document {doc_id}"):
+            shots = task.config.num_fewshot or 0
+            context = task.fewshot_context(doc, num_fewshot=shots, gen_prefix=task.doc_to_prefix(doc))
+            built = task.construct_requests(doc=doc, ctx=context, metadata=(task.task_name, doc_id, 1))
+            instances += built if isinstance(built, list) else [built]
+    return instances
+
+
+def _check_first_request(task: Any) -> None:
+    """Build the requests of one document, so that errors of a task occur before a model is loaded."""
+    for instance in first_requests(task, 1):
+        if instance.request_type not in SUPPORTED or len(instance.args) > 2:
+            raise ScoringError(
+                f"task {task.task_name} has requests of type '{instance.request_type}' with {len(instance.args)} "
+                f"arguments; evalkit supports {', '.join(SUPPORTED)} on text"
+            )
+
+
+def _check_name_of_file(name: str) -> None:
+    """Raise a `UsageError` if a task's name is too long for lm-eval's name of its sample file, or leaves the folder."""
+    if ".." in PurePath(name).parts:
+        raise UsageError(
+            f"task {name}: its name is a path out of the run's folder, and --log-samples needs it for a file; "
+            "rename it in the task file"
+        )
+    if (size := len(os.fsencode(name))) > _LONGEST_NAME:
+        raise UsageError(
+            f"task {name[:60]}…: its name has {size} bytes, and --log-samples needs names of at most "
+            f"{_LONGEST_NAME} for file names; shorten it in the task file"
+        )
+
+
 def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
     generating = [name for name, task in tasks.tasks.items() if task.OUTPUT_TYPE == "generate_until"]
     numerical = numerics(request.model, checkpoint, request.limit, say)
@@ -195,9 +216,11 @@ def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint
         **numerical,
         **request.selection.specification,
         "suite": LM_EVAL,
-        # A difference in the last bit may change a token and the rest of a text
         "generation": _generation(request, checkpoint) if generating else None,
-        "groups": _group_specification(tasks),
+        "groups": {
+            name: _hash([group.aggregate_metric_list or [], sorted(group.child_names)])
+            for name, group in tasks.groups.items()
+        },
         "names": list(tasks.names),
         "tasks": {name: task_specification(task, request.limit) for name, task in tasks.tasks.items()},
         "code": None if request.include_path is None else code_hash(request.include_path),
@@ -209,15 +232,8 @@ def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint
 def _generation(request: SuiteRequest, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the further settings that generated texts depend on; a GGUF file's are part of its content hash."""
     settings = None if checkpoint.gguf is not None else stable(generation_settings(checkpoint.folder))
+    # A difference in the last bit, of another device, may change a token and the rest of a text
     return {"device": request.model.device, "config": settings}
-
-
-def _group_specification(tasks: TaskSet) -> dict[str, str]:
-    """Return a hash of each group's aggregation and members."""
-    return {
-        name: _hash([group.aggregate_metric_list or [], sorted(group.child_names)])
-        for name, group in tasks.groups.items()
-    }
 
 
 def task_specification(task: Any, limit: int | None) -> dict[str, Any]:
@@ -238,7 +254,7 @@ def task_specification(task: Any, limit: int | None) -> dict[str, Any]:
     }
 
 
-def _hash(things: Any) -> str:
+def _hash(things: Iterable[Any]) -> str:
     """Return the SHA-256 of things as JSON; values without a JSON form enter as `str`, without memory addresses."""
     digest = hashlib.sha256()
     for thing in things:
@@ -249,72 +265,24 @@ def _hash(things: Any) -> str:
 
 def code_hash(folder: Path) -> str:
     """Return a hash of the Python files in a folder of task files, whose imports a task's config does not show."""
-    files = sorted(path for path in folder.rglob("*.py") if path.is_file())
+    hashed: list[Sequence[str]] = []
     try:
-        texts = {path: read_bytes(path, MOST_BYTES).decode("utf-8", "replace") for path in files}
-        return _hash([path.relative_to(folder).as_posix(), _newlines(text)] for path, text in texts.items())
-    except OSError as error:
-        raise DataError(f"--include-path {folder}: {error.filename} cannot be read ({error.strerror})") from error
-    except Unreadable as error:
-        raise DataError(f"--include-path {folder}: a Python file in it {error}") from error
-
-
-def _newlines(text: str) -> str:
-    """Return a text with line feeds as line ends, as Python reads source files."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+        for path in sorted(path for path in folder.rglob("*.py") if path.is_file()):
+            text = read_bytes(path, MOST_BYTES).decode("utf-8", "replace")
+            # Line ends as Python reads source files
+            hashed.append([path.relative_to(folder).as_posix(), text.replace("\r\n", "\n").replace("\r", "\n")])
+    except (OSError, Unreadable) as error:
+        raise DataError(f"--include-path {folder}: a Python file in it cannot be read ({error})") from error
+    return _hash(hashed)
 
 
 def source_of(task: Any, pinned: bool, library: Library) -> dict[str, Any]:
     """Return the provenance of a task's documents. Those not pinned by evalkit have the source in the task file."""
-    count = len(task.eval_docs)
+    config, count = task.config, len(task.eval_docs)
     if pinned:
-        documents = library.load(task.config.dataset_kwargs["documents"])
+        documents = library.load(config.dataset_kwargs["documents"])
         return {"source": documents.source, "official": documents.official, "count": count}
-    config = task.config
     files = (config.dataset_kwargs or {}).get("data_files")
+    listed = files.values() if isinstance(files, dict) else [files] if files else []
     place = " ".join(str(part) for part in (config.dataset_path or "its own code", config.dataset_name) if part)
-    return {"source": f"{place} {_file_names(files)}".strip(), "official": True, "count": count}
-
-
-def _file_names(files: Any) -> str:
-    values = files.values() if isinstance(files, dict) else [files] if files else []
-    return ", ".join(str(value) for value in values)
-
-
-def _check_names_of_files(tasks: TaskSet) -> None:
-    """Raise a `UsageError` if a task's name is too long for lm-eval's name of its sample file, or leaves the folder."""
-    for name in tasks.tasks:
-        if ".." in PurePath(name).parts:
-            raise UsageError(
-                f"task {name}: its name is a path out of the run's folder, and --log-samples needs it for a file; "
-                "rename it in the task file"
-            )
-        if (size := len(os.fsencode(name))) > _LONGEST_NAME:
-            raise UsageError(
-                f"task {name[:60]}…: its name has {size} bytes, and --log-samples needs names of at most "
-                f"{_LONGEST_NAME} for file names; shorten it in the task file"
-            )
-
-
-def _already_built(**_: Any) -> None:
-    """Replacement of `build_all_requests` for a task whose requests are built."""
-
-
-def _add_task_to_errors(task: Any) -> None:
-    """Wrap the methods of a task so that their errors name it."""
-
-    def wrapped(step: Callable[..., Any], what: str) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
-            try:
-                return step(*arguments, **options)
-            except EvalkitError:
-                raise
-            except Exception as error:
-                raise DataError(
-                    f"task {task.task_name}: lm-eval cannot {what} ({type(error).__name__}: {first_line(error)})"
-                ) from error
-
-        return run
-
-    task.build_all_requests = wrapped(task.build_all_requests, "build its requests")
-    task.process_results = wrapped(task.process_results, "measure a document")
+    return {"source": f"{place} {', '.join(map(str, listed))}".strip(), "official": True, "count": count}

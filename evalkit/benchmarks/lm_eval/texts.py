@@ -1,6 +1,6 @@
 """lm-eval's generation requests: prompts for the generator, and answers from generated tokens.
 
-In: (context, generation_kwargs) and a tokenizer. Out: a `Prompt` each, by lm-eval's rules for special tokens,
+In: `ModelRequest`s with (context, generation_kwargs). Out: a `Prompt` each, by lm-eval's rules for special tokens,
 truncation on the left to leave room for the answer, and stopping criteria; and the answer, cut at the first stop
 string.
 """
@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from evalkit.benchmarks.lm_eval.calls import log_from
-from evalkit.benchmarks.lm_eval.encoding import encode_texts
-from evalkit.benchmarks.lm_eval.requests import RequestKey, label_of
+from evalkit.benchmarks.lm_eval.encoding import Encoding
+from evalkit.benchmarks.lm_eval.requests import ModelRequest
 from evalkit.compatibility.lm_eval import generation_arguments
 from evalkit.errors import ScoringError, UsageError
 from evalkit.generation.capacity import Capacity
 from evalkit.generation.prompts import Decoding, Prompt, Stops
-from evalkit.inputs import values
-from evalkit.inputs.values import check_text
+from evalkit.inputs.values import check_text, whole
 from evalkit.models.context import refuse_generation
 from evalkit.models.load import LoadedModel
 
@@ -45,7 +44,7 @@ class TextFacts:
     """Memory limits of a batch."""
 
 
-class Settings(NamedTuple):
+class _Settings(NamedTuple):
     """A request's generation_kwargs, parsed."""
 
     until: tuple[str, ...]
@@ -57,33 +56,26 @@ class Settings(NamedTuple):
     """The other settings, of transformers' generation config."""
 
 
-def settings_of(given: Mapping[str, Any], label: str) -> Settings:
-    """Parse a request's generation_kwargs."""
+def _settings_of(request: ModelRequest) -> _Settings:
     try:
         # lm-eval's warning does not apply here: the default temperature is the model's
         with log_from(logging.ERROR):
-            settings = generation_arguments(given, NEW_TOKENS)
-        until, new_tokens, length = (
-            settings.pop("until"),
-            settings.pop("max_gen_toks"),
-            settings.pop("max_length", None),
-        )
+            decoding = generation_arguments(request.arguments[1], NEW_TOKENS)
+        until, length = decoding.pop("until"), decoding.pop("max_length", None)
         if not all(isinstance(text, str) for text in until):
             raise TypeError("until is not a text or a list of texts")
-        if not isinstance(settings["do_sample"], bool):
-            raise TypeError(f"do_sample is {settings['do_sample']!r}; it must be true or false")
-        limits = [
-            values.whole(name, value, 1) for name, value in (("max_gen_toks", new_tokens), ("max_length", length or 1))
-        ]
-        found = Settings(tuple(until), limits[0], None if length is None else limits[1], settings)
+        if not isinstance(decoding["do_sample"], bool):
+            raise TypeError(f"do_sample is {decoding['do_sample']!r}; it must be true or false")
+        new_tokens = whole("max_gen_toks", decoding.pop("max_gen_toks"), 1)
+        length = None if length is None else whole("max_length", length or 1, 1)
     except (TypeError, ValueError, UsageError) as error:
-        raise ScoringError(f"{label}: its generation_kwargs are not valid ({error})") from error
-    if not found.decoding["do_sample"] or found.decoding.get("temperature") is None:
-        found.decoding.pop("temperature", None)
-    return found
+        raise ScoringError(f"{request.label}: its generation_kwargs are not valid ({error})") from error
+    if not decoding["do_sample"] or decoding.get("temperature") is None:
+        decoding.pop("temperature", None)
+    return _Settings(tuple(until), new_tokens, length, decoding)
 
 
-def validate_generation(requests: Sequence[Any], loaded: LoadedModel, window: int) -> None:
+def validate_generation(requests: Sequence[ModelRequest], loaded: LoadedModel, window: int) -> None:
     """Validate generation requests.
 
     Args:
@@ -100,15 +92,14 @@ def validate_generation(requests: Sequence[Any], loaded: LoadedModel, window: in
 
     checked: set[str] = set()
     for request in requests:
-        label = label_of(request)
-        check_text(request.args[0], label)
+        check_text(request.arguments[0], request.label)
         if loaded.extension is not None:
-            refuse_generation(loaded.extension, label)
-        settings = settings_of(request.args[1], label)
+            refuse_generation(loaded.extension, request.label)
+        settings = _settings_of(request)
         if settings.new_tokens >= window:
             raise ScoringError(
-                f"{label}: asks for {settings.new_tokens} tokens of text, and the model's window is {window}; lower "
-                "max_gen_toks in the task's generation_kwargs"
+                f"{request.label}: asks for {settings.new_tokens} tokens of text, and the model's window is {window}; "
+                "lower max_gen_toks in the task's generation_kwargs"
             )
         if repr(settings.decoding) not in checked:
             checked.add(repr(settings.decoding))
@@ -116,50 +107,45 @@ def validate_generation(requests: Sequence[Any], loaded: LoadedModel, window: in
                 check_settings(loaded.model, settings.decoding)
             except UsageError as error:
                 raise ScoringError(
-                    f"{label}: its generation_kwargs, with the model's generation config, are not supported: {error}"
+                    f"{request.label}: its generation_kwargs, with the model's generation config, are not supported: "
+                    f"{error}"
                 ) from error
 
 
-def prompts_of(requests: Sequence[tuple[RequestKey, Any]], encoding: Any, facts: TextFacts) -> list[Prompt]:
-    """Return the prompts of `generate_until` requests, in order.
-
-    Args:
-        requests: key and (context, generation_kwargs).
-        encoding: an `Encoding`, or an `HFLM`.
-        facts: about the model.
+def prompts_of(requests: Sequence[ModelRequest], encoding: Encoding, facts: TextFacts) -> list[Prompt]:
+    """Return the prompts of `generate_until` requests; `Prompt.index` is the index of the request.
 
     Raises:
         ScoringError: a prompt leaves no room for generated tokens; names task and document.
     """
     tokenizer = encoding.tokenizer
-    end_text = None if tokenizer.eos_token_id is None else tokenizer.decode(tokenizer.eos_token_id)
-    contexts = {key: (arguments[0], _adds_special(encoding, arguments[0])) for key, arguments in requests}
-    ids = encode_texts(tokenizer, dict.fromkeys(contexts.values()))
+    end_texts = [] if tokenizer.eos_token_id is None else [tokenizer.decode(tokenizer.eos_token_id)]
+    # lm-eval's rule for generation checks for the BOS token only
+    texts = [encoding.special(request.arguments[0], tokenizer.bos_token) for request in requests]
+    ids = encoding.ids(texts)
     prompts = []
-    for index, (key, (_, given)) in enumerate(requests):
-        label = f"{key.task} document {key.doc_id}"
-        settings = settings_of(given, label)
-        kept = ids[contexts[key]][-(encoding.max_length - settings.new_tokens) :]
-        tokens = np.array(kept or [encoding.prefix_token_id], dtype=np.int64)
+    for index, (request, text) in enumerate(zip(requests, texts, strict=True)):
+        settings = _settings_of(request)
+        kept = ids[text][-(encoding.window - settings.new_tokens) :]
+        tokens = np.array(kept or [encoding.prefix_id], dtype=np.int64)
         most = settings.new_tokens if settings.length is None else settings.length - len(tokens)
         if facts.new_tokens is not None:
-            most = min(facts.new_tokens, encoding.max_length - len(tokens))
+            most = min(facts.new_tokens, encoding.window - len(tokens))
         if most < 1:
             raise ScoringError(
-                f"{label}: its generation_kwargs have max_length {settings.length}, and its prompt has {len(tokens)} "
-                "tokens; give max_gen_toks instead"
+                f"{request.label}: its generation_kwargs have max_length {settings.length}, and its prompt has "
+                f"{len(tokens)} tokens; give max_gen_toks instead"
             )
-        until = dict.fromkeys((*settings.until, *([] if end_text is None else [end_text])))
         given_ends = settings.decoding.get("eos_token_id")
         ends = facts.ends if given_ends is None else given_ends if isinstance(given_ends, list) else [given_ends]
-        stops = Stops(frozenset(ends), until=tuple(until))
-        prompts.append(Prompt(index, tokens, most, stops, Decoding(settings.decoding, seed_of(key))))
+        stops = Stops(frozenset(ends), until=tuple(dict.fromkeys((*settings.until, *end_texts))))
+        prompts.append(Prompt(index, tokens, most, stops, Decoding(settings.decoding, _seed_of(request))))
     return prompts
 
 
-def seed_of(key: RequestKey) -> int:
+def _seed_of(request: ModelRequest) -> int:
     """Return the seed of a request, which does not depend on other requests or on the run."""
-    name = f"{_SEED} {key.task} {key.doc_id} {key.number} {key.part}"
+    name = f"{_SEED} {request.task} {request.doc_id} {request.number} {request.sample}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
 
 
@@ -169,11 +155,3 @@ def answer_text(tokenizer: Any, prompt: Prompt, tokens: Sequence[int]) -> str:
     for end in prompt.stops.until:
         text = text.partition(end)[0] if end else text
     return text
-
-
-def _adds_special(encoding: Any, text: str) -> bool:
-    """Return whether to add special tokens: lm-eval's rule for generation, which checks for the BOS token only."""
-    bos = encoding.tokenizer.bos_token
-    if bos is not None and text.startswith(bos):
-        return False
-    return True if encoding.add_bos_token is None else bool(encoding.add_bos_token)

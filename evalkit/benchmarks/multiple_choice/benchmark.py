@@ -9,7 +9,7 @@ lm_eval/         the same in lm-eval's format
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks.base import Benchmark, Budget, calling, naming
@@ -17,7 +17,7 @@ from evalkit.benchmarks.multiple_choice.outcomes import stored_results
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
 from evalkit.benchmarks.outcomes import Label
 from evalkit.display import Say
-from evalkit.errors import EvalkitError
+from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.forms import StoredAverage, StoredTask
@@ -84,6 +84,7 @@ class MultipleChoice(Benchmark):
     comparable = calling("evalkit.benchmarks.multiple_choice.outcomes:ComparableChoices")
     views = calling("evalkit.benchmarks.multiple_choice.views:choice_views")
     report = calling("evalkit.benchmarks.multiple_choice.results_report:choices_report")
+    prompts = calling("evalkit.benchmarks.multiple_choice.views:shown_prompts")
     token_counts = calling("evalkit.benchmarks.multiple_choice.scoring:estimated")
 
     def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
@@ -91,13 +92,11 @@ class MultipleChoice(Benchmark):
 
         With `vary` it is the plan of another benchmark (`prompt_variants`).
         """
-        if request.vary:
-            from evalkit.benchmarks.prompt_variants.plan import plan_varied
-
-            return plan_varied(request, say)
         from evalkit.benchmarks.lm_eval.plan import plan_tasks
         from evalkit.benchmarks.multiple_choice.plan import plan_suite, resolve_suite
 
+        if request.vary and request.log_samples:
+            raise UsageError("--log-samples writes lm-eval's files, which have one prompt; leave it out, or --vary")
         suite = resolve_suite(request, say)
         return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
 
@@ -149,20 +148,6 @@ class MultipleChoice(Benchmark):
         """Return the averages under a rule."""
         return super().stored_averages(run) if rule is None else list(stored_results(run, rule)["averages"])
 
-    def prompts(self, plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
-        """Yield the first questions of each task with their segments in colour."""
-        from evalkit.benchmarks.multiple_choice.encoded import prompt_text
-        from evalkit.benchmarks.multiple_choice.prompts import Prompter
-        from evalkit.benchmarks.multiple_choice.tasks import load_questions
-        from evalkit.benchmarks.session import load_model
-        from evalkit.data.sampling import FirstDocuments
-
-        loaded = load_model(plan, say)
-        prompter = Prompter(plan.template, loaded.tokenizer, loaded.window, say)
-        for questions in load_questions(plan.suite, plan.library, FirstDocuments(count), plan.others).values():
-            for encoded in prompter.encode(questions, plan.unconditional):
-                yield prompt_text(encoded, loaded.tokenizer)
-
     def suites(self) -> dict[str, str]:
         """Return the names and descriptions of the suites that evalkit ships."""
         return {suite.name: suite.description for suite in shipped_suites().values()}
@@ -179,7 +164,7 @@ class MultipleChoice(Benchmark):
 
     def label(self, run: Run, task: str) -> Label:
         """Return a task's labels: from the run's own suite, else from evalkit's suites."""
-        return label_of(task, run.manifest.get("labels"), run.manifest.get("short"))
+        return label_of(task, run.manifest)
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """Return the hub dataset of a pinned task; None for other tasks."""

@@ -7,20 +7,18 @@ the score table.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import click
 import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.errors import RunError
-from evalkit.escape import printable
-from evalkit.reporting.terminal import COLOURS
 from evalkit.runs.score_table import CLUSTER, SEGMENTS, ScoreRow
 from evalkit.scoring.pack import SequenceSet
 from evalkit.scoring.sequences import SequenceArrays, offsets
@@ -29,14 +27,10 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.scoring.head import Scores
 
-
 SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
-
-_JOINED = 1024
-"""Questions whose arrays are joined at a time."""
+_NO_TOKENS = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -57,12 +51,9 @@ class TokenSequence:
 
     def spans(self) -> list[tuple[str, int, int]]:
         """Return (segment, first token, one past the last token) of each segment, in order."""
-        spans, start = [], 0
-        for code, run in groupby(self.segments.tolist()):
-            end = start + len(list(run))
-            spans.append((SEGMENTS[code], start, end))
-            start = end
-        return spans
+        changes = np.flatnonzero(np.diff(self.segments)) + 1
+        bounds = [0, *changes.tolist(), len(self.segments)]
+        return [(SEGMENTS[self.segments[start]], start, end) for start, end in pairwise(bounds)]
 
 
 @dataclass(frozen=True)
@@ -77,87 +68,47 @@ class EncodedQuestion:
     def without_text(self) -> EncodedQuestion:
         """Return it without prompts and tokens, as the rows of the score table need it."""
         question = replace(self.question, contexts=(), continuations=(), gaps=(), doc={})
-        sequences = tuple(replace(one, tokens=_NO_TOKENS) for one in self.sequences)
-        alone = tuple(replace(one, tokens=_NO_TOKENS) for one in self.unconditional)
-        return EncodedQuestion(question, sequences, alone)
+        both = (tuple(replace(one, tokens=_NO_TOKENS) for one in part) for part in (self.sequences, self.unconditional))
+        return EncodedQuestion(question, *both)
 
 
-_NO_TOKENS = np.zeros(0, np.int32)
+@dataclass(frozen=True)
+class EncodedQuestions:
+    """The encoded questions of a task in flat arrays."""
 
-
-class EncodedQuestions(Sequence[EncodedQuestion]):
-    """Encoded questions in flat arrays.
-
-    Args:
-        questions: the questions.
-        arrays: the sequences of each: those of its choices, then the unconditional ones.
-        segments: [tokens] index into `SEGMENTS` of each token's segment.
-        cuts: [sequences, 2] number of truncated and of straddling tokens.
-    """
-
-    def __init__(
-        self,
-        questions: Sequence[Question],
-        arrays: SequenceArrays,
-        segments: NDArray[np.int8],
-        cuts: NDArray[np.int32],
-    ) -> None:
-        self.questions = questions
-        self.arrays = arrays
-        self.segments = segments
-        self.cuts = cuts
+    questions: Sequence[Question]
+    arrays: SequenceArrays
+    """The sequences of each question: those of its choices, then the unconditional ones."""
+    segments: NDArray[np.int8]
+    """[tokens] index into `SEGMENTS` of each token's segment."""
+    cuts: NDArray[np.int32]
+    """[sequences, 2] number of truncated and of straddling tokens."""
 
     @classmethod
     def of(cls, questions: Sequence[Question], encoded: Iterable[EncodedQuestion]) -> EncodedQuestions:
         """Join the sequences of questions, which are in the same order."""
-        parts = list(map(_joined, _in_parts(encoded))) or [_NOTHING]
-        tokens, segments, lengths, counts, cuts = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return cls(questions, SequenceArrays(tokens, offsets(lengths), offsets(counts)), segments, cuts)
+        tokens, segments, cuts = array("i"), array("b"), array("i")
+        lengths, counts = array("q"), array("q")
+        for one in encoded:
+            sequences = one.sequences + one.unconditional
+            counts.append(len(sequences))
+            for sequence in sequences:
+                tokens.frombytes(sequence.tokens.tobytes())
+                segments.frombytes(sequence.segments.tobytes())
+                lengths.append(len(sequence.tokens))
+                cuts.extend((sequence.truncated, sequence.straddles))
+        arrays = SequenceArrays(np.asarray(tokens), offsets(lengths), offsets(counts))
+        return cls(questions, arrays, np.asarray(segments), np.asarray(cuts).reshape(-1, 2))
 
-    def __len__(self) -> int:
-        return len(self.questions)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
-        question, first = self.questions[index], self.arrays.first
-        sequences = [self._sequence(number) for number in range(int(first[index]), int(first[index + 1]))]
+    def __getitem__(self, index: int) -> EncodedQuestion:
+        """Return an encoded question by its number."""
+        question, (first, end) = self.questions[index], self.arrays.first[index : index + 2].tolist()
+        sequences = []
+        for number in range(first, end):
+            part = slice(*self.arrays.starts[number : number + 2].tolist())
+            sequences.append(TokenSequence(self.arrays.tokens[part], self.segments[part], *self.cuts[number].tolist()))
         count = len(question.contexts)
         return EncodedQuestion(question, tuple(sequences[:count]), tuple(sequences[count:]))
-
-    def _sequence(self, number: int) -> TokenSequence:
-        part = slice(int(self.arrays.starts[number]), int(self.arrays.starts[number + 1]))
-        truncated, straddles = self.cuts[number].tolist()
-        return TokenSequence(self.arrays.tokens[part], self.segments[part], truncated, straddles)
-
-
-def _in_parts(encoded: Iterable[EncodedQuestion]) -> Iterator[list[EncodedQuestion]]:
-    rest = iter(encoded)
-    while part := list(islice(rest, _JOINED)):
-        yield part
-
-
-_NOTHING: tuple[NDArray[Any], ...] = (
-    np.empty(0, np.int32),
-    np.empty(0, np.int8),
-    np.empty(0, np.int64),
-    np.empty(0, np.int64),
-    np.empty((0, 2), np.int32),
-)
-"""What `_joined` returns for no question."""
-
-
-def _joined(part: Sequence[EncodedQuestion]) -> tuple[NDArray[Any], ...]:
-    """Return tokens, segments, lengths of sequences, sequences of each question, and cuts."""
-    sequences = [one for question in part for one in question.sequences + question.unconditional]
-    return (
-        np.concatenate([one.tokens for one in sequences]),
-        np.concatenate([one.segments for one in sequences]),
-        np.array([len(one.tokens) for one in sequences]),
-        np.array([len(one.sequences) + len(one.unconditional) for one in part]),
-        np.array([(one.truncated, one.straddles) for one in sequences], np.int32),
-    )
 
 
 def question_item(index: int, encoded: EncodedQuestion, scored: frozenset[int]) -> SequenceSet:
@@ -184,19 +135,24 @@ def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: fr
         scores: scores of the sequences of `question_item`, in order.
         scored: indices of the segments that the template scores.
     """
-    question = encoded.question
-    count = len(encoded.sequences)
-    for choice, sequence in enumerate(encoded.sequences):
-        sums, counts = _segment_sums(sequence, scores[choice].logprobs, scored)
-        ll_unconditional = None
+    question, count = encoded.question, len(encoded.sequences)
+    for choice, (sequence, option) in enumerate(zip(encoded.sequences, question.choices, strict=True)):
+        sums, counts = _segment_sums(sequence, scores[choice].logprobs)
+        alone = None
         if encoded.unconditional:
-            unconditional = scores[count + choice].logprobs
-            sums_alone, _ = _segment_sums(encoded.unconditional[choice], unconditional, frozenset({CONTINUATION}))
-            ll_unconditional = sums_alone[CONTINUATION]
-        option = question.choices[choice]
-        place = (question.task, question.subtask, question.doc_id, choice, count, question.gold)
+            alone = _segment_sums(encoded.unconditional[choice], scores[count + choice].logprobs)[0][CONTINUATION]
+        document = (question.task, question.subtask, question.doc_id, choice, count, question.gold)
+        likelihoods = [total if code in scored else None for code, total in enumerate(sums)]
         sizes = (len(option), len(option.encode("utf-8")), sequence.truncated, sequence.straddles)
-        yield ScoreRow._make((*place, *sums, *counts, ll_unconditional, *sizes))
+        yield ScoreRow._make((*document, *likelihoods, *counts, alone, *sizes))
+
+
+def _segment_sums(sequence: TokenSequence, scores: NDArray[np.float32]) -> tuple[list[float], list[int]]:
+    """Return each segment's sum of log-probabilities and number of tokens; the first token is not predicted."""
+    segments = sequence.segments[1:]
+    # float64: a float32 sum of thousands of values would lose precision
+    sums = np.bincount(segments, weights=scores[1:].astype(np.float64), minlength=len(SEGMENTS))
+    return sums.tolist(), np.bincount(segments, minlength=len(SEGMENTS)).tolist()
 
 
 def part_table(questions: Sequence[Question], rows: pa.Table, folder: Path) -> pd.DataFrame:
@@ -223,35 +179,3 @@ def part_table(questions: Sequence[Question], rows: pa.Table, folder: Path) -> p
         )
     scores: pd.DataFrame = table.to_pandas()
     return scores.assign(**{CLUSTER: [questions[place].cluster for place, _ in places]})
-
-
-def _segment_sums(
-    sequence: TokenSequence, scores: NDArray[np.float32], scored: frozenset[int]
-) -> tuple[list[float | None], list[int]]:
-    """Return each segment's sum of log-probabilities and number of tokens; the first token is not predicted."""
-    segments = sequence.segments[1:]
-    mask = np.isin(segments, list(scored))
-    # float64: a float32 sum of thousands of values would lose precision
-    weights = np.where(mask, scores[1:].astype(np.float64), 0.0)
-    sums = np.bincount(segments, weights=weights, minlength=len(SEGMENTS))
-    counts = np.bincount(segments, minlength=len(SEGMENTS))
-    return [float(sums[s]) if s in scored else None for s in range(len(SEGMENTS))], counts.tolist()
-
-
-def prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
-    """Return a question's sequences as text, with segments in colour and their token counts."""
-    question = encoded.question
-    lines = [click.style(printable(f"{question.label}, gold answer {question.gold}"), bold=True)]
-    for choice, sequence in enumerate(encoded.sequences):
-        spans = sequence.spans()
-        text = "".join(
-            click.style(printable(tokenizer.decode(sequence.tokens[start:end].tolist()), "\n\t"), fg=COLOURS[segment])
-            for segment, start, end in spans
-        )
-        counts = ", ".join(
-            click.style(f"{segment} {end - start}", fg=COLOURS[segment]) for segment, start, end in spans
-        )
-        cut = f", {sequence.truncated} context tokens cut" if sequence.truncated else ""
-        mark = "*" if choice == question.gold else " "
-        lines += [f"[{choice}]{mark} {len(sequence.tokens)} tokens: {counts}{cut}", text, ""]
-    return "\n".join(lines)

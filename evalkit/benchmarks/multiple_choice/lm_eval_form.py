@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -106,13 +107,11 @@ def _pooled(results: Mapping[str, Any], group: str, members: Sequence[str], rule
 def _by_subtask(
     scores: pd.DataFrame, questions: Mapping[str, Sequence[Question]]
 ) -> dict[str, Iterator[dict[str, Any]]]:
-    found = {}
-    for task, members in questions.items():
-        table = scores[scores["task"] == task]
-        for subtask in dict.fromkeys(question.subtask for question in members):
-            own = [question for question in members if question.subtask == subtask]
-            found[subtask] = _samples(table[table["subtask"] == subtask], own)
-    return found
+    by_subtask: dict[str, list[Question]] = {}
+    for question in chain.from_iterable(questions.values()):
+        by_subtask.setdefault(question.subtask, []).append(question)
+    tables = dict(iter(scores.groupby("subtask", sort=False)))
+    return {subtask: _samples(tables[subtask], members) for subtask, members in by_subtask.items()}
 
 
 def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
@@ -120,7 +119,8 @@ def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dic
     correct = {rule: decide(table, find_rule(rule))["correct"].to_list() for rule in rules}
     by_doc = dict(iter(table.groupby("doc_id", sort=False)))
     for place, question in enumerate(questions):
-        target = _target(question)
+        # lm-eval's target: the gold index, or the continuation if the options are in the contexts
+        target = question.continuations[0] if len(set(question.contexts)) > 1 else str(question.gold)
         likelihoods = by_doc[question.doc_id]["ll_continuation"].to_list()
         arguments = {
             f"gen_args_{i}": {"arg_0": context, "arg_1": question.delimiter + continuation}
@@ -141,12 +141,6 @@ def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dic
             "target_hash": _hash(target),
             **{_metric(rule): float(correct[rule][place]) for rule in rules},
         }
-
-
-def _target(question: Question) -> str:
-    """Return lm-eval's target: the gold index, or the continuation if the options are in the contexts."""
-    shared = len(set(question.contexts)) > 1
-    return question.continuations[0] if shared else str(question.gold)
 
 
 def _hash(text: str) -> str:

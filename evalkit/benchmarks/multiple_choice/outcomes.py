@@ -112,7 +112,19 @@ def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
     """
     if rule is not None and outcome_of(rule) is not None:
         return outcome_metrics(ComparableChoices(run), rule)
-    return [_metric(run, task) for task in stored_results(run, rule)["tasks"]]
+    return [
+        Metric(
+            task=found["task"],
+            name="accuracy",
+            n=found["n"],
+            value=found["accuracy"],
+            stderr=found["stderr"],
+            chance=found["chance"],
+            truncated=found.get("truncated"),
+            official=run.manifest["documents"][found["task"]]["official"],
+        )
+        for found in stored_results(run, rule)["tasks"]
+    ]
 
 
 def stored_results(run: Run, rule: str | None) -> dict[str, Any]:
@@ -164,16 +176,3 @@ def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:
             )
         )
     return found
-
-
-def _metric(run: Run, found: dict[str, Any]) -> Metric:
-    return Metric(
-        task=found["task"],
-        name="accuracy",
-        n=found["n"],
-        value=found["accuracy"],
-        stderr=found["stderr"],
-        chance=found["chance"],
-        truncated=found.get("truncated"),
-        official=run.manifest["documents"][found["task"]]["official"],
-    )

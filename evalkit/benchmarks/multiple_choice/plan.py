@@ -1,14 +1,14 @@
 """Plan of a multiple-choice run.
 
 In: a `SuiteRequest`. Out: a `ChoicePlan` with its manifest. Nothing here needs torch, so a finished run is found at
-once.
+once. From top to bottom: the suite of a request, the plan with its documents and rule, and the parts that are scored:
+each task under each prompt, of which most runs have one.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,32 +16,201 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
+from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS
 from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, remembered, shared_library
-from evalkit.data import Documents, Library
+from evalkit.data import Library
 from evalkit.data.files import did_you_mean, find
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError
+from evalkit.escape import counted
 from evalkit.models.locate import Checkpoint
 from evalkit.runs.finding import run_folder
-from evalkit.runs.folder import LM_EVAL, specification_id
+from evalkit.runs.folder import specification_id
 from evalkit.runs.rules import Rule, find_rule
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.calls import RandomState
     from evalkit.benchmarks.lm_eval.catalogue import TaskSet
     from evalkit.benchmarks.multiple_choice.tasks import Question
+    from evalkit.benchmarks.prompt_variants.orders import Order
     from evalkit.runs.journal import FinishedRows, Key
+
+
+def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
+    """Return the suite of a request; None if the request is for lm-eval's tasks with their own prompts and metrics.
+
+    Tasks outside the default suite are run as lm-eval's tasks, unless a template, a rule or prompts are given: then
+    they form a suite. `say` is called if the user has not chosen between the two.
+
+    Raises:
+        UsageError: the options contradict each other.
+    """
+    if request.suite is not None:
+        if request.include_path is not None:
+            raise UsageError(
+                f"--include-path adds lm-eval tasks, but suite {request.suite} has its own; leave out --suite, or name "
+                "the folder in your own suite file (task_files)"
+            )
+        return choose_tasks(load_suite(request.suite), request.tasks)
+    default = load_suite(DEFAULT_SUITE)
+    others = [task for task in request.tasks if task not in default.tasks]
+    if not others and request.include_path is None:
+        return choose_tasks(default, request.tasks)
+    if request.template not in (None, "plain") or request.rule is not None or request.vary:
+        if not request.tasks:
+            raise UsageError("lm-eval's tasks must be named: --tasks sciq,arc_easy")
+        return suite_of("tasks", request.tasks, request.include_path)
+    why = f"{', '.join(others)}: not in suite {DEFAULT_SUITE}" if others else "--include-path"
+    say(
+        f"{why}, so this runs lm-eval's tasks with their prompts and metrics; give --template inst or --rule to "
+        "run multiple-choice tasks with evalkit's"
+    )
+    return None
+
+
+def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
+    """Validate a request for a suite and make its plan.
+
+    Args:
+        request: its template, rule and number of examples override the suite's.
+        suite: see `resolve_suite`.
+        say: called with messages for the user.
+
+    Raises:
+        EvalkitError: the request, the prompts, the checkpoint or the documents are invalid.
+    """
+    suite = with_fewshot(suite, suite.num_fewshot if request.num_fewshot is None else request.num_fewshot)
+    template = load_template(request.template or suite.template or "inst")
+    prompts = None
+    if request.vary:
+        from evalkit.benchmarks.prompt_variants.prompt_sets import load_prompts
+
+        prompts = load_prompts(request.vary, template)
+    templates = {"": template} if prompts is None else prompts.templates
+    rule = _rule_of(request.rule or suite.rule, templates.values())
+    checkpoint = request.model.locate(say)
+    library = shared_library(request, say)
+    _check_data_dir(request, suite, library)
+    randomness = None
+    with doing("reading documents"):
+        key = (suite.others, str(suite.task_files), suite.num_fewshot, request.data_dir)
+        others: Mapping[str, TaskSet] = {}
+        if suite.others or suite.task_files is not None:
+            from evalkit.benchmarks.multiple_choice.tasks import load_others
+
+            others = remembered("tasks", key, lambda: load_others(suite, library, say))
+        hashes, sources = _documents(suite, library, others)
+        specification = {
+            **numerics(request.model, checkpoint, request.limit, say),
+            **request.selection.specification,
+            "suite": suite.name,
+            **hashes,
+            "template": template.content_hash,
+            "unconditional": "unconditional" in rule.segments,
+            "num_fewshot": suite.num_fewshot,
+        }
+        if suite.user_defined:
+            specification["groups"] = {group: list(tasks) for group, tasks in suite.groups.items()}
+        if suite.task_files is not None:
+            from evalkit.benchmarks.lm_eval.plan import code_hash
+
+            specification["code"] = code_hash(suite.task_files)
+        if prompts is not None:
+            specification["prompts"] = prompts.specification
+        if others:
+            from evalkit.benchmarks.lm_eval.calls import random_state
+
+            randomness = remembered("randomness", key, random_state)
+    manifest = {
+        "id": specification_id(specification),
+        "kind": "multiple_choice" if prompts is None else PROMPT_VARIANTS,
+        "specification": specification,
+        "rule": rule.name,
+        "groups": {group: list(tasks) for group, tasks in suite.groups.items()},
+        "group_sizes": {group: suite.sizes[group] for group in suite.groups},
+        **sources,
+        **({"labels": suite.labels, "short": suite.short} if suite.user_defined else {}),
+        "template": asdict(template),
+        **provenance(request.model, checkpoint),
+        **({} if prompts is None else {"prompts": prompts.words}),
+    }
+    orders = 1 if prompts is None else prompts.choice_orders
+    return ChoicePlan(request, suite, templates, orders, checkpoint, library, others, manifest, randomness)
+
+
+def _rule_of(requested: str | None, templates: Collection[Template]) -> Rule:
+    """Return the requested rule; default: the paper's if every template scores whole sequences, else lm-eval's.
+
+    Raises:
+        UsageError: there is no such rule, or a template does not score what it needs.
+    """
+    rule = find_rule(requested or ("ppl" if all(template.scores_all for template in templates) else "acc"))
+    for template in templates:
+        absent = [s for s in rule.segments if s not in template.score and s != "unconditional"]
+        # A segment that the template does not have, such as an end token, needs no score
+        present = {part.segment for part in template.parts} | ({"end"} if template.eos or template.chat else set())
+        if unscored := [s for s in absent if template.chat or s in present]:
+            raise UsageError(
+                f"rule {rule.name} needs the log-likelihood of {', '.join(unscored)}, "
+                f"which template {template.name} does not score; use --template inst or another rule"
+            )
+    return rule
+
+
+def _check_data_dir(request: SuiteRequest, suite: Suite, library: Library) -> None:
+    """Raise an error if --data-dir has no documents of the suite, which is a mistake."""
+    if request.data_dir is None:
+        return
+    names = {suite.documents.get(task, task) for task in suite.pinned}
+    if not names:
+        raise UsageError(
+            f"--data-dir {request.data_dir}: is for evalkit's own tasks, and none of these is one "
+            f"({', '.join(suite.tasks)}); leave it out, since a task file names its own documents"
+        )
+    if all(library.where(name).source != "data-dir" for name in names):
+        hint = did_you_mean(
+            request.data_dir.expanduser(), lambda folder: sum(find(folder, name) is not None for name in names)
+        )
+        raise DataError(
+            f"--data-dir {request.data_dir} has no documents of {', '.join(sorted(names))}; "
+            f"expected files named <task>.jsonl{hint}"
+        )
+
+
+def _documents(
+    suite: Suite, library: Library, others: Mapping[str, TaskSet]
+) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, Any]]]:
+    """Return the hashes and the sources of the tasks' "documents" and, in few-shot runs, of their "examples"."""
+    sets = {"documents": {task: suite.documents.get(task, task) for task in suite.pinned}}
+    if suite.num_fewshot:
+        sets["examples"] = {task: suite.fewshot[task].documents for task in suite.pinned}
+    hashes: dict[str, dict[str, str]] = {kind: {} for kind in sets}
+    sources: dict[str, dict[str, Any]] = {kind: {} for kind in sets}
+    for kind, names in sets.items():
+        for task, name in names.items():
+            loaded = library.load(name)
+            hashes[kind][task] = loaded.content_hash
+            about = {"source": loaded.source, "official": loaded.official, "count": len(loaded.records)}
+            sources[kind][task] = about
+    for task, other in others.items():
+        from evalkit.benchmarks.multiple_choice.tasks import identity_of
+
+        hashes["documents"][task], sources["documents"][task] = identity_of(other, library)
+    sources["documents"] = {task: sources["documents"][task] for task in suite.tasks}
+    return hashes, sources
 
 
 @dataclass(frozen=True)
 class TaskPart:
-    """Documents of a task under one template: the whole task, unless a run has several prompts."""
+    """Documents of a task under one template, which are batched together."""
 
     task: str
     template: Template
     questions: Sequence[Question]
-    prompt: str = ""
-    """Name of the prompt, if a run has several."""
+    prompt: str
+    """Name of the prompt; empty in a run with one."""
+    orders: Sequence[Order]
+    """Orders of the options, the original one first, whose choices follow each other in every question."""
 
     @property
     def journal(self) -> str:
@@ -63,8 +232,10 @@ class ChoicePlan:
 
     request: SuiteRequest
     suite: Suite
-    template: Template
-    rule: Rule
+    templates: Mapping[str, Template]
+    """Prompt → its template, the run's own first; that one alone, under an empty name, in a run with one prompt."""
+    choice_orders: int
+    """Orders of listed options under the run's own template, the original one among them."""
     checkpoint: Checkpoint
     library: Library
     others: Mapping[str, TaskSet]
@@ -74,24 +245,20 @@ class ChoicePlan:
     """State in which the questions of `others` are built; None without them."""
 
     @property
+    def template(self) -> Template:
+        """The run's own template."""
+        return next(iter(self.templates.values()))
+
+    @property
     def unconditional(self) -> bool:
         """Whether to score choices without their context too."""
         return bool(self.manifest["specification"]["unconditional"])
 
-    @cached_property
-    def questions(self) -> dict[str, list[Question]]:
-        """Task → its selected documents."""
-        return remembered("questions", self.documents_key, self._load_questions)
-
     @property
-    def parts(self) -> list[TaskPart]:
-        """What is scored: the documents of each task under the template."""
-        return [TaskPart(task, self.template, members) for task, members in self.questions.items()]
-
-    @property
-    def message(self) -> str:
-        """See `Planned.message`."""
-        return ""
+    def folder(self) -> Path:
+        """The run folder, which may not exist yet."""
+        template = self.template.name + ("-varied" if "prompts" in self.manifest else "")
+        return run_folder(self.request.output, self.checkpoint, self.suite.name, template, self.manifest)
 
     @property
     def documents_key(self) -> str:
@@ -100,6 +267,11 @@ class ChoicePlan:
         names = ("suite", "documents", "examples", "num_fewshot", "limit", "sample", "seed", "unconditional", "code")
         about = {name: specification.get(name) for name in names} | {"tasks": list(self.suite.tasks)}
         return json.dumps(about, sort_keys=True)
+
+    @cached_property
+    def questions(self) -> dict[str, list[Question]]:
+        """Task → its selected documents."""
+        return remembered("questions", self.documents_key, self._load_questions)
 
     def _load_questions(self) -> dict[str, list[Question]]:
         with doing("building questions"):
@@ -111,217 +283,42 @@ class ChoicePlan:
             self.randomness.restore()
             return load_questions(self.suite, self.library, self.request.selection, self.others)
 
-    @property
-    def folder(self) -> Path:
-        """The run folder, which may not exist yet."""
-        return run_folder(self.request.output, self.checkpoint, self.suite.name, self.template.name, self.manifest)
+    @cached_property
+    def parts(self) -> list[TaskPart]:
+        """What is scored."""
+        return self.parts_of(self.questions)
 
+    def parts_of(self, questions: Mapping[str, Sequence[Question]]) -> list[TaskPart]:
+        """Return the parts of tasks: each under each template; under the run's own with the choices of all orders.
 
-def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
-    """Validate a request for a suite and make its plan.
+        Raises:
+            UsageError: only the order of the options is varied, and no task's prompts list them.
+        """
+        from evalkit.benchmarks.prompt_variants.orders import in_orders, orders_of
 
-    Args:
-        request: its template, rule and number of examples override the suite's.
-        suite: see `resolve_suite`.
-        say: called with messages for the user.
-
-    Raises:
-        EvalkitError: the request, the checkpoint or the documents are invalid.
-    """
-    shots = suite.num_fewshot if request.num_fewshot is None else request.num_fewshot
-    suite = with_fewshot(suite, shots)
-    template = load_template(request.template or suite.template or "inst")
-    rule = rule_of(request.rule or suite.rule, template)
-    checkpoint = request.model.locate(say)
-    library = shared_library(request, say)
-    _check_data_dir(request, suite, library)
-    _refuse_shadowing_tasks(suite)
-    with doing("reading documents"):
-        key = (suite.others, str(suite.task_files), suite.num_fewshot, request.data_dir)
-        others = remembered("tasks", key, lambda: _load_others(suite, library, say))
-        specification, found = _specification(request, suite, template, rule, checkpoint, library, others, say)
-        randomness = remembered("randomness", key, _random_state) if others else None
-    manifest = {
-        "id": specification_id(specification),
-        "kind": "multiple_choice",
-        "specification": specification,
-        "rule": rule.name,
-        "groups": {group: list(tasks) for group, tasks in suite.groups.items()},
-        "group_sizes": {group: suite.sizes[group] for group in suite.groups},
-        **found,
-        **({"labels": suite.labels, "short": suite.short} if suite.user_defined else {}),
-        "template": asdict(template),
-        **provenance(request.model, checkpoint),
-    }
-    return ChoicePlan(request, suite, template, rule, checkpoint, library, others, manifest, randomness)
-
-
-def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
-    """Return the suite of a request; None if the request is for lm-eval's tasks with their own prompts and metrics.
-
-    Tasks outside the default suite are run as lm-eval's tasks, unless a template or a rule is given: then they form a
-    suite. `say` is called if the user has not chosen between the two.
-
-    Raises:
-        UsageError: the options contradict each other.
-    """
-    chooses = request.template not in (None, "plain") or request.rule is not None
-    if request.suite not in (None, LM_EVAL):
-        if request.include_path is not None:
+        parts = []
+        for task, members in questions.items():
+            orders = orders_of(members, self.choice_orders)
+            in_all = [in_orders(question, orders) for question in members]
+            for prompt, template in self.templates.items():
+                is_own = template is self.template
+                chosen = (in_all, orders) if is_own else (members, orders[:1])
+                parts.append(TaskPart(task, template, chosen[0], prompt, chosen[1]))
+        if self.choice_orders > 1 and len(self.templates) == 1 and all(len(part.orders) == 1 for part in parts):
             raise UsageError(
-                f"--include-path adds lm-eval tasks, but suite {request.suite} has its own; leave out --suite, or name "
-                "the folder in your own suite file (task_files)"
+                f"--vary choice_order: the prompts of {', '.join(questions)} do not list their options by letter, so "
+                "that they have no other order; add a task such as mmlu, or another factor: --vary "
+                "template,choice_order"
             )
-        return choose_tasks(load_suite(str(request.suite)), request.tasks)
-    default = load_suite(DEFAULT_SUITE)
-    others = [task for task in request.tasks if task not in default.tasks]
-    if request.suite is None and not others and request.include_path is None:
-        return choose_tasks(default, request.tasks)
-    if chooses and request.suite == LM_EVAL:
-        option = f"--template {request.template}" if request.rule is None else f"--rule {request.rule}"
-        raise UsageError(
-            f"{option}: --suite lm_eval runs tasks with their own prompts and metrics; leave out --suite to run "
-            "multiple-choice tasks with evalkit's"
-        )
-    if chooses:
-        if not request.tasks:
-            raise UsageError("lm-eval's tasks must be named: --tasks sciq,arc_easy")
-        return suite_of("tasks", request.tasks, request.include_path)
-    if request.suite is None:
-        why = f"{', '.join(others)}: not in suite {DEFAULT_SUITE}" if others else "--include-path"
-        say(
-            f"{why}, so this runs lm-eval's tasks with their prompts and metrics; give --template inst or --rule to "
-            "run multiple-choice tasks with evalkit's"
-        )
-    return None
+        return parts
 
-
-def _random_state() -> RandomState:
-    from evalkit.benchmarks.lm_eval.calls import random_state
-
-    return random_state()
-
-
-def _load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
-    """Load the tasks that are not pinned, one by one; raise a `UsageError` for tasks that are not multiple choice."""
-    if not suite.others:
-        return {}
-    from evalkit.benchmarks.lm_eval.catalogue import load_tasks
-    from evalkit.benchmarks.lm_eval.plan import set_seeds
-    from evalkit.benchmarks.multiple_choice.tasks import refuse_without_choices
-
-    set_seeds()
-    found = {}
-    for task in suite.others:
-        found[task] = load_tasks((task,), suite.task_files, suite.num_fewshot, library, say)
-        refuse_without_choices(task, found[task].tasks)
-        for leaf in found[task].tasks.values():
-            # The specification includes the content of the examples only if their number is set
-            leaf.set_config(key="num_fewshot", value=suite.num_fewshot)
-    return found
-
-
-def _refuse_shadowing_tasks(suite: Suite) -> None:
-    """Raise a `UsageError` if a task in the user's folder has the name of a pinned task."""
-    if suite.task_files is None:
-        return
-    from evalkit.benchmarks.lm_eval.catalogue import names_in
-
-    defined = names_in(suite.task_files)
-    if clash := [task for task in suite.pinned if task in defined]:
-        raise UsageError(
-            f"task {clash[0]} is in {suite.task_files} and among evalkit's own tasks; rename the task in your folder"
-        )
-
-
-def _check_data_dir(request: SuiteRequest, suite: Suite, library: Library) -> None:
-    """Raise an error if --data-dir has no documents of the suite, which is a mistake."""
-    names = {suite.documents.get(task, task) for task in suite.pinned}
-    if request.data_dir is not None and not names:
-        raise UsageError(
-            f"--data-dir {request.data_dir}: is for evalkit's own tasks, and none of these is one "
-            f"({', '.join(suite.tasks)}); leave it out, since a task file names its own documents"
-        )
-    if request.data_dir is not None and all(library.where(name).source != "data-dir" for name in names):
-        hint = did_you_mean(
-            request.data_dir.expanduser(), lambda folder: sum(find(folder, name) is not None for name in names)
-        )
-        raise DataError(
-            f"--data-dir {request.data_dir} has no documents of {', '.join(sorted(names))}; "
-            f"expected files named <task>.jsonl{hint}"
-        )
-
-
-def rule_of(requested: str | None, template: Template) -> Rule:
-    """Return the requested rule; default: the paper's if the template scores whole sequences, else lm-eval's.
-
-    Raises:
-        UsageError: there is no such rule, or the template does not score what it needs.
-    """
-    rule = find_rule(requested or ("ppl" if template.scores_all else "acc"))
-    absent = [s for s in rule.segments if s not in template.score and s != "unconditional"]
-    # A segment that the template does not have, such as an end token, needs no score
-    present = {part.segment for part in template.parts} | ({"end"} if template.eos or template.chat else set())
-    if unscored := [s for s in absent if template.chat or s in present]:
-        raise UsageError(
-            f"rule {rule.name} needs the log-likelihood of {', '.join(unscored)}, "
-            f"which template {template.name} does not score; use --template inst or another rule"
-        )
-    return rule
-
-
-def _specification(
-    request: SuiteRequest,
-    suite: Suite,
-    template: Template,
-    rule: Rule,
-    checkpoint: Checkpoint,
-    library: Library,
-    others: Mapping[str, TaskSet],
-    say: Say,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the specification, and the sources of each task's documents and few-shot examples."""
-    found = {"documents": {task: library.load(suite.documents.get(task, task)) for task in suite.pinned}}
-    if suite.num_fewshot:
-        found["examples"] = {task: library.load(suite.fewshot[task].documents) for task in suite.pinned}
-    hashes = {kind: {task: loaded.content_hash for task, loaded in sets.items()} for kind, sets in found.items()}
-    sources = {kind: {task: _source_of(loaded) for task, loaded in sets.items()} for kind, sets in found.items()}
-    for task, loaded in others.items():
-        hashes["documents"][task], sources["documents"][task] = _about(loaded, library)
-    sources["documents"] = {task: sources["documents"][task] for task in suite.tasks}
-    specification = {
-        **numerics(request.model, checkpoint, request.limit, say),
-        **request.selection.specification,
-        "suite": suite.name,
-        **hashes,
-        "template": template.content_hash,
-        "unconditional": "unconditional" in rule.segments,
-        "num_fewshot": suite.num_fewshot,
-    }
-    if suite.user_defined:
-        specification["groups"] = {group: list(tasks) for group, tasks in suite.groups.items()}
-    if suite.task_files is not None:
-        from evalkit.benchmarks.lm_eval.plan import code_hash
-
-        specification["code"] = code_hash(suite.task_files)
-    return specification, sources
-
-
-def _about(loaded: TaskSet, library: Library) -> tuple[str, dict[str, Any]]:
-    """Return the hash of lm-eval's task with its documents, and the source of the documents."""
-    from evalkit.benchmarks.lm_eval.plan import source_of, task_specification
-
-    leaves = loaded.tasks
-    sources = [source_of(leaf, name in loaded.pinned, library) for name, leaf in leaves.items()]
-    contents = [[name, task_specification(leaf, None)] for name, leaf in leaves.items()]
-    text = json.dumps(contents, sort_keys=True, ensure_ascii=False)
-    about = {
-        "source": "; ".join(dict.fromkeys(one["source"] for one in sources)),
-        "official": all(one["official"] for one in sources),
-        "count": sum(one["count"] for one in sources),
-    }
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), about
-
-
-def _source_of(documents: Documents) -> dict[str, Any]:
-    return {"source": documents.source, "official": documents.official, "count": len(documents.records)}
+    @property
+    def message(self) -> str:
+        """See `Planned.message`: the prompts of a run under several."""
+        if "prompts" not in self.manifest:
+            return ""
+        named = f"{counted(len(self.templates), 'template')} for each document: {', '.join(self.templates)}"
+        if self.choice_orders == 1:
+            return named
+        listed = [f"{part.task} {len(part.orders)}" for part in self.parts if len(part.orders) > 1]
+        return f"{named}; orders of the options: {', '.join(listed) or 'none, no prompt lists its options'}"

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
-from evalkit.benchmarks.multiple_choice.suites import label, short_label
+from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.errors import UsageError
 from evalkit.models.context import Extension
 from evalkit.reporting.decimals import fixed, percent
@@ -61,31 +61,24 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
 
 def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float] | None) -> Table:
     """Return the accuracies of all tasks and the averages under one rule; without `seconds`, no column for them."""
-    marked = {task for tasks in unofficial(manifest).values() for task in tasks}
     rows: list[list[str]] = []
     groups: dict[str, list[str]] = manifest["groups"]
     by_name = {task.task: task for task in results.tasks}
     for members, average in zip(groups.values(), results.averages, strict=False):
         for name in members:
-            mark = "*" if name in marked else ""
-            rows.append(
-                [
-                    label(name, manifest.get("labels")) + mark,
-                    *_cells(by_name[name], None if seconds is None else seconds.get(name, 0.0)),
-                ]
-            )
+            spent = "" if seconds is None else fixed(seconds.get(name, 0.0), 1)
+            rows.append([marked_label(name, manifest), *_cells(by_name[name]), spent])
         if len(members) > 1:
-            rows.append([average.name, "", *_average_cells(average), "", "", "", ""])
+            rows.append(_average_row(average, ""))
     ruled = set()
     if len(groups) > 1:
         ruled = {len(rows)}
-        total = "" if seconds is None else fixed(sum(seconds.values()), 1)
-        rows.append([results.average.name, "", *_average_cells(results.average), "", "", "", total])
+        rows.append(_average_row(results.average, "" if seconds is None else fixed(sum(seconds.values()), 1)))
     headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut", "seconds"]
     # Empty columns (no ties, no truncated documents) are dropped to save width
     keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
     table = simple_table("results", [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], ruled=ruled)
-    return table._replace(notes=tuple(map(literal, _notes(results, manifest, bool(marked)))))
+    return table._replace(notes=tuple(map(literal, _notes(results, manifest))))
 
 
 def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
@@ -97,7 +90,7 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
         moved = "" if name == rule else percent(results.average.accuracy - base.accuracy, signed=True)
         accuracies = [*(percent(task.accuracy) for task in results.tasks), percent(results.average.accuracy)]
         rows.append([f"{name} <" if name == rule else name, *accuracies, moved])
-    names = [short_label(t.task, manifest.get("short"), manifest.get("labels")) for t in by_rule[rule].tasks]
+    names = [label_of(found.task, manifest).short for found in by_rule[rule].tasks]
     title = "The same scores under every rule (accuracy in %; <: the rule above)"
     table = simple_table("rules", ["rule", *names, "Avg.", "moves by"], rows, title=title)
     unusable = [why_unusable(one, scores) for one in all_rules() if one.name not in by_rule]
@@ -120,7 +113,7 @@ def outcomes_table(run: Run, rule: str) -> Table:
         values = [one.value for one in found if one.value is not None]
         cells = [fixed(one.value, _PLACES) for one in found]
         rows.append([outcome.title, *cells, fixed(sum(values) / len(values), _PLACES)])
-    names = [short_label(task, run.manifest.get("short"), run.manifest.get("labels")) for task in tasks]
+    names = [label_of(task, run.manifest).short for task in tasks]
     title = f"The same scores as continuous outcomes (means over documents; lower is better, of {rule}'s margin higher)"
     table = simple_table("outcomes", ["outcome", *names, "Avg."], rows, title=title)
     return table._replace(notes=tuple(map(literal, notes)))
@@ -129,24 +122,32 @@ def outcomes_table(run: Run, rule: str) -> Table:
 def subtask_table(results: Results, task: str) -> Table:
     """Return the accuracies of one task's subjects."""
     rows = [
-        [part.task.removeprefix(f"{task}_"), f"{part.n:,}", percent(part.accuracy), _plus_minus(part.stderr)]
+        [part.task.removeprefix(f"{task}_"), f"{part.n:,}", percent(part.accuracy), plus_minus(part.stderr)]
         for part in results.subtasks[task]
     ]
-    return simple_table(task, [label(task), "n", "acc. %", "± SE"], rows)
+    return simple_table(task, [label_of(task).full, "n", "acc. %", "± SE"], rows)
 
 
-def _cells(task: TaskResult, seconds: float | None) -> list[str]:
-    accuracy = [percent(task.accuracy), _plus_minus(task.stderr), percent(task.chance)]
-    return [
-        f"{task.n:,}",
-        *accuracy,
-        f"{task.ties or ''}",
-        f"{task.truncated or ''}",
-        "" if seconds is None else fixed(seconds, 1),
-    ]
+def _cells(task: TaskResult) -> list[str]:
+    accuracy = [percent(task.accuracy), plus_minus(task.stderr), percent(task.chance)]
+    return [f"{task.n:,}", *accuracy, f"{task.ties or ''}", f"{task.truncated or ''}"]
 
 
-def _notes(results: Results, manifest: Mapping[str, Any], marked: bool) -> Iterator[str]:
+def _average_row(average: Average, seconds: str) -> list[str]:
+    return [average.name, "", percent(average.accuracy), plus_minus(average.stderr), "", "", "", seconds]
+
+
+def plus_minus(stderr: float | None) -> str:
+    """Return a standard error, a fraction, in percent."""
+    return "–" if stderr is None else f"± {percent(stderr)}"
+
+
+def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
+    """Return a task's label, with an asterisk if its documents or examples are not the official ones."""
+    return label_of(task, manifest).full + "*" * any(task in tasks for tasks in unofficial(manifest).values())
+
+
+def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"rule {results.rule}: {find_rule(results.rule).description}"
     if shots := manifest["specification"].get("num_fewshot", 0):
         yield f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question"
@@ -160,7 +161,7 @@ def _notes(results: Results, manifest: Mapping[str, Any], marked: bool) -> Itera
     yield "documents: " + sources_text(manifest["documents"])
     if examples := manifest.get("examples"):
         yield "examples: " + sources_text(examples)
-    if marked:
+    if unofficial(manifest):
         yield "*: not the official documents of the task"
 
 
@@ -187,11 +188,3 @@ def sources_text(documents: Mapping[str, Mapping[str, Any]]) -> str:
     if len(by_source) == 1:
         return next(iter(by_source))
     return "; ".join(f"{', '.join(tasks)} from {source}" for source, tasks in by_source.items())
-
-
-def _average_cells(average: Average) -> list[str]:
-    return [percent(average.accuracy), _plus_minus(average.stderr)]
-
-
-def _plus_minus(stderr: float | None) -> str:
-    return "–" if stderr is None else f"± {percent(stderr)}"

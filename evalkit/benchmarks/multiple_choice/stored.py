@@ -1,30 +1,27 @@
 """Tables in evalkit's cache that take long to compute: questions of tasks, and their tokens.
 
 In: a kind, and a key of everything that a table depends on. Out: the table, computed once and then read from
-`cache_dir()/KIND/` (`paths.read_cached_bytes`). Best effort: a file that is missing, damaged or cannot be written
-only costs time.
+evalkit's cache. Best effort: a file that is missing, damaged or cannot be written only costs time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, EncodedQuestions
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite, choose_tasks
 from evalkit.benchmarks.multiple_choice.tasks import LeafTask, Question, load_questions
+from evalkit.cache import folder_digest, read_cached_bytes, source_digest, write_cached_bytes
 from evalkit.models.fingerprint import hash_file
-from evalkit.paths import cached_file, folder_digest, read_cached_bytes, resource, source_digest, write_cached_bytes
+from evalkit.paths import resource
 from evalkit.scoring.sequences import SequenceArrays
 
 if TYPE_CHECKING:
@@ -38,18 +35,12 @@ class Stopped(Exception):
     """Nobody needs the tokens any more."""
 
 
-_MOST_BYTES = 2**29
-"""Bytes of one kind on disk; beyond it, the tables that were not used for longest are deleted."""
-
-
 def read_table(kind: str, key: str) -> pa.Table | None:
     """Return a stored table; None if there is none, or it is damaged."""
     import pyarrow as pa
 
     if (content := read_cached_bytes(kind, key)) is None:
         return None
-    with suppress(OSError):
-        os.utime(cached_file(kind, key))  # the time of its last use
     try:
         # Unlike Arrow's default one, the system's pool gives unpacked data back
         return pa.ipc.open_file(pa.py_buffer(content), memory_pool=pa.system_memory_pool()).read_all()
@@ -65,23 +56,9 @@ def write_table(kind: str, key: str, table: pa.Table) -> None:
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
     write_cached_bytes(kind, key, memoryview(sink.getvalue()))
-    with suppress(OSError):
-        _delete_oldest(cached_file(kind, key).parent)
-
-
-def _delete_oldest(folder: Path) -> None:
-    states = sorted(((path.stat(), path) for path in folder.glob("[!.]*")), key=lambda one: -one[0].st_mtime)
-    total = 0
-    for state, path in states:
-        total += state.st_size
-        if total > _MOST_BYTES:
-            path.unlink(missing_ok=True)
 
 
 _QUESTIONS = "questions"
-
-_PART = 256
-"""Questions read at a time."""
 
 
 def pinned_questions(suite: Suite, library: Library, selection: DocumentSelection) -> dict[str, list[Question]]:
@@ -95,14 +72,15 @@ def pinned_questions(suite: Suite, library: Library, selection: DocumentSelectio
         DataError: documents or examples are missing or malformed.
     """
     keys = {task: _questions_key(suite, library, task, selection) for task in suite.tasks}
-    found = {task: _stored(task, key) for task, key in keys.items()}
-    if missing := tuple(task for task, questions in found.items() if questions is None):
+    tables = {task: read_table(_QUESTIONS, key) for task, key in keys.items()}
+    found = {task: _questions(table) for task, table in tables.items() if table is not None}
+    if missing := tuple(task for task in suite.tasks if task not in found):
         built = load_questions(choose_tasks(suite, missing), library, selection)
         for task, questions in built.items():
             if (table := _questions_table(questions)) is not None:
                 write_table(_QUESTIONS, keys[task], table)
         found |= built
-    return {task: questions for task, questions in found.items() if questions is not None}
+    return {task: found[task] for task in suite.tasks}
 
 
 def _questions_key(suite: Suite, library: Library, task: str, selection: DocumentSelection) -> str:
@@ -137,62 +115,28 @@ def _questions_table(questions: Sequence[Question]) -> pa.Table | None:
 
     try:
         leaves = json.dumps({one.subtask: asdict(one.leaf) for one in questions})
-        rows = [_row(one) for one in questions]
-        table = pa.Table.from_pylist(rows).replace_schema_metadata({"task": questions[0].task, "leaves": leaves})
+        texts = [json.dumps(_plain(one), ensure_ascii=False) for one in questions]
+        table = pa.table({"question": texts}).replace_schema_metadata({"leaves": leaves})
     except (TypeError, ValueError, pa.ArrowException):
         return None
     return table if _questions(table) == list(questions) else None
 
 
-def _row(question: Question) -> dict[str, Any]:
-    same = len(set(question.contexts)) == 1
-    return {
-        "subtask": question.subtask,
-        "doc_id": question.doc_id,
-        "contexts": question.contexts[:1] if same else question.contexts,
-        "continuations": question.continuations,
-        "delimiter": question.delimiter,
-        "gaps": question.gaps,
-        "choices": None if question.choices == question.continuations else question.choices,
-        "gold": question.gold,
-        "cluster": question.cluster,
-        "doc": json.dumps(question.doc, ensure_ascii=False),
-    }
-
-
-def _stored(task: str, key: str) -> list[Question] | None:
-    """Return the stored questions of a task; None if there are none."""
-    table = read_table(_QUESTIONS, key)
-    if table is None or (table.schema.metadata or {}).get(b"task") != task.encode():
-        return None
-    return _questions(table)
+def _plain(question: Question) -> dict[str, Any]:
+    is_shared = len(set(question.contexts)) == 1
+    return vars(question) | {"contexts": question.contexts[:1] if is_shared else question.contexts, "leaf": None}
 
 
 def _questions(table: pa.Table) -> list[Question]:
-    metadata = table.schema.metadata
-    task, leaves = metadata[b"task"].decode(), json.loads(metadata[b"leaves"])
-    about = {subtask: LeafTask(**leaf) for subtask, leaf in leaves.items()}
-    # In parts, so that few values are in memory twice
-    parts = table.to_batches(max_chunksize=_PART)
-    return [_question(task, about, row) for part in parts for row in part.to_pylist()]
-
-
-def _question(task: str, about: dict[str, LeafTask], row: dict[str, Any]) -> Question:
-    contexts, continuations = tuple(row["contexts"]), tuple(row["continuations"])
-    return Question(
-        task=task,
-        subtask=row["subtask"],
-        doc_id=row["doc_id"],
-        contexts=contexts if len(contexts) > 1 else contexts * len(continuations),
-        continuations=continuations,
-        delimiter=row["delimiter"],
-        gaps=tuple(row["gaps"]),
-        choices=continuations if row["choices"] is None else tuple(row["choices"]),
-        gold=row["gold"],
-        cluster=row["cluster"],
-        doc=json.loads(row["doc"]),
-        leaf=about[row["subtask"]],
-    )
+    leaves = {subtask: LeafTask(**leaf) for subtask, leaf in json.loads(table.schema.metadata[b"leaves"]).items()}
+    found = []
+    for text in table["question"]:
+        row = json.loads(text.as_py())
+        texts = {name: tuple(row[name]) for name in ("contexts", "continuations", "gaps", "choices")}
+        if len(texts["contexts"]) == 1:
+            texts["contexts"] *= len(texts["continuations"])
+        found.append(Question(**row | texts | {"leaf": leaves[row["subtask"]]}))
+    return found
 
 
 _TOKENS = "tokens"

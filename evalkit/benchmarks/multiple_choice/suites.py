@@ -17,11 +17,10 @@ have choices and one right answer. Command-line options override a suite's setti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, Strict
 
@@ -37,6 +36,7 @@ TASK_DIR = ("tasks", "zeroshot8")
 """evalkit's own lm-eval task files, whose documents are pinned."""
 _RESERVED_NAMES = ("lm_eval", "longbench", "longbench-e", "needle", "tasks")
 """Suite names of other kinds of runs."""
+_SHIPPED_ONLY = ("documents", "fewshot", "fills", "stands_for")
 
 
 class Examples(FileSettings):
@@ -61,39 +61,21 @@ class _SuiteFile(FileSettings):
     task_files: Annotated[Path, Strict(False)] | None = None
     # Only for evalkit's own suites
     fills: str | None = None
+    """Another suite whose tables this suite's runs fill, with a note."""
     stands_for: Named[str] = Field(default_factory=dict)
+    """Task → the task of that suite whose column it fills."""
     documents: Named[str] = Field(default_factory=dict)
+    """Pinned task → name of its document set, if different."""
     fewshot: Named[Examples] = Field(default_factory=dict)
+    """Pinned task → its few-shot examples, if these are pinned."""
 
 
-@dataclass(frozen=True)
-class Suite:
+class Suite(_SuiteFile):
     """A named list of tasks with averages, a template and a rule."""
 
     name: str
-    description: str
-    groups: dict[str, tuple[str, ...]]
-    """Average → its tasks, in printed order."""
     sizes: dict[str, int]
     """Average → number of its tasks in the full suite."""
-    documents: dict[str, str] = field(default_factory=dict)
-    """Pinned task → name of its document set, if different."""
-    fewshot: dict[str, Examples] = field(default_factory=dict)
-    """Pinned task → its few-shot examples, if these are pinned."""
-    num_fewshot: int = 0
-    """Number of examples before each question."""
-    labels: dict[str, str] = field(default_factory=dict)
-    """Task → printed name; default: the task."""
-    short: dict[str, str] = field(default_factory=dict)
-    """Task → printed name in narrow tables; default: the label."""
-    template: str | None = None
-    rule: str | None = None
-    task_files: Path | None = None
-    """The user's folder of lm-eval task files."""
-    fills: str | None = None
-    """Another suite whose tables this suite's runs fill, with a note."""
-    stands_for: dict[str, str] = field(default_factory=dict)
-    """Task → the task of that suite whose column it fills."""
     user_defined: bool = False
     """Whether a user defined it; its groups are then part of a run's specification."""
 
@@ -116,12 +98,7 @@ class Suite:
 @cache
 def shipped_suites() -> dict[str, Suite]:
     """Return name → suite, for the suites that evalkit ships."""
-    return {path.stem: _suite(path.stem, path) for path in sorted(resource("configs", "suites").glob("*.yaml"))}
-
-
-def suite_names() -> list[str]:
-    """Return the names of the suites that evalkit ships."""
-    return list(shipped_suites())
+    return {path.stem: _read(path) for path in sorted(resource("configs", "suites").glob("*.yaml"))}
 
 
 @cache
@@ -140,25 +117,16 @@ def dataset_of(task: str) -> HubSplit | None:
 
 
 @cache
-def task_labels() -> dict[str, tuple[str, str]]:
-    """Return task → (label, short label), for the tasks of evalkit's suites."""
+def _shipped_labels() -> dict[str, Label]:
     suites = shipped_suites().values()
-    return {task: (name, suite.short.get(task, name)) for suite in suites for task, name in suite.labels.items()}
+    return {task: Label(name, suite.short.get(task, name)) for suite in suites for task, name in suite.labels.items()}
 
 
-def label(task: str, labels: dict[str, str] | None = None) -> str:
-    """Return a task's label: from the run's own suite, else from evalkit's suites, else the task's name."""
-    return (labels or {}).get(task) or task_labels().get(task, (task, task))[0]
-
-
-def short_label(task: str, short: dict[str, str] | None = None, labels: dict[str, str] | None = None) -> str:
-    """Return a task's label in narrow tables; the run's own label if it has no shorter one."""
-    return (short or {}).get(task) or (labels or {}).get(task) or task_labels().get(task, (task, task))[1]
-
-
-def label_of(task: str, labels: dict[str, str] | None = None, short: dict[str, str] | None = None) -> Label:
-    """Return a task's label and short label."""
-    return Label(label(task, labels), short_label(task, short, labels))
+def label_of(task: str, manifest: Mapping[str, Any] | None = None) -> Label:
+    """Return a task's labels: from the run's own suite, else from evalkit's suites, else the task's name."""
+    labels, short = ((manifest or {}).get(kind, {}) for kind in ("labels", "short"))
+    shipped, own = _shipped_labels().get(task, Label(task, task)), labels.get(task)
+    return Label(own or shipped.full, short.get(task) or own or shipped.short)
 
 
 def load_suite(name: str) -> Suite:
@@ -172,51 +140,51 @@ def load_suite(name: str) -> Suite:
         return shipped_suites()[name]
     if Path(name).suffix in (".yaml", ".yml"):
         return _user_suite(Path(name).expanduser())
-    raise UnknownNameError("suite", name, [*suite_names(), "lm_eval"])
+    raise UnknownNameError("suite", name, [*shipped_suites(), "lm_eval"])
 
 
-def suite_of(name: str, tasks: Sequence[str], task_files: Path | None = None) -> Suite:
-    """Return a suite of single tasks. Raises `UsageError` if a task is named twice."""
-    refuse_duplicate_tasks(tasks)
-    suite = Suite(
-        name, "", {"Average": tuple(tasks)}, {"Average": len(tasks)}, task_files=task_files, user_defined=True
-    )
-    return _with_pinned(suite)
+def _read(path: Path) -> Suite:
+    content = read_settings(path, _SuiteFile, UsageError, "suite")
+    return Suite(name=path.stem, sizes={group: len(tasks) for group, tasks in content.groups.items()}, **dict(content))
 
 
 def _user_suite(path: Path) -> Suite:
-    suite = _suite(path.stem, path)
-    where = f"suite {path}"
-    if path.stem in (*suite_names(), *_RESERVED_NAMES):
-        raise UsageError(f"{where}: '{path.stem}' is the name of another suite; rename the file")
+    suite, where = _read(path), f"suite {path}"
+    if suite.name in (*shipped_suites(), *_RESERVED_NAMES):
+        raise UsageError(f"{where}: '{suite.name}' is the name of another suite; rename the file")
     if twice := [task for task in suite.tasks if suite.tasks.count(task) > 1]:
         raise UsageError(f"{where}: task {twice[0]} is in the groups twice; leave one out")
     for kind in ("labels", "short"):
         if unknown := [task for task in getattr(suite, kind) if task not in suite.tasks]:
             raise UsageError(f"{where}, {kind}: {UnknownNameError('task', unknown[0], suite.tasks)}")
-    if suite.documents or suite.fewshot or suite.fills or suite.stands_for:
+    if any(getattr(suite, name) for name in _SHIPPED_ONLY):
         raise UsageError(
             f"{where}: 'documents', 'fewshot', 'fills' and 'stands_for' are for evalkit's own suites; leave them out"
         )
     files = suite.task_files and path.parent / suite.task_files
-    return _with_pinned(replace(suite, task_files=files, user_defined=True))
+    return _user_defined(suite.model_copy(update={"task_files": files}))
 
 
-def _with_pinned(suite: Suite) -> Suite:
-    """Return the suite with the documents and examples of evalkit's own tasks."""
+def suite_of(name: str, tasks: Sequence[str], task_files: Path | None = None) -> Suite:
+    """Return a suite of single tasks. Raises `UsageError` if a task is named twice."""
+    refuse_duplicate_tasks(tasks)
+    groups, sizes = {"Average": tuple(tasks)}, {"Average": len(tasks)}
+    return _user_defined(Suite(name=name, groups=groups, sizes=sizes, task_files=task_files))
+
+
+def _user_defined(suite: Suite) -> Suite:
+    """Return a user's suite with the documents and examples of evalkit's own tasks."""
     documents = {task: name for task, name in pinned_tasks().items() if task in suite.tasks and name != task}
-    examples = {
-        task: found for one in shipped_suites().values() for task, found in one.fewshot.items() if task in suite.tasks
+    fewshot = {
+        task: examples
+        for shipped in shipped_suites().values()
+        for task, examples in shipped.fewshot.items()
+        if task in suite.tasks
     }
-    return replace(suite, documents=documents, fewshot=examples)
+    return suite.model_copy(update={"documents": documents, "fewshot": fewshot, "user_defined": True})
 
 
-def _suite(name: str, path: Path) -> Suite:
-    content = read_settings(path, _SuiteFile, UsageError, "suite")
-    return Suite(name=name, sizes={group: len(tasks) for group, tasks in content.groups.items()}, **dict(content))
-
-
-def choose_tasks(suite: Suite, chosen: tuple[str, ...]) -> Suite:
+def choose_tasks(suite: Suite, chosen: Sequence[str]) -> Suite:
     """Return the suite with the chosen tasks only, in the suite's order; all tasks if none is chosen.
 
     Raises:
@@ -228,8 +196,8 @@ def choose_tasks(suite: Suite, chosen: tuple[str, ...]) -> Suite:
         if task not in suite.tasks:
             raise UnknownNameError("task", task, suite.tasks)
     refuse_duplicate_tasks(chosen)
-    groups = {g: tuple(t for t in tasks if t in chosen) for g, tasks in suite.groups.items()}
-    return replace(suite, groups={group: tasks for group, tasks in groups.items() if tasks})
+    groups = {name: tuple(task for task in tasks if task in chosen) for name, tasks in suite.groups.items()}
+    return suite.model_copy(update={"groups": {name: tasks for name, tasks in groups.items() if tasks}})
 
 
 def refuse_duplicate_tasks(tasks: Sequence[str]) -> None:
@@ -256,4 +224,4 @@ def with_fewshot(suite: Suite, shots: int) -> Suite:
                 f"--num-fewshot is {shots}, but {task} has no more than {examples.most} examples for each subject; "
                 f"give {examples.most} or fewer"
             )
-    return replace(suite, num_fewshot=shots)
+    return suite.model_copy(update={"num_fewshot": shots})

@@ -6,7 +6,10 @@ requests, so that text, choices and gold answers are exactly lm-eval's.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -23,6 +26,7 @@ from evalkit.paths import resource
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.catalogue import TaskSet
     from evalkit.data import Library
+    from evalkit.display import Say
 
 
 _BLOCK, _OF_SUBJECT = 4, 3
@@ -101,18 +105,23 @@ def load_questions(
         from lm_eval.tasks import TaskManager
 
         shots = suite.num_fewshot
-        metadata = {"library": library, "num_fewshot": shots}
-        manager = TaskManager(include_defaults=False, metadata=metadata)
+        manager = TaskManager(include_defaults=False, metadata={"library": library, "num_fewshot": shots})
         replace_index(manager, _own_tasks())
         found = {}
         for task in suite.tasks:
-            if others and task in others:
-                found[task] = _task_questions(task, others[task].tasks, shots, selection, estimate)
-                continue
-            with processed_once():
-                found[task] = _task_questions(task, manager.load([task])["tasks"], shots, selection, estimate)
-        _refuse_shared_subtasks(found)
-        return found
+            other = (others or {}).get(task)
+            with nullcontext() if other else processed_once():
+                leaves = other.tasks if other else manager.load([task])["tasks"]
+                found[task] = _task_questions(task, leaves, shots, selection, estimate)
+    owner: dict[str, str] = {}
+    for task, questions in found.items():
+        for subtask in dict.fromkeys(question.subtask for question in questions):
+            if owner.setdefault(subtask, task) != task:
+                raise UsageError(
+                    f"{subtask} is part of task {owner[subtask]} and of task {task}, so its documents would count "
+                    "twice; leave one task out, or run them separately"
+                )
+    return found
 
 
 @cache
@@ -138,19 +147,32 @@ def _task_questions(
     return questions
 
 
-def _refuse_shared_subtasks(found: Mapping[str, Sequence[Question]]) -> None:
-    """Raise a `UsageError` if two tasks have the same subtask, whose documents would count twice."""
-    owner: dict[str, str] = {}
-    for task, questions in found.items():
-        for subtask in dict.fromkeys(question.subtask for question in questions):
-            if owner.setdefault(subtask, task) != task:
-                raise UsageError(
-                    f"{subtask} is part of task {owner[subtask]} and of task {task}, so its documents would count "
-                    "twice; leave one task out, or run them separately"
-                )
+def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
+    """Load the tasks of a suite that are not pinned, one by one.
+
+    Raises:
+        UsageError: a task is not multiple choice, or a task in the user's folder has the name of a pinned task.
+    """
+    from evalkit.benchmarks.lm_eval.catalogue import load_tasks, names_in
+    from evalkit.benchmarks.lm_eval.plan import set_seeds
+
+    defined = () if suite.task_files is None else names_in(suite.task_files)
+    if clash := [task for task in suite.pinned if task in defined]:
+        raise UsageError(
+            f"task {clash[0]} is in {suite.task_files} and among evalkit's own tasks; rename the task in your folder"
+        )
+    set_seeds()
+    found = {}
+    for task in suite.others:
+        found[task] = load_tasks((task,), suite.task_files, suite.num_fewshot, library, say)
+        _refuse_without_choices(task, found[task].tasks)
+        for leaf in found[task].tasks.values():
+            # The specification includes the content of the examples only if their number is set
+            leaf.set_config(key="num_fewshot", value=suite.num_fewshot)
+    return found
 
 
-def refuse_without_choices(task: str, leaves: Mapping[str, Any]) -> None:
+def _refuse_without_choices(task: str, leaves: Mapping[str, Any]) -> None:
     """Raise a `UsageError` if a task's documents are not choices with one right answer."""
     for name, leaf in leaves.items():
         why = ""
@@ -165,6 +187,21 @@ def refuse_without_choices(task: str, leaves: Mapping[str, Any]) -> None:
                 f"task {name if name == task else f'{task} ({name})'}: {why}, but templates and rules need choices "
                 f"with one right answer; run it with its own metrics: --suite lm_eval --tasks {task}"
             )
+
+
+def identity_of(tasks: TaskSet, library: Library) -> tuple[str, dict[str, Any]]:
+    """Return the hash of lm-eval's task with its documents, and the source of the documents."""
+    from evalkit.benchmarks.lm_eval.plan import source_of, task_specification
+
+    sources = [source_of(leaf, name in tasks.pinned, library) for name, leaf in tasks.tasks.items()]
+    contents = [[name, task_specification(leaf, None)] for name, leaf in tasks.tasks.items()]
+    text = json.dumps(contents, sort_keys=True, ensure_ascii=False)
+    source = {
+        "source": "; ".join(dict.fromkeys(leaf["source"] for leaf in sources)),
+        "official": all(leaf["official"] for leaf in sources),
+        "count": sum(leaf["count"] for leaf in sources),
+    }
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), source
 
 
 def selected_documents(task: str, sizes: Mapping[str, int], selection: DocumentSelection) -> dict[str, list[int]]:
@@ -191,17 +228,22 @@ def _leaf_questions(
     A document's solved examples are drawn after those of the documents before it. With `in_turn` they are drawn for
     these documents too, so that a document of a sample has the same examples as in a run of all.
     """
-    metadata = leaf.config.metadata or {}
-    about = LeafTask(leaf.config.task_alias or leaf.config.task, metadata.get("version"), documents)
+    name, metadata = leaf.config.task, leaf.config.metadata or {}
+    about = LeafTask(leaf.config.task_alias or name, metadata.get("version"), documents)
     if shots:
-        _prepare_examples(leaf, shots)
+        # As in lm-eval's `simple_evaluate`, which would fail with an assertion on too few examples
+        leaf.set_fewshot_seed(fewshot_seed())
+        if (found := len(leaf.sampler.df)) < shots:
+            raise DataError(
+                f"task {name}: expected at least {shots} few-shot examples, found {found}; give a lower --num-fewshot"
+            )
     questions = []
     first = _first_documents(leaf, numbers[-1] + 1)
     clusters, chosen = clusters_of([doc for _, doc in first], metadata), set(numbers)
     for doc_id, doc in first if shots and in_turn else [first[number] for number in numbers]:
         context = leaf.fewshot_context(doc, num_fewshot=shots, gen_prefix=leaf.doc_to_prefix(doc))
         if doc_id in chosen:
-            instances = leaf.construct_requests(doc=doc, ctx=context, metadata=(leaf.config.task, doc_id, 1))
+            instances = leaf.construct_requests(doc=doc, ctx=context, metadata=(name, doc_id, 1))
             questions.append(_question(task, leaf, about, doc_id, clusters[doc_id], instances))
     return questions
 
@@ -214,35 +256,20 @@ def _first_documents(leaf: Any, count: int) -> list[tuple[int, Any]]:
     return list(enumerate(leaf.eval_docs.select(range(count)).to_list()))
 
 
-def _prepare_examples(leaf: Any, shots: int) -> None:
-    """Seed the few-shot sampler as in lm-eval's `simple_evaluate`; raise a `DataError` on too few examples."""
-    leaf.set_fewshot_seed(fewshot_seed())
-    # lm-eval would fail with an assertion
-    if (found := len(leaf.sampler.df)) < shots:
-        raise DataError(
-            f"task {leaf.config.task}: expected at least {shots} few-shot examples, found {found}; "
-            "give a lower --num-fewshot"
-        )
-
-
 def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, instances: list[Any]) -> Question:
     instances.sort(key=lambda instance: instance.idx)
-    doc = instances[0].doc
+    doc, delimiter, label = instances[0].doc, leaf.config.target_delimiter, f"{leaf.config.task} document {doc_id}"
     # For tasks that measure mutual information, lm-eval appends the choices without their context
-    instances = instances[: len(leaf.doc_to_choice(doc))]
-    delimiter = leaf.config.target_delimiter
-    pairs = [instance.args for instance in instances]
+    pairs = [instance.args for instance in instances[: len(leaf.doc_to_choice(doc))]]
     continuations = tuple(continuation.removeprefix(delimiter) for _, continuation in pairs)
-    gold = leaf.doc_to_text(doc) if leaf.multiple_input else leaf.doc_to_target(doc)
-    field = (leaf.config.metadata or {}).get("written_in")
-    gap = _gap_after_blank(doc[field]) if field else " "
+    gap = " "
+    if field := (leaf.config.metadata or {}).get("written_in"):
+        rest = doc[field].partition("_")[2]
+        gap = rest[: len(rest) - len(rest.lstrip())]
     # A task with multiple inputs has its options in the contexts and repeats one continuation
     choices = continuations if leaf.multiple_input else tuple(leaf.doc_to_choice(doc))
     if empty := [number for number, choice in enumerate(choices) if not choice.strip()]:
-        raise DataError(
-            f"{leaf.config.task} document {doc_id}: choice {empty[0]} is empty, so there is no text to score; "
-            "correct the document"
-        )
+        raise DataError(f"{label}: choice {empty[0]} is empty, so there is no text to score; correct the document")
     return Question(
         task=task,
         subtask=leaf.config.task,
@@ -252,31 +279,19 @@ def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, 
         delimiter=delimiter,
         gaps=(gap,) * len(pairs),
         choices=choices,
-        gold=_checked_gold(_index(gold, choices), len(pairs), leaf.config.task, doc_id),
+        gold=_gold_index(leaf.doc_to_text(doc) if leaf.multiple_input else leaf.doc_to_target(doc), choices, label),
         cluster=cluster,
         doc=dict(doc),
         leaf=about,
     )
 
 
-def _gap_after_blank(sentence: str) -> str:
-    """Return the white space after WinoGrande's blank."""
-    rest = sentence[sentence.index("_") + 1 :]
-    return rest[: len(rest) - len(rest.lstrip())]
-
-
-def _index(gold: Any, choices: Sequence[str]) -> Any:
-    """Return the index of a gold answer that is given as a choice's text, as in lm-eval; other values unchanged."""
-    return choices.index(gold) if isinstance(gold, str) and gold in choices else gold
-
-
-def _checked_gold(gold: Any, choices: int, task: str, doc_id: int) -> int:
+def _gold_index(gold: Any, choices: Sequence[str], label: str) -> int:
+    """Return the index of a gold answer, which may be given as a choice's text, as in lm-eval."""
     try:
-        index = int(gold)
+        index = choices.index(gold) if isinstance(gold, str) and gold in choices else int(gold)
     except (TypeError, ValueError):
         index = -1
-    if not 0 <= index < choices:
-        raise DataError(
-            f"{task} document {doc_id}: gold answer {gold!r} is not one of its {choices} choices; correct the document"
-        )
+    if not 0 <= index < len(choices):
+        raise DataError(f"{label}: gold answer {gold!r} is not one of its {len(choices)} choices; correct the document")
     return index

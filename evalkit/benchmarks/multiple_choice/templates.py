@@ -18,19 +18,22 @@ from __future__ import annotations
 import hashlib
 import json
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator
 
 from evalkit.benchmarks.document_views import Piece
-from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.errors import TemplateError, UnknownNameError
 from evalkit.inputs.validated import FileSettings, Listed, read_settings
 from evalkit.paths import resource
 from evalkit.runs.score_table import SEGMENTS, Segment
+
+if TYPE_CHECKING:
+    from evalkit.benchmarks.multiple_choice.tasks import Question
 
 FIELDS = ("system", "context", "continuation", "gap", "delimiter")
 """Fields of a part's text. `gap` is one space, or the white space of WinoGrande's sentence;
@@ -68,6 +71,47 @@ class Template:
         """Hash of everything that affects a sequence; part of a run's specification."""
         content = {k: v for k, v in asdict(self).items() if k not in ("name", "description")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def pieces(self, question: Question, choice: int, with_context: bool = True) -> list[Piece]:
+        """Return the pieces of one choice's sequence, none of them empty, without BOS and EOS.
+
+        Args:
+            question: the question.
+            choice: index of the choice.
+            with_context: whether to include the parts of the segment "context".
+        """
+        fields = {
+            "system": self.system,
+            "context": question.contexts[choice],
+            "continuation": question.continuations[choice],
+            "gap": question.gaps[choice],
+            "delimiter": question.delimiter,
+        }
+        pieces = []
+        for part, fixed in zip(self.parts, self._fixed, strict=True):
+            if with_context or part.segment != "context":
+                pieces.append(fixed or Piece(part.segment, part.text.format_map(fields)))
+        return _shift_trailing_space([piece for piece in pieces if piece.text])
+
+    @cached_property
+    def _fixed(self) -> list[Piece | None]:
+        """The piece of each part whose text is the same in every question; None of other parts."""
+        found: list[Piece | None] = []
+        for part in self.parts:
+            fields = {name for _, name, _, _ in string.Formatter().parse(part.text)}
+            is_fixed = fields <= {None, "system"}
+            found.append(Piece(part.segment, part.text.format(system=self.system)) if is_fixed else None)
+        return found
+
+
+def _shift_trailing_space(pieces: list[Piece]) -> list[Piece]:
+    """Move trailing white space of contexts to continuations, as lm-eval does: tokenizers join it to the next word."""
+    for i in range(len(pieces) - 1):
+        (segment, text), (next_segment, next_text) = pieces[i], pieces[i + 1]
+        if segment == "context" and next_segment == "continuation" and text[-1].isspace():
+            kept = text.rstrip()
+            pieces[i], pieces[i + 1] = Piece(segment, kept), Piece(next_segment, text[len(kept) :] + next_text)
+    return [piece for piece in pieces if piece.text]
 
 
 def template_names() -> list[str]:
@@ -140,64 +184,8 @@ def _read(path: Path) -> Template:
         raise TemplateError(f"template file {path}: chat uses the tokenizer's chat template; leave out parts, or chat")
     if not content.chat and not any("continuation" in part for part in content.parts):
         raise TemplateError(f"template file {path}: no part has {{continuation}}; add it, since choices differ by it")
-    return Template(
-        name=path.stem,
-        description=content.description,
-        bos=content.bos,
-        eos=content.eos,
-        system=content.system,
-        score=tuple(segment for segment in SEGMENTS if segment in content.score),
-        parts=tuple(Part(segment, text) for part in content.parts for segment, text in part.items()),
-        chat=content.chat,
-    )
-
-
-class Renderer:
-    """Renderer of questions under one template.
-
-    Args:
-        parts: the template's parts, or those of a tokenizer's chat template.
-        system: the instruction's text.
-    """
-
-    def __init__(self, parts: Sequence[Part], system: str) -> None:
-        self._system = system
-        # The text of most parts is the same in every question
-        self._parts = [(part, _fixed(part, system)) for part in parts]
-
-    def pieces(self, question: Question, choice: int, with_context: bool = True) -> list[Piece]:
-        """Return the pieces of one choice's sequence, none of them empty.
-
-        Args:
-            question: the question.
-            choice: index of the choice.
-            with_context: whether to include the parts of the segment "context".
-        """
-        fields = {
-            "system": self._system,
-            "context": question.contexts[choice],
-            "continuation": question.continuations[choice],
-            "gap": question.gaps[choice],
-            "delimiter": question.delimiter,
-        }
-        pieces = []
-        for part, fixed in self._parts:
-            if with_context or part.segment != "context":
-                pieces.append(fixed or Piece(part.segment, part.text.format_map(fields)))
-        return _shift_trailing_space([piece for piece in pieces if piece.text])
-
-
-def _fixed(part: Part, system: str) -> Piece | None:
-    """Return the piece of a part without a field of the question; None of other parts."""
-    fields = {name for _, name, _, _ in string.Formatter().parse(part.text)}
-    return Piece(part.segment, part.text.format(system=system)) if fields <= {None, "system"} else None
-
-
-def _shift_trailing_space(pieces: list[Piece]) -> list[Piece]:
-    """Move trailing white space of contexts to continuations, as lm-eval does: tokenizers join it to the next word."""
-    for i in range(len(pieces) - 1):
-        (segment, text), (next_segment, next_text) = pieces[i], pieces[i + 1]
-        if segment == "context" and next_segment == "continuation" and text[-1].isspace():
-            kept = text.rstrip()
-            pieces[i], pieces[i + 1] = Piece(segment, kept), Piece(next_segment, text[len(kept) :] + next_text)
-    return [piece for piece in pieces if piece.text]
+    settings = dict(content) | {
+        "score": tuple(segment for segment in SEGMENTS if segment in content.score),
+        "parts": tuple(Part(segment, text) for part in content.parts for segment, text in part.items()),
+    }
+    return Template(name=path.stem, **settings)

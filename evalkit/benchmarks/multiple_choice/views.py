@@ -1,7 +1,8 @@
-"""Documents of a finished suite as people read them: prompts by segment, choices, scores.
+"""Documents as people read them: the prompts of a plan, and those of a finished run with their choices and scores.
 
-In: a finished run. Out: a `ChoiceView` of each task. Prompts are rendered again from the documents' source, without
-checkpoint, tokenizer or network. They are used only if the documents and their choices are those that were scored.
+In: a plan, or a finished run. Out: text; or a `ChoiceView` of each task, whose prompts are rendered again from the
+documents' source, without checkpoint, tokenizer or network. They are used only if the documents and their choices are
+those that were scored.
 """
 
 from __future__ import annotations
@@ -12,21 +13,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from evalkit.benchmarks.document_views import ChoiceText, ChoiceView, DocumentKey, Piece, choice_text, common_prefix
 from evalkit.benchmarks.lm_eval.views import NO_SAMPLES, stored_texts
-from evalkit.benchmarks.multiple_choice.suites import Suite, pinned_tasks, suite_of, with_fewshot
-from evalkit.benchmarks.multiple_choice.templates import Template, stored_template
+from evalkit.benchmarks.multiple_choice.suites import pinned_tasks, suite_of, with_fewshot
+from evalkit.benchmarks.multiple_choice.templates import stored_template
 from evalkit.benchmarks.request import remembered
 from evalkit.data import Library
-from evalkit.data.sampling import selection_of
+from evalkit.data.sampling import FirstDocuments, selection_of
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, EvalkitError
+from evalkit.escape import printable
+from evalkit.reporting.terminal import COLOURS
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion
+    from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.multiple_choice.tasks import Question
 
 Texts = Mapping[DocumentKey, ChoiceText]
@@ -36,11 +43,51 @@ _WITHOUT_MARKERS = "the markers of the tokenizer's chat template are left out"
 _BOS, _EOS = "[BOS]", "[EOS]"
 
 
+def shown_prompts(plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
+    """Yield the first questions of each task under every prompt; arguments and errors as of `Benchmark.prompts`."""
+    from evalkit.benchmarks.multiple_choice.prompts import Prompter
+    from evalkit.benchmarks.multiple_choice.tasks import load_questions
+    from evalkit.benchmarks.prompt_variants.orders import order_name, orders_of, under_order
+    from evalkit.benchmarks.session import load_model
+
+    loaded = load_model(plan, say)
+    found = load_questions(plan.suite, plan.library, FirstDocuments(count), plan.others)
+    for prompt, template in plan.templates.items():
+        prompter = Prompter(template, loaded.tokenizer, loaded.window, say)
+        for questions in found.values():
+            prompts = [(prompt, questions)]
+            if template is plan.template:
+                for order in orders_of(questions, plan.choice_orders)[1:]:
+                    prompts.append((order_name(order), [under_order(one, order) for one in questions]))
+            for name, members in prompts:
+                heading = click.style(f"prompt {name}", bold=True) + "\n" if name else ""
+                for encoded in prompter.encode(members, plan.unconditional):
+                    yield heading + _prompt_text(encoded, loaded.tokenizer)
+
+
+def _prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
+    """Return a question's sequences as text, with segments in colour and their token counts."""
+    question = encoded.question
+    lines = [click.style(printable(f"{question.label}, gold answer {question.gold}"), bold=True)]
+    for choice, sequence in enumerate(encoded.sequences):
+        spans = sequence.spans()
+        text = "".join(
+            click.style(printable(tokenizer.decode(sequence.tokens[start:end].tolist()), "\n\t"), fg=COLOURS[segment])
+            for segment, start, end in spans
+        )
+        counts = ", ".join(
+            click.style(f"{segment} {end - start}", fg=COLOURS[segment]) for segment, start, end in spans
+        )
+        cut = f", {sequence.truncated} context tokens cut" if sequence.truncated else ""
+        mark = "*" if choice == question.gold else " "
+        lines += [f"[{choice}]{mark} {len(sequence.tokens)} tokens: {counts}{cut}", text, ""]
+    return "\n".join(lines)
+
+
 def choice_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[ChoiceView]:
     """Yield the tasks of a finished run. Arguments and errors: see `Benchmark.views`."""
-    scores = run.scores
+    scores, sources = run.scores, _Sources(run, say)
     rules = tuple(available_rules(scores))
-    sources = _Sources(run, say)
     for task, table in scores.groupby("task", sort=False):
         if not tasks or task in tasks:
             texts, problem = _texts(run, str(task), table, sources)
@@ -49,7 +96,8 @@ def choice_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[ChoiceV
 
 def _texts(run: Run, task: str, table: pd.DataFrame, sources: _Sources) -> tuple[Texts, str]:
     """Return a task's texts, and why there are none or how they differ from what was scored."""
-    if _only_in_log(run):
+    # The prompts of an imported run are none of evalkit's, or its documents a selection
+    if isinstance(run.manifest["template"], str) or "selection" in run.manifest["specification"]:
         return stored_texts(run, table), "the texts are those of the imported log"
     if task in pinned_tasks():
         try:
@@ -58,9 +106,7 @@ def _texts(run: Run, task: str, table: pd.DataFrame, sources: _Sources) -> tuple
         except EvalkitError as error:
             problem = str(error)
         else:
-            renderer = _QuestionTexts(run, table)
-            texts = {(question.subtask, question.doc_id): renderer.text(question) for question in questions}
-            return texts, _WITHOUT_MARKERS if renderer.template.chat else ""
+            return _rendered(run, questions, table), _WITHOUT_MARKERS if run.manifest["template"].get("chat") else ""
     else:
         problem = f"the task files of {task} are not evalkit's own, so its documents are not read again"
     if texts := stored_texts(run, table):
@@ -68,49 +114,43 @@ def _texts(run: Run, task: str, table: pd.DataFrame, sources: _Sources) -> tuple
     return {}, f"{problem}; {NO_SAMPLES}"
 
 
-def _only_in_log(run: Run) -> bool:
-    """Return whether the prompts of an imported run are none of evalkit's, or its documents a selection."""
-    return isinstance(run.manifest["template"], str) or "selection" in run.manifest["specification"]
+def _check_questions(task: str, questions: Sequence[Question], table: pd.DataFrame) -> None:
+    """Raise a `DataError` if questions and score table differ, as after a change of a task file or of lm-eval."""
+    first = table[table["choice"] == 0]
+    stored = zip(*(first[name].tolist() for name in ("subtask", "doc_id", "choices", "gold")), strict=True)
+    found = [(one.subtask, one.doc_id, len(one.choices), one.gold) for one in questions]
+    sizes = [len(option) for question in questions for option in question.choices]
+    if found != list(stored) or sizes != table["chars"].tolist():
+        raise DataError(f"this version of evalkit builds other questions of {task} than those that were scored")
 
 
-class _QuestionTexts:
-    """Texts of a run's questions, with BOS and EOS where the run's sequences have them.
+def _rendered(run: Run, questions: Sequence[Question], table: pd.DataFrame) -> Texts:
+    """Return the texts of questions, with BOS and EOS where the run's sequences have them.
 
     A template with `bos: tokenizer` has BOS if the tokenizer adds it; the run does not say, so it is left out.
     """
+    template, loaded = stored_template(run.manifest["template"]), run.manifest.get("loaded") or {}
+    bos, eos = (loaded.get(name) is not None for name in ("bos_id", "eos_id"))
+    # Some chat templates have no system turn
+    instruction = template.system if table["n_instruction"].any() else ""
 
-    def __init__(self, run: Run, table: pd.DataFrame) -> None:
-        from evalkit.benchmarks.multiple_choice.templates import Renderer
-
-        self.template: Template = stored_template(run.manifest["template"])
-        loaded = run.manifest.get("loaded") or {}
-        bos, eos = (loaded.get(name) is not None for name in ("bos_id", "eos_id"))
-        self._starts = bos and self.template.bos == "always"
-        self._ends = eos and self.template.eos
-        self._first = Piece("special", _BOS if bos else _EOS)
-        self._last = Piece("end", _EOS)
-        # Some chat templates have no system turn
-        self._instruction = self.template.system if table["n_instruction"].any() else ""
-        self._renderer = Renderer(self.template.parts, self.template.system)
-
-    def text(self, question: Question) -> ChoiceText:
-        """Return the text of a question."""
-        pieces = self._chat_pieces if self.template.chat else self._pieces
-        return choice_text([pieces(question, choice) for choice in range(len(question.contexts))], _options(question))
-
-    def _pieces(self, question: Question, choice: int) -> list[Piece]:
-        pieces = self._renderer.pieces(question, choice)
+    def pieces(question: Question, choice: int) -> list[Piece]:
+        if template.chat:
+            texts = (instruction, question.contexts[choice], question.continuations[choice])
+            segments = ("instruction", "context", "continuation")
+            return [Piece(segment, text) for segment, text in zip(segments, texts, strict=True) if text]
+        found = template.pieces(question, choice)
         # A continuation without a context is predicted from BOS or EOS under every template
-        if self._starts or not pieces or pieces[0].segment == "continuation":
-            pieces.insert(0, self._first)
-        if self._ends:
-            pieces.append(self._last)
-        return pieces
+        if (bos and template.bos == "always") or not found or found[0].segment == "continuation":
+            found.insert(0, Piece("special", _BOS if bos else _EOS))
+        return [*found, Piece("end", _EOS)] if eos and template.eos else found
 
-    def _chat_pieces(self, question: Question, choice: int) -> list[Piece]:
-        texts = (self._instruction, question.contexts[choice], question.continuations[choice])
-        segments = ("instruction", "context", "continuation")
-        return [Piece(segment, text) for segment, text in zip(segments, texts, strict=True) if text]
+    return {
+        (question.subtask, question.doc_id): choice_text(
+            [pieces(question, choice) for choice in range(len(question.contexts))], _options(question)
+        )
+        for question in questions
+    }
 
 
 def _options(question: Question) -> tuple[str, ...]:
@@ -136,15 +176,10 @@ class _Sources:
         return remembered("questions of views", key, lambda: self._load(task), most=1)
 
     def _load(self, task: str) -> list[Question]:
+        """Read the questions from the first library that has the documents, and examples, as they were scored."""
         from evalkit.benchmarks.multiple_choice.stored import pinned_questions
 
         suite = with_fewshot(suite_of("documents", [task]), self._specification.get("num_fewshot", 0))
-        library = self._library_with(suite, task)
-        with doing(f"rendering {task}"):
-            return pinned_questions(suite, library, selection_of(self._specification))[task]
-
-    def _library_with(self, suite: Suite, task: str) -> Library:
-        """Return the first library that has the documents, and the examples, of a task as they were scored."""
         expected = {suite.documents.get(task, task): self._specification["documents"][task]}
         if suite.num_fewshot:
             expected[suite.fewshot[task].documents] = self._specification["examples"][task]
@@ -152,18 +187,18 @@ class _Sources:
         for library in self._libraries:
             found = [why for name, content in expected.items() if (why := _why_not(library, name, content))]
             if not found:
-                return library
+                with doing(f"rendering {task}"):
+                    return pinned_questions(suite, library, selection_of(self._specification))[task]
             problems += found
         raise DataError("; ".join(dict.fromkeys(problems)))
 
     @cached_property
     def _libraries(self) -> list[Library]:
         """The run's --data-dir if it still exists, then the pinned documents."""
-        found = [self._manifest.get(kind, {}).values() for kind in ("documents", "examples")]
-        places = [one["source"].partition(" ")[::2] for sources in found for one in sources]
-        folders = dict.fromkeys(Path(place).parent for kind, place in places if kind == "data-dir")
-        own = [Library(folder, allow_unofficial=True, say=self._say) for folder in folders if folder.is_dir()]
-        return [*own, Library(say=self._say)]
+        sources = [one["source"] for kind in ("documents", "examples") for one in self._manifest.get(kind, {}).values()]
+        files = [Path(place) for kind, _, place in (source.partition(" ") for source in sources) if kind == "data-dir"]
+        folders = dict.fromkeys(file.parent for file in files if file.parent.is_dir())
+        return [*(Library(folder, allow_unofficial=True, say=self._say) for folder in folders), Library(say=self._say)]
 
 
 def _why_not(library: Library, name: str, content_hash: str) -> str:
@@ -177,13 +212,3 @@ def _why_not(library: Library, name: str, content_hash: str) -> str:
             f"that were scored ({content_hash[:12]})"
         )
     return ""
-
-
-def _check_questions(task: str, questions: Sequence[Question], table: pd.DataFrame) -> None:
-    """Raise a `DataError` if questions and score table differ, as after a change of a task file or of lm-eval."""
-    first = table[table["choice"] == 0]
-    stored = zip(*(first[name].tolist() for name in ("subtask", "doc_id", "choices", "gold")), strict=True)
-    found = [(one.subtask, one.doc_id, len(one.choices), one.gold) for one in questions]
-    sizes = [len(option) for question in questions for option in question.choices]
-    if found != list(stored) or sizes != table["chars"].tolist():
-        raise DataError(f"this version of evalkit builds other questions of {task} than those that were scored")

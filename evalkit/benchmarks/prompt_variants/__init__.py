@@ -5,3 +5,6 @@ PROMPT_VARIANTS = "prompt_variants"
 
 PROMPTS = "prompts.parquet"
 """The score table of every prompt."""
+
+PROMPT = "prompt"
+"""Column with the prompt's name."""

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import calling
 from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
-from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS, PROMPTS
+from evalkit.benchmarks.prompt_variants import PROMPT, PROMPT_VARIANTS, PROMPTS
+from evalkit.benchmarks.prompt_variants.orders import order_name
 from evalkit.benchmarks.prompt_variants.outcomes import stored_varied
 from evalkit.display import Say
 from evalkit.inputs.validated import Stored
@@ -27,7 +28,10 @@ from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.forms import StoredAverage, StoredTask
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from evalkit.benchmarks.document_views import TaskView
+    from evalkit.benchmarks.multiple_choice.plan import TaskPart
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
@@ -73,7 +77,7 @@ class _VariedResultsFile(Stored):
 
 
 class PromptVariants(MultipleChoice):
-    """Benchmark of suites under several prompts; `MultipleChoice` makes its plans, which are `VariedPlan`s."""
+    """Benchmark of suites under several prompts; `MultipleChoice` makes its plans."""
 
     kind = PROMPT_VARIANTS
     results_form = _VariedResultsFile
@@ -83,25 +87,25 @@ class PromptVariants(MultipleChoice):
     report = calling("evalkit.benchmarks.prompt_variants.results_report:varied_report")
     rescored = calling("evalkit.benchmarks.prompt_variants.results_report:varied_report")
     figures = calling("evalkit.benchmarks.prompt_variants.results_report:prompt_figures")
-    prompts = calling("evalkit.benchmarks.prompt_variants.plan:varied_prompts")
-    token_counts = calling("evalkit.benchmarks.prompt_variants.plan:estimated_prompts")
 
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
         """Write the score tables and the results under every rule."""
-        from evalkit.benchmarks.multiple_choice.encoded import part_table
-        from evalkit.benchmarks.prompt_variants.results import varied_results
-        from evalkit.benchmarks.prompt_variants.tables import PROMPT, PromptTables, by_order, joined
+        import pandas as pd
 
-        base, parts = plan.template.name, []
+        from evalkit.benchmarks.multiple_choice.encoded import part_table
+        from evalkit.benchmarks.prompt_variants.results import PromptTables, varied_results
+
+        by_prompt: dict[str, list[pd.DataFrame]] = {prompt: [] for prompt in plan.templates}
         seconds = dict.fromkeys(plan.suite.tasks, 0.0)
         for part in plan.parts:
             table = part_table(part.questions, finished.table(part.journal), writer.folder)
-            is_base = part.prompt == base
-            parts.append(by_order(table, plan.orders[part.task], base) if is_base else {part.prompt: table})
+            for prompt, scores in _by_order(table, part):
+                by_prompt.setdefault(prompt, []).append(scores.assign(**{PROMPT: prompt}))
             seconds[part.task] += finished.seconds.get(part.journal, 0.0)
-        scores = joined(parts, list(plan.prompts.templates))
+        scores = pd.concat([table for tables in by_prompt.values() for table in tables], ignore_index=True)
         writer.save_table(PROMPTS, scores)
-        writer.save_table(SCORES, scores[scores[PROMPT] == base].drop(columns=PROMPT).reset_index(drop=True))
+        own = scores[scores[PROMPT] == plan.template.name]
+        writer.save_table(SCORES, own.drop(columns=PROMPT).reset_index(drop=True))
         tables = PromptTables(scores)
         found = {rule: varied_results(tables, writer.manifest, rule).to_json() for rule in tables.rules}
         content = dict(found[writer.manifest["rule"]])
@@ -138,3 +142,16 @@ class PromptVariants(MultipleChoice):
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """See `suites`."""
         return {}
+
+
+def _by_order(table: pd.DataFrame, part: TaskPart) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the scores under each order of the options, under the prompt's name in the original one."""
+    import numpy as np
+
+    number, choice = np.divmod(table["choice"].to_numpy(), len(part.orders[0]))
+    for place, order in enumerate(part.orders):
+        chosen = number == place
+        gold = np.argsort(order)[table["gold"].to_numpy()[chosen]]
+        about = {"choice": choice[chosen], "choices": len(order), "gold": gold}
+        scores = table[chosen].assign(**about) if len(part.orders) > 1 else table
+        yield order_name(order) if place else part.prompt, scores

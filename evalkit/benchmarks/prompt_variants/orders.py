@@ -11,9 +11,6 @@ import string
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.errors import DataError
 
@@ -24,25 +21,20 @@ _FORMS = ("{}. {}", "{}) {}", "({}) {}")
 """How a letter and its option are written."""
 
 
-def rotations(options: int, most: int) -> list[Order]:
-    """Return the original order of some options and its cyclic rotations, at most `most` orders in all."""
-    return [tuple((place + shift) % options for place in range(options)) for shift in range(min(most, options))]
-
-
 def order_name(order: Order) -> str:
     """Return an order's name: the original letters, in the order in which their options are listed."""
     return "order-" + "".join(string.ascii_uppercase[option] for option in order)
 
 
 def orders_of(questions: Sequence[Question], most: int) -> list[Order]:
-    """Return the orders of a task's options, the original one first; that one alone if they cannot be reordered.
+    """Return the original order of a task's options and its cyclic rotations, at most `most` orders in all.
 
-    They can if every document lists the same number of options.
+    The original one alone if the options cannot be reordered, since not every document lists the same number of them.
     """
-    counts = {len(one.choices) for one in questions}
-    if most == 1 or len(counts) > 1 or any(_list_of(one) is None for one in questions):
-        return [tuple(range(len(questions[0].choices)))]
-    return rotations(counts.pop(), most)
+    options = len(questions[0].choices)
+    if most > 1 and any(len(one.choices) != options or _list_of(one) is None for one in questions):
+        most = 1
+    return [tuple((place + shift) % options for place in range(options)) for shift in range(min(most, options))]
 
 
 def in_orders(question: Question, orders: Sequence[Order]) -> Question:
@@ -53,14 +45,12 @@ def in_orders(question: Question, orders: Sequence[Order]) -> Question:
     """
     if len(orders) == 1:
         return question
-    contexts = [context for order in orders for context in _contexts(question, order)]
-    count = len(orders)
     return replace(
         question,
-        contexts=tuple(contexts),
-        continuations=question.continuations * count,
-        gaps=question.gaps * count,
-        choices=question.choices * count,
+        contexts=tuple(context for order in orders for context in under_order(question, order).contexts),
+        continuations=question.continuations * len(orders),
+        gaps=question.gaps * len(orders),
+        choices=question.choices * len(orders),
     )
 
 
@@ -70,46 +60,30 @@ def under_order(question: Question, order: Order) -> Question:
     Raises:
         DataError: the context does not list the options.
     """
-    gold = int(places_of(np.array([question.gold]), order)[0])
-    return replace(question, contexts=_contexts(question, order), gold=gold)
-
-
-def places_of(gold: NDArray[np.int64], order: Order) -> NDArray[np.int64]:
-    """Return the place of each gold option in an order."""
-    return np.argsort(order)[gold]
-
-
-def _contexts(question: Question, order: Order) -> tuple[str, ...]:
-    found = _list_of(question)
-    if found is None:
+    if (found := _list_of(question)) is None:
         raise DataError(f"{question.label}: its context does not list its options by letter; leave out choice_order")
     before, form, options, after = found
-    listed = _listed(form, [options[place] for place in order])
-    return (before + listed + after,) * len(question.contexts)
+    context = before + _listed(form, [options[place] for place in order]) + after
+    return replace(question, contexts=(context,) * len(question.contexts), gold=order.index(question.gold))
 
 
-def _list_of(question: Question) -> tuple[str, str, Sequence[str], str] | None:
+def _list_of(question: Question) -> tuple[str, str, list[str], str] | None:
     """Return the text before the list of options, its form, the options, and the text after it; None without a list."""
-    letters = tuple(string.ascii_uppercase[: len(question.choices)])
-    options = _options(question.doc)
-    if question.choices != letters or len(options) != len(letters) or len(set(question.contexts)) != 1:
+    options = question.doc.get("choices")
+    if isinstance(options, dict):
+        options = options.get("text")
+    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+        return None
+    letters = tuple(string.ascii_uppercase[: len(options)])
+    if question.choices != letters or len(letters) < len(options) or len(set(question.contexts)) != 1:
         return None
     for form in _FORMS:
         # The last one: solved examples may have the same options
-        before, found, after = question.contexts[0].rpartition(_listed(form, options))
-        if found:
+        before, listed, after = question.contexts[0].rpartition(_listed(form, options))
+        if listed:
             return before, form, options, after
     return None
 
 
-def _options(doc: dict[str, object]) -> list[str]:
-    """Return the texts of a document's options, as most datasets store them."""
-    found = doc.get("choices")
-    if isinstance(found, dict):
-        found = found.get("text")
-    return found if isinstance(found, list) and all(isinstance(one, str) for one in found) else []
-
-
 def _listed(form: str, options: Sequence[str]) -> str:
-    letters = string.ascii_uppercase[: len(options)]
-    return "\n".join(form.format(letter, option) for letter, option in zip(letters, options, strict=True))
+    return "\n".join(form.format(*pair) for pair in zip(string.ascii_uppercase, options, strict=False))

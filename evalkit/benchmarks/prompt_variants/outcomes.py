@@ -18,7 +18,7 @@ from evalkit.runs.outcomes import MARGIN, outcome_of
 from evalkit.stats.estimates import Floats
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.prompt_variants.tables import PromptTables
+    from evalkit.benchmarks.prompt_variants.results import PromptTables
 
 MEAN = "mean accuracy over prompts"
 
@@ -27,11 +27,11 @@ class ComparablePrompts(ComparableChoices):
     """Documents of a run under several prompts and, by rule, the share of prompts under which they are right."""
 
     @cached_property
-    def prompts(self) -> dict[str, list[tuple[str, str]]]:
-        """Task → (name, content hash) of its prompts; an order of the options is its own content."""
+    def prompts(self) -> dict[str, dict[str, str]]:
+        """Task → prompt → its content hash; an order of the options is its own content."""
         hashes = self.run.manifest["specification"]["prompts"]["templates"]
         return {
-            task: [(name, hashes.get(name, name)) for name in self._tables.prompts_of(task)]
+            task: {name: hashes.get(name, name) for name in self._tables.prompts_of(task)}
             for task in self._tables.documents["task"].unique()
         }
 
@@ -50,11 +50,16 @@ class ComparablePrompts(ComparableChoices):
         mine, theirs = self.run.folder.name, other.run.folder.name
         if not isinstance(other, ComparablePrompts):
             raise UsageError(f"run {mine} has several prompts and run {theirs} has one; run both with the same --vary")
-        for task, prompts in self.prompts.items():
-            others = other.prompts.get(task, prompts)
-            for one in (*prompts, *others):
-                if (one in prompts) != (one in others):
-                    raise UsageError(f"task {task}: {_difference(one[0], mine, prompts, theirs, others)}")
+        for task, own in self.prompts.items():
+            others = other.prompts.get(task, own)
+            for name in (*own, *others):
+                if own.get(name) == others.get(name):
+                    continue
+                has, lacks = (mine, theirs) if name in own else (theirs, mine)
+                what = f"run {has} has prompt {name}, which run {lacks} does not have"
+                if name in own and name in others:
+                    what = f"prompt {name} of run {mine} has another text than that of run {theirs}"
+                raise UsageError(f"task {task}: {what}; run both with the same --vary and --template")
 
     def beside(self, rule: str) -> str | None:
         """Return bits per byte under the same prompts."""
@@ -82,7 +87,9 @@ class ComparablePrompts(ComparableChoices):
 
     @cached_property
     def _tables(self) -> PromptTables:
-        from evalkit.benchmarks.prompt_variants.tables import prompt_tables  # needs pandas, which stored results do not
+        from evalkit.benchmarks.prompt_variants.results import (
+            prompt_tables,  # needs pandas, which stored results do not
+        )
 
         return prompt_tables(self.run)
 
@@ -96,18 +103,6 @@ class ComparablePrompts(ComparableChoices):
         if prompt and prompt not in self._tables.prompts:
             raise UnknownNameError(f"prompt of run {self.run.folder.name}", prompt, self._tables.prompts)
         return name, prompt
-
-
-def _difference(
-    name: str, mine: str, prompts: Sequence[tuple[str, str]], theirs: str, others: Sequence[tuple[str, str]]
-) -> str:
-    first, second = ([one for one, _ in found] for found in (prompts, others))
-    if name in first and name in second:
-        what = f"prompt {name} of run {mine} has another text than that of run {theirs}"
-    else:
-        has, lacks = (mine, theirs) if name in first else (theirs, mine)
-        what = f"run {has} has prompt {name}, which run {lacks} does not have"
-    return f"{what}; run both with the same --vary and --template"
 
 
 def varied_metrics(run: Run, rule: str | None = None) -> list[Metric]:
@@ -132,8 +127,7 @@ def stored_varied(run: Run, rule: str | None) -> dict[str, Any]:
     name, by_rule = rule or run.manifest["rule"], run.stored["rules"]
     if name in by_rule:
         return dict(by_rule[name])
-    from evalkit.benchmarks.prompt_variants.results import varied_results  # needs pandas
-    from evalkit.benchmarks.prompt_variants.tables import prompt_tables
+    from evalkit.benchmarks.prompt_variants.results import prompt_tables, varied_results  # needs pandas
 
     tables = prompt_tables(run)
     if name not in tables.rules:

@@ -1,10 +1,11 @@
 """Accuracies under several prompts: the spread over prompts beside the standard error over documents.
 
-In: `PromptTables` and a run's manifest. Out: `VariedResults` under a rule. No torch.
+In: a score table with a column `prompt`, and a run's manifest. Out: `VariedResults` under a rule. No torch.
 
-A document's score is the share of its prompts under which it is right; its mean over documents is the mean accuracy
-over prompts. The standard error is that of this mean over documents, which are sampled. Prompts are a fixed set: their
-standard deviation describes the set and is no error of the mean.
+A task's prompts are those that it has rows for: orders of the options only where its prompts list them. A document's
+score is the share of its prompts under which it is right; its mean over documents is the mean accuracy over prompts.
+The standard error is that of this mean over documents, which are sampled. Prompts are a fixed set: their standard
+deviation describes the set and is no error of the mean.
 
 With few documents a part of that deviation is chance. So it is reported beside the one to expect if no prompt is easier
 than another, when each document's answers could be exchanged between its prompts: the root of the sum over documents of
@@ -16,13 +17,113 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
-from evalkit.benchmarks.prompt_variants.tables import PromptTables
+from evalkit.benchmarks.prompt_variants import PROMPT, PROMPTS
+from evalkit.errors import RunError
 from evalkit.escape import brief, with_error
+from evalkit.runs.accuracies import available_rules
+from evalkit.runs.outcome_values import document_outcomes
+from evalkit.runs.outcomes import outcome_of
+from evalkit.runs.rules import decide, find_rule
+from evalkit.runs.score_table import CLUSTER, ScoreRow
 from evalkit.stats.estimates import Floats, error_of_average, error_of_mean, error_of_share
+
+if TYPE_CHECKING:
+    from evalkit.runs.folder import Run
+
+_DOCUMENT = ["task", "subtask", "doc_id"]
+
+
+class PromptTables:
+    """Score tables of a run by prompt.
+
+    Args:
+        table: with the column `PROMPT`; the first prompt is the run's own, which every document has.
+
+    Raises:
+        RunError: a prompt lacks documents of a task.
+    """
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        self.by_prompt = {str(name): rows for name, rows in table.groupby(PROMPT, sort=False)}
+        self.prompts = tuple(self.by_prompt)
+        base = self.by_prompt[self.prompts[0]]
+        self.documents = base.loc[base["choice"] == 0, [*_DOCUMENT, "choices", CLUSTER]].reset_index(drop=True)
+        self._places = {name: self._places_of(name, rows) for name, rows in self.by_prompt.items()}
+        self.graded = lru_cache(maxsize=None)(self._graded)
+
+    @property
+    def rules(self) -> list[str]:
+        """The rules that every prompt has the scores for."""
+        first, *others = (available_rules(rows) for rows in self.by_prompt.values())
+        return [rule for rule in first if all(rule in other for other in others)]
+
+    def prompts_of(self, task: str) -> list[str]:
+        """Return the prompts of a task."""
+        is_own = (self.documents["task"] == task).to_numpy()
+        return [name for name, places in self._places.items() if is_own[places].any()]
+
+    def _graded(self, rule: str) -> dict[str, Floats]:
+        """Return prompt → [documents] 1 where the rule predicts the gold choice, else 0; NaN without that prompt.
+
+        Of a continuous outcome (`runs.outcomes.outcome_of`), its values.
+        """
+        found, outcome = {}, outcome_of(rule)
+        for name, rows in self.by_prompt.items():
+            found[name] = np.full(len(self.documents), np.nan)
+            found[name][self._places[name]] = (
+                decide(rows, find_rule(rule))["correct"].to_numpy(float)
+                if outcome is None
+                else document_outcomes(rows, outcome[0], find_rule(outcome[1] or "acc"))
+            )
+        return found
+
+    def mean(self, rule: str) -> Floats:
+        """Return [documents] shares of the document's prompts under which the rule predicts the gold choice."""
+        found: Floats = np.nanmean(np.stack([*self.graded(rule).values()]), axis=0)
+        return found
+
+    def under(self, rule: str, prompt: str) -> Floats:
+        """Return [documents] of `graded` under a prompt; the run's own prompt stands in where a task lacks it.
+
+        An order of the options changes no prompt without a list of them, so that the prompt is the same.
+        """
+        graded = self.graded(rule)
+        return np.where(np.isnan(graded[prompt]), graded[self.prompts[0]], graded[prompt])
+
+    def truncated(self, chosen: NDArray[np.bool_]) -> int:
+        """Return how many of some documents, [documents], have a truncated context under some prompt."""
+        cut = np.zeros(len(self.documents), bool)
+        for name, rows in self.by_prompt.items():
+            starts = np.flatnonzero(rows["choice"].to_numpy() == 0)
+            cut[self._places[name]] |= np.maximum.reduceat(rows["truncated"].to_numpy(), starts) > 0
+        return int((cut & chosen).sum())
+
+    def _places_of(self, prompt: str, rows: pd.DataFrame) -> NDArray[np.int64]:
+        """Return the place among the documents of each of a prompt, which must be all of its tasks."""
+        keys = (pd.MultiIndex.from_frame(table[_DOCUMENT]) for table in (self.documents, rows[rows["choice"] == 0]))
+        every, own = keys
+        places = np.asarray(every.get_indexer(own), np.int64)
+        expected = self.documents["task"].isin(rows["task"].unique()).sum()
+        if (places < 0).any() or len(np.unique(places)) != expected or len(places) != expected:
+            raise RunError(f"the table of prompts is damaged: prompt {prompt} has other documents than the first")
+        return places
+
+
+def prompt_tables(run: Run) -> PromptTables:
+    """Return the tables of a finished run.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    columns = [*ScoreRow._fields, CLUSTER, PROMPT]
+    return PromptTables(run.table(PROMPTS, columns)[columns])
 
 
 @dataclass(frozen=True)
@@ -60,14 +161,10 @@ class VariedAccuracy:
         return brief(self, self.name, with_error(self.accuracy, self.stderr), f"{len(self.prompts)} prompts")
 
     @property
-    def lowest(self) -> PromptAccuracy:
-        """The prompt of the lowest accuracy, the first of several."""
-        return min(self.prompts, key=lambda one: one.accuracy)
-
-    @property
-    def highest(self) -> PromptAccuracy:
-        """The prompt of the highest accuracy, the first of several."""
-        return max(self.prompts, key=lambda one: one.accuracy)
+    def extremes(self) -> tuple[PromptAccuracy, PromptAccuracy]:
+        """The prompts of the lowest and of the highest accuracy, the first of several."""
+        lowest, highest = (extreme(self.prompts, key=lambda one: one.accuracy) for extreme in (min, max))
+        return lowest, highest
 
 
 @dataclass(frozen=True)
@@ -86,9 +183,9 @@ class VariedResults:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, for results.json."""
-        tasks = [{"task": one.name} | _content(one) for one in self.tasks]
-        averages = [{"name": one.name} | _content(one) for one in self.averages]
-        return {"rule": self.rule, "tasks": tasks, "averages": averages}
+        tasks = [asdict(one) for one in self.tasks]
+        averages = [asdict(one) for one in self.averages]
+        return {"rule": self.rule, "tasks": [{"task": one.pop("name")} | one for one in tasks], "averages": averages}
 
 
 def varied_results(tables: PromptTables, manifest: Mapping[str, Any], rule: str) -> VariedResults:
@@ -104,7 +201,7 @@ def varied_results(tables: PromptTables, manifest: Mapping[str, Any], rule: str)
     """
     groups: dict[str, list[str]] = manifest["groups"]
     sizes: dict[str, int] = manifest["group_sizes"]
-    tasks = {task: task_accuracy(tables, task, rule) for members in groups.values() for task in members}
+    tasks = {task: _task_accuracy(tables, task, rule) for members in groups.values() for task in members}
     averages = [_average(tables, name, [tasks[task] for task in groups[name]], sizes[name]) for name in groups]
     if len(groups) > 1:
         averages.append(_average(tables, "Average", [*tasks.values()], sum(sizes.values())))
@@ -117,34 +214,38 @@ def subject_accuracies(tables: PromptTables, task: str, rule: str) -> list[Varie
     subjects = documents.loc[documents["task"] == task, "subtask"].unique()
     if list(subjects) == [task]:
         return []
-    return [task_accuracy(tables, task, rule, str(subject)) for subject in subjects]
+    return [_task_accuracy(tables, task, rule, str(subject)) for subject in subjects]
 
 
-def task_accuracy(tables: PromptTables, task: str, rule: str, subject: str | None = None) -> VariedAccuracy:
+def _task_accuracy(tables: PromptTables, task: str, rule: str, subject: str | None = None) -> VariedAccuracy:
     """Return the accuracy of a task, or of one of its subjects."""
     documents = tables.documents
-    own = (documents["task"] == task).to_numpy()
+    chosen = (documents["task"] == task).to_numpy()
     if subject is not None:
-        own = own & (documents["subtask"] == subject).to_numpy()
-    graded, n = tables.graded(rule), int(own.sum())
-    prompts = tuple(_of_prompt(name, float(graded[name][own].mean()), n) for name in tables.prompts_of(task))
-    score = tables.mean(rule)[own]
-    answers = np.stack([graded[one.prompt][own] for one in prompts])
+        chosen = chosen & (documents["subtask"] == subject).to_numpy()
+    n, score = int(chosen.sum()), tables.mean(rule)[chosen]
+    answers = {name: tables.graded(rule)[name][chosen] for name in tables.prompts_of(task)}
+    accuracies = {name: float(graded.mean()) for name, graded in answers.items()}
+    prompts = tuple(PromptAccuracy(name, share, error_of_share(share, n)) for name, share in accuracies.items())
     return VariedAccuracy(
         name=subject or task,
         n=n,
         accuracy=float(score.mean()),
         stderr=error_of_mean(score),
         spread=_deviation(prompts),
-        by_chance=expected_deviation(answers),
+        by_chance=expected_deviation(np.stack([*answers.values()])),
         prompts=prompts,
-        chance=float((1 / documents["choices"].to_numpy()[own]).mean()),
-        truncated=tables.truncated(own),
+        chance=float((1 / documents["choices"].to_numpy()[chosen]).mean()),
+        truncated=tables.truncated(chosen),
     )
 
 
 def expected_deviation(answers: Floats) -> float | None:
-    """Return the root of the expected variance over prompts if each document's answers are exchangeable."""
+    """Return the root of the expected variance over prompts if each document's answers are exchangeable.
+
+    Args:
+        answers: [prompts, documents] 1 (right) or 0.
+    """
     count, n = answers.shape
     return float(np.sqrt(answers.var(axis=0, ddof=1).sum())) / n if count > 1 else None
 
@@ -161,10 +262,6 @@ def _average_by_chance(tasks: Sequence[VariedAccuracy], count: int) -> float | N
         repeated = count - len(task.prompts) + 1
         total += (task.by_chance or 0.0) ** 2 * (1 - repeated * (repeated - 1) / (count * (count - 1)))
     return float(np.sqrt(total)) / len(tasks)
-
-
-def _of_prompt(name: str, accuracy: float, n: int) -> PromptAccuracy:
-    return PromptAccuracy(name, accuracy, error_of_share(accuracy, n))
 
 
 def _average(tables: PromptTables, name: str, tasks: Sequence[VariedAccuracy], size: int) -> VariedAccuracy:
@@ -189,7 +286,3 @@ def _average(tables: PromptTables, name: str, tasks: Sequence[VariedAccuracy], s
 
 def _deviation(prompts: Sequence[PromptAccuracy]) -> float | None:
     return float(np.std([one.accuracy for one in prompts], ddof=1)) if len(prompts) > 1 else None
-
-
-def _content(one: VariedAccuracy) -> dict[str, Any]:
-    return {name: value for name, value in asdict(one).items() if name != "name"}

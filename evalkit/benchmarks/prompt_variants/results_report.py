@@ -11,10 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.multiple_choice.results_report import sources_text
-from evalkit.benchmarks.multiple_choice.suites import label, short_label
-from evalkit.benchmarks.prompt_variants.results import VariedAccuracy, VariedResults, subject_accuracies, varied_results
-from evalkit.benchmarks.prompt_variants.tables import PromptTables, prompt_tables
+from evalkit.benchmarks.multiple_choice.results_report import marked_label, plus_minus, sources_text
+from evalkit.benchmarks.multiple_choice.suites import label_of
+from evalkit.benchmarks.prompt_variants.results import (
+    PromptTables,
+    VariedAccuracy,
+    VariedResults,
+    prompt_tables,
+    subject_accuracies,
+    varied_results,
+)
 from evalkit.errors import UnknownNameError
 from evalkit.models.context import Extension
 from evalkit.reporting.decimals import percent
@@ -70,7 +76,7 @@ def _spread_table(run: Run, results: VariedResults) -> Table:
     by_name = {one.name: one for one in results.tasks}
     rows: list[list[str]] = []
     for members, average in zip(groups.values(), results.averages, strict=False):
-        rows += [_spread_row(_label(run, name), by_name[name]) for name in members]
+        rows += [_spread_row(marked_label(name, run.manifest), by_name[name]) for name in members]
         if len(members) > 1:
             rows.append(_spread_row(average.name, average))
     ruled = {len(rows)} if len(groups) > 1 else set()
@@ -81,15 +87,11 @@ def _spread_table(run: Run, results: VariedResults) -> Table:
 
 
 def _spread_row(name: str, one: VariedAccuracy) -> list[str]:
-    extremes = [f"{percent(end.accuracy)} ({end.prompt})" for end in (one.lowest, one.highest)]
+    extremes = [f"{percent(end.accuracy)} ({end.prompt})" for end in one.extremes]
     extremes = extremes if len(one.prompts) > 1 else [_NONE, _NONE]
     n = "" if one.n is None else f"{one.n:,}"
-    errors = _errors(one), _percent(one.spread), _percent(one.by_chance)
+    errors = plus_minus(one.stderr), _percent(one.spread), _percent(one.by_chance)
     return [name, n, str(len(one.prompts)), percent(one.accuracy), *errors, *extremes]
-
-
-def _errors(one: VariedAccuracy) -> str:
-    return _NONE if one.stderr is None else f"± {percent(one.stderr)}"
 
 
 def _percent(value: float | None) -> str:
@@ -104,7 +106,7 @@ def _prompts_table(run: Run, tables: PromptTables, results: VariedResults) -> Ta
         [prompt, *(percent(found[prompt]) if prompt in found else _NONE for found in accuracies)]
         for prompt in tables.prompts
     ]
-    names = [_short(run, one.name) for one in results.tasks] + ["Avg."] * (len(results.tasks) > 1)
+    names = [label_of(one.name, run.manifest).short for one in results.tasks] + ["Avg."] * (len(results.tasks) > 1)
     title = f"Accuracy in % under each prompt, rule {results.rule}"
     return simple_table("prompts", ["prompt", *names], rows, title=title)
 
@@ -117,13 +119,13 @@ def _subjects(run: Run, tables: PromptTables, task: str, rule: str) -> Table | N
             one.name.removeprefix(f"{task}_"),
             f"{one.n:,}",
             percent(one.accuracy),
-            _errors(one),
+            plus_minus(one.stderr),
             _percent(one.spread),
             _percent(one.by_chance),
         ]
         for one in found
     ]
-    return simple_table(task, [_label(run, task), "n", "mean %", "± SE", "SD", "by chance"], rows)
+    return simple_table(task, [marked_label(task, run.manifest), "n", "mean %", "± SE", "SD", "by chance"], rows)
 
 
 def _rules_table(run: Run, tables: PromptTables, results: VariedResults) -> Table:
@@ -135,7 +137,7 @@ def _rules_table(run: Run, tables: PromptTables, results: VariedResults) -> Tabl
         average = [percent(found.average.accuracy)] if len(found.tasks) > 1 else []
         spread = _percent(found.average.spread), _percent(found.average.by_chance)
         rows.append([f"{rule} <" if rule == results.rule else rule, *means, *average, *spread])
-    names = [_short(run, one.name) for one in results.tasks]
+    names = [label_of(one.name, run.manifest).short for one in results.tasks]
     headers = ["rule", *names, *(["Avg."] if len(names) > 1 else []), "SD", "by chance"]
     title = "The same scores under every rule that all prompts support (mean over prompts in %; <: the rule above)"
     return simple_table("rules", headers, rows, title=title)
@@ -154,7 +156,8 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
         yield f"prompts {', '.join(orders)}: the original options, in the order in which they are listed as A, B, …"
     if manifest["specification"]["prompts"]["choice_orders"] > 1 and unordered:
         alone = f"; in averages under an order the task counts with prompt {base}" if orders else ""
-        yield f"no order of the options, since prompts do not list them: {_names(run, unordered)}{alone}"
+        names = ", ".join(label_of(task, manifest).full for task in unordered)
+        yield f"no order of the options, since prompts do not list them: {names}{alone}"
     yield "mean, ± SE: mean over prompts and documents, and its standard error if other documents are drawn"
     yield (
         "SD: standard deviation of the accuracies over these prompts, which are a fixed set and no sample: it "
@@ -169,12 +172,12 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
     if extension := manifest["specification"].get("context_extension"):
         yield Extension(**extension).describe()
     yield from mixture(manifest)
-    if cut := [f"{_label(run, one.name)} {one.truncated:,}" for one in results.tasks if one.truncated]:
+    if cut := [f"{marked_label(one.name, run.manifest)} {one.truncated:,}" for one in results.tasks if one.truncated]:
         yield f"documents whose context was truncated on the left to fit the context window: {', '.join(cut)}"
     if examples := manifest.get("examples"):
         yield "examples: " + sources_text(examples)
     yield "documents: " + sources_text(manifest["documents"])
-    if any(unofficial(manifest).values()):
+    if unofficial(manifest):
         yield "*: not the official documents of the task"
 
 
@@ -187,19 +190,6 @@ def _records(results: VariedResults) -> Iterator[dict[str, Any]]:
             for under in one.prompts:
                 values = {"prompt": under.prompt, "accuracy": under.accuracy, "stderr": under.stderr, "spread": None}
                 yield about | values
-
-
-def _label(run: Run, task: str) -> str:
-    mark = "*" if any(task in tasks for tasks in unofficial(run.manifest).values()) else ""
-    return label(task, run.manifest.get("labels")) + mark
-
-
-def _short(run: Run, task: str) -> str:
-    return short_label(task, run.manifest.get("short"), run.manifest.get("labels"))
-
-
-def _names(run: Run, tasks: Sequence[str]) -> str:
-    return ", ".join(label(task, run.manifest.get("labels")) for task in tasks)
 
 
 _NORMAL = 1.96
@@ -217,7 +207,7 @@ def prompt_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]
     for run, name in zip(runs, names, strict=True):
         results = varied_results(prompt_tables(run), run.manifest, run.manifest["rule"])
         words = f"Accuracy of {name} under each prompt, with 95 % intervals over documents; the line is the mean."
-        labels = [label(one.name, run.manifest.get("labels")) for one in results.tasks]
+        labels = [label_of(one.name, run.manifest).full for one in results.tasks]
         found.append(RunFigure(f"prompts-{run.manifest['id']}", words, partial(draw_prompts, results, labels)))
     return found
 

@@ -278,11 +278,7 @@ def test_a_worker_without_memory_leaves_the_document_to_another(
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("evalkit.benchmarks.attention.computing.MapReader.read", fail)
-    monkeypatch.setattr("evalkit.benchmarks.attention.computing.MapReader.__init__", lambda *_: None)
-    monkeypatch.setattr("evalkit.benchmarks.attention.computing.MapReader.check", lambda *_: None)
-    monkeypatch.setattr("evalkit.benchmarks.attention.computing.MapReader.layers", (0, 1))
-    monkeypatch.setattr("evalkit.benchmarks.attention.computing.MapReader.kind", "blocks")
+    monkeypatch.setattr("evalkit.benchmarks.attention.computing.measures_of", fail)
     settings = {"measures": "bos"}
     with pytest.raises(ScoringError, match=r"out of memory on \d+ tokens; leave rank out") as found:
         run_of(checkpoint, documents, tmp_path, sample=1, settings=settings)

@@ -83,7 +83,7 @@ def test_code_beside_a_task_file_that_fails(capsys: pytest.CaptureFixture[str], 
     text = path.read_text(encoding="utf-8").replace("doc_to_target: '{{gold}}'", "doc_to_target: !function code.fails")
     path.write_text(text, encoding="utf-8")
     code, line = refused(capsys, model, "--include-path", path.parent, "--tasks", "made_bad")
-    assert (code, line) == (1, "evalkit: task made_bad: lm-eval cannot load it: ValueError: no such luck")
+    assert (code, line) == (1, "evalkit: task made_bad: lm-eval cannot load it (ValueError: no such luck)")
 
 
 def test_more_text_than_the_window_is_reported_by_document(

@@ -9,6 +9,7 @@ from typing import Any
 
 import lm_eval
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
@@ -16,10 +17,14 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 import evalkit
+from evalkit.benchmarks.lm_eval.encoding import Continuation, continuations_of
 from evalkit.benchmarks.lm_eval.harness import Harness
+from evalkit.benchmarks.lm_eval.requests import requests_of
+from evalkit.display import Say
 from evalkit.errors import CheckpointError, ScoringError, UsageError
+from evalkit.models.locate import silent
 from tests.benchmarks.lm_eval.made import ALL, made_tasks, same_metrics
-from tests.tiny import TRAINING_TEXT, tiny_checkpoint
+from tests.tiny import TRAINING_TEXT, VOCABULARY, tiny_checkpoint
 
 WINDOW = 96
 KINDS: dict[str, dict[str, Any]] = {
@@ -63,9 +68,13 @@ def asked(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
     return [Instance(kind, {}, args, 0, ("made", number, 1)) for number, args in enumerate(arguments)]
 
 
+def encoded(ours: Harness, *texts: tuple[str, str], say: Say = silent) -> list[Continuation]:
+    return continuations_of(requests_of(asked("loglikelihood", *texts)), ours.encoding, say)
+
+
 def test_the_tokens_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
     with_context = [text for text in TEXTS if text[0]]
-    for text, pair in zip(with_context, ours.encode(asked("loglikelihood", *with_context)), strict=True):
+    for text, pair in zip(with_context, encoded(ours, *with_context), strict=True):
         context, continuation = theirs._encode_pair(*text)
         assert pair.continuation == continuation
         assert pair.context + pair.continuation == (context + continuation)[-(WINDOW + 1) :]
@@ -83,7 +92,7 @@ def test_the_tokens_are_lm_evals_whatever_the_text(
     if not tail:  # lm-eval fails; evalkit encodes the continuation separately
         moved = context[len(context.rstrip()) :] + continuation
         tail = theirs.tok_encode(moved, add_special_tokens=False)
-    [pair] = ours.encode(asked("loglikelihood", (context, continuation)))
+    [pair] = encoded(ours, (context, continuation))
     assert (pair.context, pair.continuation, pair.cut) == (head, tail, 0)
 
 
@@ -95,16 +104,18 @@ def test_the_log_likelihoods_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
 
 
 def test_a_greedy_continuation_is_recognised(ours: Harness, theirs: HFLM) -> None:
-    """Compared with the model's own argmax, token by token."""
-    text, tokens = "The river rose", []
-    for _ in range(3):
-        ids = ours.loaded.tokenizer(text, return_tensors="pt")["input_ids"]
-        tokens.append(int(ours.loaded.model(ids).logits[0, -1].argmax()))
-        text = ours.tok_decode([*ids[0].tolist(), tokens[-1]], skip_special_tokens=True)
-    context = ours.tok_encode("The river rose")
-    requests = [(None, context, tokens[:1]), (None, context, [(tokens[0] + 1) % 500])]
-    found = [greedy for _, greedy in ours._loglikelihood_tokens(requests)]
-    assert found == [greedy for _, greedy in theirs._loglikelihood_tokens(requests, disable_tqdm=True)] == [True, False]
+    """The model's own argmax, where its text has the same token, and every other token."""
+    ids = ours.tok_encode("The river rose")
+    best = int(ours.loaded.model(torch.tensor([ids])).logits[0, -1].argmax())
+    texts = [ours.tok_decode([token], skip_special_tokens=False) for token in range(3, VOCABULARY)]
+    requests = asked(
+        "loglikelihood", *(("The river rose", text) for text in texts if text.strip() and "\ufffd" not in text)
+    )
+    found = [greedy for _, greedy in ours.loglikelihood(requests)]
+    assert found == [greedy for _, greedy in theirs.loglikelihood(requests, disable_tqdm=True)]
+    expected = [encoded(ours, request.args)[0].continuation == [best] for request in requests]
+    assert [greedy for greedy, alone in zip(found, expected, strict=True) if alone] == [True] * sum(expected)
+    assert not all(found)
 
 
 def test_long_texts_are_taken_apart_as_by_lm_eval(ours: Harness, theirs: HFLM) -> None:
@@ -144,11 +155,10 @@ def test_lm_eval_knows_it_by_name(ours: Harness) -> None:
     assert named.batch_size == 2
 
 
-def test_a_token_over_the_boundary_is_reported(ours: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_over_the_boundary_is_reported(ours: Harness) -> None:
     said: list[str] = []
-    monkeypatch.setattr(ours, "_say", said.append)
     context, continuation = next(t for t in ours.tokenizer.get_vocab() if len(t) == 2 and t.isascii() and t.isalpha())
-    [pair] = ours.encode(asked("loglikelihood", (context, continuation)))
+    [pair] = encoded(ours, (context, continuation), say=said.append)
     assert pair.context == ours.tok_encode(context)
     assert pair.continuation == ours.tok_encode(continuation, add_special_tokens=False)
     assert len(said) == 1

@@ -87,7 +87,7 @@ def test_files_of_e_may_bear_its_suffix(tmp_path: Path) -> None:
         (prediction(None, ["x"]), "field 'pred': expected a string, found None"),  # type: ignore[arg-type]
         (prediction("x", ["x"], "9", ["x"]), "field 'length'"),  # type: ignore[arg-type]
         (prediction("x", ["x"], 10**30, ["x"]), "field 'length': expected a number of words, found 1000"),
-        (b'{"pred": "\\ud800", "answers": ["x"], "all_classes": ["x"], "length": 3}', "'pred' holds half of"),
+        (b'{"pred": "\\ud800", "answers": ["x"], "all_classes": ["x"], "length": 3}', "holds half of a surrogate pair"),
         (prediction("x", ["x"], all_classes=[1]), "field 'all_classes'"),  # type: ignore[list-item]
         (prediction("x", ["x"]), "field 'all_classes': expected the labels of trec"),
         ([], "expected a JSON object, found list"),

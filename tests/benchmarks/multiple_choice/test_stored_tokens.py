@@ -67,8 +67,7 @@ def test_what_is_read_is_what_was_encoded(
     monkeypatch.setattr(Prompter, "encode", None)
     second = encoded_questions(encoder, asked, unconditional)
     assert lists(list(first)) == lists(list(second)) == expected
-    assert lists(second[1:]) == expected[2:]
-    assert lists([second[-1]]) == expected[-2:]
+    assert lists([second[len(asked) - 1]]) == expected[-2:]
 
 
 def test_each_difference_has_a_file_of_its_own(tokenizer: Any, cache: Path, tmp_path: Path) -> None:
@@ -136,7 +135,7 @@ def test_a_tokenizer_with_a_part_in_python_is_not_stored(tokenizer: Any, cache: 
 
 
 def test_no_questions() -> None:
-    assert len(EncodedQuestions.of([], [])) == 0
+    assert list(EncodedQuestions.of([], [])) == []  # type: ignore[call-overload]
 
 
 def test_a_damaged_file_is_encoded_again(tokenizer: Any, cache: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evalkit.benchmarks.multiple_choice.templates import Part, load_template, template_names
-from evalkit.errors import TemplateError, UnknownNameError
+from evalkit.errors import TemplateError
 
 GOOD = """\
 description: for this test
@@ -50,11 +50,6 @@ def test_every_template_loads() -> None:
     assert {"inst", "plain", "chat"} <= set(template_names())
     for name in template_names():
         assert load_template(name).name == name
-
-
-def test_unknown_name_offers_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown template 'isnt': did you mean 'inst'\?"):
-        load_template("isnt")
 
 
 def test_hash_is_of_what_shapes_a_sequence(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from evalkit.benchmarks.multiple_choice.templates import Part, Renderer, load_template, template_names
-from evalkit.benchmarks.prompt_variants.plan import load_prompts
+from evalkit.benchmarks.multiple_choice.templates import Part, load_template, template_names
+from evalkit.benchmarks.prompt_variants.prompt_sets import load_prompts
 from evalkit.errors import EvalkitError, TemplateError, UnknownNameError, UsageError
 from tests.questions import question
 
@@ -37,9 +37,9 @@ def test_each_factor_adds_its_own_prompts() -> None:
     assert by_template.choice_orders == 1
     by_system = load_prompts(["system_prompt"], INST)
     assert [*by_system.templates] == ["inst", "system-1", "system-2", "system-3"]
-    assert [one.template.system for one in by_system.variants][:2] == ["", "You are a helpful assistant."]
+    assert [one.system for one in by_system.templates.values()][1:3] == ["", "You are a helpful assistant."]
     # Only the system prompt differs
-    assert all(replace(one.template, name="inst", system=INST.system) == INST for one in by_system.variants[1:])
+    assert all(replace(one, name="inst", system=INST.system) == INST for one in [*by_system.templates.values()][2:])
     by_order = load_prompts(["choice_order"], INST)
     assert ([*by_order.templates], by_order.choice_orders) == (["inst"], 4)
     every = load_prompts(["choice_order", "system_prompt", "template"], INST)
@@ -60,18 +60,18 @@ ASKED = question("Context", ["yes", "no"])
 )
 def test_no_system_prompt_leaves_no_space(name: str, text: str, tmp_path: Path) -> None:
     base = load_template(name)
-    [found] = load_prompts([written(tmp_path, system_prompts=[""])], base).variants
-    pieces = Renderer(found.template.parts, found.template.system).pieces(ASKED, 0)
+    [_, found] = load_prompts([written(tmp_path, system_prompts=[""])], base).templates.values()
+    pieces = found.pieces(ASKED, 0)
     assert "".join(piece.text for piece in pieces) == text
-    assert found.template.content_hash != replace(base, system="").content_hash
+    assert found.content_hash != replace(base, system="").content_hash
 
 
 def test_no_system_prompt_keeps_other_white_space(tmp_path: Path) -> None:
     """A template's parts may be line ends."""
     parts = [Part("instruction", "{system}\n"), Part("context", "{context}"), Part("special", "\n\n")]
     base = replace(INST, parts=(*parts, Part("continuation", "{continuation}")))
-    [found] = load_prompts([written(tmp_path, system_prompts=[""])], base).variants
-    pieces = Renderer(found.template.parts, found.template.system).pieces(ASKED, 0)
+    [_, found] = load_prompts([written(tmp_path, system_prompts=[""])], base).templates.values()
+    pieces = found.pieces(ASKED, 0)
     assert "".join(piece.text for piece in pieces) == "Context\n\nyes"
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.prompt_variants.results import expected_deviation, varied_results
-from evalkit.benchmarks.prompt_variants.tables import PROMPT, PromptTables
+from evalkit.benchmarks.prompt_variants import PROMPT
+from evalkit.benchmarks.prompt_variants.results import PromptTables, expected_deviation, varied_results
 from evalkit.errors import RunError
 from tests.comparison.made import scores_of
 
@@ -67,7 +67,7 @@ def test_means_extremes_and_errors() -> None:
     assert one.accuracy == pytest.approx(5 / 12)
     assert one.stderr == pytest.approx(np.std([2 / 3, 2 / 3, 1 / 3, 0], ddof=1) / 2)
     assert one.spread == pytest.approx(np.std([0.5, 0.75, 0], ddof=1))
-    assert (one.lowest.prompt, one.highest.prompt) == ("b", "a")
+    assert [extreme.prompt for extreme in one.extremes] == ["b", "a"]
     assert two.accuracy == 0.25
     assert [p.prompt for p in two.prompts] == ["base", "a"]
     assert found.average.accuracy == pytest.approx((5 / 12 + 1 / 4) / 2)

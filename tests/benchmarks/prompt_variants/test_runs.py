@@ -17,7 +17,7 @@ import yaml
 import evalkit
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.prompt_variants.outcomes import ComparablePrompts
-from evalkit.benchmarks.prompt_variants.tables import prompt_tables
+from evalkit.benchmarks.prompt_variants.results import prompt_tables
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.benchmarks.run import planned
 from evalkit.cli import main

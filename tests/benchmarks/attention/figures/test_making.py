@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.attention.figure_runs import AnalysedRun, figure_notes, run_differences
-from evalkit.benchmarks.attention.figures import make, write
+from evalkit.benchmarks.attention.figure_runs import AnalysedRun, run_differences
+from evalkit.benchmarks.attention.figures import figure_notes, make, write
 from evalkit.benchmarks.attention.groups import KINDS, MEASURES, FigureRequest, parsed_layers
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.runs.folder import Run
@@ -318,7 +318,7 @@ def test_ranks_of_other_documents_are_not_paired(runs: list[Run], tmp_path: Path
 def test_notes_state_what_is_drawn(runs: list[Run]) -> None:
     members = analysed(runs, "mmlu")
     figure = make("entropy", members, FigureRequest(layers=(0, -1)))
-    text = figure_notes(members, [panel.table for panel in figure.panels], figure.words)
+    text = figure_notes(figure, members)
     read = "gold continuation" if len({*whole_table(runs[0])["choice"]}) == 1 else "every continuation"
     assert text.splitlines() == [
         "Line: mean over documents of the mean over heads; band: ± 1 standard deviation over documents. "

