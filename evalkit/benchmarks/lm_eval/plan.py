@@ -83,8 +83,13 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
     if not request.tasks:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
     refuse_duplicate_tasks(request.tasks)
-    if request.vary:
-        raise UsageError("--vary: suite lm_eval has its tasks' own prompts; leave out --suite lm_eval, or --vary")
+    # Template plain has lm-eval's prompts
+    template = None if request.template == "plain" else request.template
+    for name, value in (("template", template), ("rule", request.rule), ("vary", request.vary)):
+        if value:
+            raise UsageError(
+                f"--{name}: suite lm_eval has its tasks' own prompts and metrics; leave out --suite lm_eval, or --{name}"
+            )
     library = shared_library(request, say)
     set_seeds()
     with doing("loading lm-eval's tasks"):

@@ -124,6 +124,15 @@ def test_invalid_requests(
     assert line.startswith(f"evalkit: {words}")
 
 
+@pytest.mark.parametrize("option", [("--template", "inst"), ("--rule", "acc_norm"), ("--vary", "template")])
+def test_prompts_and_rules_that_lm_evals_tasks_do_not_have(
+    capsys: pytest.CaptureFixture[str], model: Path, option: tuple[str, str]
+) -> None:
+    code, line = refused(capsys, model, "--suite", "lm_eval", "--tasks", "piqa", *option)
+    assert code == 2
+    assert line.startswith(f"evalkit: {option[0]}: suite lm_eval") and "leave out --suite lm_eval" in line
+
+
 def test_an_invalid_folder(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
     arguments = ("--tasks", "made_choice", "--include-path")
     (tmp_path / "empty").mkdir()
