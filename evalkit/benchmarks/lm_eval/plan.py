@@ -88,7 +88,7 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
     for name, value in (("template", template), ("rule", request.rule), ("vary", request.vary)):
         if value:
             raise UsageError(
-                f"--{name}: suite lm_eval has its tasks' own prompts and metrics; leave out --suite lm_eval, or --{name}"
+                f"--{name}: suite lm_eval has its tasks' own prompts and rules; leave out --suite lm_eval, or --{name}"
             )
     library = shared_library(request, say)
     set_seeds()
