@@ -249,7 +249,7 @@ DRY_RUN = typed_option(
     "--dry-run",
     "without_computing",
     is_flag=True,
-    help="Compute nothing; print documents, tokens, time and memory.",
+    help="Compute nothing; print documents, tokens and time.",
 )
 _CHECKPOINT = "Checkpoint folder, hub name, .gguf file, or demo."
 CHECKPOINT = option_group(

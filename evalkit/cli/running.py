@@ -193,7 +193,7 @@ def evaluation_of(command: dict[str, Any]) -> Evaluation:
 
 
 def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
-    """Return what runs will take: documents, tokens, time and memory; arguments as of `evalkit.evaluate`."""
+    """Return what runs will take: documents, tokens and time; arguments as of `evalkit.evaluate`."""
     from evalkit.benchmarks.run import planned
     from evalkit.display import Progress
     from evalkit.studies.dry_run import plans_report

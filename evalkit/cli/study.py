@@ -150,7 +150,7 @@ def study() -> None:
     """Evaluate many checkpoints on many benchmarks, as one YAML file names them (docs/studies.md).
 
     \b
-    evalkit study run study.yaml --dry-run     runs, tokens, time and memory
+    evalkit study run study.yaml --dry-run     runs, tokens and time
     evalkit study run study.yaml               compute; again on another machine: takes what nobody has
     evalkit study status study.yaml            what is done, where the rest is, how long it takes
     """
@@ -160,7 +160,7 @@ def study() -> None:
 @_FILE
 @typed_option("--wait", is_flag=True, help="Stay until other processes have finished their runs; take over the runs of "
               "processes that have ended.")  # fmt: skip
-@typed_option("--dry-run", is_flag=True, help="Compute nothing; print runs, tokens, time and memory.")
+@typed_option("--dry-run", is_flag=True, help="Compute nothing; print runs, tokens and time.")
 @WORKERS
 @PRINTING
 @click.pass_context

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, get_args
 
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.registry import benchmark_of
@@ -30,7 +30,9 @@ from evalkit.studies.planning import GONE, plan_of
 from evalkit.studies.study import Study, StudyRun, record_of
 
 State = Literal["finished", "running", "interrupted", "missing", "failed", "not planned"]
-STATES: tuple[State, ...] = ("finished", "running", "interrupted", "missing", "failed", "not planned")
+STATES: tuple[State, ...] = get_args(State)
+_ALMOST = 0.999
+"""Finished share of a run that has all batches, but no results."""
 
 
 @dataclass(frozen=True)
@@ -58,24 +60,14 @@ class RunState:
     parameters: int | None = None
 
 
-class RunProgress(NamedTuple):
-    """How far a planned run is, from its folder alone."""
-
-    finished: bool
-    share: float
-    """Finished share, from 0 to 1, as far as it is known."""
-
-
-def progress_of(plan: Plan) -> RunProgress:
-    """Return how far a planned run is; a damaged folder counts as not begun."""
-    folder = plan.folder
-    try:
-        if _finished_in(folder, plan.manifest["id"]) is not None:
-            return RunProgress(True, 1.0)
-    except EvalkitError:
-        return RunProgress(False, 0.0)
-    owner = read_owner(folder) if (folder / JOURNAL).is_file() else None
-    return RunProgress(False, (owner.done or 0.0) if owner else 0.0)
+def share_of(plan: Plan) -> float:
+    """Return the finished share of a planned run; 1 only with its results, and a damaged folder counts as not begun."""
+    with suppress(EvalkitError):
+        if _finished_in(plan.folder, plan.manifest["id"]) is not None:
+            return 1.0
+        owner = read_owner(plan.folder) if (plan.folder / JOURNAL).is_file() else None
+        return min(owner.done, _ALMOST) if owner else 0.0
+    return 0.0
 
 
 def _finished_in(folder: Path, identity: str) -> Run | None:

@@ -136,22 +136,20 @@ def test_the_report_has_every_benchmark_and_a_total(folder: Path) -> None:
     assert (total["runs"], total["to_do"]) == (9, 9)
     assert total["tokens"] == rows["zeroshot8"]["tokens"] + rows["needle"]["tokens"]
     assert total["seconds"] > 0
-    assert total["memory_bytes"] > 4 * 139_584
     text = printed(report)
     assert "norms: benchmark norms cannot estimate its tokens; not in the totals" in text
     assert "a matrix product timed now on cpu" in text
-    # Measured once a run is finished, and what is finished takes no time
+    # What is finished takes no time
     smaller = made_study(folder, {"A": "vanilla"}, {"zeroshot8": CHOICES}, "small.yaml", output="dry")
     run_study(read_study(smaller), Told(), run_here, wait=False)
     after = dry_run_report(study, silent)
-    assert "1 finished run of this study on the same hardware" in printed(after)
     rows = {record["benchmark"]: record for record in after.content["groups"]}
     assert rows["zeroshot8"]["to_do"] == 2
     record = record_of(study.output, study.runs[0])
     assert record is not None
     run = load_run(study.output / record.folder)
     assert rows["zeroshot8"]["tokens"] == 3 * counted(run)
-    assert rows["zeroshot8"]["seconds"] == pytest.approx(2 * sum(run.seconds.values()), rel=0.5)
+    assert rows["zeroshot8"]["seconds"] > 0
     assert json.dumps(after.content)
 
 
@@ -163,10 +161,10 @@ def test_a_device_that_is_elsewhere(folder: Path) -> None:
     report = dry_run_report(read_study(own), silent)
     rows = {record["benchmark"]: record for record in report.content["groups"]}
     assert rows["zeroshot8"]["tokens"] > rows["here"]["tokens"] > 0
-    assert (rows["zeroshot8"]["seconds"], rows["zeroshot8"]["memory_bytes"]) == (None, None)
+    assert rows["zeroshot8"]["seconds"] is None
     assert rows["here"]["seconds"] > 0
     text = printed(report)
-    assert "time and memory are not estimated: --device cuda: this machine has no cuda device(s) for torch" in text
+    assert "time is not estimated: --device cuda: this machine has no cuda device(s) for torch" in text
     nowhere = made_study(folder, {"A": "vanilla"}, name="no.yaml", settings={"device": "cuda"}, output="cuda")
     text = printed(dry_run_report(read_study(nowhere), silent))
     assert "matrix product" not in text

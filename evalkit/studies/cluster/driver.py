@@ -72,7 +72,7 @@ class ClusterRunner:
             short = f", which is all that there is room for: the cluster has {cluster.describe()}"
             lacks = options.workers is not None and room < options.workers
             progress.say(f"{counted(room, 'worker')} of {cluster.needs}{' each' * (room != 1)}{short * lacks}")
-            return Driver(cluster, jobs, progress, done, options.ship, bool(cluster.needs.gpus)).run()
+            return Driver(cluster, jobs, progress, done, options.ship).run()
 
 
 def _finished(job: Job, progress: Progress) -> Outcome | None:
@@ -92,7 +92,6 @@ class Driver:
         progress: receives messages and progress.
         done: called with each outcome.
         ship: whether checkpoints are sent to the workers.
-        gpus: whether workers have GPUs.
     """
 
     def __init__(
@@ -102,10 +101,9 @@ class Driver:
         progress: Progress,
         done: Callable[[Outcome], None] = lambda _: None,
         ship: bool = False,
-        gpus: bool = False,
     ) -> None:
         self.pool = WorkerPool(cluster, progress.say)
-        self.queue = JobQueue(jobs, progress, done, cluster.put if ship else None, gpus)
+        self.queue = JobQueue(jobs, progress, done, cluster.put if ship else None)
         self._progress = progress
         self._loading: list[float] = []
         """Seconds that checkpoints took to load."""

@@ -21,13 +21,10 @@ from evalkit.benchmarks.request import remembered
 from evalkit.benchmarks.session import finished, opened
 from evalkit.display import Progress
 from evalkit.errors import EvalkitError, RunInUseError
-from evalkit.models.locate import silent
-from evalkit.studies.cluster.tracked_job import Estimator, Flight, TrackedJob, weigh
+from evalkit.studies.cluster.tracked_job import Estimator, Flight, TrackedJob
 from evalkit.studies.cluster.worker import PreparedRun, Recipe, packed, portable
-from evalkit.studies.dry_run import Speed, cost_of
 from evalkit.studies.planning import Job
 from evalkit.studies.running import Outcome, why_failed
-from evalkit.studies.status import progress_of
 
 _AHEAD = 4
 """Planned batches for each worker of a job."""
@@ -45,7 +42,6 @@ class JobQueue:
         progress: receives messages and progress.
         done: called with each outcome.
         ship: stores a checkpoint's files in the cluster and returns a reference; None: the workers have the files.
-        gpus: whether workers have GPUs.
     """
 
     def __init__(
@@ -54,29 +50,23 @@ class JobQueue:
         progress: Progress,
         done: Callable[[Outcome], None],
         ship: Callable[[Any], Any] | None = None,
-        gpus: bool = False,
     ) -> None:
-        self.jobs = [TrackedJob(number, job, progress_of(job.plan).share) for number, job in enumerate(jobs)]
+        self.jobs = [TrackedJob(number, job) for number, job in enumerate(jobs)]
         self.by_model: dict[str, list[TrackedJob]] = {}
         """Checkpoint → its jobs."""
         for job in self.jobs:
             self.by_model.setdefault(job.model, []).append(job)
         self._progress, self._done, self._ship = progress, done, ship
-        # Typical speeds: only the ratios of jobs are used, until batches are measured
-        self._speed = Speed(5e14, 2e12) if gpus else Speed(1e11, 1e10)
         self._planner, self._writer = ThreadPoolExecutor(1, "evalkit-plan"), ThreadPoolExecutor(1, "evalkit-write")
         self._planning: dict[Future[Any], TrackedJob] = {}
         """What the planner does for a job; its phase says what that is."""
         self._writing: deque[tuple[TrackedJob, Flight, float, Future[None]]] = deque()
-        self._tokenizers: dict[str, Any] = {}
-        """Digest → tokenizer, which a worker has returned for one of the jobs."""
-        self._costing: Future[None] | None = None
         self._estimator = Estimator()
         self._workers = 0
         """Number of workers at the last estimate."""
         self._estimated = 0.0
         """When the time left was estimated last; seconds of a monotonic clock."""
-        progress.start(sum(job.weight for job in self.jobs), 0.0)
+        progress.start(sum(job.size for job in self.jobs), 0.0)
 
     @property
     def is_empty(self) -> bool:
@@ -100,9 +90,9 @@ class JobQueue:
             if job.phase == "waiting":
                 waiting.setdefault(job.model, []).append(job)
         room = max(1, workers) + 1 - len(active - waiting.keys())
-        ordered = sorted(waiting, key=lambda model: (model not in active, -sum(job.weight for job in waiting[model])))
+        ordered = sorted(waiting, key=lambda model: (model not in active, -sum(job.size for job in waiting[model])))
         for model in ordered[: max(room, 0)]:
-            for job in sorted(waiting[model], key=lambda job: -job.weight):
+            for job in sorted(waiting[model], key=lambda job: -job.size):
                 job.phase = "opening"
                 self._plan(job, self._open, job)
 
@@ -110,7 +100,6 @@ class JobQueue:
         """Plan the batches of a job, once: the first worker that has prepared it determines the facts."""
         if job.phase != "unprepared":
             return
-        self._tokenizers[_digest_of(job)] = answer.prepared.tokenizer
         job.phase = "planning"
         self._plan(job, _start, job, answer)
 
@@ -171,13 +160,6 @@ class JobQueue:
             elif job.is_computed:
                 job.phase = "finishing"
                 self._plan(job, _finish, job)
-        # Costs only then, so that no worker waits for them
-        if not self._planning and (self._costing is None or self._costing.done()):
-            for job in self.jobs:
-                if job.cost is None and (tokenizer := self._tokenizers.get(_digest_of(job))) is not None:
-                    job.cost = 0.0
-                    self._costing = self._planner.submit(_set_cost, job, tokenizer, self._speed)
-                    break
 
     def end(
         self,
@@ -203,7 +185,7 @@ class JobQueue:
     def close(self, error: BaseException) -> None:
         """Write the batches that have come, and close the folders of all unfinished jobs."""
         self._writer.shutdown(wait=True)
-        for future in (*self._planning, *([] if self._costing is None else [self._costing])):
+        for future in self._planning:
             future.cancel()
         for job in self.jobs:
             if job.phase != "ended":
@@ -230,7 +212,6 @@ class JobQueue:
 
     def _report(self) -> None:
         self._estimated = time.monotonic()
-        weigh(self.jobs)
         self._progress.expect(*self._estimator.estimate(self.jobs, self._workers))
 
     def _open(self, job: TrackedJob) -> bool:
@@ -277,14 +258,3 @@ def _abandon(job: TrackedJob, error: BaseException) -> None:
     """Close a job's folder after an error; a new folder without a finished batch is removed."""
     with suppress(BaseException):
         job.stack.__exit__(type(error), error, error.__traceback__)
-
-
-def _set_cost(job: TrackedJob, tokenizer: Any, speed: Speed) -> None:
-    """Store the benchmark's own estimate of a whole run in seconds, if it has one."""
-    with suppress(Exception):  # the run itself reports what is wrong
-        # Without a device, since the driver does not import torch
-        job.cost = cost_of(job.job.plan, None, silent, tokenizer).seconds(speed) or 0.0
-
-
-def _digest_of(job: TrackedJob) -> str:
-    return str(job.job.plan.manifest["specification"]["checkpoint"]["tokenizer"])

@@ -56,10 +56,6 @@ class TrackedJob:
 
     number: int
     job: Job
-    begun: float = 0.0
-    """Finished share, as an earlier session has recorded it; used until the run is planned."""
-    cost: float | None = None
-    """The benchmark's own estimate in seconds; 0: not known; None: not yet."""
     phase: Literal["waiting", "opening", "unprepared", "planning", "computing", "finishing", "ended"] = "waiting"
     outcome: Outcome | None = None
     stack: ExitStack = field(default_factory=ExitStack)
@@ -99,15 +95,13 @@ class TrackedJob:
     kind: str = field(init=False)
     """Name of its benchmark."""
     size: float = field(init=False)
-    """Relative cost of the whole run, among runs of its benchmark."""
-    weight: float = field(init=False)
-    """Relative cost of the whole run, among all runs."""
+    """Relative cost of the whole run: the bytes of its weights times its documents."""
 
     def __post_init__(self) -> None:
         plan = self.job.plan
         self.kind = plan.manifest["kind"]
         self.model = " ".join(map(repr, loading_key(plan.request.model, plan.manifest["specification"])))
-        self.weight = self.size = max(_size_of(self.job), 1e-9)
+        self.size = max(_size_of(self.job), 1e-9)
 
     @property
     def label(self) -> str:
@@ -121,8 +115,8 @@ class TrackedJob:
 
     @property
     def left(self) -> float:
-        """Return the unfinished share of its weight."""
-        return self.weight * (1 - (self.done / self.total if self.total else self.begun))
+        """Return the unfinished share of its size."""
+        return self.size * (1 - (self.done / self.total if self.total else 0.0))
 
     @property
     def seconds_left(self) -> float | None:
@@ -179,7 +173,6 @@ class TrackedJob:
 
 
 def _size_of(job: Job) -> float:
-    """Return the relative cost of a run among those of its benchmark: the bytes of its weights times its documents."""
     plan = job.plan
     try:
         size = sum(path.stat().st_size for path in plan.checkpoint.weights())
@@ -191,15 +184,8 @@ def _size_of(job: Job) -> float:
     return float(size * sum(count if limit is None else min(limit, count) for count in counts))
 
 
-def weigh(jobs: Sequence[TrackedJob]) -> None:
-    """Set the weights of jobs to their costs; without one, to what jobs of the same benchmark cost for their size."""
-    ratios = _ratios((job.kind, job.cost, job.size) for job in jobs if job.cost)
-    for job in jobs:
-        job.weight = job.cost or job.size * ratios.get(job.kind, ratios.get("", 1.0))
-
-
 class Estimator:
-    """Estimates the time left, from the costs of jobs and the speed of all workers together."""
+    """Estimates the time left, from the sizes of jobs and the speed of all workers together."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
@@ -208,21 +194,19 @@ class Estimator:
     def estimate(self, jobs: Sequence[TrackedJob], workers: int) -> tuple[float, float, float | None]:
         """Return the finished work, all work and the seconds that are left; None before a batch is measured.
 
-        The work is in seconds of one worker, or in the unit of weights before a batch is measured. That of a job is
+        The work is in seconds of one worker, or in the unit of sizes before a batch is measured. That of a job is
         estimated by its own batches, else by those of its benchmark, else by all.
         """
         measured = [job for job in jobs if job.measured_work]
-        rates = _ratios(
-            (job.kind, job.measured_seconds, job.weight * job.measured_work / job.total) for job in measured
-        )
+        rates = _ratios((job.kind, job.measured_seconds, job.size * job.measured_work / job.total) for job in measured)
         done = left = 0.0
         for job in jobs:
             rate = rates.get(job.kind, rates.get("", 1.0))
             if job.measured_work:
-                rate = job.measured_seconds * job.total / (job.measured_work * job.weight)
+                rate = job.measured_seconds * job.total / (job.measured_work * job.size)
             share = 0.0 if job.phase == "ended" else job.left
             left += rate * share
-            done += rate * (job.weight - share)
+            done += rate * (job.size - share)
         return done, done + left, left / self._speed(measured, workers) if measured else None
 
     def _speed(self, measured: Sequence[TrackedJob], workers: int) -> float:
