@@ -100,7 +100,7 @@ def make_room() -> None:
         for used, entry in sorted(((entry.stat().st_mtime, entry) for entry in entries), reverse=True):
             total += size_of(entry)
             if total > MOST_BYTES and used < oldest_kept:
-                _delete(entry)
+                delete(entry)
 
 
 def clear_cache() -> int:
@@ -112,7 +112,7 @@ def clear_cache() -> int:
     folders = [cache_dir() / kind for kind in (*COMPUTED, *DOWNLOADED)]
     before = size_of(*folders)
     for folder in folders:
-        _delete(folder)
+        delete(folder)
     return before - size_of(*folders)
 
 
@@ -126,7 +126,7 @@ def size_of(*paths: Path) -> int:
     return total
 
 
-def _delete(entry: Path) -> None:
+def delete(entry: Path) -> None:
     """Delete a file, or a folder with its contents; a link is deleted, not what it points to. Raises `OSError`."""
     if entry.is_dir() and not entry.is_symlink():
         shutil.rmtree(entry)

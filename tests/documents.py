@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from evalkit.data import subjects
+from evalkit.data import SUBJECTS
 from tests.data.samples import sample, write
 from tests.fixtures import unpacked
 from tests.tiny import TRAINING_TEXT
@@ -27,7 +27,6 @@ COUNTS = {
 }
 """Documents of the official splits, as lm-eval 0.4.13 has them."""
 TASKS = tuple(COUNTS)
-SUBJECTS = tuple(subjects())
 _WORDS = " ".join(TRAINING_TEXT[:6]).replace("?", "").replace("_", "").split()
 
 

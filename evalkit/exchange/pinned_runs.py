@@ -21,7 +21,7 @@ from evalkit.benchmarks.multiple_choice.suites import choose_tasks, label_of, lo
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
 from evalkit.benchmarks.request import DEFAULT_SUITE
-from evalkit.data import TASKS, Library, subjects
+from evalkit.data import SUBJECTS, TASKS, Library
 from evalkit.data.sampling import ALL_DOCUMENTS
 from evalkit.display import Say
 from evalkit.errors import DataError, UsageError
@@ -77,7 +77,7 @@ def match(logs: Sequence[LoggedTask], library: Library, say: Say) -> tuple[list[
         DataError: a document is not the pinned one of its number though its task has pinned documents, or a line
             contradicts its pinned document.
     """
-    of_mmlu = {_POOLED, *(f"mmlu_{subject}" for subject in subjects())}
+    of_mmlu = {_POOLED, *(f"mmlu_{subject}" for subject in SUBJECTS)}
     by_task: dict[str, list[LoggedTask]] = {task: [] for task in load_suite(DEFAULT_SUITE).tasks}
     others: list[LoggedTask] = []
     for log in logs:

