@@ -78,16 +78,7 @@ class Results:
 
 
 def summarise(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Results:
-    """Apply a rule to a score table.
-
-    Args:
-        scores: the score table.
-        manifest: the run's; its "groups" name the averages.
-        rule: a rule's name.
-
-    Raises:
-        UsageError: there is no such rule, or the run did not score what it needs.
-    """
+    """Apply a rule to a score table; the manifest's "groups" name the averages."""
     decisions = decide(scores, find_rule(rule))
     groups: dict[str, list[str]] = manifest["groups"]
     order = [task for tasks in groups.values() for task in tasks]

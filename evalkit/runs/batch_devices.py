@@ -42,10 +42,7 @@ def place_of(device: str, kernel: str) -> BatchDevice:
 
 
 def hardware_of(device: str) -> str:
-    """Return the accelerator's name, or the processor's architecture, of a torch device of this machine.
-
-    Of several devices, joined by "+", each distinct name is returned once.
-    """
+    """Return the accelerator's name, or the processor's architecture; several devices are joined by "+"."""
     if "+" in device:
         return "+".join(dict.fromkeys(map(hardware_of, device.split("+"))))
     if not device.startswith("cuda"):
@@ -56,11 +53,7 @@ def hardware_of(device: str) -> str:
 
 
 def devices(batches: Iterable[tuple[str, int, BatchDevice | None]]) -> list[dict[str, Any]]:
-    """Return the manifest's list of devices: each `BatchDevice` with its batch numbers by task.
-
-    Args:
-        batches: (task, batch number, device) of each batch.
-    """
+    """Return the manifest's list of devices from (task, batch number, device) of each batch."""
     found: dict[BatchDevice, dict[str, list[int]]] = {}
     for task, number, place in batches:
         if place is not None:

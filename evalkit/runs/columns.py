@@ -3,8 +3,8 @@
 In: a `NamedTuple` class, and rows of it or an Arrow table. Out: a record batch with the class's schema, and its bytes.
 
 The bytes are one Arrow IPC message (a record batch without its schema, which the class defines), compressed by zlib.
-They are untrusted input: content that is larger than `MAX_BYTES`, compressed again inside, or not of the schema raises
-`ValueError` before it is used.
+They are untrusted input: content that is larger than `MAX_BYTES`, compressed again inside, not of the schema, or not
+finite raises `ValueError` before it is used.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ _LEVEL = 1
 
 @cache
 def schema_of(row: type[tuple[Any, ...]]) -> pa.Schema:
-    """Return the Arrow schema of a `NamedTuple` of str, int, float and bool fields; `float | None` is nullable.
-
-    Raises:
-        TypeError: a field is of another type.
-    """
+    """Return the Arrow schema of a `NamedTuple` of str, int, float and bool fields; `float | None` is nullable."""
     fields = []
     for name, hint in get_type_hints(row).items():
         kinds = get_args(hint) or (hint,)
@@ -59,15 +55,7 @@ def schema_digest(row: type[tuple[Any, ...]]) -> str:
 
 
 def record_batch(rows: Rows, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Convert rows to one record batch.
-
-    Args:
-        rows: `NamedTuple`s or lists of their fields, or a record batch or table with the columns of the schema.
-        row: the `NamedTuple` class.
-
-    Raises:
-        ValueError: a column is missing, has another type, or contains invalid values: nulls, NaN or infinity.
-    """
+    """Convert rows (tuples, or columns of the `NamedTuple` class `row`) to one record batch."""
     schema = schema_of(row)
     if isinstance(rows, pa.Table):
         rows = pa.RecordBatch.from_arrays([column.combine_chunks() for column in rows.columns], schema=rows.schema)
@@ -81,11 +69,7 @@ def record_batch(rows: Rows, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def to_bytes(batch: pa.RecordBatch) -> bytes:
-    """Serialise a record batch; see the module's docstring for the format.
-
-    Raises:
-        ValueError: the batch is larger than `MAX_BYTES`.
-    """
+    """Serialise a record batch; see the module's docstring for the format."""
     content = batch.serialize()
     if content.size > MAX_BYTES:
         raise ValueError(f"{batch.num_rows} rows are {content.size} bytes; expected batches of at most {MAX_BYTES}")
@@ -93,11 +77,7 @@ def to_bytes(batch: pa.RecordBatch) -> bytes:
 
 
 def from_bytes(content: bytes, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Deserialise a record batch; the inverse of `to_bytes`.
-
-    Raises:
-        ValueError: the bytes are not a record batch with the columns of that class.
-    """
+    """Deserialise a record batch; the inverse of `to_bytes`."""
     unpacked = zlib.decompressobj()
     try:
         message = unpacked.decompress(content, MAX_BYTES + 1)

@@ -75,23 +75,16 @@ def root_of_runs() -> Path:
 
 
 def find_run(given: str, root: Path) -> Run:
-    """Find a finished run. As `find_any_run`; also raises `RunError` if the run is not finished."""
+    """Find a finished run; see `find_any_run`."""
     run = find_any_run(given, root)
     run.require_finished()
     return run
 
 
 def find_any_run(given: str, root: Path) -> Run:
-    """Find a run, finished or not.
+    """Find a run, finished or not, under a folder of runs.
 
-    Args:
-        given: its folder; its folder's name under `root` or its id, or a prefix of either; or its checkpoint.
-        root: folder of runs.
-
-    Raises:
-        UsageError: several runs match; lists them.
-        UnknownNameError: no run matches.
-        RunError: the run is damaged, or the folder is not a run folder.
+    It is given by its folder; its folder's name or its id, or a prefix of either; or its checkpoint.
     """
     if not given.strip():
         raise UsageError("a run's name is empty; give its folder, id or checkpoint (evalkit ls runs lists them)")
@@ -104,7 +97,8 @@ def find_any_run(given: str, root: Path) -> Run:
     if len(found) > 1:
         listed = ", ".join(one.folder.name for one in found[:_MAX_LISTED]) + (", …" if len(found) > _MAX_LISTED else "")
         raise UsageError(f"'{given}' matches {len(found)} runs in {root}: {listed}; name one of them")
-    if not found and _is_folder(given):
+    # Unlike `Path.is_dir`, false for a path that the file system rejects
+    if not found and path is not None and os.path.isdir(path):  # noqa: PTH112
         raise RunError(f"{given} is neither a run folder (it has no {MANIFEST}) nor the checkpoint of a run in {root}")
     if not found:
         raise UnknownNameError("run", given, [one.folder.name for one in stored] or [f"none in {root}"])
@@ -112,21 +106,12 @@ def find_any_run(given: str, root: Path) -> Run:
 
 
 def list_runs(root: Path | str = RUNS) -> list[Run]:
-    """Return all readable runs in a folder, finished or not, sorted by name.
-
-    Raises:
-        UsageError: `root` is not a path.
-        RunError: the folder cannot be read.
-    """
+    """Return all readable runs in a folder, finished or not, sorted by name."""
     return [one for one in scan(values.path("folder of runs", root)) if isinstance(one, Run)]
 
 
 def scan(root: Path) -> Iterator[Run | DamagedRun]:
-    """Yield every run folder in a folder, sorted by name.
-
-    Raises:
-        RunError: the folder cannot be read.
-    """
+    """Yield every run folder in a folder, sorted by name."""
     try:
         with os.scandir(root) as entries:
             # Hidden ones are being removed
@@ -160,13 +145,6 @@ def _model_names(manifest: Mapping[str, Any]) -> set[str]:
         return {model}
     name = model.partition("@")[0]
     return {model, name, f"{name}@{manifest['revision']}"}
-
-
-def _is_folder(given: str) -> bool:
-    try:
-        return Path(given).is_dir()
-    except OSError:
-        return False
 
 
 def _resolved(given: str) -> str | None:

@@ -22,7 +22,8 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,12 +32,11 @@ from typing import TYPE_CHECKING, Any
 from evalkit.errors import RunError, UsageError, first_line
 from evalkit.escape import brief, counted
 from evalkit.inputs import values
-from evalkit.inputs.reading import MOST_BYTES, Unreadable, parse_json, read_bytes
+from evalkit.inputs.reading import MOST_BYTES, parse_json, read_bytes
 from evalkit.inputs.validated import Stored, misfit
 from evalkit.runs.forms import (
     StoredManifest,
     StoredResults,
-    TimedResults,
     content_digest,
     describe_mismatch,
     digest,
@@ -161,21 +161,12 @@ class Run:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds spent on each task, where known.
-
-        Raises:
-            RunError: results.json does not store them.
-        """
-        self.require_form(TimedResults)
-        return {task["task"]: task["seconds"] for task in self.stored["tasks"] if task["seconds"] is not None}
+        """Seconds spent on each task, where known."""
+        return {task["task"]: task["seconds"] for task in self.stored["tasks"] if task.get("seconds") is not None}
 
     @property
     def stored(self) -> dict[str, Any]:
-        """Content of results.json: results under the run's own rule, seconds, and "rules" with all others.
-
-        Raises:
-            RunError: the file is damaged, or belongs to another run.
-        """
+        """Content of results.json: results under the run's own rule, seconds, and "rules" with all others."""
         return self._results[1]
 
     @property
@@ -184,16 +175,12 @@ class Run:
         return self._results[0]
 
     def require_form(self, form: type[Stored]) -> None:
-        """Raise `RunError` if results.json does not validate against a form."""
+        """Raise `RunError` if results.json is not valid in a benchmark's form."""
         if trouble := misfit(self.stored, form):
             raise RunError(f"{self.folder / RESULTS} is damaged ({trouble}); {self._remedy}")
 
     def read(self, name: str) -> bytes:
-        """Return a file of the finished run, verified by its digest.
-
-        Raises:
-            RunError: the run is not finished, or the file is missing or not the one that was written.
-        """
+        """Return a file of the finished run, verified by its digest."""
         path = self.folder / name
         self.require_finished()
         if not path.is_file():
@@ -202,36 +189,28 @@ class Run:
                     f"{self.folder}: a run of {self.kind} has no {name}; it has {', '.join(sorted(self.files))}"
                 )
             raise RunError(f"{path} is missing; {self._remedy}")
-        try:
+        with _reading(path, self._remedy):
             content = path.read_bytes()
-        except OSError as error:
-            raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
-        if self.files.get(name) != digest(content):
-            raise RunError(f"{path} is damaged ({describe_mismatch(name, content, self.manifest)}); {self._remedy}")
+            if self.files.get(name) != digest(content):
+                raise ValueError(describe_mismatch(name, content, self.manifest))
         return content
 
     def table(self, name: str, columns: Collection[str] = ()) -> pd.DataFrame:
-        """Return a table of the finished run that has at least these columns.
-
-        Raises:
-            RunError: as `read`, or a column is missing.
-        """
+        """Return a table of the finished run that has at least these columns."""
         import pandas as pd
 
         content = self.read(name)
-        try:
+        with _reading(self.folder / name, self._remedy):
             table = pd.read_parquet(io.BytesIO(content))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.folder / name} is damaged ({first_line(error)}); {self._remedy}") from error
-        if absent := [column for column in columns if column not in table]:
-            raise RunError(f"{self.folder / name} is damaged (it has no column {absent[0]}); {self._remedy}")
+            if absent := [column for column in columns if column not in table]:
+                raise ValueError(f"it has no column {absent[0]}")
         return table
 
     @cached_property
     def _results(self) -> tuple[dict[str, str], dict[str, Any]]:
         path = self.folder / RESULTS
-        try:
-            content = unsealed(_read_json(path, self._remedy))
+        with _reading(path, self._remedy):
+            content = unsealed(parse_json(read_bytes(path, MOST_BYTES)))
             identity, files = content.pop("run", None), content.pop("files", None)
             if identity != self.manifest["id"]:
                 raise ValueError(f"it belongs to run {identity}")
@@ -239,8 +218,6 @@ class Run:
                 raise ValueError(f"{MANIFEST} is not the one that it was written with")
             if trouble := misfit(content, StoredResults):
                 raise ValueError(trouble)
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"{path} is damaged ({error}); {self._remedy}") from error
         return files, content
 
     @property
@@ -249,25 +226,17 @@ class Run:
 
 
 def load_run(folder: Path | str) -> Run:
-    """Open a run folder.
-
-    Raises:
-        UsageError: `folder` is not a path.
-        RunError: it is not a run folder, its manifest is damaged, or its name ends in the id of another run.
-    """
+    """Open a run folder."""
     folder = values.path("run folder", folder)
     path = folder / MANIFEST
     if not is_file(path):
         raise RunError(f"{folder} is not a run folder: it has no {MANIFEST}")
-    remedy = _remedy(folder, "delete it and run its command again, which resumes from the journal")
-    try:
-        manifest = unsealed(_read_json(path, remedy))
+    with _reading(path, _remedy(folder, "delete it and run its command again, which resumes from the journal")):
+        manifest = unsealed(parse_json(read_bytes(path, MOST_BYTES)))
         if manifest.get("id") != specification_id(manifest.get("specification", {})):
             raise ValueError("its id does not match its specification")
         if trouble := misfit(manifest, StoredManifest):
             raise ValueError(trouble)
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged ({error}); {remedy}") from error
     named = _ID_AT_END.fullmatch(folder.resolve().name[-13:])
     if named and named[1] != manifest["id"]:
         raise RunError(
@@ -284,17 +253,15 @@ def _remedy(folder: Path, from_journal: str) -> str:
     return f"restore the original file, or {WITHOUT_JOURNAL}"
 
 
-def _read_json(path: Path, advice: str) -> dict[str, Any]:
-    """Return the content of a JSON file with an object."""
+@contextmanager
+def _reading(path: Path, advice: str) -> Iterator[None]:
+    """Turn what a file's reader raises into a `RunError` with advice for a damaged file."""
     try:
-        content = parse_json(read_bytes(path, MOST_BYTES))
+        yield
+    except (ValueError, RecursionError) as error:  # ArrowInvalid is a ValueError
+        raise RunError(f"{path} is damaged ({first_line(error)}); {advice}") from error
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
-    except Unreadable as error:
-        raise RunError(f"{path} is damaged ({error}); {advice}") from error
-    if not isinstance(content, dict):
-        raise RunError(f"{path} is damaged (it is not a JSON object); {advice}")
-    return content
+        raise RunError(f"{path} cannot be read: {error.strerror or error}; {advice}") from error
 
 
 def is_file(path: Path) -> bool:

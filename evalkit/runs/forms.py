@@ -40,17 +40,6 @@ class StoredResults(Stored):
     averages: list[StoredAverage]
 
 
-class _TimedTask(StoredTask):
-    seconds: float | None
-    """None for an imported log."""
-
-
-class TimedResults(Stored):
-    """Keys of a results.json that stores seconds by task."""
-
-    tasks: list[_TimedTask]
-
-
 class _Specification(Stored):
     suite: str
     dtype: str
@@ -106,11 +95,8 @@ class _Imported(Stored):
     files: dict[str, str]
 
 
-def _date(text: str) -> str:
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text[:40]!r} is not a date and time (ISO 8601)") from None
+def _check_date(text: str) -> str:
+    datetime.fromisoformat(text)
     return text
 
 
@@ -126,7 +112,7 @@ class StoredManifest(Stored):
     documents: dict[str, _Source]
     examples: dict[str, _Source] = Field(default_factory=dict)
     template: str | _TemplateName
-    created: Annotated[str, AfterValidator(_date)]
+    created: Annotated[str, AfterValidator(_check_date)]
     model: str
     path: str | None = None
     revision: str | None
@@ -165,12 +151,10 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     return plain | {DIGEST: content_digest(plain)}
 
 
-def unsealed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Verify the content of a sealed file and return it without the digest.
-
-    Raises:
-        ValueError: the digest is missing, or does not match the content.
-    """
+def unsealed(stored: Any) -> dict[str, Any]:
+    """Return the content of a sealed file without its digest; `ValueError` if that is missing or does not match."""
+    if not isinstance(stored, dict):
+        raise ValueError("it is not a JSON object")
     content = {key: value for key, value in stored.items() if key != DIGEST}
     if DIGEST not in stored:
         raise ValueError(f"it has no '{DIGEST}' of its content: truncated, or written by an earlier version of evalkit")

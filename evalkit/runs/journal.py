@@ -19,7 +19,7 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -101,14 +101,13 @@ class Journal:
     def read(self) -> Iterator[tuple[Entry, pa.RecordBatch]]:
         """Yield all intact entries, each once, with their rows; then remove damaged lines from the file.
 
-        Raises:
-            RunError: the file cannot be read or repaired, or an intact line is of another run or form.
+        A line of another run or form is an error.
         """
         seen: set[bytes] = set()
         kept: list[tuple[int, int]] = []
         damaged = size = end = 0
         whole = True
-        try:
+        with self._reading():
             for number, line in enumerate(self._lines(), start=1):
                 start, end = end, end + len(line)
                 content = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -127,21 +126,12 @@ class Journal:
                 self._say(f"{self._path}: {damaged} damaged line(s) dropped; their documents are scored again")
             if not whole:
                 replace_file(self._path, self._pieces(kept), locked=True)
-        except OSError as error:
-            raise RunError(f"journal {self._path} cannot be read: {error.strerror or error}") from error
 
     def rows(self, entry: Entry) -> pa.RecordBatch:
-        """Return the rows of an entry from `read` or `append`.
-
-        Raises:
-            RunError: the file cannot be read, or the entry is no longer in it.
-        """
-        try:
-            with self._path.open("rb") as file:
-                file.seek(entry.offset)
-                found = self._parse(file.readline(_LONGEST).removesuffix(b"\n"), 0, entry.offset)
-        except OSError as error:
-            raise RunError(f"journal {self._path} cannot be read: {error.strerror or error}") from error
+        """Return the rows of an entry from `read` or `append`."""
+        with self._reading(), self._path.open("rb") as file:
+            file.seek(entry.offset)
+            found = self._parse(file.readline(_LONGEST).removesuffix(b"\n"), 0, entry.offset)
         if found is None or found[0] != entry:
             raise RunError(f"journal {self._path} was changed while it was read; run the same command again")
         return found[1]
@@ -149,13 +139,7 @@ class Journal:
     def append(self, entry: Entry, rows: Rows, packed: bytes | None = None) -> tuple[Entry, pa.RecordBatch]:
         """Write an entry and flush it to disk; return it with its rows, as `read` does.
 
-        Args:
-            entry: the batch.
-            rows: its rows.
-            packed: `to_bytes` of the same rows, where another process has made it.
-
-        Raises:
-            RunError: the entry could not be written; earlier entries are unaffected.
+        `packed` is `to_bytes` of the same rows, where another process has made it.
         """
         from evalkit.runs.columns import record_batch, schema_digest, to_bytes
 
@@ -179,6 +163,13 @@ class Journal:
             ) from error
         return replace(entry, offset=offset), batch
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"journal {self._path} cannot be read: {error.strerror or error}") from error
+
     def _lines(self) -> Iterator[bytes]:
         if self._path.exists():
             with self._path.open("rb") as file:
@@ -195,11 +186,8 @@ class Journal:
     def _parse(self, line: bytes, number: int, offset: int) -> tuple[Entry, pa.RecordBatch] | None:
         """Return the entry of a line; None if the line is damaged."""
         checksum, _, payload = line.partition(b" ")
-        try:
-            # The checksum of an empty payload is 0, which the start of a torn line may be too
-            if not payload or int(checksum, 16) != zlib.crc32(payload):
-                return None
-        except ValueError:
+        # The checksum of an empty payload is 0, which the start of a torn line may be too
+        if not payload or checksum != b"%08x" % zlib.crc32(payload):
             return None
         try:
             return self._entry(payload, offset)
@@ -237,15 +225,9 @@ Key = tuple[Hashable, ...]
 
 
 class FinishedRows:
-    """Finished batches of a run.
+    """Finished batches of a run, by the columns that identify what a row belongs to, such as a document.
 
-    Args:
-        journal: the run's journal.
-        key: columns that identify what a row belongs to, such as a document. All rows of a key are in one batch; if
-            several batches have the same key, the first in the file is used.
-
-    Raises:
-        RunError: as `Journal.read`.
+    All rows of a key are in one batch; if several batches have the same key, the first in the file is used.
     """
 
     def __init__(self, journal: Journal, key: Sequence[str]) -> None:
@@ -272,11 +254,7 @@ class FinishedRows:
         return bool(self._keys)
 
     def batches(self, task: str) -> Iterator[pa.RecordBatch]:
-        """Yield a task's rows, batch by batch in the order of batch numbers.
-
-        Raises:
-            RunError: as `Journal.rows`.
-        """
+        """Yield a task's rows, batch by batch in the order of batch numbers."""
         import pyarrow as pa
 
         entries = [entry for entry in self.entries if entry.task == task]

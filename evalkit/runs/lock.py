@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from evalkit.errors import RunError, RunInUseError
 from evalkit.inputs.reading import read_json
-from evalkit.inputs.validated import Stored, misfit
+from evalkit.inputs.validated import Stored, validated
 
 _LOCK, _OWNER = ".lock", ".owner"
 _LARGEST = 1 << 16
@@ -64,20 +64,16 @@ class Lock:
         self._thread = threading.Thread(target=self._renew, name="evalkit-lock", daemon=True)
 
     def report(self, done: float, seconds_left: float | None) -> None:
-        """Store the progress, which is written with the next renewal.
-
-        Args:
-            done: finished share of the run.
-            seconds_left: estimate of the remaining time; None: unknown.
-        """
+        """Store the progress, which is written with the next renewal; arguments as the fields of `Owner`."""
         self._owner = self._owner.model_copy(update={"done": done, "seconds_left": seconds_left})
 
-    def start(self) -> None:
+    def __enter__(self) -> Lock:
         """Name this process as the owner, and renew it from now on."""
         self._write()
         self._thread.start()
+        return self
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Release the folder; the progress stays in the file."""
         self._stop.set()
         self._thread.join()
@@ -111,51 +107,35 @@ class Lock:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[Lock]:
-    """Hold the lock of an existing run folder within the block; it is created again if another process removes it.
-
-    Raises:
-        RunInUseError: another process holds it.
-        RunError: the folder cannot be written.
-    """
+    """Hold the lock of an existing run folder within the block; it is created again if another process removes it."""
+    lock = FileLock(folder / _LOCK)
     try:
-        lock = _acquired(folder)
+        for attempt in range(_ATTEMPTS):
+            try:
+                lock.acquire(timeout=_PATIENCE)
+                break
+            except FileNotFoundError:  # another process has removed the folder in the meantime
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                folder.mkdir(parents=True, exist_ok=True)
     except Timeout:
         raise _in_use(folder, read_owner(folder)) from None
     except OSError as error:
         raise RunError(f"output folder {folder} cannot be written ({error.strerror or error})") from error
-    held = Lock(folder)
     try:
         owner = read_owner(folder)
         if owner and owner.host != platform.node() and is_active(folder, owner):
             raise _in_use(folder, owner)
-        held.start()
-        try:
+        with Lock(folder) as held:
             yield held
-        finally:
-            held.end()
     finally:
         lock.release()
-
-
-def _acquired(folder: Path) -> FileLock:
-    lock = FileLock(folder / _LOCK)
-    for attempt in range(_ATTEMPTS):
-        try:
-            lock.acquire(timeout=_PATIENCE)
-            break
-        except FileNotFoundError:  # another process has removed the folder in the meantime
-            if attempt == _ATTEMPTS - 1:
-                raise
-            folder.mkdir(parents=True, exist_ok=True)
-    return lock
 
 
 def read_owner(folder: Path) -> Owner | None:
     """Return the process that writes a run or did so last; None if it is unknown."""
     with suppress(RunError):
-        content = read_json(folder / _OWNER, RunError, most=_LARGEST)
-        if misfit(content, Owner) is None:
-            return Owner.model_validate(content)
+        return validated(read_json(folder / _OWNER, RunError, most=_LARGEST), Owner, RunError, _OWNER)
     return None
 
 
@@ -179,26 +159,15 @@ def is_locked(folder: Path) -> bool:
     The operating system's lock counts; the lease counts too for an owner on another machine, or where this user may
     not lock.
     """
-    owner = read_owner(folder)
-    held = _is_held(folder)
-    if held or owner is None or (held is False and owner.host == platform.node()):
-        return bool(held)
-    return is_active(folder, owner)
-
-
-def _is_held(folder: Path) -> bool | None:
-    """Return whether the operating system's lock is held; None: unknown."""
-    if not (folder / _LOCK).exists():
-        return False
-    lock = FileLock(folder / _LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return True
-    except OSError:
-        return None
-    lock.release()
-    return False
+    owner, may_lock = read_owner(folder), True
+    if (folder / _LOCK).exists():
+        try:
+            FileLock(folder / _LOCK).acquire(timeout=0).lock.release()
+        except Timeout:
+            return True
+        except OSError:
+            may_lock = False
+    return owner is not None and not (may_lock and owner.host == platform.node()) and is_active(folder, owner)
 
 
 def _in_use(folder: Path, owner: Owner | None) -> RunInUseError:

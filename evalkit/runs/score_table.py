@@ -91,11 +91,9 @@ def why_unsized(table: pd.DataFrame) -> str | None:
 
 
 def score_table(rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> pd.DataFrame:
-    """Build the score table in its stored form.
+    """Build the score table in its stored form, in the order of the rows.
 
-    Args:
-        rows: in the table's order.
-        clusters: (subtask, document) → cluster; a document without an entry is its own cluster.
+    `clusters`: (subtask, document) → cluster; a document without an entry is its own cluster.
     """
     import pandas as pd
 

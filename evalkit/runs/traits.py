@@ -80,11 +80,10 @@ def max_prompt_tokens(specification: Mapping[str, Any]) -> int | None:
 def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     """Return a run's traits by name.
 
-    Args:
-        run: any run.
-        rule: scoring rule of its numbers; None: the run's own. Not used for runs whose answers no rule chooses.
+    `rule` is that of its numbers; None: the run's own. Not used for runs whose answers no rule chooses.
     """
     specification = run.manifest["specification"]
+    loaded, requested = (run.manifest.get("loaded") or {}).get("attention"), specification.get("attention")
     found = [
         _limit(specification),
         _trait("template", run.template),
@@ -93,8 +92,12 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     if most := max_prompt_tokens(specification):
         found.append(Trait("prompt tokens", f"at most {most:,}", f"prompts of at most {most:,} tokens", True))
     if run.rule is not None:
-        found.append(_examples(run.manifest))
-        found.append(_rule(rule or str(run.manifest["rule"])))
+        shots, name = specification.get("num_fewshot"), rule or str(run.manifest["rule"])
+        if shots is None and is_imported(run.manifest):
+            found.append(Trait("solved examples", "unknown", "an unknown number of solved examples", True))
+        else:
+            found.append(Trait("solved examples", str(shots or 0), f"{shots or 0}-shot", True))
+        found.append(Trait("rule", name, f"{'rule' if outcome_of(name) is None else 'outcome'} {name}", True))
         found.append(Trait("prompts", prompts := _prompts(specification), f"mean over prompts {prompts}", True))
     if windows := specification.get("windows"):
         found.append(_windows(windows))
@@ -106,7 +109,8 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         _trait("origin", origin(run.manifest), refused=False),
         *([] if is_imported(run.manifest) else [_trait("scoring version", str(specification.get("scoring")))]),
         *([_trait("benchmark version", str(specification["version"]))] if "version" in specification else []),
-        *([] if is_imported(run.manifest) else [_attention(run.manifest)]),
+        # The implementation that was loaded; the requested one may be "auto"
+        *([] if is_imported(run.manifest) else [_trait("attention", str(loaded or requested), refused=False)]),
     ]
     if device := " and ".join(kinds(run.manifest)):
         found.append(_trait("device", device, refused=False))
@@ -200,24 +204,6 @@ def caveats(manifest: Mapping[str, Any], task: str) -> list[str]:
 
 def _trait(name: str, value: str, refused: bool = True) -> Trait:
     return Trait(name, value, f"{name} {value}", refused)
-
-
-def _examples(manifest: Mapping[str, Any]) -> Trait:
-    shots = manifest["specification"].get("num_fewshot")
-    if shots is None and is_imported(manifest):
-        return Trait("solved examples", "unknown", "an unknown number of solved examples", True)
-    return Trait("solved examples", str(shots or 0), f"{shots or 0}-shot", True)
-
-
-def _attention(manifest: Mapping[str, Any]) -> Trait:
-    """Return the implementation that was loaded; the requested one may be "auto"."""
-    loaded = (manifest.get("loaded") or {}).get("attention")
-    return _trait("attention", str(loaded or manifest["specification"].get("attention")), refused=False)
-
-
-def _rule(name: str) -> Trait:
-    """Return the rule, or the continuous outcome that documents are read by."""
-    return Trait("rule", name, f"{'rule' if outcome_of(name) is None else 'outcome'} {name}", True)
 
 
 def _limit(specification: Mapping[str, Any]) -> Trait:

@@ -5,12 +5,12 @@ In: a run's manifest. Out: a `RunWriter`, or the finished `Run`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit.data.wheels import file_digest
 from evalkit.errors import RunError
 from evalkit.paths import replace_file, replacing
 from evalkit.runs.batch_devices import BatchDevice, devices, places
@@ -40,11 +40,7 @@ def find_finished(
         folder: the run's folder; it need not exist yet.
         manifest: see `open_run`.
         is_finished: returns whether a run with results has everything that is requested.
-        say: called if the requested device is not used.
-        device: requested device.
-
-    Raises:
-        RunError: the folder is damaged, or has another run.
+        say: called if the run was computed on another device than the requested one, `device`.
     """
     if not (is_file(folder / RESULTS) and is_file(folder / MANIFEST)):
         return None
@@ -52,7 +48,9 @@ def find_finished(
     _check_specification(run, manifest)
     if not is_finished(run):
         return None
-    _report_unused_device(run, device, say)
+    known = list(dict.fromkeys(place.device for place in places(run.manifest)))
+    if device != "auto" and known and _index(device) not in map(_index, known):
+        say(f"this run is finished and was computed on {' and '.join(known)}; nothing is computed on {device}")
     return run
 
 
@@ -60,13 +58,6 @@ def _check_specification(run: Run, manifest: Mapping[str, Any]) -> None:
     """Raise `RunError` if a folder's run is not the one of a manifest."""
     if run.manifest["id"] != manifest["id"]:
         raise RunError(f"run folder {run.folder} belongs to another specification; choose another --output")
-
-
-def _report_unused_device(run: Run, device: str, say: Callable[[str], None]) -> None:
-    """Report that a finished run was computed on another device than the requested one."""
-    known = list(dict.fromkeys(place.device for place in places(run.manifest)))
-    if device != "auto" and known and _index(device) not in map(_index, known):
-        say(f"this run is finished and was computed on {' and '.join(known)}; nothing is computed on {device}")
 
 
 def _index(device: str) -> str:
@@ -100,12 +91,7 @@ class RunWriter:
     def finished(self, row: type[tuple[Any, ...]], key: Sequence[str]) -> FinishedRows:
         """Return the journal's finished rows to resume from, and delete results.json so that the run is incomplete.
 
-        Args:
-            row: see `Journal`.
-            key: see `FinishedRows`.
-
-        Raises:
-            RunError: as `Journal.read`, or the results cannot be removed.
+        `row` is the type of the rows (`Journal`), and `key` their columns that identify a document (`FinishedRows`).
         """
         finished = FinishedRows(Journal(self.folder / JOURNAL, self.manifest["id"], row, self.say), key)
         self._entries = finished.entries
@@ -113,7 +99,7 @@ class RunWriter:
         return finished
 
     def remove_results(self) -> None:
-        """Delete results.json, so that the run is incomplete. Raises `RunError` if it cannot be deleted."""
+        """Delete results.json, so that the run is incomplete."""
         try:
             (self.folder / RESULTS).unlink(missing_ok=True)
         except OSError as error:
@@ -131,15 +117,13 @@ class RunWriter:
     def save_manifest(self, **more: Any) -> str:
         """Write the manifest with more keys; return the digest of its content."""
         self.manifest |= more
-        content = sealed(self.manifest)
-        self._save(MANIFEST, _json(content))
-        return str(content[DIGEST])
+        return self._save_sealed(MANIFEST, self.manifest)
 
     def save_results(self, content: Any) -> None:
         """Write the results, with digests of all written files. Last, since their presence marks a run as complete."""
         places = devices((entry.task, entry.batch, entry.place) for entry in self._entries)
         files = {MANIFEST: self.save_manifest(devices=places)} | self._files
-        self._save(RESULTS, _json(sealed({"run": self.manifest["id"], "files": files, **content})))
+        self._save_sealed(RESULTS, {"run": self.manifest["id"], "files": files, **content})
 
     def save_table(self, name: str, table: pd.DataFrame) -> None:
         """Write a Parquet file of the folder atomically."""
@@ -157,17 +141,19 @@ class RunWriter:
         with self._saving(path), replacing(path, locked=True) as file, pq.ParquetWriter(file, schema) as writer:
             for group in _groups(batches, schema):
                 writer.write_table(group)
-        with self._saving(path), path.open("rb") as file:
-            self._files[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        with self._saving(path):
+            self._files[name] = file_digest(path)
 
     def save_bytes(self, name: str, content: bytes) -> None:
-        """Write a file of the folder atomically, to be read back through `Run.read`.
-
-        Raises:
-            RunError: the file could not be written.
-        """
+        """Write a file of the folder atomically, to be read back through `Run.read`."""
         self._save(name, content)
         self._files[name] = digest(content)
+
+    def _save_sealed(self, name: str, content: Mapping[str, Any]) -> str:
+        """Write a JSON file; return its digest."""
+        whole = sealed(content)
+        self._save(name, json_bytes(whole, indent=2) + b"\n")
+        return str(whole[DIGEST])
 
     def _save(self, name: str, content: bytes) -> None:
         with self._saving(self.folder / name):
@@ -209,16 +195,7 @@ def open_run(
 ) -> Iterator[RunWriter]:
     """Open a run folder for writing, new or existing, with a lock against other processes.
 
-    Args:
-        root: folder of runs.
-        name: name of the run's folder in it.
-        manifest: written if the folder is new; otherwise the writer has the stored one.
-        say: called with a message about repaired damage.
-
-    Raises:
-        RunInUseError: another process has the folder open.
-        RunError: the folder cannot be written, it belongs to another specification, or it was finished and both its
-            journal and another file are missing.
+    The manifest is written if the folder is new; otherwise the writer has the stored one.
     """
     folder = root / name
     try:
@@ -245,7 +222,3 @@ def open_run(
             if new and not any((folder / name).exists() for name in (JOURNAL, RESULTS)):
                 lock.remove_folder()  # nothing was scored, e.g. the model could not be loaded
             raise
-
-
-def _json(content: Any) -> bytes:
-    return json_bytes(content, indent=2) + b"\n"

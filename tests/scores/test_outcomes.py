@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.runs.outcome_values import document_outcomes
-from evalkit.runs.outcomes import OUTCOMES, outcome_key, outcome_of, with_default_rule
+from evalkit.runs.outcomes import OUTCOMES, document_outcomes, outcome_key, outcome_of, with_default_rule
 from evalkit.runs.rules import RULES, choose
 from tests.comparison.made import scores_of
 

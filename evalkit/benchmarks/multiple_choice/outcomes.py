@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
-from evalkit.runs.outcomes import ACCURACY, MARGIN, outcome_of
+from evalkit.runs.outcomes import ACCURACY, MARGIN, document_outcomes, outcome_of
 from evalkit.runs.score_table import CLUSTER
 from evalkit.runs.traits import is_imported
 
@@ -92,7 +92,6 @@ class ComparableChoices(Comparable):
         return given or str(self.run.manifest["rule"])
 
     def _grade(self, rule: str) -> Floats:
-        from evalkit.runs.outcome_values import document_outcomes
         from evalkit.runs.rules import choose, find_rule
 
         try:

@@ -26,8 +26,7 @@ from evalkit.errors import UnknownNameError, UsageError
 from evalkit.models.locate import silent
 from evalkit.models.spec import tokenizer_alone
 from evalkit.runs.folder import SCORES, Run
-from evalkit.runs.outcome_values import document_outcomes
-from evalkit.runs.outcomes import OUTCOMES
+from evalkit.runs.outcomes import OUTCOMES, document_outcomes
 from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.traits import summary, traits
 from tests.printed import printed
