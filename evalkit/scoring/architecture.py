@@ -79,9 +79,6 @@ def auto_budget(model: Any) -> int:
     """Return a token budget that fits in the device's memory beside the weights, at most what saturates the device.
 
     It does not depend on how much memory other processes use.
-
-    Args:
-        model: the loaded model, whose weights are already in memory.
     """
     memory = memory_beside_weights(model)
     most = GPU_TOKENS if next(iter(memory)).type == "cuda" else CPU_TOKENS
@@ -96,9 +93,9 @@ def memory_beside_weights(model: Any) -> dict[torch.device, int]:
     Layers that are stored elsewhere run on that device, so it has room for the largest of them.
     """
     weights = dict.fromkeys(computing_devices(model), 0)
-    for one in model.parameters():
-        if not one.is_meta:
-            weights[one.device] += weight_bytes([one])
+    for weight in model.parameters():
+        if not weight.is_meta:
+            weights[weight.device] += weight.nbytes
     stored = (weight_bytes(one for one in layer.parameters() if one.is_meta) for layer in layers_of(model))
     weights[next(iter(weights))] += max(stored, default=0)
     return {device: device_bytes(device) - own for device, own in weights.items()}
@@ -106,7 +103,7 @@ def memory_beside_weights(model: Any) -> dict[torch.device, int]:
 
 def weight_bytes(weights: Iterable[torch.Tensor]) -> int:
     """Return the bytes of weights."""
-    return sum(one.numel() * one.element_size() for one in weights)
+    return sum(weight.nbytes for weight in weights)
 
 
 def bytes_per_token(model: Any) -> int:
@@ -121,12 +118,5 @@ def bytes_per_token(model: Any) -> int:
 
 
 def activation_bytes(hidden: int, inner: int, size: int, heads: int = 0) -> int:
-    """Return the estimate of `bytes_per_token` from sizes.
-
-    Args:
-        hidden: hidden size.
-        inner: intermediate size.
-        size: bytes of a number.
-        heads: heads whose scores are stored.
-    """
+    """Return the estimate of `bytes_per_token` from hidden and inner size, a number's bytes, and heads with scores."""
     return int(size * (8 * hidden + 4 * inner + (1 + 2 * heads) * _ROW))

@@ -72,13 +72,13 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Tile:
-    """Neighbouring tokens, and the ancestors that they attend to beside the trunk and themselves."""
+    """Neighbouring tokens, and the tokens that they attend to beside the trunk."""
 
     start: int
     end: int
     """One past its last token."""
-    ancestors: tuple[tuple[int, int], ...]
-    """Ranges [start, end) of earlier tokens, in order; the last one may end where the tile starts."""
+    keys: NDArray[np.int64]
+    """[keys] the ancestors of its first token, then its own tokens."""
 
 
 def cut_tiles(ends: Ints, depths: Ints, trunk: int, overhead: int) -> list[Tile]:
@@ -104,14 +104,13 @@ def cut_tiles(ends: Ints, depths: Ints, trunk: int, overhead: int) -> list[Tile]
     i = len(cuts) - 1
     while i:
         i, end = begin[i], cuts[i]
-        tiles.append(Tile(cuts[i], end, _ranges(np.flatnonzero(ends[: cuts[i]] > cuts[i]))))
+        ancestors = np.flatnonzero(ends[: cuts[i]] > cuts[i])
+        tiles.append(Tile(cuts[i], end, np.concatenate((ancestors, np.arange(cuts[i], end)))))
     return tiles[::-1]
 
 
 def _ranges(indices: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-    """Return ascending indices as ranges without gaps."""
-    if not len(indices):
-        return ()
+    """Return ascending indices as ranges without gaps, [start, end)."""
     breaks = np.flatnonzero(np.diff(indices) > 1)
     starts = np.concatenate((indices[:1], indices[breaks + 1]))
     stops = np.concatenate((indices[breaks], indices[-1:])) + 1
@@ -126,14 +125,14 @@ class TileLayout:
         depths: [nodes] number of ancestors of each node in the row.
         trunk: number of trunk tokens, which precede the tree's and to which every token attends.
         width: heads × head size of the queries.
-        dtype, device: of the queries of the first layer.
     """
 
     def __init__(
         self, ends: Ints, depths: Ints, trunk: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         tiles = cut_tiles(ends, depths, trunk, _OVERHEAD // width)
-        self._tiles = [(tile, _columns(tile, trunk)) for tile in tiles]
+        before = np.arange(trunk)
+        self._tiles = [(tile, _ranges(np.concatenate((before, trunk + tile.keys)))) for tile in tiles]
         # Layers may be on several devices; each device gets a copy of the masks when its first layer runs
         self._masks = {device: [_tile_mask(ends, tile, trunk, dtype).to(device) for tile in tiles]}
 
@@ -143,7 +142,9 @@ class TileLayout:
         """See `TreeAttention`."""
         _, heads, tokens, size = query.shape
         out = query.new_empty(1, tokens, heads, value.shape[3])
-        for (tile, columns), mask in zip(self._tiles, self._masks_on(query.device), strict=True):
+        if query.device not in self._masks:
+            self._masks[query.device] = [mask.to(query.device) for mask in next(iter(self._masks.values()))]
+        for (tile, columns), mask in zip(self._tiles, self._masks[query.device], strict=True):
             part = query[:, :, tile.start : tile.end], _seen(key, columns), _seen(value, columns)
             if product is not None:
                 found = product(*part, mask, size**-0.5 if scale is None else scale)
@@ -154,32 +155,14 @@ class TileLayout:
             out[:, tile.start : tile.end] = found.transpose(1, 2)
         return out
 
-    def _masks_on(self, device: torch.device) -> list[torch.Tensor]:
-        """Return the tiles' masks on a device."""
-        if device not in self._masks:
-            self._masks[device] = [mask.to(device) for mask in next(iter(self._masks.values()))]
-        return self._masks[device]
-
 
 def _tile_mask(ends: Ints, tile: Tile, trunk: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the additive mask of a tile, [1, 1, queries, trunk + keys]."""
-    keys = np.concatenate([np.arange(a, b) for a, b in (*tile.ancestors, (tile.start, tile.end))])
     queries = np.arange(tile.start, tile.end)[:, None]
-    hidden = (keys > queries) | (queries >= ends[keys])
-    mask = torch.zeros(1, 1, len(queries), trunk + len(keys), dtype=dtype)
+    hidden = (tile.keys > queries) | (queries >= ends[tile.keys])
+    mask = torch.zeros(1, 1, len(queries), trunk + len(tile.keys), dtype=dtype)
     mask[0, 0, :, trunk:].masked_fill_(torch.from_numpy(hidden), torch.finfo(dtype).min)
     return mask
-
-
-def _columns(tile: Tile, trunk: int) -> tuple[tuple[int, int], ...]:
-    """Return the keys that a tile attends to, as ranges over the trunk's and the tree's keys."""
-    found = [(0, trunk)] if trunk else []
-    for start, end in (*tile.ancestors, (tile.start, tile.end)):
-        if found and found[-1][1] == trunk + start:
-            found[-1] = (found[-1][0], trunk + end)
-        else:
-            found.append((trunk + start, trunk + end))
-    return tuple(found)
 
 
 def _seen(states: torch.Tensor, columns: Sequence[tuple[int, int]]) -> torch.Tensor:

@@ -33,68 +33,50 @@ _SOURCES = ("compatibility", "models", "scoring")
 """Packages of evalkit that a forward pass uses."""
 
 
-class CheckCache:
-    """Passed checks of one architecture.
+class PassedChecks:
+    """Passed checks of one architecture, in evalkit's cache. If it does not remember any, every check is run."""
 
-    Args:
-        model: the loaded model.
-    """
+    def __init__(self, model: Any, remembers: bool) -> None:
+        self.remembers = remembers
+        self._key = _key_of(model) if remembers and not type(model).__module__.startswith(_REMOTE) else None
+        self._names = self._read()
 
-    def __init__(self, model: Any) -> None:
-        self._key = None if type(model).__module__.startswith(_REMOTE) else _key_of(model)
-        self._passed: frozenset[str] = _read(self._key) if self._key else frozenset()
-
-    def has_passed(self, name: str) -> bool:
-        """Return whether a check has been passed before."""
-        return name in self._passed
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
 
     def check(self, name: str, run: Callable[[], str]) -> str:
-        """Return a check's failure, or an empty string where it passes or has passed before.
-
-        Args:
-            name: names what is compared, and at which lengths.
-            run: runs the check and returns its failure.
-        """
-        if name in self._passed:
+        """Return a check's failure, or an empty string where it passes or a check of that name has passed before."""
+        if name in self._names:
             return ""
         failure = run()
-        # A failure may come from one checkpoint's weights, so it is not cached for others
-        if not failure:
-            self._passed |= {name}
-            self._save()
+        # A failure may come from one checkpoint's weights, so it is not kept for others
+        if not failure and self.remembers:
+            # Another process may have added checks in the meantime
+            self._names |= self._read() | {name}
+            if self._key is not None:
+                write_cached(_KIND, self._key, sorted(self._names))
         return failure
 
-    def _save(self) -> None:
-        if self._key is None:
-            return
-        # Another process may have added checks in the meantime
-        self._passed |= _read(self._key)
-        write_cached(_KIND, self._key, sorted(self._passed))
-
-
-def _read(key: str) -> frozenset[str]:
-    content = read_cached(_KIND, key)
-    return frozenset(part for part in content if isinstance(part, str)) if isinstance(content, list) else frozenset()
+    def _read(self) -> set[str]:
+        content = None if self._key is None else read_cached(_KIND, self._key)
+        return {part for part in content if isinstance(part, str)} if isinstance(content, list) else set()
 
 
 def _key_of(model: Any) -> str:
     config = {key: value for key, value in model.config.to_dict().items() if key not in _VOLATILE}
+    # Masks follow the devices of a model that is spread over several
+    places = getattr(model, "hf_device_map", {})
+    layout = [f"{name} {device}" for name, device in places.items()] if len(set(places.values())) > 1 else []
     identity = {
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
         "config": config,
         "attention": attention_of(model.config.get_text_config()),
         "dtype": str(model.dtype),
-        "device": [model.device.type, hardware_of("+".join(map(str, computing_devices(model)))), _layout(model)],
+        "device": [model.device.type, hardware_of("+".join(map(str, computing_devices(model)))), layout],
         "versions": {name: version(name) for name in ("torch", "transformers")},
         "code": source_digest(*_SOURCES),
     }
     return json.dumps(identity, sort_keys=True, default=str)
-
-
-def _layout(model: Any) -> list[str]:
-    """Return the device of each part of a model that is spread over devices, which its masks must follow; else none."""
-    places = getattr(model, "hf_device_map", {})
-    return [f"{name} {device}" for name, device in places.items()] if len(set(places.values())) > 1 else []
 
 
 class TooManyTokens(Exception):
@@ -102,13 +84,8 @@ class TooManyTokens(Exception):
 
 
 @contextmanager
-def one_line(what: str, tokens: int) -> Iterator[None]:
-    """Convert any exception of the model's code into a one-line error with its message.
-
-    Args:
-        what: what the model does then, such as "does not run".
-        tokens: on how many it is run.
-    """
+def runs(tokens: int) -> Iterator[None]:
+    """Convert any exception of the model's code on some tokens into a one-line error with its message."""
     try:
         yield
     except EvalkitError:
@@ -116,15 +93,11 @@ def one_line(what: str, tokens: int) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise ScoringError(f"out of memory on {tokens} tokens; free some memory, or use a smaller dtype") from error
-        raise CheckpointError(f"the model {what} ({type(error).__name__}: {first_line(error)[:200]})") from error
+        raise CheckpointError(f"the model does not run ({type(error).__name__}: {first_line(error)[:200]})") from error
 
 
 def failure_of(check: Callable[[], str]) -> str:
-    """Return a check's result, or its exception as a failure, since an architecture may raise anything.
-
-    Raises:
-        TooManyTokens: memory ran out, so the check has no result.
-    """
+    """Return a check's result, or its exception as a failure; `TooManyTokens` where memory runs out."""
     try:
         return check()
     except ScoringError:
@@ -159,15 +132,12 @@ _TRIED = 64
 class WeightChecks:
     """Checks of one model's weights, at lengths that grow with the sequences that are scored.
 
-    Args:
-        model: a Hugging Face causal language model.
-        cache: passed checks of its architecture; None: none are kept.
-        files: digest of the files that it was loaded from; None: no check is kept.
+    They are kept under the digest of the files that the model was loaded from; None: no check is kept.
     """
 
-    def __init__(self, model: Any, cache: CheckCache | None, files: str | None) -> None:
-        self._model = model
-        self._cache = None if files is None else cache
+    def __init__(self, model: Any, passed: PassedChecks, files: str | None) -> None:
+        self._check = SharingCheck(model)
+        self._passed = passed
         self._files = files
         self._window = window_of(model.config)
         self._rotary = min((length for length in rotary_lengths(model.config) if length), default=None)
@@ -178,25 +148,20 @@ class WeightChecks:
         """Why evalkit's output head cannot replace the model's own, or empty."""
 
     def run(self, longest: int) -> None:
-        """Check the output head, then causality in sequences of up to a length.
-
-        Raises:
-            CheckpointError, ScoringError: see `cover`.
-        """
-        check, length = SharingCheck(self._model), self._covering(0)
-        self._covered, self.stored = 0, self._cache is not None
-        self.head_failure = self._unless_passed("head", partial(_head_failure, check, length))
+        """Check the output head, then causality in sequences of up to a length; see `cover`."""
+        length = self._covering(0)
+        self._covered, self.stored = 0, True
+        try:
+            self.head_failure = self._unless_passed("head", lambda: failure_of(lambda: self._check.head(length)))
+        except TooManyTokens:
+            self.head_failure = "out of memory in the check of its output head"
         self.cover(length)
         self.cover(longest)
 
     def cover(self, longest: int) -> None:
-        """Check that no score depends on later tokens in sequences of up to a length, unless a check has covered it.
+        """Raise an error if a score depends on later tokens in sequences of up to a length, which no check has covered.
 
         A window, or a selection of tokens, has no effect on sequences that are shorter than it.
-
-        Raises:
-            CheckpointError: a score does, or is not a number, or the model does not run.
-            ScoringError: out of memory.
         """
         if longest <= self._covered:
             return
@@ -217,17 +182,15 @@ class WeightChecks:
         return max(2, longest, min(self._window, max(_TRIED, 1 << (longest - 1).bit_length())))
 
     def _unless_passed(self, name: str, run: Callable[[], str]) -> str:
-        if self._cache is None:
-            return run()
         name = f"{name}, of weights {self._files}"
-        self.stored &= self._cache.has_passed(name)
-        return self._cache.check(name, run)
+        self.stored &= name in self._passed
+        return run() if self._files is None else self._passed.check(name, run)
 
     def _check_causal(self, length: int) -> str:
         """Raise a `CheckpointError` if scores in sequences of this length change with later tokens, or are NaN."""
         at_equal_length = self._rotary is not None and length > self._rotary
-        with one_line("does not run", length):
-            lookahead = SharingCheck(self._model).lookahead(length, not self.head_failure, at_equal_length)
+        with runs(length):
+            lookahead = self._check.lookahead(length, not self.head_failure, at_equal_length)
         if lookahead == NOT_NUMBERS:
             raise CheckpointError(f"on random tokens the model gives no numbers: {lookahead}; {DAMAGED}")
         if lookahead:
@@ -236,11 +199,3 @@ class WeightChecks:
                 "tokens): it is not a causal language model, so its log-likelihoods mean nothing"
             )
         return ""
-
-
-def _head_failure(check: SharingCheck, length: int) -> str:
-    """Return why evalkit's output head cannot replace the model's own, or ""."""
-    try:
-        return failure_of(lambda: check.head(length))
-    except TooManyTokens:
-        return "out of memory in the check of its output head"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.models.memory import keep_freed_blocks, refuse_to_split
 from evalkit.scoring.architecture import kernels_for, longest_shared, window_of
-from evalkit.scoring.checks import DAMAGED, CheckCache, TooManyTokens, WeightChecks, failure_of, memory_for, one_line
+from evalkit.scoring.checks import DAMAGED, PassedChecks, TooManyTokens, WeightChecks, failure_of, memory_for, runs
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.head import Scores
 from evalkit.scoring.pack import SequenceSet, TreeBatch, return_freed_memory
@@ -65,9 +65,11 @@ class Engine:
         self._forward = Forward(model, self._kernels[0], greedy)
         self._say = say
         self._model = model
-        self._check_cache = CheckCache(model) if remembers else None
-        self._weights = WeightChecks(model, self._check_cache, files)
-        self._longest = longest_shared(model.config)
+        self._passed = PassedChecks(model, remembers)
+        self._weights = WeightChecks(model, self._passed, files)
+        window, self._longest = window_of(model.config), longest_shared(model.config)
+        self._reach = min(window, self._longest or window)
+        """Greatest length of a sequence that fits in the context window and may be shared."""
         self._asked = budget
         self.budget = self._fitting_budget()
         """Maximum tokens of a batch; final once `check` has run."""
@@ -94,16 +96,18 @@ class Engine:
     def check(self, items: Sequence[SequenceSet], alone: bool = False) -> None:
         """Check whether prefixes may be shared; otherwise score without sharing, with a warning.
 
+        A model that does not run, whose predictions depend on later tokens, or are not numbers, is an error.
+
         Args:
             items: some of those to be scored; the longest sequence of the first is run unshared.
-            alone: whether there is nothing to share, so that sharing is not compared and every sequence is scored
-                alone.
-
-        Raises:
-            CheckpointError: the model does not run, its predictions depend on later tokens, or are not numbers.
+            alone: whether there is nothing to share: every sequence is scored alone.
         """
         check = SharingCheck(self._model)
-        self._try_one(items[0])
+        tokens = max(items[0].sequences, key=len)
+        with runs(len(tokens)), memory_for(items[0], len(tokens)):
+            found = self._forward.score_alone(tokens).logprobs[1:]
+        if np.isnan(found).any():
+            raise CheckpointError(f"the model's log-probabilities are not numbers (NaN) on {items[0].label}; {DAMAGED}")
         self._weights.run(max(map(_longest_input, items)))
         self.why_not = self._weights.head_failure
         if alone:
@@ -134,22 +138,19 @@ class Engine:
     def score(self, batch: TreeBatch, alone: bool = False) -> list[tuple[SequenceSet, list[Scores]]]:
         """Score a batch; return each item with the scores of its sequences, in order.
 
-        Args:
-            batch: the batch.
-            alone: score each sequence by itself, by the model's own attention, where there is nothing to share.
-
-        Raises:
-            ScoringError: out of memory on a single item, or a score that is not a number.
+        If `alone`, there is nothing to share, and each sequence is scored by itself, by the model's own attention.
         """
         longest = max(map(_longest_input, batch.items))
         if self.checked:
             self._weights.cover(longest)
-        if not alone and self._may_share(batch, longest):
+        # For longer sequences, states in a shared row differ from those of the sequence alone
+        shares = not alone and self.shares and (self._longest is None or longest <= self._longest)
+        if shares and not self._failure_at(BatchLengths(len(batch.trunk) + len(batch.tree.tokens), longest)):
             found = self._shared_scores(batch)
             if all(map(_is_finite, found)):
                 return found
             # A NaN spreads over its row in spite of the mask; scoring unshared finds the sequence that it comes from
-        found = self._unshared_scores(batch)
+        found = [(item, [self._alone(item, tokens) for tokens in item.sequences]) for item in batch.items]
         for one in found:
             if not _is_finite(one):
                 raise ScoringError(
@@ -161,24 +162,13 @@ class Engine:
     def _fitting_budget(self) -> int:
         return min(self._asked, DENSE_TOKENS) if self._forward.kernel == "dense" else self._asked
 
-    def _window(self) -> int:
-        """Return the greatest sequence length that fits in the context window and may be shared."""
-        window = window_of(self._model.config)
-        return min(window, self._longest or window)
-
-    def _reach(self) -> int:
-        """Return the length of the longest sequence in the start-up check."""
-        return min(self._window(), _LONGEST, self._first_row() // 2)
-
-    def _first_row(self) -> int:
-        """Return the row length of planned batches, with room for a trunk."""
-        return max(self.budget + self.budget // 4, _LEAST_ROW)
-
     def _check_active_kernel(self, check: SharingCheck) -> str:
         """Check sharing under the active kernel; halve the budget while memory runs out. Return the failure, or ""."""
         self.budget = self._fitting_budget()
         while True:
-            lengths = BatchLengths(self._first_row(), self._reach())
+            # Planned batches, with room for a trunk
+            row = max(self.budget + self.budget // 4, _LEAST_ROW)
+            lengths = BatchLengths(row, min(self._reach, _LONGEST, row // 2))
             try:
                 failure = self._compare(check, lengths)
             except TooManyTokens:
@@ -192,24 +182,10 @@ class Engine:
 
     def _compare(self, check: SharingCheck, lengths: BatchLengths) -> str:
         """Return why prefixes cannot be shared under the active kernel, or ""; cached for the architecture."""
-
-        def run() -> str:
-            return failure_of(lambda: check.sharing(self.kernel, lengths))
-
-        if self._check_cache is None:
-            return run()
         name = f"{self.kernel} row {lengths.row} longest {lengths.longest}"
-        if not self._check_cache.has_passed(name) and not self._checked.row:
+        if self._passed.remembers and name not in self._passed and not self._checked.row:
             self._say("comparing shared prefixes with the model's own forward pass, once for this architecture")
-        return self._check_cache.check(name, run)
-
-    def _may_share(self, batch: TreeBatch, longest: int) -> bool:
-        if not self.shares:
-            return False
-        # For longer sequences, states in a shared row differ from those of the sequence alone
-        if self._longest is not None and longest > self._longest:
-            return False
-        return not self._failure_at(BatchLengths(len(batch.trunk) + len(batch.tree.tokens), longest))
+        return self._passed.check(name, lambda: failure_of(lambda: check.sharing(self.kernel, lengths)))
 
     def _failure_at(self, lengths: BatchLengths) -> str:
         """Return why prefixes cannot be shared at these lengths, or ""; checked now where it has not been before."""
@@ -217,7 +193,7 @@ class Engine:
             return ""
         # Rounded up, so that a few checks cover all lengths
         row = max(_rounded_up(lengths.row), self._checked.row, _LEAST_ROW)
-        longest = min(max(_rounded_up(lengths.longest), _LEAST_LONGEST), self._window())
+        longest = min(max(_rounded_up(lengths.longest), _LEAST_LONGEST), self._reach)
         rounded = BatchLengths(row, max(longest, lengths.longest, self._checked.longest))
         if rounded not in self._failures:
             try:
@@ -258,15 +234,9 @@ class Engine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self._say_once("memory", f"out of memory at {len(tree.tokens)} tokens a batch: such batches are halved")
-        return self._halves_scores(batch)
-
-    def _halves_scores(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
         half = len(batch.items) // 2
         parts = (TreeBatch(batch.trunk, batch.items[:half]), TreeBatch(batch.trunk, batch.items[half:]))
         return [found for part in parts for found in self._shared_scores(part)]
-
-    def _unshared_scores(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
-        return [(item, [self._alone(item, s) for s in item.sequences]) for item in batch.items]
 
     def _alone(self, item: SequenceSet, tokens: NDArray[np.int32]) -> Scores:
         """Score one sequence unshared; with evalkit's output head, which needs less memory, where it is the model's."""
@@ -274,14 +244,6 @@ class Engine:
             if self._weights.head_failure:
                 return self._forward.score_alone(tokens)
             return self._forward.score_unshared(tokens)
-
-    def _try_one(self, item: SequenceSet) -> None:
-        """Run a document unshared; raise a `CheckpointError` where the model fails or returns NaN."""
-        tokens = max(item.sequences, key=len)
-        with one_line("does not run", len(tokens)), memory_for(item, len(tokens)):
-            found = self._forward.score_alone(tokens).logprobs[1:]
-        if np.isnan(found).any():
-            raise CheckpointError(f"the model's log-probabilities are not numbers (NaN) on {item.label}; {DAMAGED}")
 
 
 def _longest_input(item: SequenceSet) -> int:

@@ -23,15 +23,10 @@ _BLOCK = 128
 
 
 class FlexLayout:
-    """Tree attention by FlexAttention with a block mask, for GPUs.
+    """Tree attention by FlexAttention with a block mask, for GPUs; arguments as of `TileLayout`.
 
     Lengths are padded to multiples of `_BLOCK`, and the mask reads sizes from tensors only, so that batches of all
     sizes run the same compiled kernel. The mask reaches the device in one copy, which does not wait for it.
-
-    Args:
-        ends: [nodes] one past each node's last descendant.
-        trunk: number of trunk tokens, which precede the tree's and to which every token attends.
-        device: of the queries.
     """
 
     def __init__(self, ends: Ints, trunk: int, device: torch.device) -> None:

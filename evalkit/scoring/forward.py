@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
@@ -45,13 +45,12 @@ def alibi_by_position(base: Any, positions: torch.Tensor) -> Iterator[None]:
 def _by_position(name: str, original: Any, positions: torch.Tensor) -> Any:
     length = int(positions.max()) + 1
 
+    # Both return [heads, 1, keys]; the original's first argument is a padding mask, [batch, keys], or the length
     def from_mask(_: Any, heads: int, dtype: torch.dtype) -> torch.Tensor:
-        """[heads, 1, keys]; the original's argument is a padding mask, [batch, keys]."""
         table: torch.Tensor = original(torch.ones(1, length, device=positions.device, dtype=torch.long), heads, dtype)
         return table[..., positions]
 
     def from_length(heads: int, _: int, alibi_bias_max: int = 8, device: Any = None) -> torch.Tensor:
-        """[heads, 1, keys]; the original's argument is the length."""
         table: torch.Tensor = original(heads, length, alibi_bias_max, device)
         return table[..., positions]
 
@@ -103,7 +102,7 @@ class Forward:
         model: a Hugging Face causal language model in evaluation mode.
         kernel: one of `KERNELS`.
         greedy: whether to compute if a token is the argmax.
-        dtype: the compute dtype, where it is not the dtype of the weights (`precision.in_float32`).
+        dtype: the compute dtype, where it is not the dtype of the weights (`probe.in_float32`).
     """
 
     def __init__(
@@ -132,13 +131,7 @@ class Forward:
 
     @torch.inference_mode()
     def score(self, tree: Tree, trunk: Trunk) -> Scores:
-        """Score every pair of a tree.
-
-        Args:
-            tree: built for the trunk's length.
-            trunk: from `self.trunk`.
-        """
-        forget_lengths(self._dynamic)
+        """Score every pair of a tree that is built for the trunk's length."""
         hidden = self._hidden(tree, trunk)
         # The trunk's last token predicts too: its state is appended to the nodes
         nodes = np.where(tree.pair_nodes == TRUNK, len(tree.tokens), tree.pair_nodes).astype(np.int64)
@@ -147,10 +140,7 @@ class Forward:
     @torch.inference_mode()
     def score_unshared(self, tokens: Ints) -> Scores:
         """Score one sequence, [length], without a tree but with evalkit's output head."""
-        ids = to_device(tokens[None].astype(np.int64), self._device)
-        forget_lengths(self._dynamic)
-        hidden = self._states(input_ids=ids[:, :-1], use_cache=False)
-        return Scores.after_first(self._head.scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)))
+        return Scores.after_first(self._next_scores(self.hidden_alone(tokens[:-1]), tokens))
 
     @torch.inference_mode()
     def score_alone(self, tokens: Ints) -> Scores:
@@ -169,16 +159,12 @@ class Forward:
     @torch.inference_mode()
     def hidden_alone(self, tokens: Ints) -> torch.Tensor:
         """Return the final hidden states of one sequence, [length, d_model], by the model's own attention."""
-        ids = to_device(tokens[None].astype(np.int64), self._device)
-        forget_lengths(self._dynamic)
-        return self._states(input_ids=ids, use_cache=False)
+        return self._states(input_ids=self._ids(tokens), use_cache=False)
 
     @torch.inference_mode()
     def hidden_shared(self, tree: Tree, trunk: Ints) -> torch.Tensor:
         """Return the final hidden states of a tree built after `trunk`, [nodes, d_model]."""
-        before = self.trunk(trunk)
-        forget_lengths(self._dynamic)
-        return self._hidden(tree, before)
+        return self._hidden(tree, self.trunk(trunk))
 
     @torch.inference_mode()
     def head_gap(self, tokens: Ints) -> float:
@@ -187,7 +173,7 @@ class Forward:
         hidden = self.hidden_alone(tokens)
         ours = self._head.logits(hidden).float().log_softmax(-1)
         # Also with the columns in chunks, as in scoring
-        parts = self._head.scores(hidden[:-1], np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)).logprobs
+        parts = self._next_scores(hidden, tokens).logprobs
         expected = own.cpu().numpy()[np.arange(len(tokens) - 1), tokens[1:]]
         return float(max((ours - own).abs().mean(), np.abs(parts - expected).mean()))
 
@@ -219,13 +205,18 @@ class Forward:
         if not len(tokens):
             empty = torch.zeros(1, self._head.module.weight.shape[1], device=self._device, dtype=self._dtype)
             return Trunk(tokens, Scores.after_first(NOTHING), empty, ())
-        ids = to_device(tokens[None].astype(np.int64), self._device)
-        forget_lengths(self._dynamic)
         cache = DynamicCache()
-        hidden = self._states(input_ids=ids, past_key_values=cache, use_cache=True)
-        scores = self._head.scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64))
+        hidden = self._states(input_ids=self._ids(tokens), past_key_values=cache, use_cache=True)
         layers = tuple((layer.keys, layer.values) for layer in cache.layers)
-        return Trunk(tokens, Scores.after_first(scores), hidden[-1:], layers)
+        return Trunk(tokens, Scores.after_first(self._next_scores(hidden, tokens)), hidden[-1:], layers)
+
+    def _next_scores(self, hidden: torch.Tensor, tokens: Ints) -> Scores:
+        """Score each token but the first from the states of those before it, [tokens, d_model]."""
+        return self._head.scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64))
+
+    def _ids(self, tokens: Ints) -> torch.Tensor:
+        """Return tokens on the model's device, [1, length]."""
+        return to_device(tokens[None].astype(np.int64), self._device)
 
     def _hidden(self, tree: Tree, trunk: Trunk) -> torch.Tensor:
         """Return the final hidden states of a tree, [nodes, d_model]."""
@@ -234,24 +225,26 @@ class Forward:
         inputs = {"input_ids": ids, "position_ids": positions}
         if trunk.layers:
             inputs |= {"past_key_values": _TrunkCache(trunk.layers)}
+        attention: AbstractContextManager[None]
         if self.kernel == "dense":
             ends = to_device(tree.ends, self._device)
             inputs |= {"attention_mask": self._tree_mask(ends, len(trunk.tokens))}
             before = torch.arange(len(trunk.tokens), device=self._device)
-            with alibi_by_position(self._base, torch.cat((before, positions[0]))):
-                return self._states(**inputs, use_cache=bool(trunk.layers))
-        with attending(self._model, self._layout(tree, len(trunk.tokens))):
+            attention = alibi_by_position(self._base, torch.cat((before, positions[0])))
+        else:
+            attention = attending(self._model, self._layout(tree, len(trunk.tokens)))
+        with attention:
             return self._states(**inputs, use_cache=bool(trunk.layers))
 
     def _model_logits(self, tokens: Ints) -> torch.Tensor:
         """Return the logits of the model's own forward pass over one sequence, [length, vocabulary], in float32."""
-        ids = to_device(tokens[None].astype(np.int64), self._device)
         forget_lengths(self._dynamic)
-        logits: torch.Tensor = self._model(input_ids=ids, **self._options).logits[0]
+        logits: torch.Tensor = self._model(input_ids=self._ids(tokens), **self._options).logits[0]
         return logits.float()
 
     def _states(self, **inputs: Any) -> torch.Tensor:
         """Run the base model on one row; return its final hidden states, [length, d_model], on the head's device."""
+        forget_lengths(self._dynamic)
         # Where the last layer is on another device and no module follows it, so are the states
         states: torch.Tensor = self._base(**inputs).last_hidden_state[0].to(self._device)
         return states

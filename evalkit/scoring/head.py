@@ -25,10 +25,9 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     return states.to(device)
 
 
-def fetch(states: torch.Tensor) -> NDArray[Any]:
+def fetch(states: torch.Tensor) -> Any:
     """Return a tensor of a device as an array; waits until it is computed."""
-    found: NDArray[Any] = states.cpu().numpy()
-    return found
+    return states.cpu().numpy()
 
 
 _CPU_LOGITS = 2**20
@@ -72,12 +71,7 @@ NOTHING = Scores(np.empty(0, np.float32), np.empty(0, np.bool_))
 
 
 class OutputHead:
-    """Log-probabilities from final hidden states.
-
-    Args:
-        model: a Hugging Face causal language model.
-        greedy: whether to compute if a token is the argmax.
-    """
+    """Log-probabilities from final hidden states, and on request (`greedy`) whether tokens are the argmax."""
 
     def __init__(self, model: Any, greedy: bool) -> None:
         self.module = model.get_output_embeddings()

@@ -130,8 +130,7 @@ def return_freed_memory() -> None:
 def check_budget(items: Sequence[SequenceSet], budget: int) -> None:
     """Check that a token budget fits the largest item; see `check_arrays`."""
     arrays, groups = _arrays_of(items)
-    planned = plan_arrays(arrays, groups, budget)
-    check_arrays(planned, arrays, groups, [item.label for item in items], budget)
+    check_arrays(plan_arrays(arrays, groups, budget), arrays, groups, [item.label for item in items], budget)
 
 
 def check_arrays(
@@ -141,18 +140,14 @@ def check_arrays(
     labels: Sequence[str],
     budget: int,
 ) -> None:
-    """Check that a token budget fits the largest item.
+    """Raise a `ScoringError` with a sufficient budget if a token budget does not fit the largest item.
 
     Args:
         planned: the batches under the budget.
         arrays, groups: as of `plan_arrays`.
         labels: [items] their names in messages.
         budget: the token budget.
-
-    Raises:
-        ScoringError: it does not; names the document and a sufficient budget.
     """
-
     needed, item = _largest(planned)
     if needed <= budget:
         return
@@ -222,18 +217,18 @@ def _cut(leaves: _Leaves, items: Places, budget: int) -> Iterator[PlannedBatch]:
     shared = [0, *(leaves.arrays.common(firsts[:-1], firsts[1:]) - length).tolist()]
     numbers = items.tolist()
     total = sum(fresh) - sum(shared)
+
+    def batch(start: int, stop: int) -> PlannedBatch:
+        largest = max(range(start, stop), key=fresh.__getitem__)
+        return PlannedBatch(trunk, tuple(numbers[start:stop]), (fresh[largest], numbers[largest]))
+
     # The least possible number of batches, none of them almost empty
     size = total / max(1, ceil(total / budget))
     start = tokens = 0
     for i in range(len(numbers)):
         added = fresh[i] - (shared[i] if i > start else 0)
         if i > start and (tokens + added > budget or tokens + added / 2 > size):
-            yield _batch(trunk, numbers[start:i], fresh[start:i])
+            yield batch(start, i)
             start, tokens, added = i, 0, fresh[i]
         tokens += added
-    yield _batch(trunk, numbers[start:], fresh[start:])
-
-
-def _batch(trunk: Ints, numbers: list[int], fresh: list[int]) -> PlannedBatch:
-    most = max(fresh)
-    return PlannedBatch(trunk, tuple(numbers), (most, numbers[fresh.index(most)]))
+    yield batch(start, len(numbers))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,58 +120,48 @@ def make_probe(vocabulary: int, row: int, longest: int, seed: int = 0) -> Probe:
         longest: tokens of the longest sequence, at least `SHORTEST`.
         seed: seed of the random token ids.
     """
+
+    def drawn(length: int) -> Ints:
+        return dice.integers(0, vocabulary, length, dtype=np.int32)
+
     dice = np.random.default_rng(seed)
     scale = min(1.0, longest / (_PREFIX + max(_STEMS) + max(_LEAVES)))
-    prefix = dice.integers(0, vocabulary, max(3, int(scale * _PREFIX)), dtype=np.int32)
+    prefix = drawn(max(3, int(scale * _PREFIX)))
+    pieces: list[_Piece] = []
     sequences: list[Ints] = []
-    blocks: list[_Branch] = []
-    for stem in (*_STEMS, None):
-        # The last block is the one long branch
-        length = longest - len(prefix) if stem is None else max(1, int(scale * stem))
-        stem_ids = dice.integers(0, vocabulary, length, dtype=np.int32)
-        leaves = () if stem is None else _LEAVES
-        leaf_ids = [dice.integers(0, vocabulary, max(1, int(scale * n)), dtype=np.int32) for n in leaves]
-        blocks.append(_block(len(prefix), stem_ids, leaf_ids, len(sequences)))
-        sequences += [np.concatenate((prefix, stem_ids, leaf)) for leaf in leaf_ids or [stem_ids[:0]]]
-    start = _Branch(prefix, np.arange(len(prefix), dtype=np.int32), np.full(len(prefix), row), np.zeros_like(prefix))
-    parts, nodes = [start], len(prefix)
-    for block in _repeated(blocks):
-        parts.append(block._replace(ends=np.minimum(block.ends + nodes, row)))
-        nodes += len(block.tokens)
+    for length in _STEMS:
+        stem = drawn(max(1, int(scale * length)))
+        leaves = [drawn(max(1, int(scale * n))) for n in _LEAVES]
+        pieces.append(_Piece(stem, len(prefix), len(stem) + sum(map(len, leaves)), len(sequences)))
+        for leaf in leaves:
+            pieces.append(_Piece(leaf, len(prefix) + len(stem), len(leaf), len(sequences)))
+            sequences.append(np.concatenate((prefix, stem, leaf)))
+    branch = drawn(longest - len(prefix))
+    start, long = _Piece(prefix, 0, row, 0), _Piece(branch, len(prefix), len(branch), len(sequences))
+    sequences.append(np.concatenate((prefix, branch)))
+    parts: list[tuple[Ints, ...]] = []
+    nodes = 0
+    for tokens, position, size, owner in chain((start, *pieces, long), cycle(pieces)):
+        count = len(tokens)
+        positions = np.arange(position, position + count, dtype=np.int32)
+        end, sequence = (np.full(count, value, np.int32) for value in (min(nodes + size, row), owner))
+        parts.append((tokens, positions, end, sequence))
+        nodes += count
         if nodes >= row:
             break
-    tokens, positions, ends, owner = (np.concatenate(arrays)[:row] for arrays in zip(*parts, strict=True))
+    ids, places, ends, owners = (np.concatenate(arrays)[:row] for arrays in zip(*parts, strict=True))
     none = np.empty(0, np.int32)
-    tree = Tree(tokens, positions, ends.astype(np.int32), none, none, ())
-    return Probe(tuple(sequences), tree, owner.astype(np.int64), 2 * len(prefix) // 3)
+    tree = Tree(ids, places, ends, none, none, ())
+    return Probe(tuple(sequences), tree, owners.astype(np.int64), 2 * len(prefix) // 3)
 
 
-class _Branch(NamedTuple):
-    """A branch after the prefix; arrays [nodes], `ends` counted from its own first node."""
+class _Piece(NamedTuple):
+    """Neighbouring tokens of one branch: the prefix, a stem or a leaf."""
 
     tokens: Ints
-    positions: Ints
-    ends: Ints
-    owner: Ints
-
-
-def _block(prefix: int, stem: Ints, leaves: list[Ints], first: int) -> _Branch:
-    """Build a stem followed by its leaves; `first` is the sequence index of the first leaf."""
-    total = len(stem) + sum(map(len, leaves))
-    tokens, positions = [stem], [np.arange(prefix, prefix + len(stem))]
-    ends, owner = [np.full(len(stem), total)], [np.full(len(stem), first)]
-    at = len(stem)
-    for number, leaf in enumerate(leaves):
-        tokens.append(leaf)
-        positions.append(np.arange(prefix + len(stem), prefix + len(stem) + len(leaf)))
-        at += len(leaf)
-        ends.append(np.full(len(leaf), at))
-        owner.append(np.full(len(leaf), first + number))
-    return _Branch(*(np.concatenate(arrays).astype(np.int32) for arrays in (tokens, positions, ends, owner)))
-
-
-def _repeated(blocks: list[_Branch]) -> Iterator[_Branch]:
-    """Yield the short branches once, the long one, then the short ones without end."""
-    yield from blocks
-    while True:
-        yield from blocks[:-1]
+    position: int
+    """Of the first token in its sequence."""
+    size: int
+    """Tokens of the piece and of all that branches from it."""
+    owner: int
+    """Index of its sequence; of a stem, that of its first leaf."""

@@ -70,9 +70,8 @@ class SequenceArrays:
     def extremes(self) -> tuple[Places, Places]:
         """[items] the first and the last sequence of each item in lexicographic order."""
         order = np.argsort(self.ranks)
-        found = (extreme.reduceat(self.ranks, self.first[:-1]) for extreme in (np.minimum, np.maximum))
-        lowest, highest = (order[ranks] for ranks in found)
-        return lowest, highest
+        first = self.first[:-1]
+        return order[np.minimum.reduceat(self.ranks, first)], order[np.maximum.reduceat(self.ranks, first)]
 
     def nodes(self) -> Places:
         """Return the number of nodes of each item's own tree, [items]."""
@@ -104,7 +103,7 @@ class SequenceArrays:
 
 def offsets(counts: Iterable[int]) -> Places:
     """Return where each of several parts starts, and the end of the last, from their sizes."""
-    return np.concatenate(([0], np.cumsum(np.fromiter(counts, np.int64)))).astype(np.int64)
+    return np.cumsum([0, *counts], dtype=np.int64)
 
 
 def _common(tokens: Ints, one: Places, other: Places, lengths: Places) -> Places:
@@ -139,21 +138,16 @@ def estimated_tokens(groups: Sequence[SampledGroup]) -> tuple[float, float]:
     for prefixes that several batches repeat.
     """
     alone = distinct = 0.0
-    for group in groups:
+    common = [trunk_length(group.sequences) if len(group.sequences) > 1 else 0 for group in groups]
+    for group, shared in zip(groups, common, strict=True):
         scale = group.documents / group.sampled
-        shared = _shared(group.sequences)
         alone += scale * sum(len(sequence) - 1 for sequence in group.sequences)
         distinct += shared + scale * (distinct_tokens(group.sequences) - shared)
     if len(groups) > 1:
-        firsts = [group.sequences[0] for group in groups]
-        distinct -= (len(groups) - 1) * min(_shared(firsts), *(_shared(group.sequences) for group in groups))
+        distinct -= (len(groups) - 1) * min(trunk_length([group.sequences[0] for group in groups]), *common)
     return alone, distinct
 
 
 def distinct_tokens(sequences: Sequence[Ints]) -> int:
     """Return the nodes of the prefix tree of sequences."""
     return int(SequenceArrays.of([tuple(sequences)]).nodes()[0]) if sequences else 0
-
-
-def _shared(sequences: Sequence[Ints]) -> int:
-    return trunk_length(sequences) if len(sequences) > 1 else 0

@@ -2,7 +2,7 @@
 
 In: a loaded model, a kernel, and the lengths of batches and sequences. Out: the reason why prefixes cannot be shared,
 or an empty string. The check compares the hidden states of every token of a row that is as long as the batches will be
-(`probe.py`), in float32 whatever the dtype of the weights (`probe.py`), with and without a trunk. A check that
+(`probe.py`), in float32 whatever the dtype of the weights, with and without a trunk. A check that
 could not have detected the smallest error, one masked token, is inconclusive and does not pass.
 """
 
@@ -18,7 +18,7 @@ import torch
 
 from evalkit.models.memory import is_out_of_memory
 from evalkit.scoring.forward import Forward
-from evalkit.scoring.probe import HALF, SHORTEST, Probe, in_float32, make_probe, mask_first
+from evalkit.scoring.probe import HALF, SHORTEST, in_float32, make_probe, mask_first
 from evalkit.scoring.tree import Ints
 
 TOLERANCE = 1e-3
@@ -60,11 +60,7 @@ class BatchLengths(NamedTuple):
 
 
 class SharingCheck:
-    """Comparison of one model's shared hidden states with those of each sequence alone.
-
-    Args:
-        model: a Hugging Face causal language model in evaluation mode.
-    """
+    """Comparison of one model's shared hidden states with those of each sequence alone."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -86,7 +82,6 @@ class SharingCheck:
             at_equal_length: replace the later tokens, where they are left out otherwise; for rotary embeddings that
                 depend on the length.
         """
-
         columns = self._tokens(_LOGITS, seed=0)
 
         def seen(forward: Forward, tokens: Ints) -> torch.Tensor:
@@ -130,12 +125,7 @@ class SharingCheck:
         return "" if gap <= HEAD_TOLERANCE else f"its output head differs from evalkit's by {gap:.2g} nats"
 
     def sharing(self, kernel: str, lengths: BatchLengths) -> str:
-        """Return why prefixes cannot be shared in batches of up to these lengths; empty if they can.
-
-        Args:
-            kernel: one of `forward.KERNELS`.
-            lengths: lengths of the batches.
-        """
+        """Return why prefixes cannot be shared by a kernel in batches of up to these lengths; empty if they can."""
         if lengths.longest < SHORTEST:
             return f"sequences of {lengths.longest} tokens are too short for the check"
         for with_trunk in (False, True):
@@ -152,30 +142,24 @@ class SharingCheck:
         smallest = self._smallest_error(forward, lengths, with_trunk)
         if smallest < _LEAST_EFFECT:
             return f"inconclusive: a masked token changes its states by only {smallest:.1g} of their norm"
-        worst = _systematic(
-            lambda seed: self._shared_gaps(forward, lengths, with_trunk, seed), min(TOLERANCE, smallest / _MARGIN)
+
+        def gaps(seed: int) -> torch.Tensor:
+            states, which = self._shared(forward, lengths, with_trunk, seed)
+            return _gaps(states, self._expected(lengths.longest, seed, True), which[-len(states) :])
+
+        worst = _systematic(gaps, min(TOLERANCE, smallest / _MARGIN))
+        return (
+            "" if worst is None else f"its states differ by {worst:.2g} of their norm in rows of {lengths.row} tokens"
         )
-        if worst is None:
-            return ""
-        return f"its states differ by {worst:.2g} of their norm in rows of {lengths.row} tokens"
 
     def _half_failure(self, kernel: str, lengths: BatchLengths, with_trunk: bool) -> str:
-        probe, which = self._probe(lengths, seed=0)
         exact, own = self._expected(lengths.longest, 0, True), self._expected(lengths.longest, 0, False)
-        rounding = _rms(_gaps(own, exact)[which])
-        trunk = probe.trunk if with_trunk else 0
-        states = _states(self._forward(wide=False, kernel=kernel), probe, trunk)
-        shared = _rms(_gaps(states, exact, which[trunk:]))
+        states, which = self._shared(self._forward(wide=False, kernel=kernel), lengths, with_trunk, seed=0)
+        rounding, shared = _rms(_gaps(own, exact)[which]), _rms(_gaps(states, exact, which[-len(states) :]))
         if shared <= _NOISE * rounding:
             return ""
         dtype = str(self._model.dtype).removeprefix("torch.")
         return f"in {dtype} its states differ by {shared:.2g} of their norm; rounding explains {rounding:.2g}"
-
-    def _shared_gaps(self, forward: Forward, lengths: BatchLengths, with_trunk: bool, seed: int) -> torch.Tensor:
-        """Return the distance of each shared state from that of its sequence alone, [nodes]."""
-        probe, which = self._probe(lengths, seed)
-        trunk = probe.trunk if with_trunk else 0
-        return _gaps(_states(forward, probe, trunk), self._expected(lengths.longest, seed, True), which[trunk:])
 
     def _smallest_error(self, forward: Forward, lengths: BatchLengths, with_trunk: bool) -> float:
         """Return the median change of states when the farthest token is masked; some states may not depend on it."""
@@ -186,11 +170,18 @@ class SharingCheck:
         right, wrong = (forward.hidden_shared(laid_out, tokens)[1:] for laid_out in (tree, mask_first(tree)))
         return float(_gaps(wrong, right).median())
 
-    def _probe(self, lengths: BatchLengths, seed: int) -> tuple[Probe, torch.Tensor]:
-        """Return the probe, and for each node its index in the states of `_run_alone`."""
+    def _shared(
+        self, forward: Forward, lengths: BatchLengths, with_trunk: bool, seed: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the shared states of a probe, [nodes after the trunk, d_model], and where `_run_alone` has them.
+
+        The latter is [nodes], the trunk's included.
+        """
         probe = make_probe(self._vocabulary, max(lengths.row, lengths.longest), lengths.longest, seed)
         starts = np.cumsum([0, *(len(sequence) for sequence in probe.sequences[:-1])])
-        return probe, torch.from_numpy(starts[probe.owner] + probe.tree.positions).to(self._model.device)
+        which = torch.from_numpy(starts[probe.owner] + probe.tree.positions).to(self._model.device)
+        trunk = probe.trunk if with_trunk else 0
+        return forward.hidden_shared(probe.after(trunk), probe.sequences[0][:trunk]), which
 
     def _run_alone(self, longest: int, seed: int, wide: bool) -> torch.Tensor:
         """Return states by the model's own forward pass, [tokens of all distinct sequences, d_model]."""
@@ -234,11 +225,6 @@ def _systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float 
 def _cuts(length: int) -> list[int]:
     """Return where a sequence is cut; no block of more than two tokens divides all of these lengths."""
     return sorted({max(1, length * quarters // 4 - 1) for quarters in (1, 3, 4)})
-
-
-def _states(forward: Forward, probe: Probe, trunk: int) -> torch.Tensor:
-    """Return the shared states of a probe, [nodes after the trunk, d_model]."""
-    return forward.hidden_shared(probe.after(trunk), probe.sequences[0][:trunk])
 
 
 def _gaps(found: torch.Tensor, expected: torch.Tensor, which: torch.Tensor | None = None) -> torch.Tensor:

@@ -66,15 +66,12 @@ def trunk_length(sequences: Sequence[Ints]) -> int:
 
 
 def build_tree(sequences: Sequence[Ints], is_scored: Sequence[NDArray[np.bool_]], trunk: int = 0) -> Tree:
-    """Build the prefix tree of sequences.
+    """Build the prefix tree of sequences; its paths are in their order.
 
     Args:
         sequences: token ids, each [length]; they agree on their first `trunk` tokens.
         is_scored: for each sequence, [length] whether each token is to be scored.
         trunk: length of the prefix that is not in the tree.
-
-    Returns:
-        The tree; its paths are in the order of `sequences`.
     """
     first = max(trunk, 1)
     order = sorted(range(len(sequences)), key=lambda i: sort_key(sequences[i]))

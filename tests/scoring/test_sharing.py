@@ -107,8 +107,7 @@ def by_rows(monkeypatch: pytest.MonkeyPatch, kernel: str, window: int, with_trun
 
         def tile_mask(ends: Any, tile: attention.Tile, trunk: int, dtype: torch.dtype) -> torch.Tensor:
             mask = real_tile(ends, tile, trunk, dtype)
-            ranges = [(0, trunk), *((trunk + a, trunk + b) for a, b in (*tile.ancestors, (tile.start, tile.end)))]
-            keys = torch.cat([torch.arange(a, b) for a, b in ranges])
+            keys = torch.cat((torch.arange(trunk), trunk + torch.from_numpy(tile.keys)))
             if applies(trunk):
                 mask[0, 0].masked_fill_(
                     too_far(trunk + torch.arange(tile.start, tile.end), keys), torch.finfo(dtype).min
