@@ -62,10 +62,7 @@ def write_cached(kind: str, key: str, content: Any) -> None:
 
 
 def read_cached_bytes(kind: str, key: str) -> memoryview | None:
-    """Return the bytes that `write_cached_bytes` stored under a key.
-
-    None if there are none, or if the file is damaged, was written under another key, or is a pipe or device.
-    """
+    """Return the bytes that `write_cached_bytes` stored under a key; None if there are none, or they are damaged."""
     file = _file(kind, key)
     try:
         content = memoryview(read_bytes(file, _MAX_VALUE_BYTES))
@@ -104,11 +101,7 @@ def make_room() -> None:
 
 
 def clear_cache() -> int:
-    """Delete what evalkit has stored in the cache; other files in its folder stay. Return the bytes freed.
-
-    Raises:
-        OSError: a file cannot be deleted.
-    """
+    """Delete what evalkit has stored in the cache; other files in its folder stay. Return the bytes freed."""
     folders = [cache_dir() / kind for kind in (*COMPUTED, *DOWNLOADED)]
     before = size_of(*folders)
     for folder in folders:

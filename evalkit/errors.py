@@ -54,12 +54,7 @@ class EvalkitError(Exception):
 
 
 class SeveralErrors(EvalkitError):
-    """Problems that are independent of each other, all at once.
-
-    Args:
-        summary: what has the problems.
-        problems: one message each.
-    """
+    """Problems that are independent of each other, all at once; `summary` is what has them."""
 
     def __init__(self, summary: str, problems: Sequence[str]) -> None:
         super().__init__(f"{summary}: {'; '.join(problems)}")
@@ -74,13 +69,7 @@ class UsageError(EvalkitError):
 
 
 class UnknownNameError(UsageError):
-    """An unknown name.
-
-    Args:
-        kind: kind of the name ("suite", "task", …).
-        name: the unknown name.
-        known: the names that exist.
-    """
+    """An unknown name of a kind ("suite", "task", …); suggests the nearest known one."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
@@ -133,11 +122,6 @@ def reading_as(path: str | Path, form: str, kind: Callable[[str], EvalkitError])
 
     raises `UsageError("own.yaml: cannot be read as a suite (KeyError: 'tasks')")` for a file without that key. evalkit
     errors pass unchanged, since they name the file already.
-
-    Args:
-        path: the file.
-        form: what it is read as, with its article.
-        kind: class of the error that is raised.
     """
     try:
         yield

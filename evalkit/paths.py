@@ -12,8 +12,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from stat import S_ISDIR
 from typing import IO
 
 from evalkit.errors import CheckpointError
@@ -33,15 +34,9 @@ def resource(*parts: str) -> Path:
 
 
 def replace_file(path: Path, content: bytes | Iterable[bytes | memoryview], *, locked: bool = False) -> None:
-    """Replace a file's content atomically.
+    """Replace a file's content atomically; no partial file is left if that fails.
 
-    Args:
-        path: the file.
-        content: its new content.
-        locked: whether a lock excludes other writers. Then kills leave at most one temporary file behind.
-
-    Raises:
-        OSError: the disk is full or read-only; no partial file is left.
+    If a lock excludes other writers (`locked`), kills leave at most one temporary file behind.
     """
     with replacing(path, locked=locked) as file:
         file.writelines([content] if isinstance(content, bytes) else content)
@@ -70,24 +65,15 @@ _YOUNG = 60.0
 
 @contextmanager
 def temporary_folder(place: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder in `place`, or in the system's folder for temporary files.
-
-    Raises:
-        CheckpointError: the folder cannot be created.
-    """
+    """Yield a new folder in `place`, or in the system's folder for temporary files."""
     from filelock import FileLock
 
     root = place or Path(tempfile.gettempdir())
     _remove_abandoned(root)
-    try:
-        directory = tempfile.TemporaryDirectory(dir=root, prefix=_PREFIX)
-    except OSError as error:
-        raise CheckpointError(
-            f"no temporary folder can be created in {root} ({error.strerror}); set TMPDIR to a writable folder"
-        ) from error
-    with directory as name:
-        folder, lock = Path(name) / "files", FileLock(Path(name) / _LOCK)
+    with ExitStack() as stack:
         try:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=root, prefix=_PREFIX)))
+            folder, lock = directory / "files", FileLock(directory / _LOCK)
             folder.mkdir()
             # On a file system without locks, the folder is never considered abandoned
             with suppress(NotImplementedError):
@@ -96,10 +82,8 @@ def temporary_folder(place: Path | None = None) -> Iterator[Path]:
             raise CheckpointError(
                 f"no temporary folder can be created in {root} ({error.strerror}); set TMPDIR to a writable folder"
             ) from error
-        try:
-            yield folder
-        finally:
-            lock.release()
+        stack.callback(lock.release)
+        yield folder
 
 
 def _remove_abandoned(root: Path) -> None:
@@ -109,15 +93,10 @@ def _remove_abandoned(root: Path) -> None:
     with suppress(OSError):
         for path in root.glob(f"{_PREFIX}*"):
             with suppress(OSError, Timeout, NotImplementedError):
-                if _may_be_abandoned(path):
+                about, lock = path.lstat(), (path / _LOCK).lstat()
+                own = not hasattr(os, "getuid") or about.st_uid == os.getuid()
+                if own and S_ISDIR(about.st_mode) and time.time() - lock.st_mtime > _YOUNG:
                     # Released before removal, because Windows does not remove open files
                     with FileLock(path / _LOCK, timeout=0):
                         pass
                     shutil.rmtree(path, ignore_errors=True)
-
-
-def _may_be_abandoned(path: Path) -> bool:
-    """Return whether a folder is this user's, has a lock file, and is old enough to be locked. Raises `OSError`."""
-    about, lock = path.lstat(), (path / _LOCK).lstat()
-    own = not hasattr(os, "getuid") or about.st_uid == os.getuid()
-    return own and path.is_dir() and not path.is_symlink() and time.time() - lock.st_mtime > _YOUNG

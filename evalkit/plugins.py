@@ -28,10 +28,6 @@ def load_added(group: str, name: str, what: str, own: tuple[str, ...]) -> Any:
         name: name of the entry point.
         what: kind of the object, for messages: "rule".
         own: names of evalkit's own objects, which a message lists too.
-
-    Raises:
-        UnknownNameError: no installed package has an entry point of that name.
-        UsageError: the package cannot be imported.
     """
     found = added(group)
     if name not in found:
@@ -46,16 +42,7 @@ def load_added(group: str, name: str, what: str, own: tuple[str, ...]) -> Any:
 
 
 def call_added(what: str, function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call a function of another package.
-
-    Args:
-        what: kind and name of the object that it belongs to, for messages: "rule shortest".
-        function: the function.
-        *arguments: its arguments.
-
-    Raises:
-        UsageError: it raises anything but an `EvalkitError`; names the object and the error.
-    """
+    """Call a function of another package; any error becomes an `EvalkitError` that names `what`, as "rule shortest"."""
     try:
         return function(*arguments)
     except EvalkitError:

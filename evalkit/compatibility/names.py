@@ -47,11 +47,7 @@ def call(package: str, function: Callable[..., Any], *arguments: Any, **options:
 
 
 def check_parameters(package: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    """Check that a library's function, or the constructor of a class, accepts some arguments.
-
-    Raises:
-        EvalkitError: it does not.
-    """
+    """Raise `EvalkitError` if a library's function, or a class's constructor, does not accept some arguments."""
     try:
         inspect.signature(function).bind(*arguments, **options)
     except TypeError as error:
@@ -61,11 +57,7 @@ def check_parameters(package: str, function: Callable[..., Any], *arguments: Any
 
 @contextmanager
 def replaced(package: str, owner: Any, **replacements: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace attributes of a library's object within the block, each by the result of a function of it.
-
-    Raises:
-        EvalkitError: the object has none of such a name.
-    """
+    """Replace attributes of a library's object within the block, each by the result of a function of it."""
     originals = {name: attribute(package, owner, name) for name in replacements}
     inherited = {name for name in replacements if name not in vars(owner)}
     try:

@@ -99,8 +99,7 @@ def register_rotary(name: str, frequencies: Callable[..., Any]) -> None:
 
     Configs validate a `rope_type` against this table, and there is no public function that adds to it.
     """
-    rotary = names.module(_PACKAGE, "transformers.modeling_rope_utils")
-    names.attribute(_PACKAGE, rotary, "ROPE_INIT_FUNCTIONS")[name] = frequencies
+    _of("modeling_rope_utils", "ROPE_INIT_FUNCTIONS")[name] = frequencies
 
 
 def quantization_methods() -> Collection[str]:
@@ -108,9 +107,7 @@ def quantization_methods() -> Collection[str]:
 
     The public `AutoQuantizationConfig.from_dict` only raises an error for others, which lists none of them.
     """
-    auto = names.module(_PACKAGE, "transformers.quantizers.auto")
-    found: Collection[str] = names.attribute(_PACKAGE, auto, "AUTO_QUANTIZATION_CONFIG_MAPPING")
-    return found
+    return list(_of("quantizers.auto", "AUTO_QUANTIZATION_CONFIG_MAPPING"))
 
 
 def config_class(kind: Any) -> Any:
@@ -118,8 +115,7 @@ def config_class(kind: Any) -> Any:
 
     The public `AutoConfig.for_model` creates a config, whose defaults may be slow or raise.
     """
-    auto = names.module(_PACKAGE, "transformers.models.auto.configuration_auto")
-    known = names.attribute(_PACKAGE, auto, "CONFIG_MAPPING")
+    known = _of("models.auto.configuration_auto", "CONFIG_MAPPING")
     # Not get(), which this mapping inherits from a base class that is empty
     return known[kind] if kind in known else None  # noqa: SIM401
 
@@ -129,9 +125,7 @@ def masked_language_models() -> Collection[str]:
 
     `MODEL_FOR_MASKED_LM_MAPPING` is public, but its keys are config classes, which it imports.
     """
-    auto = names.module(_PACKAGE, "transformers.models.auto.modeling_auto")
-    found: Collection[str] = names.attribute(_PACKAGE, auto, "MODEL_FOR_MASKED_LM_MAPPING_NAMES")
-    return found
+    return list(_of("models.auto.modeling_auto", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"))
 
 
 def ties_head(model: Any) -> bool:
@@ -150,9 +144,11 @@ def causal_language_models() -> Mapping[str, str]:
 
     `MODEL_FOR_CAUSAL_LM_MAPPING` is public, but its keys are config classes, which it imports.
     """
-    auto = names.module(_PACKAGE, "transformers.models.auto.modeling_auto")
-    found: Mapping[str, str] = names.attribute(_PACKAGE, auto, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
-    return found
+    return dict(_of("models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
+
+
+def _of(module: str, name: str) -> Any:
+    return names.attribute(_PACKAGE, names.module(_PACKAGE, f"transformers.{module}"), name)
 
 
 def is_of_gradients(hook: Any) -> bool:

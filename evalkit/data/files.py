@@ -80,11 +80,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def read(path: Path, task: str) -> Placed:
-    """Yield the records of a task file with their positions; `task` is for messages.
-
-    Raises:
-        DataError: not a file, unreadable, not UTF-8, or not JSON (Parquet).
-    """
+    """Yield the records of a task file with their positions; `task` is for messages."""
     if path.is_dir():
         raise DataError(f"{path} ({task}): expected a file, found a folder")
     try:

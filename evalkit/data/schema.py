@@ -297,11 +297,7 @@ EXAMPLES: dict[str, TaskData] = {
 
 
 def canonical_documents(task: TaskData, records: Iterable[tuple[str, object]], source: str) -> list[Record]:
-    """Validate and convert every record of a source, with its position ("line 3") and the source for messages.
-
-    Raises:
-        DataError: there is no record, or one is not a document of this task.
-    """
+    """Validate and convert all records of a source, each with its position ("line 3") for messages."""
     documents = []
     for place, record in records:
         if not isinstance(record, dict):

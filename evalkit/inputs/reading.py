@@ -55,12 +55,7 @@ def read_json(path: Path, error: Reason, what: str = "", most: int | None = None
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Read a regular file; pipes and devices, which may never end, are rejected.
-
-    Raises:
-        OSError: it cannot be read.
-        Unreadable: it is not a regular file, or has more than `most` bytes.
-    """
+    """Read a regular file of at most so many bytes; pipes and devices, which may never end, are `Unreadable`."""
     if not (path.is_file() or path.is_dir()) and path.exists():
         raise Unreadable("is not a regular file")
     with path.open("rb") as file:
@@ -71,11 +66,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_given_text(path: Path) -> tuple[bytes, str]:
-    """Read the file of `--text`: its bytes, and its text without a byte order mark.
-
-    Raises:
-        DataError: it cannot be read, is not UTF-8, or has no text.
-    """
+    """Read the file of `--text`: its bytes, and its text without a byte order mark, which is not empty."""
     with reading_as(f"--text {path}", "a text in UTF-8", DataError):
         content = read_bytes(path.expanduser(), MOST_TEXT_BYTES)
         text = content.decode("utf-8-sig")

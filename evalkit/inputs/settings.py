@@ -95,11 +95,7 @@ def _settings_of(kinds: Any) -> Mapping[str, Setting]:
 
 
 def fitted(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate values of some settings of a dataclass, by name; None is omitted.
-
-    Raises:
-        UsageError: a value does not fit its setting, which is named as on the command line.
-    """
+    """Validate values of some settings of a dataclass, by name; None is omitted."""
     known = settings_of(kind)
     return {name: _fitted(known[name], value) for name, value in given.items() if value is not None}
 
@@ -161,17 +157,13 @@ def _numbers(flag: str, value: Any, each: type) -> tuple[Any, ...]:
     """Validate numbers in a list, or in a comma-separated string."""
     listed = names(flag, value) if isinstance(value, str) else value
     try:
-        return tuple(whole(flag, item, 0) if each is int else _number(item) for item in listed)
+        if any(isinstance(item, bool) for item in listed):
+            raise TypeError
+        return tuple(whole(flag, item, 0) if each is int else float(item) for item in listed)
     except (TypeError, ValueError, UsageError):
         kind = "whole numbers" if each is int else "numbers"
         shown = ",".join(map(str, listed)) if isinstance(listed, (list, tuple)) else repr(listed)
         raise UsageError(f"{flag} {shown}: expected {kind}, separated by commas") from None
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool):
-        raise TypeError
-    return float(value)
 
 
 Given = ParamSpec("Given")

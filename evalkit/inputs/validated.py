@@ -130,11 +130,15 @@ def _described(found: ValidationError, content: Any, form: Any) -> str:
 def _meant(errors: Sequence[ErrorDetails], content: Any) -> list[ErrorDetails]:
     """Return the first error; for a union, which has an error for each member, those of the best-fitting members."""
     place = _place(errors[0], content)
-    if errors[0]["loc"][: len(place) + 1] == place or errors[0]["type"] == "missing":
+    if errors[0]["loc"] == place or errors[0]["type"] == "missing":
         return [errors[0]]
-    members = [error for error in errors if error["loc"][: len(place)] == place]
-    furthest = max(len(_place(error, content)) for error in members)
-    members = [error for error in members if len(_place(error, content)) == furthest]
+    places = [_place(error, content) for error in errors]
+    furthest = max(len(other) for other in places if other[: len(place)] == place)
+    members = [
+        error
+        for error, other in zip(errors, places, strict=True)
+        if other[: len(place)] == place and len(other) == furthest
+    ]
     return [error for error in members if not error["type"].endswith(_OF_ANOTHER_KIND)] or members
 
 
@@ -222,12 +226,5 @@ Listed = Annotated[tuple[Item, ...], Strict(False)]
 
 
 def read_settings(path: Path, form: type[Form], error: Reason, what: str = "") -> Form:
-    """Read and validate a YAML file.
-
-    Args:
-        path: the file.
-        form: its model.
-        error: class of the error where the file cannot be read or is invalid.
-        what: description of the file in messages, before its path.
-    """
+    """Read and validate a YAML file; arguments as of `reading.read_as` and `validated`."""
     return validated(read_yaml(path, error, what), form, error, f"{what} {path}".lstrip())

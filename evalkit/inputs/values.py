@@ -98,13 +98,7 @@ def check_text(text: str, label: str) -> None:
 
 
 def in_calls(items: Iterable[Item], text: Callable[[Item], str], most: int) -> Iterator[list[Item]]:
-    """Group items, in order, into lists for one call of the tokenizer each.
-
-    Args:
-        items: items with a text.
-        text: returns an item's text.
-        most: maximum items in one call.
-    """
+    """Group items with a text, in order, into lists of at most so many for one call of the tokenizer each."""
     call: list[Item] = []
     characters = 0
     for item in items:

@@ -155,6 +155,26 @@ def test_what_was_stored(content: object, said: str | None) -> None:
     assert misfit(content, Answer) == said
 
 
+class Bar(FileSettings):
+    kind: Literal["bar"]
+    size: int
+
+
+class Dot(FileSettings):
+    kind: Literal["dot"]
+
+
+class Figure(FileSettings):
+    marks: dict[str, Annotated[Bar | Dot, Field(discriminator="kind")]]
+
+
+def test_a_location_with_a_step_that_is_no_key() -> None:
+    """pydantic puts the tag of a union's member into it."""
+    assert misfit({"marks": {"a": {"kind": "bar", "size": "x"}}}, Figure) == (
+        "'marks.a.size' is 'x'; expected a whole number"
+    )
+
+
 def test_millions_of_errors_take_no_time() -> None:
     before = time.process_time()
     assert misfit([1] * 10**6, list[Answer]) == "1,000,000 of its values are of another form"
