@@ -23,23 +23,17 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 from .settings import Cog, Differential, Integral, Variant, lambda_init, read_variant
 from .signed import signed_attention, signed_map, split_scale
 
-Rotate = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""A backbone's `apply_rotary_pos_emb(query, key, cos, sin, unsqueeze_dim)`."""
-
 LAMBDA_STD = 0.1
 """Standard deviation of the initial λ vectors; code of arXiv 2410.05258."""
 
 
 class VariantAttention(nn.Module):
-    """Mixin for a backbone's attention module, which provides the projections.
+    """Mixin for a backbone's attention module, which provides the projections."""
 
-    Args:
-        config: of the model, with its `variant()`.
-        layer_idx: from 0.
-        rotary: the backbone's class of rotary embeddings.
-        rotate: the backbone's function that applies them.
-    """
-
+    rotary_class: type[nn.Module]
+    """The backbone's rotary embeddings."""
+    rotate: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    """The backbone's `apply_rotary_pos_emb(query, key, cos, sin, unsqueeze_dim)`."""
     config: Any
     layer_idx: int
     attention_dropout: float
@@ -48,12 +42,12 @@ class VariantAttention(nn.Module):
     lambda_q2: nn.Parameter
     lambda_k2: nn.Parameter
 
-    def _set_variant(self, config: Any, layer_idx: int, rotary: type[nn.Module], rotate: Rotate) -> None:
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
         # Not config.variant(): as remote code, the config may come from another copy of these modules
         self.variant: Variant = read_variant(vars(config), config.shape())
         self.head_size: int = config.shape().head_size
         self.num_key_value_groups = config.shape().heads // config.shape().kv_heads
-        self._rotate = rotate
         settings = self.variant.settings
         if isinstance(settings, Differential):
             size = settings.size(self.head_size)
@@ -66,7 +60,9 @@ class VariantAttention(nn.Module):
                 self.subln = nn.RMSNorm(2 * size, settings.subln_eps, elementwise_affine=settings.subln == "affine")
         self.rotary_emb: nn.Module | None = None
         if self._rotated_size() != self.head_size:
-            self.rotary_emb = rotary(_with_head_size(config, self._rotated_size()))
+            own = copy.deepcopy(config)
+            own.head_dim = self._rotated_size()
+            self.rotary_emb = self.rotary_class(own)
 
     def init_lambda(self) -> None:
         """Initialise the λ vectors as in the authors' code."""
@@ -206,10 +202,10 @@ class VariantAttention(nn.Module):
             cos, sin = self.rotary_emb(query, ids)
         settings = self.variant.settings
         if not (isinstance(settings, Integral) and settings.rope == "per_signal"):
-            return self._rotate(query, key, cos, sin, unsqueeze_dim=2)
+            return self.rotate(query, key, cos, sin, unsqueeze_dim=2)
         # Shape of the parts: [batch, tokens, heads, signals, size]
         parts = (_split_signals(query, settings), _split_signals(key, settings), cos[:, :, None], sin[:, :, None])
-        query, key = (_merge_signals(part, settings) for part in self._rotate(*parts, unsqueeze_dim=2))
+        query, key = (_merge_signals(part, settings) for part in self.rotate(*parts, unsqueeze_dim=2))
         return query, key
 
     def _signal_heads(self, states: Any, integral: Integral) -> Any:
@@ -240,13 +236,6 @@ def _split_signals(states: Any, integral: Integral) -> Any:
 def _merge_signals(signals: Any, integral: Integral) -> Any:
     """Merge signals into heads; the inverse of `_split_signals`."""
     return (signals if integral.layout == "contiguous" else signals.transpose(-1, -2)).flatten(-2)
-
-
-def _with_head_size(config: Any, size: int) -> Any:
-    """Copy a config with another head size for its rotary embeddings."""
-    other = copy.deepcopy(config)
-    other.head_dim = size
-    return other
 
 
 def _four_dimensional_mask(mask: torch.Tensor | None, queries: int, keys: int) -> torch.Tensor | None:

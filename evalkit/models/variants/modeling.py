@@ -30,6 +30,8 @@ from .settings import Shape, Variant, read_variant
 class _VariantConfig:
     """Common part of the three configs."""
 
+    _is_neox = False  # GPT-NeoX has no head_dim, and a share of each head rotates
+
     def variant(self) -> Variant:
         """Read the attention variant; raises `ValueError` if its keys are invalid."""
         return read_variant(vars(self), self.shape())
@@ -38,20 +40,14 @@ class _VariantConfig:
         """Return the dimensions of the backbone's attention."""
         config: Any = self
         heads = config.num_attention_heads
+        own = None if self._is_neox else getattr(config, "head_dim", None)
         return Shape(
             layers=config.num_hidden_layers,
             heads=heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_size=self._head_size(),
-            rotary_share=self._rotary_share(),
+            head_size=int(own or config.hidden_size // heads),
+            rotary_share=float(config.rope_parameters["partial_rotary_factor"]) if self._is_neox else 1.0,
         )
-
-    def _head_size(self) -> int:
-        config: Any = self
-        return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-    def _rotary_share(self) -> float:
-        return 1.0
 
 
 class EvalkitLlamaConfig(_VariantConfig, LlamaConfig):  # type: ignore[misc]
@@ -70,13 +66,7 @@ class EvalkitGPTNeoXConfig(_VariantConfig, GPTNeoXConfig):  # type: ignore[misc]
     """GPT-NeoX (Pythia) with another attention."""
 
     model_type = "evalkit_gpt_neox"
-
-    def _head_size(self) -> int:
-        # GPT-NeoX has no head_dim
-        return int(self.hidden_size // self.num_attention_heads)
-
-    def _rotary_share(self) -> float:
-        return float(self.rope_parameters["partial_rotary_factor"])
+    _is_neox = True
 
 
 class _SeparateProjections(VariantAttention):
@@ -107,21 +97,20 @@ class _SeparateProjections(VariantAttention):
 class LlamaVariantAttention(_SeparateProjections, llama.LlamaAttention):  # type: ignore[misc]
     """Variant attention with Llama's projections."""
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        self._set_variant(config, layer_idx, llama.LlamaRotaryEmbedding, llama.apply_rotary_pos_emb)
+    rotary_class = llama.LlamaRotaryEmbedding
+    rotate = staticmethod(llama.apply_rotary_pos_emb)
 
 
 class Qwen2VariantAttention(_SeparateProjections, qwen2.Qwen2Attention):  # type: ignore[misc]
     """Variant attention with Qwen2's projections."""
 
+    rotary_class = qwen2.Qwen2RotaryEmbedding
+    rotate = staticmethod(qwen2.apply_rotary_pos_emb)
+
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         if self.sliding_window:
-            raise ValueError(
-                f"{config.variant().name} attention has no sliding window; set use_sliding_window to false"
-            )
-        self._set_variant(config, layer_idx, qwen2.Qwen2RotaryEmbedding, qwen2.apply_rotary_pos_emb)
+            raise ValueError(f"{self.variant.name} attention has no sliding window; set use_sliding_window to false")
 
 
 class GPTNeoXVariantAttention(VariantAttention, gpt_neox.GPTNeoXAttention):  # type: ignore[misc]
@@ -129,10 +118,8 @@ class GPTNeoXVariantAttention(VariantAttention, gpt_neox.GPTNeoXAttention):  # t
 
     query_key_value: nn.Linear
     dense: nn.Linear
-
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        self._set_variant(config, layer_idx, gpt_neox.GPTNeoXRotaryEmbedding, gpt_neox.apply_rotary_pos_emb)
+    rotary_class = gpt_neox.GPTNeoXRotaryEmbedding
+    rotate = staticmethod(gpt_neox.apply_rotary_pos_emb)
 
     def forward(
         self,
@@ -150,15 +137,18 @@ class GPTNeoXVariantAttention(VariantAttention, gpt_neox.GPTNeoXAttention):  # t
 
 
 class _Variants:
-    """Mixin for a backbone's causal language model."""
+    """Mixin for a backbone's causal language model: replaces the attention of the layers that the config lists."""
 
     _supports_flex_attn = False  # cog layers would need its block masks; evalkit's tree attention supports them
+    attention_class: type[VariantAttention]
+    attention_name = "self_attn"
 
-    def _build(self, config: Any, attention: type[nn.Module], name: str) -> None:
-        """Replace the attention of the layers that the config lists."""
+    def __init__(self, config: Any) -> None:
+        variant = config.variant()
+        super().__init__(config)  # type: ignore[call-arg]
         model: Any = self
-        for index in config.variant().layers:
-            setattr(model.base_model.layers[index], name, attention(model.config, index))
+        for index in variant.layers:
+            setattr(model.base_model.layers[index], self.attention_name, self.attention_class(model.config, index))
         # Weights are initialised by the innermost model that contains them, which is the backbone's
         model.base_model._init_weights = self._init_weights
         model.post_init()
@@ -173,33 +163,22 @@ class EvalkitLlamaForCausalLM(_Variants, LlamaForCausalLM):  # type: ignore[misc
     """Llama with the attention that its config names."""
 
     config_class = EvalkitLlamaConfig
-
-    def __init__(self, config: EvalkitLlamaConfig) -> None:
-        config.variant()
-        super().__init__(config)
-        self._build(config, LlamaVariantAttention, "self_attn")
+    attention_class = LlamaVariantAttention
 
 
 class EvalkitQwen2ForCausalLM(_Variants, Qwen2ForCausalLM):  # type: ignore[misc]
     """Qwen2 with the attention that its config names."""
 
     config_class = EvalkitQwen2Config
-
-    def __init__(self, config: EvalkitQwen2Config) -> None:
-        config.variant()
-        super().__init__(config)
-        self._build(config, Qwen2VariantAttention, "self_attn")
+    attention_class = Qwen2VariantAttention
 
 
 class EvalkitGPTNeoXForCausalLM(_Variants, GPTNeoXForCausalLM):  # type: ignore[misc]
     """GPT-NeoX (Pythia) with the attention that its config names."""
 
     config_class = EvalkitGPTNeoXConfig
-
-    def __init__(self, config: EvalkitGPTNeoXConfig) -> None:
-        config.variant()
-        super().__init__(config)
-        self._build(config, GPTNeoXVariantAttention, "attention")
+    attention_class = GPTNeoXVariantAttention
+    attention_name = "attention"
 
 
 CLASSES = (EvalkitLlamaForCausalLM, EvalkitQwen2ForCausalLM, EvalkitGPTNeoXForCausalLM)
