@@ -25,7 +25,6 @@ from evalkit.models.memory import device_bytes
 
 _WEIGHTS_SHARE = 0.75
 """Share of a GPU's memory for weights; the rest is for states, keys and values."""
-_STEPS = 100
 _STORED = "cpu"
 """Device that only stores layers beside GPUs."""
 _ORIGINAL = "original_inv_freq"
@@ -86,7 +85,12 @@ def layers_of(model: Any) -> list[Any]:
 
 def dynamic_modules(model: Any) -> list[Any]:
     """Return the rotary modules of a loaded model that keep the length of the longest sequence."""
-    return [module for module in model.modules() if "dynamic" in _types(module) and hasattr(module, "inv_freq")]
+
+    def is_dynamic(kinds: Any) -> bool:
+        return "dynamic" in (kinds.values() if isinstance(kinds, dict) else (kinds,))
+
+    modules = (module for module in model.modules() if hasattr(module, "inv_freq"))
+    return [module for module in modules if is_dynamic(getattr(module, "rope_type", None))]
 
 
 def forget_lengths(modules: list[Any]) -> None:
@@ -123,24 +127,14 @@ def cache_reset_lengths(model: Any, trained: Sequence[int | None]) -> frozenset[
     return frozenset(found)
 
 
-def _types(module: Any) -> set[Any]:
-    kinds = getattr(module, "rope_type", None)
-    return set(kinds.values()) if isinstance(kinds, dict) else {kinds}
-
-
 def resolve_device(device: str) -> str:
-    """Return the torch device for a value of `--device`. Raises `UsageError` if this machine has no such device."""
+    """Return the torch device for a `ModelSpec.device`. Raises `UsageError` if this machine has no such device."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind, index = torch.device(device).type, torch.device(device).index
-    except RuntimeError as error:
-        raise UsageError(f"--device {device}: not a device; expected auto, cpu, cuda, cuda:N or mps") from error
-    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if kind not in count:
-        raise UsageError(f"--device {device}: expected auto, cpu, cuda, cuda:N or mps")
-    if (index or 0) >= count[kind]:
-        raise UsageError(f"--device {device}: this machine has {count[kind] or 'no'} {kind} device(s) for torch")
+    kind, _, index = device.partition(":")
+    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
+    if int(index or 0) >= count:
+        raise UsageError(f"--device {device}: this machine has {count or 'no'} {kind} device(s) for torch")
     return device
 
 
@@ -151,17 +145,9 @@ def computing_devices(model: Any) -> tuple[torch.device, ...]:
 
 
 def place_model(given: str, model: Any, device: str, spread_over_gpus: bool, say: Say) -> Placement | None:
-    """Move a model to its device, or spread it over all GPUs if the first one is too small.
+    """Move a model from the CPU to its device, or spread it over all GPUs if the first one is too small and it may be.
 
-    Args:
-        given: the checkpoint's name for messages.
-        model: with its weights in the CPU's memory.
-        device: from `resolve_device`, for a model on one device.
-        spread_over_gpus: whether it may be spread; then the placement is returned.
-        say: called with what is where.
-
-    Raises:
-        CheckpointError: memory is too small, or the model cannot be spread.
+    Return the placement of a model that is spread.
     """
     if spread_over_gpus:
         gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
@@ -198,33 +184,14 @@ def automatic_placement(given: str, model: Any, gpus: Sequence[str]) -> Placemen
             f"{given}: its embedding and head ({rest / 2**30:.1f} GiB) beside a layer do not fit into the memory of "
             f"{gpus[0]}; use a smaller dtype"
         )
-    return Placement(gpus[0], tuple(_STORED if at is None else gpus[at] for at in spread(sizes, rest, memory)))
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
 
-
-def spread(sizes: Sequence[int], rest: int, memory: Sequence[int]) -> list[int | None]:
-    """Return the index of each layer's device, in order and balanced by memory; None: no device has room for it.
-
-    `sizes` are the bytes of each layer, `rest` those of everything else, on the first device, `memory` those of each
-    device.
-    """
-    for step in range(1, _STEPS + 1):
-        found = _filled(sizes, [size * step // _STEPS for size in memory], rest)
-        if None not in found:
-            return found
-    # Room for one stored layer at a time, since such layers run on the first device
-    return _filled(sizes, memory, rest + max(sizes))
-
-
-def _filled(sizes: Sequence[int], memory: Sequence[int], rest: int) -> list[int | None]:
-    """Fill the devices one after the other, in the layers' order."""
-    found: list[int | None] = []
-    device, used = 0, rest
-    for size in sizes:
-        while device < len(memory) and used + size > memory[device]:
-            device, used = device + 1, 0
-        used += size
-        found.append(device if device < len(memory) else None)
-    return found
+    alone, kinds = torch.nn.ModuleList(layers), list({type(layer).__name__ for layer in layers})
+    room: dict[int | str, int] = {**dict(enumerate((memory[0] - rest, *memory[1:]))), _STORED: 2 * sum(sizes)}
+    found = infer_auto_device_map(alone, get_balanced_memory(alone, room, kinds), kinds, clean_result=False)
+    places = (found[str(number)] for number in range(len(layers)))
+    return Placement(gpus[0], tuple(_STORED if place == _STORED else gpus[place] for place in places))
 
 
 def tensor_bytes(module: Any) -> int:
@@ -234,7 +201,7 @@ def tensor_bytes(module: Any) -> int:
 
 
 def dispatch(given: str, model: Any, placement: Placement) -> None:
-    """Spread a model over devices by accelerate. Raises `CheckpointError` if it cannot be spread, or does not fit."""
+    """Spread a model over devices by accelerate."""
     from accelerate import dispatch_model
 
     device_map = _device_map(model, placement)
@@ -275,7 +242,6 @@ def _device_map(model: Any, placement: Placement) -> dict[str, str]:
 
 
 def _check_spreadable(given: str, model: Any, device_map: dict[str, str]) -> None:
-    """Raise a `CheckpointError` for a model whose parts cannot be on different devices."""
     if getattr(model, "is_quantized", False):
         raise CheckpointError(f"{given}: is quantised, which --device-map does not support; leave it out")
     for module in _ancestors_of_layers(model):

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPTJConfig
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.models.load import context_window
+from evalkit.models.context import context_window
 from evalkit.models.parts import resolve_device
+from evalkit.models.spec import model_spec
 from tests.models.loading import load_folder, refused
 from tests.tiny import VOCABULARY, Family, tiny_checkpoint, tiny_tokenizer
 
@@ -137,7 +138,7 @@ def test_device() -> None:
     assert resolve_device("cpu") == "cpu"
     for nonsense in ("gpu", "cuda:x", "meta", ""):
         with pytest.raises(UsageError, match=r"expected auto, cpu, cuda"):
-            resolve_device(nonsense)
+            model_spec("demo", device=nonsense)
 
 
 def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,14 +164,14 @@ def test_window() -> None:
 
     said: list[str] = []
     tokenizer = Tokenizer()
-    assert context_window("x", LlamaConfig(max_position_embeddings=77), tokenizer, said.append) == 77
-    assert context_window("x", GPT2Config(n_positions=88), tokenizer, said.append) == 88
-    assert context_window("x", WhisperConfig(max_target_positions=66), tokenizer, said.append) == 66
+    assert context_window("x", LlamaConfig(max_position_embeddings=77).to_dict(), tokenizer, said.append) == 77
+    assert context_window("x", GPT2Config(n_positions=88).to_dict(), tokenizer, said.append) == 88
+    assert context_window("x", WhisperConfig(max_target_positions=66).to_dict(), tokenizer, said.append) == 66
     assert said == []
-    assert context_window("x", BloomConfig(), tokenizer, said.append) == 2048
+    assert context_window("x", BloomConfig().to_dict(), tokenizer, said.append) == 2048
     assert len(said) == 1
     tokenizer.model_max_length = 99
-    assert context_window("x", BloomConfig(), tokenizer, said.append) == 99
+    assert context_window("x", BloomConfig().to_dict(), tokenizer, said.append) == 99
     assert len(said) == 1
 
 
