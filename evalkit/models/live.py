@@ -25,9 +25,10 @@ from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.inputs import values
 from evalkit.models.checks import check_causal, check_numbers
+from evalkit.models.context import context_window
 from evalkit.models.files import GENERATION_CONFIG, generation_settings
 from evalkit.models.fingerprint import fingerprint
-from evalkit.models.load import LoadedModel, context_window
+from evalkit.models.load import LoadedModel
 from evalkit.models.locate import ATTENTION, Checkpoint, silent
 from evalkit.models.modules import check_module, is_stock, preserved, state_digest, unwrapped, without_grad_or_autocast
 from evalkit.models.spec import NONE, UNSTRETCHED, ModelSpec
@@ -88,7 +89,7 @@ class LiveSpec(ModelSpec):
             name=checkpoint.name,
             dtype=self.dtype,
             device=self.device,
-            window=context_window(name, module.config, tokenizer, say),
+            window=context_window(name, module.config.get_text_config().to_dict(), tokenizer, say),
             fingerprint=fingerprint(checkpoint),
             generation=generation_settings(self.folder),
             stock=self.stock,
@@ -101,8 +102,6 @@ def live_model(
 ) -> Iterator[LiveSpec]:
     """Yield the `LiveSpec` of a model in memory; restore the model at the end.
 
-    In errors raised inside the context, the name of the temporary folder is replaced by the model's name.
-
     Args:
         model: a `PreTrainedModel`; the wrappers of DDP, DataParallel and torch.compile are removed.
         name: the model's name; None: the name of its class.
@@ -110,10 +109,6 @@ def live_model(
         device, dtype: "auto", or the model's own.
         attention: see `ModelSpec`.
         **others: the other fields of `ModelSpec`, which must have their defaults.
-
-    Raises:
-        UsageError: an argument does not apply to a model in memory.
-        CheckpointError: the model cannot be evaluated in place.
     """
     module = unwrapped(model)
     shown_name = type(module).__name__ if name is None else values.text("name", name)
@@ -155,7 +150,7 @@ def live_model(
 
 
 def _tokenizer_copy(tokenizer: Any) -> Any:
-    """Copy a tokenizer without sampling, truncation and padding of its last call, which would be saved with it."""
+    """Copy a tokenizer without sampling, and without truncation and padding of its last call, which would be saved."""
     own = deepcopy(tokenizer)
     disable_sampling(own)
     if backend := getattr(own, "backend_tokenizer", None):
@@ -181,7 +176,6 @@ def _save_config_and_tokenizer(name: str, module: Any, tokenizer: Any, folder: P
 
 
 def _set_attention(name: str, module: Any, attention: str) -> None:
-    """Set the attention implementation that a checkpoint loaded from files would have."""
     accepted = ("sdpa", "eager") if attention == "auto" else (attention,)
     with quiet():
         for implementation in accepted:

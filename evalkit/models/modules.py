@@ -95,19 +95,17 @@ def is_stock(module: Any) -> bool:
     which only adds autocast, is removed before scoring) and no hooks (but for that of activation checkpointing, which
     changes no number). What differs is not covered by a fingerprint.
     """
+    for part in module.modules():
+        if not all(map(is_of_gradients, hooks_of(part))) or (
+            "forward" in vars(part) and not is_wrapped_by_accelerate(part)
+        ):
+            return False
     try:
         with quiet(), torch.device("meta"):
             built = type(module)(deepcopy(module.config))
     except Exception:  # a class that takes more than a config
         return False
-    return _attributes(built) == _attributes(module) and not any(_is_changed(part) for part in module.modules())
-
-
-def _is_changed(part: Any) -> bool:
-    """Return whether a module has hooks that may change numbers, or another forward."""
-    if any(not is_of_gradients(hook) for hook in hooks_of(part)):
-        return True
-    return "forward" in vars(part) and not is_wrapped_by_accelerate(part)
+    return _attributes(built) == _attributes(module)
 
 
 def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:
@@ -135,7 +133,10 @@ def preserved(model: Any) -> Iterator[None]:
     """
     containers = [(container, copy(container)) for container in _containers(model)]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with _preserved_random_state():
+    python, numpy = random.getstate(), np.random.get_state()
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=list(devices)):
         try:
             yield
         finally:
@@ -145,11 +146,14 @@ def preserved(model: Any) -> Iterator[None]:
                 for buffer, number in buffers:
                     if not torch.equal(buffer, number):
                         buffer.copy_(number)
+            random.setstate(python)
+            np.random.set_state(numpy)
+            if mps is not None:
+                torch.mps.set_rng_state(mps)
 
 
 @contextmanager
 def without_grad_or_autocast(device: str) -> Iterator[None]:
-    """Disable gradients and autocast, whatever the caller's context."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast(device.partition(":")[0], enabled=False):
         yield
 
@@ -183,22 +187,6 @@ def _restore(container: Any, before: Any) -> None:
         container.update(before)
 
 
-@contextmanager
-def _preserved_random_state() -> Iterator[None]:
-    """Restore the random number generators of Python, NumPy and torch at the end."""
-    python, numpy = random.getstate(), np.random.get_state()
-    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
-            if mps is not None:
-                torch.mps.set_rng_state(mps)
-
-
 def state_digest(model: torch.nn.Module) -> str:
     """Hash a model's modules, parameters and buffers.
 
@@ -221,7 +209,6 @@ def state_digest(model: torch.nn.Module) -> str:
 
 
 def _content_digest(tensor: torch.Tensor) -> str:
-    """Hash a tensor's bytes in row-major order."""
     digest = xxhash.xxh3_128()
     # A view, unless the tensor is not contiguous
     flat = tensor.detach().reshape(-1)

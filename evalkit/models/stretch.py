@@ -58,11 +58,7 @@ class Stretched:
 
 
 def stretched_config(given: str, folder: Path, extension: Extension, *, trust_remote_code: bool = False) -> Stretched:
-    """Read the config in a folder and set an extension in it.
-
-    Raises:
-        CheckpointError: the config cannot be read, or its model type has no rotary parameters.
-    """
+    """Read the config in a folder and set an extension in it."""
     for name in (NTK_TYPE, BY_LENGTH_TYPE):
         register_rotary(name, _initial_frequencies)
     with quiet():
@@ -101,14 +97,15 @@ def stretched_config(given: str, folder: Path, extension: Extension, *, trust_re
 def finish(given: str, model: Any, stretched: Stretched) -> None:
     """Install length-dependent frequencies if the method needs them, and check all rotary modules.
 
-    The model is loaded with `stretched.config`, and on its device.
-
-    Raises:
-        CheckpointError: names a rotary module whose frequencies or scaling differ from the formula; or the layers do
-            not use their rotary modules, or there are none.
+    The model is loaded with `stretched.config`, and on its device. Raises a `CheckpointError` if the frequencies or
+    scaling of a rotary module differ from the formula, if the layers do not use their rotary modules, or without any.
     """
     extension = stretched.extension
-    modules = [(path, module) for path, module in model.named_modules() if _rotates(module)]
+    modules = [
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(getattr(module, "inv_freq", None), torch.Tensor)
+    ]
     if not modules:
         raise CheckpointError(
             f"{given}: the context cannot be stretched: {type(model).__name__} has no rotary module (inv_freq), so "
@@ -116,25 +113,21 @@ def finish(given: str, model: Any, stretched: Stretched) -> None:
         )
     for path, module in modules:
         where = f"{given}: {path}"
-        size = _rotating_channels(model, module, stretched.share)
+        # Of a head, or of a signal in a layer with its own rotary embeddings
+        size = _rotating_channels(getattr(module, "config", model.config).get_text_config(), stretched.share)
         # Length-dependent frequencies are initialised to those of the original window
         _check_module(where, module, stretched, size, length=extension.original)
         if extension.by_length:
             module.register_forward_pre_hook(_LengthHook(extension, size, stretched.theta), with_kwargs=True)
-            _run_to(where, module, extension.target - 1, size)
+            places = torch.tensor([[0, extension.target - 1]], device=module.inv_freq.device)
+            try:
+                with torch.no_grad():
+                    module(torch.zeros(1, 1, 1, size, device=places.device), places)
+            except Exception as error:  # an architecture may fail in any way
+                raise CheckpointError(f"{where}: does not take positions as expected ({first_line(error)})") from error
             _check_module(where, module, stretched, size, length=extension.target)
     scaled = extension.method in (YARN, DYNAMIC_YARN)
     _check_layers(given, model, [module for _, module in modules], scaled)
-
-
-def _run_to(where: str, module: Any, last: int, size: int) -> None:
-    """Run a rotary module alone on a sequence that ends at a position."""
-    places = torch.tensor([[0, last]], device=module.inv_freq.device)
-    try:
-        with torch.no_grad():
-            module(torch.zeros(1, 1, 1, size, device=places.device), places)
-    except Exception as error:  # an architecture may fail in any way
-        raise CheckpointError(f"{where}: does not take positions as expected ({first_line(error)})") from error
 
 
 class _LengthHook:
@@ -163,15 +156,8 @@ class _LengthHook:
         module.attention_scaling = scaling
 
 
-def _rotates(module: Any) -> bool:
-    return isinstance(getattr(module, "inv_freq", None), torch.Tensor)
-
-
-def _rotating_channels(model: Any, module: Any, share: float) -> int:
-    """Count the rotating channels of a head, or of a signal in a layer with its own rotary embeddings."""
-    config = getattr(module, "config", model.config).get_text_config()
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(head * share)
+def _rotating_channels(config: Any, share: float) -> int:
+    return int((getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads) * share)
 
 
 def _check_module(where: str, module: Any, stretched: Stretched, size: int, length: int) -> None:
@@ -204,7 +190,6 @@ def _check_module(where: str, module: Any, stretched: Stretched, size: int, leng
 
 
 def _rope_parameters(extension: Extension) -> dict[str, Any]:
-    """Return the `rope_parameters` of an extension for transformers."""
     parameters: dict[str, Any] = {"rope_type": _ROPE_TYPES[extension.method]}
     if extension.method == NONE:
         return parameters
@@ -223,8 +208,7 @@ def _initial_frequencies(config: Any, device: Any = None, *_: Any, **__: Any) ->
     rope = config.rope_parameters
     method = NTK if rope["rope_type"] == NTK_TYPE else NONE
     extension = Extension(method, 0, rope["original_max_position_embeddings"], rope["factor"])
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    size = int(head * rope.get("partial_rotary_factor", 1.0))
+    size = _rotating_channels(config, rope.get("partial_rotary_factor", 1.0))
     frequencies, scaling = rotary_frequencies(extension, size, rope["rope_theta"])
     return torch.from_numpy(frequencies).to(device, torch.float32), scaling
 

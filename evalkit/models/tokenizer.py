@@ -33,9 +33,6 @@ _SAMPLING = ("dropout", "alpha", "nbest_size")
 def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, say: Say = silent) -> Any:
     """Load the tokenizer in a folder, for an embedding with `rows`, and check that it is the one its files describe.
 
-    Its own code, from the checkpoint, runs only if trusted. `say` is called if tokenizer.json takes precedence over
-    transformers' class.
-
     Raises:
         CheckpointError: the tokenizer is missing, unreadable, has no offsets, has ids past the embedding, loses
             text, or encodes a text differently each time. So does each later encoding that fails in Rust.
@@ -49,7 +46,8 @@ def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, 
         with quiet(), _panics_as_errors():
             tokenizer = _auto_tokenizer(folder, trust_remote_code)
             disable_sampling(tokenizer)
-            _check_same_ids(folder, tokenizer)
+            if len({tuple(probe_ids(tokenizer)) for _ in range(_REPEATS)}) > 1:
+                raise CheckpointError(f"{folder}: the tokenizer encodes the same text differently each time")
             if (folder / "tokenizer.json").is_file():
                 tokenizer = _from_tokenizer_json(folder, tokenizer, rows, say)
             _check(folder, tokenizer, rows)
@@ -67,7 +65,7 @@ def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, 
 
 
 def disable_sampling(tokenizer: Any) -> str:
-    """Make a tokenizer split a word in the same way each time; return the name of the setting that was on, if any."""
+    """Make a tokenizer split a word in the same way each time; return the names of the settings that were on."""
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     found = [name for name in _SAMPLING if getattr(model, name, None)]
     for name in found:
@@ -76,7 +74,6 @@ def disable_sampling(tokenizer: Any) -> str:
 
 
 def _encoded(tokenizer: Any, *arguments: Any, **options: Any) -> Any:
-    """Encode texts, with an error instead of a panic."""
     try:
         with _panics_as_errors():
             return original_encoding(tokenizer)(*arguments, **options)
@@ -118,7 +115,6 @@ def _auto_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
 
 
 def _check(folder: Path, tokenizer: Any, rows: int) -> None:
-    """Raise if a tokenizer does not fit the model or cannot be used for scoring."""
     if not tokenizer.is_fast:
         raise CheckpointError(
             f"{folder}: {type(tokenizer).__name__} has no character offsets; save it as tokenizer.json"
@@ -135,11 +131,6 @@ def _check(folder: Path, tokenizer: Any, rows: int) -> None:
         raise CheckpointError(
             f"{folder}: the tokenizer turns any text into {what}; its files are damaged (see --tokenizer)"
         )
-
-
-def _check_same_ids(folder: Path, tokenizer: Any) -> None:
-    if len({tuple(probe_ids(tokenizer)) for _ in range(_REPEATS)}) > 1:
-        raise CheckpointError(f"{folder}: the tokenizer encodes the same text differently each time; disable sampling")
 
 
 def _from_tokenizer_json(folder: Path, tokenizer: Any, rows: int, say: Say) -> Any:
@@ -168,11 +159,7 @@ def _from_tokenizer_json(folder: Path, tokenizer: Any, rows: int, say: Say) -> A
 
 def probe_ids(tokenizer: Any) -> list[int]:
     """Return the ids, without special tokens, of a text that tokenizers split differently."""
-    return _ids(tokenizer, _PROBE)
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids: list[int] = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
     return ids
 
 

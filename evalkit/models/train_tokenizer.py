@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalkit.errors import DataError, UsageError
-from evalkit.inputs.reading import Unreadable, parse_json
+from evalkit.errors import DataError, UsageError, reading_as
+from evalkit.inputs.reading import parse_json
 
 _SPACE = "▁"
 _SPECIAL = ("<unk>", "<s>", "</s>")
@@ -35,14 +35,7 @@ _ALPHABET_SHARE = 4
 def train_tokenizer(texts: Sequence[Path], size: int, folder: Path) -> int:
     """Train a tokenizer on texts, write its files, and return its size: `size`, or less if there is too little text.
 
-    Args:
-        texts: files, or folders, of which all files are used. In `.jsonl` files, the "text" of each line is used.
-        size: largest vocabulary.
-        folder: output folder.
-
-    Raises:
-        DataError: a text cannot be read.
-        UsageError: the vocabulary is too small for the bytes, or there is no text.
+    Of a folder all files are used, of a `.jsonl` file the "text" of each line.
     """
     if size < FEWEST:
         raise UsageError(
@@ -81,7 +74,6 @@ def train_tokenizer(texts: Sequence[Path], size: int, folder: Path) -> int:
 
 
 def _with_byte_fallback(vocabulary: dict[str, int], merges: Iterable[Sequence[str]]) -> Any:
-    """Build the tokenizer with byte fallback, and without merges that produce byte tokens from text."""
     from tokenizers import AddedToken, Tokenizer, models, processors
 
     # A text with many "<0x0A>" would train merges to this string, which is the token of the byte
@@ -96,7 +88,6 @@ def _with_byte_fallback(vocabulary: dict[str, int], merges: Iterable[Sequence[st
 
 
 def _with_pipeline(tokenizer: Any) -> Any:
-    """Set normalizer (spaces to ▁), pre-tokenizer (words) and decoder."""
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
@@ -128,14 +119,9 @@ def _files(texts: Sequence[Path]) -> list[Path]:
 
 def _lines(files: Iterable[Path]) -> Iterator[str]:
     for path in files:
-        try:
-            with path.open(encoding="utf-8") as file:
-                for number, line in enumerate(file, 1):
-                    yield _text_of(path, number, line) if path.suffix == ".jsonl" else line
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        with reading_as(path, "a text in UTF-8", DataError), path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                yield _text_of(path, number, line) if path.suffix == ".jsonl" else line
 
 
 def _without_long_words(line: str) -> Iterator[str]:
@@ -151,12 +137,8 @@ def _without_long_words(line: str) -> Iterator[str]:
 
 
 def _text_of(path: Path, number: int, line: str) -> str:
-    try:
-        text = parse_json(line.encode())["text"]
-    except Unreadable as error:
-        raise DataError(f"{path} line {number}: {error.reason}") from error
-    except (KeyError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        raise DataError(f"{path} line {number}: expected an object with a string under 'text'")
+    with reading_as(f"{path} line {number}", "an object with a string under 'text'", DataError):
+        text: str = parse_json(line.encode())["text"]
+        if not isinstance(text, str):
+            raise TypeError(f"'text' is {text!r:.60}")
     return text

@@ -117,9 +117,7 @@ def read_models(path: Path) -> list[NamedModel]:
 def new_folder(output: Path) -> Iterator[Path]:
     """Yield a folder to write to; rename it to `output` at the end, or remove it on failure.
 
-    Raises:
-        UsageError: `output` exists and is not empty, or is the working directory.
-        CheckpointError: the folder cannot be written.
+    Raises a `UsageError` if `output` exists and is not empty, or is the working directory.
     """
     if output.exists() and output.samefile(Path.cwd()):
         # Replacing it would invalidate the shell's working directory
@@ -159,13 +157,8 @@ def write_random(
         output: the folder to write; must not exist or be empty.
         seed, dtype: of the weights.
         tokenizer: a folder or a hub name whose tokenizer files are copied.
-        texts: files or folders to train a tokenizer on instead.
+        texts: files or folders to train a tokenizer on instead; exactly one of both.
         say: called with warnings.
-
-    Raises:
-        UsageError: not exactly one of `tokenizer` and `texts` is given, `output` exists and is not empty, or
-            transformers cannot build the model.
-        CheckpointError: the tokenizer is larger than the model's vocabulary, or `output` cannot be written.
     """
     if dtype not in DTYPES:
         raise UnknownNameError("dtype", dtype, DTYPES)
@@ -179,7 +172,6 @@ def write_random(
 
 
 def _write_tokenizer(folder: Path, vocabulary: int, tokenizer: str | None, texts: Sequence[Path], say: Say) -> Any:
-    """Write the tokenizer files to the folder and return the loaded tokenizer."""
     from evalkit.models.tokenizer import load_tokenizer
 
     if tokenizer is not None:
@@ -225,24 +217,6 @@ def _model(
     variant = str(own.get("attention_variant"))
     config = base | attentions.get(variant, {}) | own
     description = str(config.pop("description", ""))
-    _check_keys(where, backbone, config)
-    try:
-        layers = layers_of(config["variant_layers"], layer_count(config))
-        if config.get("cog_keep_last"):  # so that it can be combined with "all" and "top 50%"
-            layers = tuple(layer for layer in layers if layer != config["num_hidden_layers"] - 1)
-        config["variant_layers"] = list(layers)
-        # With evalkit's model type, so that attention settings are validated for vanilla models too
-        shape = read_shape({"model_type": f"evalkit_{backbone}"} | config)
-    except ValueError as error:
-        raise UsageError(f"{where}: {error}") from error
-    model_type = f"evalkit_{backbone}"
-    if variant == VANILLA and backbone in _STOCK:
-        model_type = backbone
-        config = {key: value for key, value in config.items() if key not in ALL_KEYS}
-    return NamedModel(name, description, path, {"model_type": model_type} | config, shape)
-
-
-def _check_keys(where: str, backbone: str, config: dict[str, Any]) -> None:
     known = (*_REQUIRED_KEYS[backbone], *_OPTIONAL[backbone], *ALL_KEYS, "description")
     for key in config:
         if key not in known:
@@ -250,6 +224,20 @@ def _check_keys(where: str, backbone: str, config: dict[str, Any]) -> None:
     for key in (*_REQUIRED_KEYS[backbone], "attention_variant", "variant_layers"):
         if config.get(key) is None:
             raise UsageError(f"{where}: '{key}' is missing")
+    model_type = f"evalkit_{backbone}"
+    try:
+        layers = layers_of(config["variant_layers"], layer_count(config))
+        if config.get("cog_keep_last"):  # so that it can be combined with "all" and "top 50%"
+            layers = tuple(layer for layer in layers if layer != config["num_hidden_layers"] - 1)
+        config["variant_layers"] = list(layers)
+        # With evalkit's model type, so that attention settings are validated for vanilla models too
+        shape = read_shape({"model_type": model_type} | config)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from error
+    if variant == VANILLA and backbone in _STOCK:
+        model_type = backbone
+        config = {key: value for key, value in config.items() if key not in ALL_KEYS}
+    return NamedModel(name, description, path, {"model_type": model_type} | config, shape)
 
 
 def _shipped() -> dict[str, Path]:

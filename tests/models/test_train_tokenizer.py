@@ -128,18 +128,18 @@ def test_invalid_texts(tmp_path: Path) -> None:
         with pytest.raises(kind, match=words):
             train_tokenizer([path], size, tmp_path)
 
-    refused(DataError, r"nowhere\.txt: cannot be read \(No such file", tmp_path / "nowhere.txt")
+    refused(DataError, r"nowhere\.txt: cannot be read: No such file", tmp_path / "nowhere.txt")
     (tmp_path / "empty").mkdir()
     refused(UsageError, "empty: the folder holds no files", tmp_path / "empty")
     (tmp_path / "binary").write_bytes(b"ab\xff\xfe")
-    refused(DataError, r"binary: not UTF-8 text \(invalid start byte at byte 2\)", tmp_path / "binary")
+    refused(DataError, r"binary: cannot be read as a text in UTF-8 .*position 2", tmp_path / "binary")
     (tmp_path / "blank").write_text("  ", encoding="utf-8")
     refused(UsageError, "blank: there is no text to train on", tmp_path / "blank")
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"text": "a"}\n{"txt": "b"}\n', encoding="utf-8")
-    refused(DataError, r"lines\.jsonl line 2: expected an object with a string under 'text'", lines)
+    refused(DataError, r"lines\.jsonl line 2: .*'text'", lines)
     lines.write_text('{"text": "a"\n', encoding="utf-8")
-    refused(DataError, r"lines\.jsonl line 1: not valid JSON", lines)
+    refused(DataError, r"lines\.jsonl line 1: .*not valid JSON", lines)
     refused(
         UsageError, "a vocabulary of 258 is too small for 3 special tokens and 256 bytes; use 259 or more", lines, 258
     )
