@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.errors import CheckpointError, first_line
+from evalkit.models.files import GENERATION_CONFIG
 from evalkit.models.snapshot import LoadedFiles
 
 _EXCESS, _PACKED = 2, 32
@@ -40,10 +40,7 @@ class BuiltModel:
 
 
 class ReadOnceTensor:
-    """A tensor that can be read once, so that it is freed when it has been converted to another dtype.
-
-    transformers treats it as a lazy slice of a safetensors file and reads `tensor[...]` once.
-    """
+    """A tensor that is freed when transformers, to which it is a lazy slice of a file, has read `tensor[...]` once."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype, self.shape = tensor.dtype, tensor.shape
@@ -58,35 +55,28 @@ class ReadOnceTensor:
 def build_model(read: LoadedFiles, config: Any, *, dtype: str, attention: str, remote: bool) -> BuiltModel:
     """Build a causal language model.
 
-    Args:
-        read: the checkpoint's files; its tensors are emptied, so that each is freed once it is converted.
-        config: the transformers config; None: that of the folder.
-        dtype, attention: see `load`; not "auto" for the dtype.
-        remote: whether the model class is defined by code in the folder.
-
-    Raises:
-        CheckpointError: transformers cannot build the model, or its files hold far too few weights.
+    The tensors of `read` are emptied, so that each is freed once it is converted. Without `config`, that of the folder
+    is used. With `remote`, the model class is defined by code in the folder.
     """
-    given = read.checkpoint.given
     try:
         with quiet():
             return _build(read, config, getattr(torch, dtype), attention, remote)
     except CheckpointError:
         raise
     except Exception as error:  # transformers raises errors of any type; the checkpoint is the cause
-        raise CheckpointError(f"{given}: cannot be loaded ({first_line(error)})") from error
+        raise CheckpointError(f"{read.checkpoint.given}: cannot be loaded ({first_line(error)})") from error
 
 
 def _build(read: LoadedFiles, config: Any, dtype: torch.dtype, attention: str, remote: bool) -> BuiltModel:
-    from transformers import AutoConfig
+    from transformers import AutoConfig, GenerationConfig
 
-    given, folder, tensors = read.checkpoint.given, read.checkpoint.folder, read.tensors
+    given, folder, tensors = read.checkpoint.given, read.checkpoint.folder, read.weights.tensors
     own = config or AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=remote)
     quantised = any(getattr(part, "quantization_config", None) for part in (own, own.get_text_config()))
     meta_model = _meta_model(given, own, dtype, attention, remote)
     _check_size(given, meta_model, tensors, _PACKED if quantised else _EXCESS)
     _check_duplicates(given, tensors, meta_model.base_model_prefix)
-    if read.read_again and _keeps_wider(meta_model, dtype):
+    if read.weights.rounded and _keeps_wider(meta_model, dtype):
         tensors.clear()
         tensors |= read.read_again()
     # Quantised tensors are inspected before they are read, so they cannot be read-once
@@ -104,7 +94,12 @@ def _build(read: LoadedFiles, config: Any, dtype: torch.dtype, attention: str, r
         output_loading_info=True,
     )
     if model.can_generate():
-        _read_generation_config(model, folder)
+        # As for a folder, but without code that it may hold for generation
+        model.generation_config = (
+            GenerationConfig.from_pretrained(str(folder), local_files_only=True)
+            if (folder / GENERATION_CONFIG).is_file()
+            else GenerationConfig.from_model_config(read.checkpoint.config())
+        )
     return BuiltModel(model, report, () if quantised else _codes(model, state_dict))
 
 
@@ -159,24 +154,6 @@ def _check_duplicates(given: str, names: Collection[str], base: str) -> None:
     for name in names:
         if name.startswith(f"{base}.") and (bare := name.removeprefix(f"{base}.")) in names:
             raise CheckpointError(f"{given}: holds {name} and {bare}, two tensors for one weight; remove one of them")
-
-
-def _read_generation_config(model: Any, folder: Path) -> None:
-    """Load generation_config.json as `from_pretrained` does for a folder, without running custom generation code."""
-    model.adjust_generation_fn(
-        generation_config=None,
-        from_auto_class=True,
-        from_pipeline=None,
-        pretrained_model_name_or_path=str(folder),
-        cache_dir=None,
-        force_download=False,
-        proxies=None,
-        local_files_only=True,
-        token=None,
-        revision="main",
-        subfolder="",
-        trust_remote_code=False,
-    )
 
 
 def _codes(model: Any, state_dict: Mapping[str, Any]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from evalkit.compatibility.transformers import (
 from evalkit.display import Say
 from evalkit.errors import CheckpointError
 from evalkit.models.config_check import check_code
-from evalkit.models.files import indexed_weights
+from evalkit.models.files import read_json, weight_indexes
 from evalkit.models.locate import Checkpoint
 from evalkit.models.variants.settings import PREFIX
 
@@ -45,6 +45,8 @@ _UNREADABLE_METHODS = {
     "gguf": "which is for GGUF files; pass the GGUF file, or remove quantization_config if the weights are plain",
     "torchao": "whose checkpoints store the types of tensors separately; dequantise the model and save the result",
 }
+_LAYER = re.compile(r"(.+?)\.(\d+)(?:\.|$)", re.ASCII)
+"""Matches the list of layers and the layer number that a name begins with: model.layers, 3."""
 _OLD_BUFFER = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|\.(inv_freq|cos_cached|sin_cached|causal_mask)$")
 """Masks and rotary angles that old versions of transformers saved in each layer; none is learned."""
 
@@ -61,20 +63,17 @@ def register_type(config: Mapping[str, Any]) -> None:
         import evalkit.models.auto  # noqa: F401
 
 
-def is_quantized(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json names a quantisation."""
-    return bool(_quantization(config))
+def quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The quantization_config, also that of the text part of a multi-part model; empty if there is none."""
+    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
 
 
 def check_supported(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Raise a `CheckpointError` for a config.json by which evalkit cannot load a model, before its weights are read.
-
-    Such are unknown model types, untrusted code, models that are not causal, unsupported quantisations, and weights
-    whose file the config names, since evalkit hashes the default file.
-    """
+    """Raise a `CheckpointError` for a config.json by which evalkit cannot load a model, before its weights are read."""
     _check_trust(checkpoint, config)
     check_causal(checkpoint, config)
     _check_quantization(checkpoint, config)
+    # evalkit hashes the default file
     if named := config.get("transformers_weights"):
         raise CheckpointError(
             f"{checkpoint.given}: config.json names its weights in transformers_weights ({named!r:.60}); rename that "
@@ -94,12 +93,15 @@ def check_index(checkpoint: Checkpoint, names: Collection[str]) -> None:
 
     Such an index is left after a shard was replaced by another.
     """
-    index, listed = indexed_weights(checkpoint.folder, checkpoint.weights())
-    if missing := sorted(listed.difference(names)):
-        raise CheckpointError(
-            f"{index}: lists {len(listed):,} weights, of which no file has {len(missing):,}, the first of them "
-            f"{missing[0]!r:.60}; copy the checkpoint again"
-        )
+    first = checkpoint.weights()[0]
+    for index in weight_indexes(checkpoint.folder):
+        whole = checkpoint.folder / index.name.removesuffix(".index.json")
+        of_index = first != whole and first.suffix == whole.suffix
+        if of_index and (missing := sorted(read_json(index)["weight_map"].keys() - names)):
+            raise CheckpointError(
+                f"{index}: lists {len(missing):,} weights that no file has, the first of them {missing[0]!r:.60}; copy "
+                "the checkpoint again"
+            )
 
 
 def check_stored(given: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
@@ -107,7 +109,7 @@ def check_stored(given: str, config: Mapping[str, Any], tensors: Mapping[str, to
 
     transformers loads such weights as stored. Where config.json names no quantisation, `check_report` detects them.
     """
-    method = _quantization(config)
+    method = quantization(config)
     if not method:
         return
     codes = [name for name, tensor in tensors.items() if not tensor.is_floating_point() or tensor.element_size() == 1]
@@ -127,9 +129,7 @@ def check_stored(given: str, config: Mapping[str, Any], tensors: Mapping[str, to
 def check_report(given: str, built: BuiltModel, say: Say) -> None:
     """Raise a `CheckpointError` if weights of the model are random, or weights of the checkpoint were not loaded.
 
-    That is: a weight is missing from the files or has another shape, an unexpected weight belongs to the model's layers
-    or modules, or a weight is quantised without a quantization_config. `say` is called for other unexpected
-    weights.
+    `say` is called for unexpected weights that belong to no layer or module of the model.
     """
     report = built.report
     if mismatched := sorted(report.get("mismatched_keys") or ()):
@@ -149,7 +149,9 @@ def check_report(given: str, built: BuiltModel, say: Say) -> None:
             "correct its variant_layers"
         )
     own = built.model.state_dict()
-    last = _last_layers(own)
+    last: dict[str, int] = {}
+    for layer in filter(None, map(_LAYER.match, own)):
+        last[layer[1]] = max(int(layer[2]), last.get(layer[1], 0))
     possible = {key: _possible_names(key, built.model.base_model_prefix) for key in unexpected}
     if layers := [key for key in unexpected if any(_is_extra_layer(form, last) for form in possible[key])]:
         raise CheckpointError(
@@ -188,7 +190,6 @@ def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
 
 
 def _check_trust(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Raise if a model type is unknown to transformers, unless the checkpoint's own code defines it and is trusted."""
     if natively_known(config):
         return
     kind = config.get("model_type")
@@ -206,8 +207,7 @@ def _check_trust(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
 
 
 def _check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Raise if quantised weights would be loaded without dequantisation."""
-    found = _quantization(config)
+    found = quantization(config)
     if not found:
         return
     # Keys of old bitsandbytes checkpoints
@@ -222,11 +222,6 @@ def _check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
         raise CheckpointError(
             f"{checkpoint.given}: config.json has quant_method {method}, {_UNREADABLE_METHODS[method]}"
         )
-
-
-def _quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The quantization_config, also that of the text part of a multi-part model; empty if there is none."""
-    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
 
 
 def _why_not_causal(config: dict[str, Any]) -> str | None:
@@ -277,8 +272,7 @@ def _register_part(config: Mapping[str, Any], named: str) -> None:
 
 def _named_class(config: dict[str, Any]) -> str:
     """Return the class that config.json names, or ""."""
-    named = config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else ""
+    return next(iter(config.get("architectures") or ()), "")
 
 
 def _possible_names(name: str, base: str) -> tuple[str, ...]:
@@ -288,9 +282,8 @@ def _possible_names(name: str, base: str) -> tuple[str, ...]:
 
 
 def _is_extra_layer(name: str, last: Mapping[str, int]) -> bool:
-    """Return whether a weight belongs to a layer past the last one of the model's list of layers."""
-    path, number = _layer_of(name)
-    return number is not None and path in last and number > last[path]
+    layer = _LAYER.match(name)
+    return layer is not None and int(layer[2]) > last.get(layer[1], int(layer[2]))
 
 
 def _belongs_to_model(name: str, own: Mapping[str, Any], last: Mapping[str, int]) -> bool:
@@ -302,23 +295,6 @@ def _belongs_to_model(name: str, own: Mapping[str, Any], last: Mapping[str, int]
     return any(name.startswith(f"{path}.") for path in last) and not _OLD_BUFFER.search(name)
 
 
-def _last_layers(names: Iterable[str]) -> dict[str, int]:
-    """Return the last layer number of each list of layers."""
-    last: dict[str, int] = {}
-    for path, number in map(_layer_of, names):
-        if number is not None:
-            last[path] = max(number, last.get(path, 0))
-    return last
-
-
-def _layer_of(name: str) -> tuple[str, int | None]:
-    """Split off the layer number: model.layers.3.mlp.up_proj.weight → (model.layers, 3)."""
-    parts = name.split(".")
-    number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
-    return (name, None) if number is None else (".".join(parts[:number]), int(parts[number]))
-
-
 def _few(names: Iterable[str]) -> str:
-    """Join the first three names of a list, and the number of the others."""
     listed = list(names)
     return ", ".join(listed[:3]) + (f", and {len(listed) - 3} more" if len(listed) > 3 else "")

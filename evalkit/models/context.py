@@ -25,6 +25,9 @@ are fully interpolated; arXiv 2309.00071, section 3.2 (β and α), for models of
 
 MOST_TOKENS = 2**24
 """Longest context: positions are computed in float32, which represents integers exactly up to this one."""
+_FALLBACK_WINDOW = 2048
+_LONGEST_TOKENIZER_WINDOW = 1_000_000
+"""A tokenizer without a limit reports 10³⁰; larger values are not windows."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +238,23 @@ def refuse_generation(extension: Extension, what: str) -> None:
 def configured_window(config: Mapping[str, Any]) -> tuple[str, int | None]:
     """Return the key of the context window in a parsed config.json and its value in tokens; ("", None) if absent."""
     text = _text_part(config)
-    return next(((key, text[key]) for key in WINDOW_KEYS if (text.get(key) or 0) > 0), ("", None))
+    windows = ((key, text.get(key)) for key in WINDOW_KEYS)
+    return next(((key, window) for key, window in windows if isinstance(window, int) and window > 0), ("", None))
+
+
+def context_window(given: str, config: Mapping[str, Any], tokenizer: Any, say: Callable[[str], None]) -> int:
+    """Return the context window in tokens: from a config, else the tokenizer, else 2048."""
+    key, window = configured_window(config)
+    if window and window > MOST_TOKENS:
+        raise CheckpointError(
+            f"{given}: its config has {key} {window:,}, more than the {MOST_TOKENS:,} positions that float32 "
+            "represents exactly; give the real window as --context and --context-original"
+        )
+    if window is None and 0 < tokenizer.model_max_length < _LONGEST_TOKENIZER_WINDOW:
+        window = int(tokenizer.model_max_length)
+    if window is None:
+        say(f"neither config.json nor the tokenizer has a context window; {_FALLBACK_WINDOW} is assumed")
+    return window or _FALLBACK_WINDOW
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

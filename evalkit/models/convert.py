@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say, doing, imports
-from evalkit.errors import CheckpointError, UsageError, first_line
+from evalkit.errors import CheckpointError, UsageError, first_line, reading_as
 from evalkit.models import variants
-from evalkit.models.config_check import check_sizes
-from evalkit.models.files import GENERATION_CONFIG, copy_files, safetensors_header, tokenizer_files
-from evalkit.models.fingerprint import ChangeDetector
+from evalkit.models.files import GENERATION_CONFIG, copy_files, tokenizer_files
+from evalkit.models.fingerprint import check_unchanged, states_of
 from evalkit.models.locate import Checkpoint, silent
 from evalkit.models.shapes import read_shape
 from evalkit.models.variants.settings import DIFFERENTIAL
@@ -51,7 +50,6 @@ _COPIED = (*_REQUIRED, "num_key_value_heads", "hidden_act", "initializer_range",
 _KIND = "evalkit_llama"
 _DROPPED_KEYS = ("model_type", "architectures", "auto_map", "lambda_std_dev", "transformers_version", "dtype")
 """Keys of a DiffLlama config that an evalkit config sets differently or does not have."""
-_FEW = 3
 _MODULES = ("settings.py", "signed.py", "attention.py", "modeling.py")
 """Modules that a model needs; they import only torch, transformers and each other."""
 _CLASSES = {"evalkit_llama": "EvalkitLlama", "evalkit_qwen2": "EvalkitQwen2", "evalkit_gpt_neox": "EvalkitGPTNeoX"}
@@ -70,10 +68,6 @@ def convert(
             "rotate_half" as in transformers (i and i + half).
         pairing: which of the authors' heads form a pair: "adjacent" (also None) or "halves".
         say: called with warnings.
-
-    Raises:
-        UsageError: `output` exists and is not empty, or a setting is given for DiffLlama, whose layout is fixed.
-        CheckpointError: the layout is unknown, weights do not fit the config, or `output` cannot be written.
     """
     if checkpoint.gguf is not None:
         raise CheckpointError(f"{checkpoint.given}: is a GGUF file; give a folder with config.json and safetensors")
@@ -87,13 +81,7 @@ def convert(
 
 
 def export(checkpoint: Checkpoint, output: Path) -> None:
-    """Write a checkpoint with its model code to `output`.
-
-    Raises:
-        UsageError: `output` exists and is not empty.
-        CheckpointError: the model type is not one of evalkit's, the config is invalid, weights are missing, or `output`
-            cannot be written.
-    """
+    """Write a checkpoint with its model code to `output`, which must not exist or be empty."""
     config = checkpoint.config()
     kind = str(config.get("model_type"))
     if kind not in _CLASSES:
@@ -106,11 +94,9 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {error}") from error
     folder, weights = checkpoint.folder, checkpoint.weights()
-    if all(path.suffix == ".safetensors" for path in weights):
-        check_sizes(checkpoint.given, config, sum(len(safetensors_header(path)) for path in weights))
     optional = [folder / name for name in _OPTIONAL_FILES if (folder / name).is_file()]
     files = [*weights, *tokenizer_files(folder), *optional]
-    changes = ChangeDetector(checkpoint.given, [folder / "config.json", *files])
+    before = states_of([folder / "config.json", *files])
     name, code = _CLASSES[kind], Path(variants.__path__[0])
     # Both from one module: transformers copies each referenced module separately, and a model does not recognise the
     # settings classes of a config from another copy
@@ -121,7 +107,7 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
         copy_files([code / module for module in _MODULES], code, new)
         content = json.dumps(checkpoint.config() | {"auto_map": classes}, indent=2, ensure_ascii=False)
         (new / "config.json").write_text(content + "\n", encoding="utf-8")
-        changes.check()
+        check_unchanged(checkpoint.given, before)
 
 
 def _convert(source: Snapshot, output: Path, rope: str | None, pairing: str | None) -> None:
@@ -133,13 +119,13 @@ def _convert(source: Snapshot, output: Path, rope: str | None, pairing: str | No
     if kind == "diffllama" and (rope or pairing):
         raise UsageError("--rope and --pairing apply to the authors' layout only; leave them out for a DiffLlama")
     # Without the rotary frequencies that old checkpoints store
-    tensors = source.read().tensors.items()
+    tensors = source.read().weights.tensors.items()
     weights = {name: weight for name, weight in tensors if not name.endswith("rotary_emb.inv_freq")}
-    check_sizes(checkpoint.given, config, len(weights))
     if kind == "diffllama":
         keys = _config_from_diffllama(config)
     else:
-        keys = _read_authors(checkpoint, config, weights, rope or ROPES[0], pairing or PAIRINGS[0])
+        with reading_as(checkpoint.given, "a differential checkpoint", CheckpointError):
+            keys = _read_authors(checkpoint, config, weights, rope or ROPES[0], pairing or PAIRINGS[0])
     model_config = _checked_config(checkpoint, keys, weights)
     with new_folder(output) as folder:
         from huggingface_hub import save_torch_state_dict
@@ -152,7 +138,7 @@ def _convert(source: Snapshot, output: Path, rope: str | None, pairing: str | No
 
 
 def _config_from_diffllama(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of an evalkit config for a DiffLlama config; the weights need no change."""
+    """Return the keys of an evalkit config; the weights need no change."""
     from transformers import AutoConfig
 
     # Through transformers, so that missing keys get DiffLlama's defaults, not Llama's
@@ -184,14 +170,9 @@ def _read_authors(
             raise CheckpointError(f"{checkpoint.folder / 'config.json'}: lacks '{key}'")
     for weight in [weight for weight in weights if ".self_attn.out_proj." in weight]:
         weights[weight.replace(".out_proj.", ".o_proj.")] = weights.pop(weight)
-    sizes = {len(weights[f"model.layers.{layer}.self_attn.lambda_q1"]) for layer in layers}
-    if len(sizes) > 1:
-        raise CheckpointError(f"{given}: lambda_q1 has different sizes across layers: {sorted(sizes)} channels")
-    size = sizes.pop()
-    affine = [layer for layer in layers if f"model.layers.{layer}.self_attn.subln.weight" in weights]
-    if affine and affine != layers:
-        raise CheckpointError(f"{given}: only {len(affine)} of {len(layers)} differential layers have subln.weight")
-    keys = {key: config[key] for key in _COPIED if key in config} | _heads(given, config, weights, layers, size)
+    size = len(weights[f"model.layers.{layers[0]}.self_attn.lambda_q1"])
+    affine = f"model.layers.{layers[0]}.self_attn.subln.weight" in weights
+    keys = {key: config[key] for key in _COPIED if key in config} | _heads(config, weights, layers, size)
     if rope == "interleaved":
         for layer in range(config["num_hidden_layers"]):
             _deinterleave(weights, layer, size if layer in layers else keys["head_dim"])
@@ -207,32 +188,20 @@ def _read_authors(
     }
 
 
-def _heads(given: str, config: dict[str, Any], weights: Weights, layers: list[int], size: int) -> dict[str, int]:
-    """Return the keys of the numbers of heads and their size, for maps of `size` channels.
+def _heads(config: dict[str, Any], weights: Weights, layers: list[int], size: int) -> dict[str, int]:
+    """Return the keys of the numbers of heads and their size, for maps of `size` channels; later they are checked.
 
     If every layer is differential, the number of heads is derived from the weights, because the authors count pairs and
     others count maps. If only some layers are, `num_attention_heads` is that of the vanilla layers.
     """
     if len(layers) == config["num_hidden_layers"]:
-        rows = []
-        for part in ("q_proj", "k_proj"):
-            name = f"model.layers.{layers[0]}.self_attn.{part}.weight"
-            if name not in weights:
-                raise CheckpointError(f"{given}: lacks {name}. Expected: {LAYOUT}")
-            rows.append(weights[name].shape[0])
-        if rows[0] % size or rows[1] % size:
-            raise CheckpointError(
-                f"{given}: q_proj and k_proj have {rows[0]} and {rows[1]} rows, not divisible by the head size {size} "
-                "(channels of lambda_q1)"
-            )
-        return {"num_attention_heads": rows[0] // size, "num_key_value_heads": rows[1] // size, "head_dim": size}
+        heads, kv_heads = (
+            weights[f"model.layers.{layers[0]}.self_attn.{part}.weight"].shape[0] // size
+            for part in ("q_proj", "k_proj")
+        )
+        return {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": size}
     heads = config["num_attention_heads"]
     own = config.get("head_dim") or config["hidden_size"] // heads
-    if own not in (size, 2 * size):
-        raise CheckpointError(
-            f"{given}: the vanilla layers' heads have {own} channels and lambda_q1 has {size}; expected the same, or "
-            "half; num_attention_heads must count the heads of the vanilla layers"
-        )
     return {"num_key_value_heads": config.get("num_key_value_heads") or heads, "head_dim": own}
 
 
@@ -259,28 +228,19 @@ def _checked_config(checkpoint: Checkpoint, keys: dict[str, Any], weights: Weigh
             config = AutoConfig.for_model(_KIND, **keys)
             with torch.device("meta"):
                 model: Any = AutoModelForCausalLM.from_config(config)
-        except Exception as error:  # transformers raises errors of any type; the config is the cause
-            raise CheckpointError(f"{checkpoint.given}: config.json: {first_line(error)}") from error
-    if config.tie_word_embeddings and "lm_head.weight" in weights:
-        head = weights.pop("lm_head.weight")
-        if not torch.equal(head, weights.get("model.embed_tokens.weight", head)):
+            head = weights.pop("lm_head.weight", None) if config.tie_word_embeddings else None
+            tied = {"lm_head.weight": weights["model.embed_tokens.weight"]} if config.tie_word_embeddings else {}
+            # Every weight must be there, in its shape, and no other
+            model.load_state_dict(weights | tied, assign=True)
+        except Exception as error:  # transformers raises errors of any type; the checkpoint is the cause
             raise CheckpointError(
-                f"{checkpoint.given}: lm_head.weight differs from model.embed_tokens.weight, but config.json sets "
-                "tie_word_embeddings; set it to false"
-            )
-    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    found = {name: tuple(weight.shape) for name, weight in weights.items()}
-    shapes = [
-        f"{name} {found[name]}, not {shape}" for name, shape in expected.items() if found.get(name, shape) != shape
-    ]
-    for what, names in (
-        ("lacks the weights", [name for name in expected if name not in found]),
-        ("has unexpected weights:", [name for name in found if name not in expected]),
-        ("weights do not have the shapes that config.json implies:", shapes),
-    ):
-        if names:
-            more = f", and {len(names) - _FEW} more" if len(names) > _FEW else ""
-            raise CheckpointError(f"{checkpoint.given}: {what} {', '.join(names[:_FEW])}{more}")
+                f"{checkpoint.given}: config.json and the weights do not fit ({first_line(error)})"
+            ) from error
+    if head is not None and not torch.equal(head, weights["model.embed_tokens.weight"]):
+        raise CheckpointError(
+            f"{checkpoint.given}: lm_head.weight differs from model.embed_tokens.weight, but config.json sets "
+            "tie_word_embeddings; set it to false"
+        )
     config.architectures = [type(model).__name__]
     config.dtype = next(iter(weights.values())).dtype
     return config

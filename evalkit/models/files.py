@@ -11,13 +11,13 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from evalkit.errors import CheckpointError, first_line
+from evalkit.errors import CheckpointError, reading_as
 from evalkit.inputs import reading
 from evalkit.inputs.values import by_number
 
@@ -68,16 +68,6 @@ def weight_files(folder: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     return found
 
 
-def indexed_weights(folder: Path, shards: Collection[Path]) -> tuple[Path, frozenset[str]]:
-    """Return the index that lists some shards, and the names of its weights; none if there is no index."""
-    for name in _WEIGHTS:
-        index = folder / f"{name}.index.json"
-        of_index = folder / name not in shards and all(path.suffix == Path(name).suffix for path in shards)
-        if of_index and index.is_file():
-            return index, frozenset(read_json(index).get("weight_map") or ())
-    return folder, frozenset()
-
-
 def weight_indexes(folder: Path) -> tuple[Path, ...]:
     """Return the indexes of a folder's sharded weights."""
     return tuple(path for name in _WEIGHTS if (path := folder / f"{name}.index.json").is_file())
@@ -121,19 +111,9 @@ def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:
 
     Raises `CheckpointError` if the file is shorter than its header says, for example after an interrupted copy.
     """
-    try:
-        with safe_open(path, "np") as file:
-            slices = {name: file.get_slice(name) for name in file.offset_keys()}
-            return {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in slices.items()}
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except SafetensorError as error:
-        raise damaged(path, error) from error
-
-
-def damaged(path: Path, error: SafetensorError) -> CheckpointError:
-    """Return the error of a safetensors file that its library rejects."""
-    return CheckpointError(f"{path}: damaged, or not a safetensors file ({first_line(error)}); copy it again")
+    with reading_as(path, "undamaged weights", CheckpointError), safe_open(path, "np") as file:
+        slices = {name: file.get_slice(name) for name in file.offset_keys()}
+        return {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in slices.items()}
 
 
 def is_pattern(text: str, folder: Path | None = None) -> bool:
@@ -149,9 +129,7 @@ def matching(text: str, folder: Path | None = None) -> list[str]:
 
     In the pattern, `**` matches any number of folders, `~` is the user's. It and the results are relative to `folder`.
     """
-    root = folder or Path()
-    if text.startswith("~"):
-        text = str(Path(text).expanduser())
+    root, text = folder or Path(), str(Path(text).expanduser()) if text.startswith("~") else text
     # Path.glob accepts no absolute pattern
     paths = glob.glob(text, root_dir=root, recursive=True)  # noqa: PTH207
     return sorted((path for path in paths if path.endswith(".gguf") or (root / path).is_dir()), key=by_number)
@@ -180,8 +158,12 @@ def why_incomplete(folder: Path, *, allow_pickle: bool) -> str:
         for path in weight_files(folder, allow_pickle=allow_pickle):
             if path.suffix == ".safetensors":
                 safetensors_header(path)
-            else:
-                _check_archive(path)
+                continue
+            with path.open("rb") as file:
+                is_archive = file.read(2) == b"PK"
+            # torch writes a ZIP archive; older formats have no end mark
+            if not path.stat().st_size or (is_archive and not zipfile.is_zipfile(path)):
+                return f"{path}: ends before its end; copy it again"
     except CheckpointError as error:
         return str(error)
     except OSError as error:
@@ -189,16 +171,7 @@ def why_incomplete(folder: Path, *, allow_pickle: bool) -> str:
     return ""
 
 
-def _check_archive(path: Path) -> None:
-    """Raise unless a pickled weight file ends as the ZIP archive that torch writes; older formats have no end mark."""
-    with path.open("rb") as file:
-        is_archive = file.read(2) == b"PK"
-    if not path.stat().st_size or (is_archive and not zipfile.is_zipfile(path)):
-        raise CheckpointError(f"{path}: ends before its end; copy it again")
-
-
 def _matching(folder: Path, patterns: Iterable[str], counted: Iterable[Path]) -> tuple[Path, ...]:
-    """Return the files that match name patterns, sorted by name, without those in `counted`."""
     found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     return tuple(sorted(found.difference(counted)))
 
@@ -210,16 +183,15 @@ def _named_weights(folder: Path, name: str) -> tuple[Path, ...]:
     index, suffix = folder / f"{name}.index.json", Path(name).suffix
     if not index.is_file():
         return ()
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: has no weight_map")
-    for shard in weight_map.values():
+    with reading_as(index, "an index of weights", CheckpointError):
+        listed = list(read_json(index)["weight_map"].values())
+    for shard in listed:
         # Otherwise a pickle would be read unasked, or a file outside of the folder
         if not isinstance(shard, str) or "/" in shard or not shard.endswith(suffix):
             raise CheckpointError(
                 f"{index}: lists {shard!r:.60} as a shard; expected *{suffix} files in the same folder"
             )
-    shards = tuple(folder / shard for shard in sorted(set(weight_map.values())))
+    shards = tuple(folder / shard for shard in sorted(set(listed)))
     for path in shards:
         if not path.is_file():
             raise CheckpointError(f"{path}: missing, but listed in {index.name}; copy it again")
@@ -227,7 +199,6 @@ def _named_weights(folder: Path, name: str) -> tuple[Path, ...]:
 
 
 def _why_no_weights(folder: Path) -> str:
-    """Explain what a folder without usable weights holds, and what to do."""
     if any(folder.glob("pytorch_model*.bin")):
         return "holds only pickled weights, and unpickling can run code; pass --allow-pickle if you trust their source"
     others = _matching(folder, ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt"), ())

@@ -19,7 +19,7 @@ import xxhash
 
 from evalkit.cache import read_cached, write_cached
 from evalkit.display import doing
-from evalkit.errors import CheckpointError
+from evalkit.errors import CheckpointError, reading_as
 from evalkit.models.files import read_json
 from evalkit.models.locate import Checkpoint
 
@@ -58,28 +58,22 @@ class Fingerprint:
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content, from the cache if the file has not changed."""
     real = path.resolve()
-    try:
-        with real.open("rb") as file:
-            before, started = _state(os.fstat(file.fileno())), time.time()
-            known = _entry(real)
-            if known.get("state") == before:
-                return str(known["sha256"])
-            with doing(f"hashing {path.name} ({before[0] / 1e6:,.0f} MB)"):
-                digest, quick = _digests(file)
+    with reading_as(path, "a file", CheckpointError), real.open("rb") as file:
+        before, started = _state(os.fstat(file.fileno())), time.time()
+        known = _entry(real)
+        if known.get("state") == before:
+            return str(known["sha256"])
+        with doing(f"hashing {path.name} ({before[0] / 1e6:,.0f} MB)"):
+            digest, quick = _digests(file)
         _keep(real, known, before, started, quick, digest)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    return digest
+        return digest
 
 
 def content_sha256(path: Path, before: State, started: float, quick: str) -> str:
-    """Return the digest of content with the xxh3 `quick` that was read from a file.
+    """Return the digest of content with the xxh3 `quick` that was read from a file; raise if the file now has another.
 
     The file is read again unless a cached digest matches. `before` is its status when it was opened, at the time
     `started`.
-
-    Raises:
-        CheckpointError: the file no longer has this content.
     """
     real = path.resolve()
     known = _entry(real)
@@ -106,7 +100,6 @@ def state_of(path: Path) -> State:
 
 
 def _digests(file: BinaryIO) -> tuple[str, str]:
-    """Return the SHA-256 and the xxh3 of a file's content."""
     digest, quick = hashlib.sha256(), xxhash.xxh3_128()
     while chunk := file.read(_CHUNK):
         digest.update(chunk)
@@ -116,8 +109,7 @@ def _digests(file: BinaryIO) -> tuple[str, str]:
 
 def _entry(real: Path) -> dict[str, Any]:
     """Return what is cached of a file: its status and digests; else an empty mapping."""
-    known = read_cached(_KIND, str(real))
-    return known if isinstance(known, dict) and _is_digest(known.get("sha256")) else {}
+    return read_cached(_KIND, str(real)) or {}
 
 
 def _keep(real: Path, known: dict[str, Any], before: State, started: float, quick: str, digest: str) -> None:
@@ -133,30 +125,22 @@ def _state(status: os.stat_result) -> State:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def _is_digest(value: object) -> bool:
-    return isinstance(value, str) and len(value) == 64
+def states_of(files: Iterable[Path]) -> dict[Path, State]:
+    """Return the current status of files. Raises `CheckpointError` if a file is missing."""
+    states = {}
+    for path in files:
+        with reading_as(path, "a file", CheckpointError):
+            states[path] = state_of(path)
+    return states
 
 
-class ChangeDetector:
-    """Detector of changes to files since its creation. Raises `CheckpointError` if a file is missing."""
-
-    def __init__(self, given: str, files: Iterable[Path]) -> None:
-        self._given = given
-        self._states = {path: self._state(path) for path in files}
-
-    def check(self) -> None:
-        """Raise `CheckpointError` with the file's name if a file has changed."""
-        for path, before in self._states.items():
-            if self._state(path) != before:
-                raise CheckpointError(
-                    f"{self._given}: {path.name} changed while it was read; run the command again once it is complete"
-                )
-
-    def _state(self, path: Path) -> State:
-        try:
-            return state_of(path)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+def check_unchanged(given: str, before: Mapping[Path, State]) -> None:
+    """Raise a `CheckpointError` that names a file whose status has changed."""
+    for path, state in states_of(before).items():
+        if state != before[path]:
+            raise CheckpointError(
+                f"{given}: {path.name} changed while it was read; run the command again once it is complete"
+            )
 
 
 def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
@@ -189,9 +173,10 @@ def combine(checkpoint: Checkpoint, weights: Iterable[tuple[str, str]], hash_of:
         whole = digests[0][1]
         own = whole if checkpoint.tokenizer is None else _tokenizer_digest(checkpoint, hash_of)
         return Fingerprint(weights=whole, config=whole, tokenizer=own)
+    code = [(path.name, hash_of(path)) for path in checkpoint.trusted_code()]
     return Fingerprint(
         weights=_digest(digests),
-        config=_digest(_config_parts(checkpoint, hash_of)),
+        config=_digest([("config.json", _json_digest(checkpoint.folder / "config.json")), *code]),
         tokenizer=_tokenizer_digest(checkpoint, hash_of),
     )
 
@@ -201,11 +186,6 @@ def stable(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: stable(item) for key, item in value.items() if key not in _PROVENANCE}
     return [stable(item) for item in value] if isinstance(value, list) else value
-
-
-def _config_parts(checkpoint: Checkpoint, hash_of: Callable[[Path], str]) -> list[tuple[str, str]]:
-    code = [(path.name, hash_of(path)) for path in checkpoint.trusted_code()]
-    return [("config.json", _json_digest(checkpoint.folder / "config.json")), *code]
 
 
 def _tokenizer_digest(checkpoint: Checkpoint, hash_of: Callable[[Path], str]) -> str:
@@ -234,12 +214,10 @@ def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedM
     """Raise a `CheckpointError` if a model was loaded from other files than its run's id was computed from."""
     if loaded.fingerprint is None:
         raise ValueError("a model without a fingerprint belongs to no run")
-    extension = None if loaded.extension is None else loaded.extension.specification()
-    found: dict[str, Any] = {**asdict(loaded.fingerprint), "dtype": loaded.dtype, "context": extension}
-    recorded: dict[str, Any] = {
-        **specification["checkpoint"],
-        "dtype": specification["dtype"],
-        "context": specification["context_extension"],
+    extension = loaded.extension and loaded.extension.specification()
+    found: dict[str, Any] = {**asdict(loaded.fingerprint), "dtype": loaded.dtype, "context_extension": extension}
+    recorded: dict[str, Any] = specification["checkpoint"] | {
+        name: specification[name] for name in ("dtype", "context_extension")
     }
     settings, name = stable(loaded.generation), "generation_config.json"
     if "end" in specification:

@@ -23,7 +23,7 @@ from evalkit.cache import cache_dir, make_room, mark_used
 from evalkit.compatibility import names
 from evalkit.compatibility.transformers import quiet, without_gguf_bar
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, first_line
+from evalkit.errors import CheckpointError, first_line, reading_as
 from evalkit.models.files import generation_settings, read_json
 from evalkit.models.fingerprint import Fingerprint, combine, file_sha256, fingerprint, hash_file
 from evalkit.models.locate import Checkpoint
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from evalkit.models.snapshot import LoadedFiles
 
 _RECORD = "fingerprint"
-"""Stored beside the output of `save_pretrained`; its name matches none of the hashed files."""
+"""File beside the output of `save_pretrained`; its name matches none of the hashed files."""
 _ABANDONED = 24 * 3600
 """Seconds after which unfinished folders are assumed to be left by a killed process."""
 _GROWTH = 9
@@ -43,19 +43,22 @@ _GROWTH = 9
 def dequantised(gguf: Path, say: Say) -> Path | None:
     """Return the cached folder with the file's model and tokenizer in float32; create it if missing.
 
-    The folder is named after the file's content and the version of transformers that read it, and stores its own
-    fingerprint. It is written to a temporary folder and renamed, so it is complete or absent. None if the cache has no
-    room for it; the file itself must be read then.
-
-    Raises:
-        CheckpointError: the file is damaged, or transformers cannot read its architecture.
+    The folder is named after the file's content and the version of transformers that read it. It is written to a
+    temporary folder and renamed, so it is complete or absent. None if the cache has no room for it; the file itself
+    must be read then.
     """
     root = cache_dir() / "gguf"
     folder = root / _folder_name(file_sha256(gguf))
-    if _is_intact(folder):
-        mark_used(folder)
-        return folder
-    _remove_abandoned(root)
+    if folder.is_dir():
+        with suppress(CheckpointError):
+            if read_json(folder / _RECORD) == _record(folder, folder, fingerprint(_as_folder(folder))):
+                mark_used(folder)
+                return folder
+        shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        for path in root.glob(".*"):
+            if time.time() - path.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(path, ignore_errors=True)
     if not _has_room(root, gguf.stat().st_size * _GROWTH):
         say(f"{gguf.name}: the cache folder has no room for its dequantised copy, so every load takes this long")
         return None
@@ -68,10 +71,14 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
             ready = Path(temporary) / "ready"
             model.save_pretrained(ready)
             tokenizer.save_pretrained(ready)
-            made = _folder_checkpoint(ready)
+            made = _as_folder(ready)
             written = combine(made, [(path.name, hash_file(path)) for path in made.weights()], hash_file)
-            (ready / _RECORD).write_text(json.dumps(_record(folder, ready, written)), encoding="utf-8")
-            _move_into_place(ready, folder, written)
+            record = _record(folder, ready, written)
+            (ready / _RECORD).write_text(json.dumps(record), encoding="utf-8")
+            with suppress(OSError):  # an equivalent folder that another process has written first
+                ready.rename(folder)
+            if read_json(folder / _RECORD) != record:
+                raise OSError(f"{ready} could not be renamed to {folder}")
         make_room()
     except Exception as error:  # a full disk comes as OSError or as safetensors' own error
         say(f"{gguf.name}: its dequantised copy could not be cached ({first_line(error)})")
@@ -91,22 +98,21 @@ def opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFiles
         with _dequantised_in_memory(checkpoint, checkpoint.gguf) as read:
             yield read
         return
-    with snapshot(_as_folder(checkpoint, folder)) as copies:
+    with snapshot(replace(checkpoint, kind="folder", folder=folder, gguf=None)) as copies:
         copies.start(dtype)
         # While the weights are read
         import transformers.modeling_utils  # noqa: F401
 
-        read = copies.read()
-        written = _stored_fingerprint(folder, read.checkpoint.folder)
-        tokenizer = read.fingerprint.tokenizer if checkpoint.tokenizer else written.tokenizer
-        if read.fingerprint != replace(written, tokenizer=tokenizer):
+        read, stored = copies.read(), read_json(folder / _RECORD)
+        own = {"tokenizer": stored.get("tokenizer")} if checkpoint.tokenizer else {}
+        if stored != _record(folder, read.checkpoint.folder, read.fingerprint) | own:
             raise CheckpointError(f"{folder}: the dequantised copy changed while it was read; run the command again")
         yield _of_file(read, checkpoint, folder.name.partition("-")[0])
 
 
 @contextmanager
 def _dequantised_in_memory(checkpoint: Checkpoint, gguf: Path) -> Iterator[LoadedFiles]:
-    from evalkit.models.snapshot import snapshot
+    from evalkit.models.snapshot import Weights, snapshot
 
     with _private_copy(gguf) as (copy, digest):
         model, tokenizer = _read(gguf, copy)
@@ -114,8 +120,8 @@ def _dequantised_in_memory(checkpoint: Checkpoint, gguf: Path) -> Iterator[Loade
         with quiet():
             for part in (model.config, model.generation_config, tokenizer):
                 part.save_pretrained(folder)
-        with snapshot(_as_folder(checkpoint, folder), weights=()) as copies:
-            read = replace(copies.read(), tensors=model.state_dict())
+        with snapshot(replace(checkpoint, kind="folder", folder=folder, gguf=None), weights=()) as copies:
+            read = replace(copies.read(), weights=Weights(model.state_dict()))
             del model
             yield _of_file(read, checkpoint, digest)
 
@@ -130,33 +136,16 @@ def _folder_name(digest: str) -> str:
     return f"{digest}-{version('transformers')}"
 
 
-def _folder_checkpoint(folder: Path) -> Checkpoint:
+def _as_folder(folder: Path) -> Checkpoint:
     return Checkpoint(given=str(folder), kind="folder", folder=folder)
 
 
-def _as_folder(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
-    return replace(checkpoint, kind="folder", folder=folder, gguf=None)
+def _record(folder: Path, content: Path, found: Fingerprint) -> dict[str, Any]:
+    """Return what determines the model of a folder of `dequantised`, whose name is the key of its content.
 
-
-def _record(folder: Path, content: Path, written: Fingerprint) -> dict[str, Any]:
-    """Return the record of a folder of `dequantised`, whose name is the key of its content: what determines its model.
-
-    `content` is where its files are; their fingerprint, `written`, does not include the generation settings.
+    `content` is where its small files are; the fingerprint does not include the generation settings.
     """
-    return {"folder": folder.name, "generation": generation_settings(content), **asdict(written)}
-
-
-def _stored_fingerprint(folder: Path, content: Path) -> Fingerprint:
-    """Read the fingerprint stored in a folder of `dequantised`; raise unless its record is of this folder and content.
-
-    `content` is the folder, or a copy of its small files.
-    """
-    stored = read_json(folder / _RECORD)
-    with suppress(KeyError):
-        written = Fingerprint(stored["weights"], stored["config"], stored["tokenizer"])
-        if stored == _record(folder, content, written):
-            return written
-    raise CheckpointError(f"{folder}: damaged; run the command again")
+    return {"folder": folder.name, "generation": generation_settings(content), **asdict(found)}
 
 
 @contextmanager
@@ -173,19 +162,17 @@ def _private_copy(gguf: Path, parent: Path | None = None) -> Iterator[tuple[Path
 
 def _read(gguf: Path, copy: Path) -> tuple[Any, Any]:
     """Read model and tokenizer from the copy of a GGUF file, which errors name."""
-    try:
-        with quiet(), without_gguf_bar(), _parsed_once():
-            import torch
-            import transformers
+    # The reader validates nothing: a damaged file can raise any error
+    with reading_as(gguf, "an undamaged GGUF file", CheckpointError), quiet(), without_gguf_bar(), _parsed_once():
+        import torch
+        import transformers
 
-            source: dict[str, Any] = {"gguf_file": copy.name, "local_files_only": True}
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(copy.parent), **source)
-            # Later versions keep weights packed if a kernel supports it
-            if hasattr(transformers, "GgufConfig"):
-                source["quantization_config"] = transformers.GgufConfig(dequantize=True)
-            model = transformers.AutoModelForCausalLM.from_pretrained(str(copy.parent), dtype=torch.float32, **source)
-    except Exception as error:  # the reader validates nothing: a damaged file can raise any error
-        raise CheckpointError(f"{gguf}: damaged, or not a readable GGUF file ({first_line(error)})") from error
+        source: dict[str, Any] = {"gguf_file": copy.name, "local_files_only": True}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(copy.parent), **source)
+        # Later versions keep weights packed if a kernel supports it
+        if hasattr(transformers, "GgufConfig"):
+            source["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        model = transformers.AutoModelForCausalLM.from_pretrained(str(copy.parent), dtype=torch.float32, **source)
     # The weights are plain float32 now; these two would only prevent transformers from saving them
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
@@ -205,24 +192,6 @@ def _parsed_once() -> Iterator[None]:
         yield
 
 
-def _is_intact(folder: Path) -> bool:
-    """Return whether a cached folder matches its stored fingerprint; remove it if not."""
-    if not folder.is_dir():
-        return False
-    with suppress(CheckpointError):
-        if fingerprint(_folder_checkpoint(folder)) == _stored_fingerprint(folder, folder):
-            return True
-    shutil.rmtree(folder, ignore_errors=True)
-    return False
-
-
-def _remove_abandoned(root: Path) -> None:
-    with suppress(OSError):
-        for path in root.glob(".*"):
-            if time.time() - path.stat().st_mtime > _ABANDONED:
-                shutil.rmtree(path, ignore_errors=True)
-
-
 def _has_room(folder: Path, size: int) -> bool:
     """Return whether a folder is writable (created if missing) and its disk has more than `size` bytes free."""
     try:
@@ -231,11 +200,3 @@ def _has_room(folder: Path, size: int) -> bool:
             return shutil.disk_usage(folder).free > size
     except OSError:
         return False
-
-
-def _move_into_place(ready: Path, folder: Path, written: Fingerprint) -> None:
-    """Rename a finished folder to its final path; a folder written first by another process is equivalent."""
-    with suppress(OSError):
-        ready.rename(folder)
-    if _stored_fingerprint(folder, folder) != written:
-        raise OSError(f"{ready} could not be renamed to {folder}")

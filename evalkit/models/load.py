@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.compatibility.transformers import attention_of
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, UnknownNameError
+from evalkit.errors import UnknownNameError
 from evalkit.escape import brief, printable
 from evalkit.models.checks import (
     check_index,
@@ -22,11 +22,10 @@ from evalkit.models.checks import (
     check_report,
     check_stored,
     check_supported,
-    is_quantized,
     natively_known,
+    quantization,
 )
-from evalkit.models.config_check import WINDOW_KEYS, check_sizes
-from evalkit.models.context import MOST_TOKENS, Extension, configured_window
+from evalkit.models.context import Extension, configured_window, context_window
 from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import Fingerprint
 from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, resolve_dtype, silent
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
     from evalkit.models.parts import Placement
     from evalkit.models.snapshot import LoadedFiles
 
-_FALLBACK_WINDOW = 2048
-_LONGEST_TOKENIZER_WINDOW = 1_000_000
-"""A tokenizer without a limit reports 10³⁰; larger values are not windows."""
 _FACTS = ("architecture", "parameters", "dtype", "device", "window", "bos_id", "eos_id", "attention")
 
 
@@ -106,12 +102,10 @@ class LoadedModel:
     def describe(self) -> str:
         """Return two lines for the terminal, and a third if the context is extended."""
         name, *facts = self.summary
-        ids = {"BOS": self.bos_id, "EOS": self.eos_id}
-        shown = {
-            role: "none" if own is None else f"{printable(self.tokenizer.convert_ids_to_tokens(own))} ({own})"
-            for role, own in ids.items()
-        }
-        tokens = ", ".join(f"{role} {token}" for role, token in shown.items())
+        tokens = ", ".join(
+            f"{role} none" if own is None else f"{role} {printable(self.tokenizer.convert_ids_to_tokens(own))} ({own})"
+            for role, own in (("BOS", self.bos_id), ("EOS", self.eos_id))
+        )
         stretched = "" if self.extension is None else f"\n{self.extension.describe()}"
         return (
             f"{printable(name)}: {', '.join(facts)}, {self.attention} attention\n"
@@ -149,7 +143,6 @@ def load(
         say: called with warnings.
 
     Raises:
-        UsageError: a device, dtype or attention implementation does not exist.
         CheckpointError: the checkpoint is incomplete, not causal, has no matching tokenizer, or cannot be extended.
     """
     if attention not in ATTENTION:
@@ -170,6 +163,7 @@ def load(
 
             finish(given, model, stretched)
         tokenizer = _tokenizer(checkpoint, read, model, say)
+    text = model.config.get_text_config().to_dict()
     determined = not checkpoint.trust_remote_code and placement is None and not getattr(model, "is_quantized", False)
     return LoadedModel.of(
         model,
@@ -177,31 +171,13 @@ def load(
         name=checkpoint.name,
         dtype=compute_dtype,
         device=main_device if placement is None else "+".join(placement.devices),
-        window=context_window(given, model.config, tokenizer, say) if extension is None else extension.target,
+        window=context_window(given, text, tokenizer, say) if extension is None else extension.target,
         extension=extension,
         fingerprint=read.fingerprint,
         generation=generation,
         placement=placement,
         files=read.fingerprint.combined if determined else None,
     )
-
-
-def context_window(given: str, config: Any, tokenizer: Any, say: Say) -> int:
-    """Return the context window in tokens: from the transformers config, else the tokenizer, else 2048."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for key in WINDOW_KEYS:
-        value = getattr(text, key, None)
-        if isinstance(value, int) and value > MOST_TOKENS:
-            raise CheckpointError(
-                f"{given}: its config has {key} {value:,}, more than the {MOST_TOKENS:,} positions that float32 "
-                "represents exactly; give the real window as --context and --context-original"
-            )
-        if isinstance(value, int) and value > 0:
-            return value
-    if 0 < tokenizer.model_max_length < _LONGEST_TOKENIZER_WINDOW:
-        return int(tokenizer.model_max_length)
-    say(f"neither config.json nor the tokenizer has a context window; {_FALLBACK_WINDOW} is assumed")
-    return _FALLBACK_WINDOW
 
 
 @contextmanager
@@ -217,13 +193,13 @@ def _opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFile
     with snapshot(checkpoint) as copies:
         config = copies.checkpoint.config()
         # The scales of quantised weights stay as stored
-        copies.start(None if is_quantized(config) else dtype)
+        copies.start(None if quantization(config) else dtype)
         # While the weights are read
         import transformers.modeling_utils  # noqa: F401
 
         check_supported(checkpoint, config)
         read = copies.read()
-        check_index(checkpoint, read.tensors)
+        check_index(checkpoint, read.weights.tensors)
         yield read
 
 
@@ -232,8 +208,7 @@ def _built(read: LoadedFiles, extension: Extension | None, dtype: str, attention
     from evalkit.models.build import build_model
 
     given, folder, config = read.checkpoint.given, read.checkpoint.folder, read.checkpoint.config()
-    check_sizes(given, config, len(read.tensors))
-    check_stored(given, config, read.tensors)
+    check_stored(given, config, read.weights.tensors)
     # transformers' own code takes precedence over the checkpoint's, trusted or not
     remote = read.checkpoint.trust_remote_code and not natively_known(config)
     stretched = None
@@ -258,9 +233,9 @@ def _sets_window_only(config: Mapping[str, Any], extension: Extension) -> bool:
 def _rounded_from(read: LoadedFiles, dtype: str) -> str | None:
     """Return the dtype in which most weights are stored if `dtype` rounds them, else None."""
     numbers: Counter[str] = Counter()
-    for name, tensor in read.tensors.items():
+    for name, tensor in read.weights.tensors.items():
         if tensor.is_floating_point():
-            numbers[str(read.rounded.get(name, tensor.dtype)).removeprefix("torch.")] += tensor.numel()
+            numbers[str(read.weights.rounded.get(name, tensor.dtype)).removeprefix("torch.")] += tensor.numel()
     most = next((name for name, _ in numbers.most_common(1)), dtype)
     return most if most in DTYPES and most != dtype != "float32" else None
 
@@ -281,7 +256,6 @@ def _tokenizer(checkpoint: Checkpoint, read: LoadedFiles, model: Any, say: Say) 
 
 
 def _scaled(count: int) -> str:
-    """Format a count as 134.5M or 1.20B."""
     for size, letter, digits in ((10**9, "B", 2), (10**6, "M", 1), (10**3, "K", 1)):
         if count >= size:
             return f"{count / size:.{digits}f}{letter}"

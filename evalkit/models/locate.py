@@ -105,20 +105,20 @@ def locate(
     trust_remote_code: bool = False,
     say: Say = silent,
 ) -> Checkpoint:
-    """Find a checkpoint; download it from the hub if necessary.
+    """Find a checkpoint; download it from the hub if necessary. Raises `CheckpointError`.
 
     Args:
         model: a folder, a `.gguf` file, a hub name with or without `@revision`, or "demo".
         tokenizer: a folder or a hub name of a tokenizer that replaces the checkpoint's own.
         allow_pickle, trust_remote_code: see `Checkpoint`; such files are downloaded from the hub only if true.
         say: called before a download starts.
-
-    Raises:
-        CheckpointError: the checkpoint is not found, or the folder does not contain one.
     """
-    trust: dict[str, Any] = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
-    checkpoint = replace(_find(model, allow_pickle, trust_remote_code, say), **trust)
-    return checkpoint if tokenizer is None else replace(checkpoint, tokenizer=tokenizer_folder(tokenizer, say))
+    return replace(
+        _find(model, allow_pickle, trust_remote_code, say),
+        tokenizer=None if tokenizer is None else tokenizer_folder(tokenizer, say),
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -130,18 +130,17 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
-    """Return the dtype to compute in: the requested one, or for "auto" that of the checkpoint.
-
-    It is read from config.json (`dtype`, formerly `torch_dtype`), else from the first weight file. A GGUF file is
-    dequantised to float32. Raises for a dtype that evalkit does not compute in.
-    """
+    """Return the dtype to compute in: the requested one, or for "auto" the checkpoint's; of a GGUF file, float32."""
     if requested != "auto":
         if requested not in DTYPES:
             raise UnknownNameError("dtype", requested, ("auto", *DTYPES))
         return requested
     if checkpoint.gguf is not None:
         return "float32"
-    own = _configured_dtype(checkpoint.config()) or _stored_dtype(checkpoint)
+    config = checkpoint.config()
+    named = [part.get(key) for part in (config, config.get("text_config") or {}) for key in ("dtype", "torch_dtype")]
+    own = next((name.removeprefix("torch.") for name in named if name and name != "auto"), None)
+    own = own or _stored_dtype(checkpoint)
     if own not in DTYPES:
         raise CheckpointError(
             f"{checkpoint.given}: its dtype is {own or 'given in no file'}; choose one with --dtype {'|'.join(DTYPES)}"
@@ -186,7 +185,6 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
 
 
 def _path(given: str) -> Path:
-    """Return the given text as a path; raise if the file system rejects it or it may not be accessed."""
     try:
         path = Path(given).expanduser()
         path.is_dir()
@@ -210,7 +208,6 @@ def _gguf(given: str, path: Path, kind: Literal["gguf", "demo"]) -> Checkpoint:
 
 
 def _require_config(folder: Path) -> None:
-    """Raise unless a folder has a config.json and no adapter; the message says what it contains instead."""
     if (folder / "config.json").is_file():
         if adapters := adapter_files(folder):
             raise CheckpointError(
@@ -227,16 +224,12 @@ def _require_config(folder: Path) -> None:
     ggufs = [name for name in names if name.endswith(".gguf")]
     if ggufs:
         raise CheckpointError(f"{folder}: has no config.json, but has {ggufs[0]}; give the path of that file")
-    inner = [name for name in names if (folder / name / "config.json").is_file()]
-    hint = f"; did you mean {folder / inner[-1]}?" if inner else ""
-    raise CheckpointError(f"{folder}: has no config.json; {expected}{hint}")
+    inner = [f"; did you mean {folder / name}?" for name in names if (folder / name / "config.json").is_file()]
+    raise CheckpointError(f"{folder}: has no config.json; {expected}{inner[-1] if inner else ''}")
 
 
 def fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: Say) -> tuple[Path, str | None]:
-    """Download a hub snapshot, or find it in the local cache; return its folder and commit.
-
-    Pickled weights are downloaded only if allowed and if there are no safetensors, Python files only if allowed.
-    """
+    """Download a hub snapshot, or find it in the local cache; return its folder and commit."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -248,7 +241,6 @@ def fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: S
     name, _, revision = given.partition("@")
     try:
         info = HfApi().model_info(name, revision=revision or None, timeout=_REACH_SECONDS)
-        listing = [file.rfilename for file in info.siblings or []]
     except HFValidationError as error:
         raise CheckpointError(f"{given}: folder not found, and not a valid name on the hub") from error
     except GatedRepoError as error:
@@ -261,6 +253,7 @@ def fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: S
         ) from error
     except Exception as error:  # offline, timeout, proxy, server: the cache is the fallback for all
         return _cached(given, name, revision or None, error)
+    listing = [file.rfilename for file in info.siblings or []]
     if "config.json" not in listing and weights:
         raise CheckpointError(
             f"{given}: found on the hub, but has no config.json, so it is not a transformers checkpoint"
@@ -274,7 +267,7 @@ def fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: S
 
 
 def needed_files(listing: Iterable[str], *, pickles: bool, code: bool, weights: bool) -> list[str]:
-    """Select the files of a repository that loading needs, in its top folder and its chat template folder."""
+    """Select the files of a repository that loading needs; pickled weights only if there are no safetensors."""
     candidates = [name for name in listing if "/" not in name or name.rpartition("/")[0] == CHAT_TEMPLATES]
     patterns = ["config.json", *TOKENIZER_PATTERNS]
     if weights:
@@ -285,7 +278,7 @@ def needed_files(listing: Iterable[str], *, pickles: bool, code: bool, weights: 
 
 
 def _cached(given: str, name: str, revision: str | None, why: Exception) -> tuple[Path, str | None]:
-    """Return the snapshot in the hub's local cache; used if the hub cannot be reached."""
+    """Return the snapshot in the hub's local cache, for a hub that cannot be reached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -298,16 +291,6 @@ def _cached(given: str, name: str, revision: str | None, why: Exception) -> tupl
             f"{given}: folder not found; as a hub model: {reason} and the model is not in its cache"
         ) from error
     return folder, folder.name
-
-
-def _configured_dtype(config: dict[str, Any]) -> str | None:
-    """Return the dtype in config.json, also in the text part of a multi-part model."""
-    inner = config.get("text_config")
-    for part in (config, inner if isinstance(inner, dict) else {}):
-        for key in ("dtype", "torch_dtype"):
-            if isinstance(part.get(key), str) and part[key] != "auto":
-                return str(part[key]).removeprefix("torch.")
-    return None
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> str | None:

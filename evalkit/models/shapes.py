@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from evalkit.errors import CheckpointError
+from evalkit.models.config_check import MOST_LAYERS
 from evalkit.models.files import safetensors_header
 from evalkit.models.locate import Checkpoint
 from evalkit.models.variants.settings import KEYS, PREFIX, VANILLA, Differential, Shape, Variant, read_variant
@@ -22,8 +22,6 @@ from evalkit.models.variants.settings import KEYS, PREFIX, VANILLA, Differential
 Backbone = Literal["llama", "qwen2", "gpt_neox"]
 BACKBONES: tuple[str, ...] = get_args(Backbone)
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_MOST_LAYERS = 10_000
-"""Limit on layers, because lists of this length are created."""
 _NEOX_ROTARY_SHARE = 0.25
 """Default of transformers for GPT-NeoX."""
 
@@ -75,12 +73,12 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
             f"model_type is '{kind}'; expected {', '.join(BACKBONES)}, or one of these with prefix {PREFIX}"
         )
     hidden, heads = positive_integer(config, "hidden_size"), positive_integer(config, "num_attention_heads")
-    own = backbone != "gpt_neox" and config.get("head_dim") is not None
+    is_neox = backbone == "gpt_neox"
+    own = not is_neox and config.get("head_dim") is not None
     if not own and hidden % heads:
         raise ValueError(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
-    kv_heads = heads
-    if backbone != "gpt_neox" and config.get("num_key_value_heads") is not None:
-        kv_heads = positive_integer(config, "num_key_value_heads")
+    own_pairs = not is_neox and config.get("num_key_value_heads") is not None
+    kv_heads = positive_integer(config, "num_key_value_heads") if own_pairs else heads
     if heads % kv_heads:
         raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
     attention = Shape(
@@ -98,8 +96,8 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         intermediate=positive_integer(config, "intermediate_size"),
         window=positive_integer(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
-        attention_bias=bool(config.get("attention_bias", backbone == "gpt_neox")),
-        mlp_bias=bool(config.get("mlp_bias", False)) if backbone == "llama" else backbone == "gpt_neox",
+        attention_bias=bool(config.get("attention_bias", is_neox)),
+        mlp_bias=bool(config.get("mlp_bias", False)) if backbone == "llama" else is_neox,
         attention=attention,
         variant=read_variant(config if kind != backbone else stock, attention),
     )
@@ -211,8 +209,8 @@ def layer_ranges(layers: Sequence[int]) -> str:
 def layer_count(config: Mapping[str, Any]) -> int:
     """Read the number of layers; raises `ValueError` if it is missing, no integer, or too large."""
     layers = positive_integer(config, "num_hidden_layers")
-    if layers > _MOST_LAYERS:
-        raise ValueError(f"num_hidden_layers is {layers:,}; expected at most {_MOST_LAYERS:,}")
+    if layers > MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers is {layers:,}; expected at most {MOST_LAYERS:,}")
     return layers
 
 
@@ -228,7 +226,6 @@ def positive_integer(config: Mapping[str, Any], key: str) -> int:
 
 _GGUF_BYTES = 1.1
 """Bytes of a parameter in a GGUF file of 8 bits, which most have."""
-_PICKLED_BYTES = BYTES["float32"]
 
 
 def parameter_count(checkpoint: Checkpoint) -> int | None:
@@ -238,13 +235,11 @@ def parameter_count(checkpoint: Checkpoint) -> int | None:
             return int(checkpoint.gguf.stat().st_size / _GGUF_BYTES)
         with suppress(ValueError):
             return parameters(read_shape(checkpoint.config())).total
-        return sum(_stored(path) for path in checkpoint.weights())
+        return sum(
+            sum(prod(shape) for _, shape in safetensors_header(path).values())
+            if path.suffix == ".safetensors"
+            else path.stat().st_size // BYTES["float32"]
+            for path in checkpoint.weights()
+        )
     except (CheckpointError, OSError):
         return None
-
-
-def _stored(path: Path) -> int:
-    """Count the elements of a weight file."""
-    if path.suffix == ".safetensors":
-        return sum(prod(shape) for _, shape in safetensors_header(path).values())
-    return path.stat().st_size // _PICKLED_BYTES

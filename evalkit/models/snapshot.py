@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,25 +18,27 @@ from threading import Event
 
 import torch
 import xxhash
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from evalkit.errors import CheckpointError, first_line
-from evalkit.models.files import GENERATION_CONFIG, copy_files, damaged
-from evalkit.models.fingerprint import ChangeDetector, Fingerprint, combine, content_sha256, hash_file, state_of
+from evalkit.errors import CheckpointError, reading_as
+from evalkit.models.files import GENERATION_CONFIG, copy_files
+from evalkit.models.fingerprint import (
+    Fingerprint,
+    check_unchanged,
+    combine,
+    content_sha256,
+    hash_file,
+    state_of,
+    states_of,
+)
 from evalkit.models.locate import Checkpoint
 from evalkit.paths import temporary_folder
 
 _LARGE = 2**18
 """Bytes from which a tensor is rounded as it is read."""
-_DIGITS = 9
-"""Most digits of a number in a weight's name, such as a layer's."""
 _WIDE = (torch.float64, torch.float32)
 
 Tensors = dict[str, torch.Tensor]
-
-
-class ReadingStopped(Exception):
-    """Nobody needs the weights any more."""
 
 
 @dataclass
@@ -56,13 +58,11 @@ class LoadedFiles:
 
     checkpoint: Checkpoint
     """The checkpoint with temporary folders instead of its own; they contain no weights."""
-    tensors: Tensors
+    weights: Weights
     fingerprint: Fingerprint
     """Of exactly these files and weights."""
-    rounded: Mapping[str, torch.dtype]
-    """Stored dtype of each weight that was rounded to another as it was read, by name."""
-    read_again: Callable[[], Tensors] | None
-    """Return all weights as stored, from unchanged files; None if none is rounded."""
+    read_again: Callable[[], Tensors]
+    """Return all weights as stored, from unchanged files."""
 
 
 class Snapshot:
@@ -73,11 +73,11 @@ class Snapshot:
         generation = [path for path in (source / GENERATION_CONFIG,) if path.is_file()]
         own, tokenizer = [source / "config.json", *generation, *checkpoint.trusted_code()], checkpoint.tokenizer_files()
         self._weights = weights
-        self._changes = ChangeDetector(checkpoint.given, (*own, *tokenizer, *weights))
+        self._states = states_of((*own, *tokenizer, *weights))
         copies = folder / "checkpoint", folder / ("checkpoint" if elsewhere is None else "tokenizer")
-        self._folders = tuple(zip(copies, (source, elsewhere or source), strict=True))
+        self.folders = tuple(zip(copies, (source, elsewhere or source), strict=True))
         try:
-            for files, (copy, original) in zip((own, tokenizer), self._folders, strict=True):
+            for files, (copy, original) in zip((own, tokenizer), self.folders, strict=True):
                 copy_files(files, original, copy)
         except OSError as error:
             raise CheckpointError(f"{error.filename}: cannot be copied ({error.strerror})") from error
@@ -104,9 +104,9 @@ class Snapshot:
             wait([self._reading])
 
     def read(self) -> LoadedFiles:
-        """Read the weights. Raises `CheckpointError` if a file is damaged, or has changed since the snapshot began."""
+        """Read the weights. Raises `CheckpointError` if a file is damaged or has changed since the snapshot began."""
         weights = read_weights(self._weights) if self._reading is None else self._reading.result()
-        self._changes.check()
+        check_unchanged(self.checkpoint.given, self._states)
 
         def read_again() -> Tensors:
             again = read_weights(self._weights)
@@ -115,30 +115,24 @@ class Snapshot:
             return again.tensors
 
         fingerprint = combine(self.checkpoint, weights.digests, hash_file)
-        return LoadedFiles(
-            self.checkpoint, weights.tensors, fingerprint, weights.rounded, read_again if weights.rounded else None
-        )
-
-    def with_original_paths(self, text: str) -> str:
-        """Replace the paths of the copies in a message by the checkpoint's own."""
-        for copy, original in self._folders:
-            text = text.replace(str(copy), str(original))
-        return text
+        return LoadedFiles(self.checkpoint, weights, fingerprint, read_again)
 
 
 @contextmanager
 def snapshot(checkpoint: Checkpoint, weights: Sequence[Path] | None = None) -> Iterator[Snapshot]:
-    """Copy the small files of a checkpoint folder; the copies are removed when the context ends.
+    """Copy a checkpoint's small files for the duration of the context, whose errors name the checkpoint's own paths.
 
-    Errors raised inside the context name the checkpoint's own paths. The weight files are by default those that
-    transformers would read.
+    The weight files are by default those that transformers would read.
     """
     with temporary_folder() as folder:
         copies = Snapshot(checkpoint, checkpoint.weights() if weights is None else weights, folder)
         try:
             yield copies
         except CheckpointError as error:
-            raise CheckpointError(copies.with_original_paths(str(error))) from error
+            text = str(error)
+            for copy, original in copies.folders:
+                text = text.replace(str(copy), str(original))
+            raise CheckpointError(text) from error
         finally:
             copies.close()
 
@@ -146,79 +140,46 @@ def snapshot(checkpoint: Checkpoint, weights: Sequence[Path] | None = None) -> I
 def read_weights(paths: Iterable[Path], stop: Event | None = None, dtype: torch.dtype | None = None) -> Weights:
     """Read and hash weight files; if two contain a tensor of the same name, the later file takes precedence.
 
-    Args:
-        paths: of the files.
-        stop: another thread sets it to stop reading.
-        dtype: large wider floating-point tensors of safetensors files are rounded to it, so that memory never holds all
-            of them as stored; None: all tensors stay as stored.
-
-    Raises:
-        ReadingStopped: `stop` was set.
-        CheckpointError: a file cannot be read, is damaged, or does not fit into memory.
+    Large wider floating-point tensors of safetensors files are rounded to `dtype`, so that memory never holds all of
+    them as stored; None: all tensors stay as stored. Another thread sets `stop` to stop reading with an error.
     """
     weights = Weights()
     for path in paths:
-        if path.suffix not in (".safetensors", ".bin"):
-            raise CheckpointError(f"{path}: expected weights in a *.safetensors or *.bin file")
         started = time.time()
         try:
-            before = state_of(path)
-            if path.suffix == ".safetensors":
-                quick = _read_safetensors(path, weights, stop or Event(), dtype)
-            else:
-                quick = _read_pickled(path, weights)
-            weights.digests.append((path.name, content_sha256(path, before, started, quick)))
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
-        except (MemoryError, RuntimeError) as error:  # the latter is what torch's allocator raises
-            raise CheckpointError(f"{path}: does not fit into memory ({first_line(error)})") from error
+            with reading_as(path, "undamaged weights", CheckpointError):
+                before, is_safe = state_of(path), path.suffix == ".safetensors"
+                quick = _read_safetensors(path, weights, stop, dtype) if is_safe else _read_pickled(path, weights)
+                weights.digests.append((path.name, content_sha256(path, before, started, quick)))
+        except MemoryError as error:
+            raise CheckpointError(f"{path}: does not fit into memory") from error
     return weights
 
 
-def _read_safetensors(path: Path, weights: Weights, stop: Event, dtype: torch.dtype | None) -> str:
+def _read_safetensors(path: Path, weights: Weights, stop: Event | None, dtype: torch.dtype | None) -> str:
     """Read a file's tensors; return the xxh3 of its content: the header, then the tensors in the order of the file."""
     quick = xxhash.xxh3_128()
-    try:
-        # Read, not mapped: a process that has mapped a file is killed when the file is truncated
-        with safe_open(path, "pt", backend="pread") as shard, path.open("rb") as file:
-            length = file.read(8)
-            quick.update(length + file.read(int.from_bytes(length, "little")))
-            for name in shard.offset_keys():
-                if stop.is_set():
-                    raise ReadingStopped
-                _check_name(path, name)
-                tensor = shard.get_tensor(name)
-                if tensor.numel():
-                    quick.update(tensor.reshape(-1).view(torch.uint8).numpy())
-                narrower = dtype is not None and tensor.dtype in _WIDE and tensor.itemsize > dtype.itemsize
-                if narrower and tensor.nbytes >= _LARGE:
-                    weights.rounded[name] = tensor.dtype
-                    tensor = tensor.to(dtype)
-                weights.tensors[name] = tensor
-    except SafetensorError as error:
-        raise damaged(path, error) from error
+    # Read, not mapped: a process that has mapped a file is killed when the file is truncated
+    with safe_open(path, "pt", backend="pread") as shard, path.open("rb") as file:
+        length = file.read(8)
+        quick.update(length + file.read(int.from_bytes(length, "little")))
+        for name in shard.offset_keys():
+            if stop is not None and stop.is_set():
+                raise CheckpointError(f"{path}: its reading was stopped")
+            tensor = shard.get_tensor(name)
+            if tensor.numel():
+                quick.update(tensor.reshape(-1).view(torch.uint8).numpy())
+            narrower = dtype is not None and tensor.dtype in _WIDE and tensor.itemsize > dtype.itemsize
+            if narrower and tensor.nbytes >= _LARGE:
+                weights.rounded[name] = tensor.dtype
+                tensor = tensor.to(dtype)
+            weights.tensors[name] = tensor
     return quick.hexdigest()
 
 
 def _read_pickled(path: Path, weights: Weights) -> str:
     """Read a file's tensors without running code in it; return the xxh3 of its content."""
     content = path.read_bytes()
-    try:
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # unpickling can raise any error
-        raise CheckpointError(f"{path}: cannot be read ({first_line(error)})") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: holds a {type(found).__name__}; expected tensors by name")
-    for name, tensor in found.items():
-        if isinstance(tensor, torch.Tensor):
-            _check_name(path, str(name))
-            weights.tensors[str(name)] = tensor
+    found = dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+    weights.tensors |= {str(name): tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
     return xxhash.xxh3_128(content).hexdigest()
-
-
-def _check_name(path: Path, name: str) -> None:
-    """Raise for a number with non-ASCII or too many digits, because transformers sorts names by their numbers."""
-    if any(part.isdigit() and not (part.isascii() and len(part) <= _DIGITS) for part in name.split(".")):
-        raise CheckpointError(
-            f"{path}: the weight {name!r:.60} has an invalid number in its name; expected at most {_DIGITS} digits"
-        )

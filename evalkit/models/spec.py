@@ -19,7 +19,7 @@ from evalkit.inputs import values
 from evalkit.inputs.settings import check_names, fitted, setting
 from evalkit.inputs.validated import FileSettings, Number, read_settings
 from evalkit.inputs.values import name_or_path
-from evalkit.models.context import YARN, ContextSettings, Extension, configured_window, plan_extension
+from evalkit.models.context import YARN, ContextSettings, Extension, context_window, plan_extension
 from evalkit.models.locate import ATTENTION, Checkpoint, locate, read_config, silent
 from evalkit.paths import resource
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 NONE, AUTO = "none", "auto"
 """Values of `--device-map`."""
-_ASSUMED_WINDOW = 2048
 _DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:\d{1,3})?")
 UNSTRETCHED: Literal["none"] = "none"
 """Value of `--context` that disables context extension."""
@@ -73,13 +72,8 @@ class ModelSpec:
 
     def locate(self, say: Say = silent) -> Checkpoint:
         """Find the checkpoint. Raises `CheckpointError`, see `models.locate.locate`."""
-        return locate(
-            self.named,
-            tokenizer=self.tokenizer,
-            allow_pickle=self.allow_pickle,
-            trust_remote_code=self.trust_remote_code,
-            say=say,
-        )
+        trust = {"allow_pickle": self.allow_pickle, "trust_remote_code": self.trust_remote_code}
+        return locate(self.named, tokenizer=self.tokenizer, say=say, **trust)
 
     def extension(self, checkpoint: Checkpoint, say: Say = silent) -> Extension | None:
         """Plan the context extension of the checkpoint; return None if there is none."""
@@ -108,9 +102,6 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
     Args:
         model: see `ModelSpec`.
         **options: the other fields of `ModelSpec`; None: the default.
-
-    Raises:
-        UsageError: an option does not exist, or its value is invalid.
     """
     check_names(options, ModelSpec)
     spec = ModelSpec(name_or_path("--model", model), **fitted(ModelSpec, options))
@@ -158,9 +149,6 @@ def context_settings(
         original: window of training, in tokens; None: the file's, else the checkpoint's.
         config: a name in `configs/context`, or a YAML file of the same form. The other arguments take precedence.
         default: the context if neither flag nor file gives one; None: the model's own.
-
-    Raises:
-        UsageError: the file does not exist or has the wrong form, no context is given, or "none" with another flag.
     """
     if context == UNSTRETCHED:
         if flag := "--context-method" if method is not None else "--context-original" if original is not None else "":
@@ -171,7 +159,7 @@ def context_settings(
         "method": method,
         "original": None if original is None else values.whole("--context-original", original, 1),
     }
-    found = {} if config is None else _read(str(config))
+    found = {} if config is None else _context_file(str(config))
     found |= {name: value for name, value in given.items() if value is not None}
     target = found.pop("context", default)
     if not found and target is None:
@@ -193,19 +181,18 @@ def extension_of(checkpoint: Checkpoint, settings: ContextSettings | None, say: 
 
 def config_of(checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
     """Return a checkpoint's parsed config.json; of a GGUF file, that of its dequantised copy."""
-    if checkpoint.gguf is None:
-        return checkpoint.config()
+    return checkpoint.config() if checkpoint.gguf is None else read_config(_dequantised(checkpoint, say))
+
+
+def _dequantised(checkpoint: Checkpoint, say: Say) -> Path:
     from evalkit.models.gguf import dequantised
 
-    folder = dequantised(checkpoint.gguf, say)
-    if folder is None:
-        raise CheckpointError(
-            "the context of a GGUF file can be stretched only if the cache folder has room for its dequantised copy"
-        )
-    return read_config(folder)
+    if checkpoint.gguf is None or (folder := dequantised(checkpoint.gguf, say)) is None:
+        raise CheckpointError(f"{checkpoint.given}: the cache folder has no room for its dequantised copy")
+    return folder
 
 
-def _read(name: str) -> dict[str, Any]:
+def _context_file(name: str) -> dict[str, Any]:
     path = values.path("--context-config", name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         if name not in context_names():
@@ -218,17 +205,11 @@ def _read(name: str) -> dict[str, Any]:
 def tokenizer_alone(checkpoint: Checkpoint, say: Say) -> Any:
     """Load the tokenizer of a checkpoint without its weights; of a GGUF file, that of its dequantised copy."""
     if checkpoint.gguf is not None and checkpoint.tokenizer is None:
-        from evalkit.models.gguf import dequantised
-
-        folder = dequantised(checkpoint.gguf, say)
-        if folder is None:
-            raise CheckpointError(f"{checkpoint.given}: the cache folder has no room for its dequantised copy")
-        checkpoint = replace(checkpoint, folder=folder, gguf=None)
+        checkpoint = replace(checkpoint, folder=_dequantised(checkpoint, say), gguf=None)
     from evalkit.models.tokenizer import load_tokenizer
 
     config = config_of(checkpoint, say)
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
-    rows = int((text or {}).get("vocab_size") or 1 << 31)
+    rows = int((config.get("text_config") or config).get("vocab_size") or 1 << 31)
     folder = checkpoint.tokenizer or checkpoint.folder
     return load_tokenizer(folder, rows, trust_remote_code=checkpoint.trust_remote_code, say=say)
 
@@ -237,6 +218,4 @@ def window_of(model: ModelSpec, checkpoint: Checkpoint, tokenizer: Any, say: Say
     """Return the context window that a model would be loaded with, in tokens."""
     if (extension := model.extension(checkpoint)) is not None:
         return extension.target
-    _, window = configured_window(config_of(checkpoint, say))
-    longest = int(tokenizer.model_max_length)
-    return window or (longest if 0 < longest < 1 << 30 else _ASSUMED_WINDOW)
+    return context_window(checkpoint.given, config_of(checkpoint, say), tokenizer, silent)

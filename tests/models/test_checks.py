@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.models.loading import edit_config, load_folder, refused
 from tests.models.variants.building import DIFFERENTIAL, model_of
@@ -66,6 +66,13 @@ def test_truncated_weights(folder: Path, keep: int) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
     refused(folder, r"model\.safetensors: .*damaged")
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "²3"])
+def test_a_number_in_a_name_that_no_layer_has(folder: Path, number: str) -> None:
+    stored = load_file(folder / "model.safetensors")
+    save_file(stored | {f"model.layers.{number}.weight": torch.ones(1)}, folder / "model.safetensors")
+    refused(folder, "cannot be loaded")
 
 
 def test_missing_shard(tmp_path: Path) -> None:

@@ -24,37 +24,41 @@ from tests.models.loading import edit_config, load_folder, refused
 from tests.tiny import tiny_checkpoint
 
 OBJECTS = ("auto_map", "text_config", "quantization_config", "rope_scaling", "rope_parameters")
-WRONG: list[tuple[str, Any, str]] = [
-    *((key, value, "a string") for key in ("model_type", "dtype", "torch_dtype") for value in ([], {}, 3)),
+WRONG: list[tuple[str, Any]] = [
+    *((key, value) for key in ("model_type", "dtype", "torch_dtype") for value in ([], {}, 3)),
     *(
-        (key, value, "a whole number")
+        (key, value)
         for key in ("num_hidden_layers", "max_position_embeddings", "n_positions", "num_labels")
         for value in ("2", [], {}, 2.5, True)
     ),
-    *((key, value, "true or false") for key in ("is_decoder", "tie_word_embeddings") for value in ("false", 0, [])),
-    *((key, value, "an object") for key in OBJECTS for value in ("x", [1], 3)),
-    *(("architectures", value, "a list of strings") for value in ({}, "LlamaForCausalLM", [3], [[]])),
-    *(("rope_parameters", {"factor": value}, "a number above 0") for value in ("x", -1, 0, [2], True)),
-    *(("rope_parameters", {"rope_theta": value}, "a number above 1") for value in ("x", -1e4, 1, 0.0)),
-    *(("rope_theta", value, "a number above 1") for value in ("x", -1e4)),
-    *(("rope_scaling", {key: -1}, "a number above 0") for key in ("beta_fast", "attention_factor", "high_freq_factor")),
-    ("rope_scaling", {"long_factor": [1.0, -1.0]}, "a list of numbers above 0"),
-    ("rope_parameters", {"full_attention": {"factor": -1}}, "a number above 0"),
-    *((key, value, "a finite number") for key in ("rms_norm_eps", "rope_theta") for value in (math.inf, math.nan)),
-    *(("rms_norm_eps", {"__float__": value}, "a finite number") for value in ("Infinity", "NaN")),
-    ("rope_parameters", {"factor": math.inf}, "a finite number"),
-    ("layer_scales", [1.0, -math.inf], "a finite number"),
-    ("rope_parameters", {"rope_type": []}, "a string"),
-    *(("rope_parameters", {"partial_rotary_factor": value}, "a number above 0, at most 1") for value in (0, 1.5, "x")),
-    ("rotary_pct", -0.25, "a number above 0, at most 1"),
+    *((key, value) for key in ("num_hidden_layers", "n_layer") for value in (0, -1, 10_001, 10**15)),
+    *((key, value) for key in ("num_labels", "num_experts", "n_routed_experts") for value in (-1, 10**9)),
+    *((key, value) for key in ("is_decoder", "tie_word_embeddings") for value in ("false", 0, [])),
+    *((key, value) for key in OBJECTS for value in ("x", [1], 3)),
+    *(("architectures", value) for value in ({}, "LlamaForCausalLM", [3], [[]])),
+    *(("rope_parameters", {"factor": value}) for value in ("x", -1, 0, [2], True)),
+    *(("rope_parameters", {"rope_theta": value}) for value in ("x", -1e4, 1, 0.0)),
+    *(("rope_theta", value) for value in ("x", -1e4)),
+    *(("rope_scaling", {key: -1}) for key in ("beta_fast", "attention_factor", "high_freq_factor")),
+    ("rope_scaling", {"long_factor": [1.0, -1.0]}),
+    ("rope_parameters", {"full_attention": {"factor": -1}}),
+    *((key, value) for key in ("rms_norm_eps", "rope_theta") for value in (math.inf, math.nan)),
+    *(("rms_norm_eps", {"__float__": value}) for value in ("Infinity", "NaN")),
+    ("rope_parameters", {"factor": math.inf}),
+    ("layer_scales", [1.0, -math.inf]),
+    ("rope_parameters", {"rope_type": []}),
+    *(("rope_parameters", {"partial_rotary_factor": value}) for value in (0, 1.5, "x")),
+    ("rotary_pct", -0.25),
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "expected"), WRONG)
-def test_values_of_another_kind(folder: Path, key: str, value: Any, expected: str) -> None:
+@pytest.mark.parametrize(("key", "value"), WRONG)
+def test_values_of_another_kind(folder: Path, key: str, value: Any) -> None:
     edit_config(folder, **{key: value})
-    noun = next(iter(value)) if key == "rope_parameters" and expected.startswith("a finite") else key
-    with pytest.raises(CheckpointError, match=rf"config\.json: .*{noun}.* expected {expected}$") as caught:
+    noun, inner = key, value
+    while isinstance(inner, dict) and inner and key.startswith("rope"):
+        noun, inner = next(iter(inner.items()))
+    with pytest.raises(CheckpointError, match=rf"config\.json: {noun} is .*expected") as caught:
         resolve_dtype(locate(str(folder)), "auto")
     assert "\n" not in str(caught.value)
 
@@ -67,7 +71,7 @@ def test_infinity_where_transformers_writes_it(folder: Path, infinity: Any) -> N
 
 def test_the_part_of_a_model_that_reads_text(folder: Path) -> None:
     edit_config(folder, text_config={"num_hidden_layers": "many"})
-    refused(folder, r"num_hidden_layers is 'many'; expected a whole number")
+    refused(folder, r"num_hidden_layers is 'many'")
 
 
 def test_a_value_is_shown_in_short(folder: Path) -> None:

@@ -31,8 +31,8 @@ VOCABULARY, HIDDEN, INNER, LAYERS, SIZE = 96, 48, 80, 3, 8
 
 def test_more_layers_than_there_are_weights(tmp_path: Path) -> None:
     source = diffllama(tmp_path / "source")
-    edit_config(source, num_hidden_layers=2000)
-    with pytest.raises(CheckpointError, match="num_hidden_layers 2,000, but the files hold"):
+    edit_config(source, num_hidden_layers=20)
+    with pytest.raises(CheckpointError, match=r"Missing key.*model\.layers\.3"):
         convert(locate(str(source)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -242,7 +242,7 @@ def test_vanilla_layers_between(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "keep" / "config.json").read_text())
     assert (config["variant_layers"], config["diff_heads"], config["head_dim"]) == ([0, 2], "keep", 16)
     edit_config(source, num_attention_heads=12, num_key_value_heads=12)
-    with pytest.raises(CheckpointError, match="the vanilla layers' heads have 4 channels and lambda_q1 has 8"):
+    with pytest.raises(CheckpointError, match=r"size mismatch for .*lambda_q1"):
         convert(locate(str(source)), tmp_path / "neither")
 
 
@@ -288,13 +288,13 @@ def changed(source: Path, drop: str = "", **add: torch.Tensor) -> None:
     ("damage", "words"),
     [
         (lambda at: changed(at, "lambda_q1"), r"neither transformers' DiffLlama .* Expected: model\.embed_tokens"),
-        (lambda at: changed(at, "1.self_attn.lambda_k2"), r"lacks the weights model\.layers\.1\.self_attn\.lambda_k2"),
-        (lambda at: changed(at, "0.self_attn.k_proj"), r"lacks model\.layers\.0\.self_attn\.k_proj\.weight"),
-        (lambda at: changed(at, "1.self_attn.subln"), r"only 2 of 3 differential layers have subln\.weight"),
-        (lambda at: changed(at, extra=torch.ones(2)), "has unexpected weights: extra"),
-        (lambda at: changed(at, **{"model.norm.weight": torch.ones(3)}), r"model\.norm\.weight \(3,\), not \(48,\)"),
-        (lambda at: changed(at, **{f"{FIRST}.q_proj.weight": torch.ones(41, 48)}), "have 41 and 48 rows"),
-        (lambda at: changed(at, **{f"{FIRST}.lambda_q1": torch.ones(4)}), r"\[4, 8\] channels"),
+        (lambda at: changed(at, "1.self_attn.lambda_k2"), r"Missing key.*model\.layers\.1\.self_attn\.lambda_k2"),
+        (lambda at: changed(at, "0.self_attn.k_proj"), r"model\.layers\.0\.self_attn\.k_proj\.weight"),
+        (lambda at: changed(at, "1.self_attn.subln"), r"Missing key.*model\.layers\.1\.self_attn\.subln\.weight"),
+        (lambda at: changed(at, extra=torch.ones(2)), "Unexpected key.*extra"),
+        (lambda at: changed(at, **{"model.norm.weight": torch.ones(3)}), r"size mismatch for model\.norm\.weight"),
+        (lambda at: changed(at, **{f"{FIRST}.q_proj.weight": torch.ones(41, 48)}), "do not fit"),
+        (lambda at: changed(at, **{f"{FIRST}.lambda_q1": torch.ones(4)}), r"size mismatch for .*lambda_k1"),
         (lambda at: edit_config(at, "rms_norm_eps"), r"config\.json: lacks 'rms_norm_eps'"),
         (lambda at: edit_config(at, "rope_theta"), r"config\.json: lacks 'rope_theta'"),
         (lambda at: edit_config(at, tie_word_embeddings=True), "set it to false"),

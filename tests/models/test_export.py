@@ -17,7 +17,7 @@ from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.convert import export
 from evalkit.models.locate import locate
 from evalkit.models.zoo import write_random
-from tests.models.loading import edit_config, load_folder
+from tests.models.loading import load_folder
 from tests.models.small import small
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
@@ -130,12 +130,3 @@ def test_shards(tmp_path: Path, words: str) -> None:
     export(locate(str(own)), tmp_path / "out")
     ids = torch.arange(9)[None]
     assert torch.equal(load_folder(tmp_path / "out").model(ids).logits, load_folder(own).model(ids).logits)
-
-
-def test_more_layers_than_there_are_weights(tmp_path: Path, words: str) -> None:
-    folder = tmp_path / "own"
-    write_random(small(tmp_path, "differential"), folder, seed=0, tokenizer=words)
-    edit_config(folder, num_hidden_layers=2000)
-    with pytest.raises(CheckpointError, match="num_hidden_layers 2,000, but the files hold"):
-        export(locate(str(folder)), tmp_path / "out")
-    assert not (tmp_path / "out").exists()

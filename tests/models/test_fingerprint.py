@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.cache import read_cached, write_cached
+from evalkit.cache import read_cached
 from evalkit.errors import CheckpointError
 from evalkit.models import fingerprint as fingerprint_module
 from evalkit.models.fingerprint import Fingerprint, fingerprint
@@ -244,16 +244,6 @@ def test_a_damaged_cache_is_ignored_and_written_again(folder: Path, cache: Path,
     read.clear()
     assert of(folder) == before
     assert read == []
-
-
-@pytest.mark.parametrize("change", [{"sha256": 5}, {"sha256": "0"}])
-def test_entries_without_a_digest_are_ignored(folder: Path, read: list[str], change: dict[str, object]) -> None:
-    """Though their file's status is the present one."""
-    before = of(folder)
-    for shard in folder.glob("*.safetensors"):
-        key = str(shard.resolve())
-        write_cached("digests", key, read_cached("digests", key) | change)
-    assert of(folder) == before
 
 
 def test_unwritable_cache_is_no_error(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,10 +185,10 @@ def test_writing_that_breaks_off_leaves_nothing(
 
     said: list[str] = []
     with monkeypatch.context() as during:
-        during.setattr(module, "_move_into_place", full)
+        during.setattr(Path, "rename", full)
         expected = logits(opened(file, say=said.append))
     assert list((cache / "gguf").iterdir()) == []
-    assert any("could not be cached" in line and "No space left" in line for line in said)
+    assert any("could not be cached" in line for line in said)
     assert torch.equal(logits(opened(file)), expected)
 
 
@@ -216,7 +216,7 @@ def test_unwritable_cache(file: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("keep", [8, 200, 20_000, -1000])
 def test_damaged_file(file: Path, cache: Path, keep: int) -> None:
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match=r"small\.F32\.gguf: damaged"):
+    with pytest.raises(CheckpointError, match=r"small\.F32\.gguf: cannot be read"):
         opened(file)
     assert list((cache / "gguf").iterdir()) == []
 

@@ -145,13 +145,13 @@ def test_weights_that_are_read_by_another_thread(full: Path) -> None:
         second.start()
         one, two = first.read(), second.read()
     assert one.fingerprint == two.fingerprint == fingerprint(locate(str(full)))
-    assert one.tensors.keys() == two.tensors.keys()
-    assert all(torch.equal(tensor, two.tensors[name]) for name, tensor in one.tensors.items())
+    assert one.weights.tensors.keys() == two.weights.tensors.keys()
+    assert all(torch.equal(tensor, two.weights.tensors[name]) for name, tensor in one.weights.tensors.items())
     weights = locate(str(full)).weights()[-1]
     with snapshot(locate(str(full))) as copies:
         weights.write_bytes(weights.read_bytes()[:-5])
         copies.start()
-        with pytest.raises(CheckpointError, match=rf"{weights.name}: damaged"):
+        with pytest.raises(CheckpointError, match=rf"{weights.name}: .*damaged"):
             copies.read()
 
 
@@ -162,7 +162,7 @@ def test_reading_stops_when_a_checkpoint_is_rejected(full: Path, monkeypatch: py
         assert stop.wait(60)
         try:
             return real(paths, stop)
-        except snapshots.ReadingStopped:
+        except CheckpointError:
             ended.append(True)
             raise
 

