@@ -137,7 +137,7 @@ def test_device() -> None:
     assert resolve_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
     assert resolve_device("cpu") == "cpu"
     for nonsense in ("gpu", "cuda:x", "meta", ""):
-        with pytest.raises(UsageError, match=r"expected auto, cpu, cuda"):
+        with pytest.raises(UsageError, match="--device"):
             model_spec("demo", device=nonsense)
 
 
