@@ -11,7 +11,7 @@ import click
 import pytest
 
 import evalkit
-from evalkit.benchmarks.needle.plan import NeedleRequest
+from evalkit.benchmarks.needle.benchmark import NeedleRequest
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import SuiteRequest
 from evalkit.cli.options import BenchmarkCommand

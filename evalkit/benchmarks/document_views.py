@@ -6,7 +6,7 @@ and only if these are the documents that were scored; answers are read from the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -113,31 +113,27 @@ _ENDS = {"end": "end token", "enough": "stop text", "length": "maximum length"}
 """Stopping criterion in the table → its description."""
 
 
-def answered(
-    row: Mapping[Any, Any], task: str, answer: str, references: Sequence[str], score: float, prompt: str = ""
-) -> AnsweredDocument:
-    """Return one document.
+def answer_views(table: pd.DataFrame, tasks: Collection[str], metric: Callable[[str], str]) -> Iterator[AnswerView]:
+    """Yield the generated answers of a run by task.
 
     Args:
-        row: a row of the run's table as plain data, with `id` and the columns of `GeneratedAnswer` that the table has.
-        task: the task.
-        answer: the text that was scored.
-        references: the right answers.
-        score: the document's score.
-        prompt: the whole prompt, if the run stores it.
+        table: columns task, id, answer (the text that was scored), references, score, the whole prompt if the run
+            stores it, and those of `GeneratedAnswer`; without `tokens_before`, no prompt was truncated.
+        tasks: only these; empty: all.
+        metric: task → what its score is.
     """
-    pieces = (Piece("context", prompt),) if prompt else ()
-    return AnsweredDocument(task, str(row["id"]), tuple(references), answer, float(score), pieces, answer_facts(row))
+    for task, rows in table.groupby("task", sort=False):
+        if not tasks or task in tasks:
+            yield AnswerView(str(task), metric(str(task)), list(map(_answered, rows.to_dict("records"))))
 
 
-def answer_facts(row: Mapping[Any, Any]) -> dict[str, str]:
-    """Return how an answer was generated, by name: what ended it, tokens of the prompt and of the answer, seconds.
-
-    Args:
-        row: see `answered`; a table without `tokens_before` has no truncated prompts.
-    """
+def _answered(row: Mapping[Any, Any]) -> AnsweredDocument:
     before, after = (int(row.get(name, row["tokens"])) for name in ("tokens_before", "tokens"))
-    found = {"ended": _ENDS.get(row["ended"], str(row["ended"])), "prompt tokens": f"{before:,}"}
+    facts = {"ended": _ENDS.get(row["ended"], str(row["ended"])), "prompt tokens": f"{before:,}"}
     if row.get("truncated"):
-        found |= {CUT: f"{before - after:,} tokens of the prompt's middle", "prompt tokens after the cut": f"{after:,}"}
-    return found | {"generated tokens": f"{row['new_tokens']:,}", "seconds": fixed(row["seconds"], 1)}
+        facts |= {CUT: f"{before - after:,} tokens of the prompt's middle", "prompt tokens after the cut": f"{after:,}"}
+    facts |= {"generated tokens": f"{row['new_tokens']:,}", "seconds": fixed(row["seconds"], 1)}
+    pieces = (Piece("context", row["prompt"]),) if row.get("prompt") else ()
+    return AnsweredDocument(
+        row["task"], str(row["id"]), tuple(row["references"]), row["answer"], float(row["score"]), pieces, facts
+    )

@@ -1,20 +1,20 @@
 """Base class of benchmarks with generated answers: prompts → batches → answers.
 
 A subclass defines the documents, their prompts and the scores of the answers. Prompts with a common prefix are batched
-together, and a batch is as large as memory allows. Their plans share context window, manifest and notes of reports.
+together, and a batch is as large as memory allows.
 """
 
 from __future__ import annotations
 
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
-from evalkit.benchmarks.request import Request, TaskTokens, plain_manifest
+from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest, spread
 from evalkit.display import Say
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.models.context import MOST_TOKENS, Extension, configured_window, refuse_generation
@@ -35,14 +35,16 @@ if TYPE_CHECKING:
     from evalkit.generation.capacity import GeneratingFacts
     from evalkit.generation.prompts import Ints, Prompt
     from evalkit.models.load import LoadedModel
-    from evalkit.runs.folder import Run
 
 
-class GeneratedPlan:
-    """Base class of the plans of benchmarks with generated answers."""
+@dataclass(frozen=True)
+class DocumentPlan:
+    """A validated request with its documents and manifest, made without torch."""
 
-    request: Request
+    request: Any
     checkpoint: Checkpoint
+    tasks: Mapping[str, Sequence[Any]]
+    """Task → its documents."""
     manifest: dict[str, Any]
 
     @property
@@ -75,31 +77,45 @@ def context_of(model: ModelSpec, checkpoint: Checkpoint, what: str) -> int:
     return window
 
 
-def generated_manifest(
+def generated_plan(
     kind: str,
-    model: ModelSpec,
+    request: Request,
     checkpoint: Checkpoint,
     context: int,
+    tasks: Mapping[str, Sequence[Any]],
     specification: Mapping[str, Any],
-    chat: bool,
     documents: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the manifest of a run with generated answers, whose rule is the kind of benchmark.
+    say: Say = silent,
+    chat: bool = False,
+) -> DocumentPlan:
+    """Return the plan of a run, whose rule is the kind of benchmark.
 
     Args:
-        kind: the benchmark.
-        model: the model and how it is loaded.
-        checkpoint: its checkpoint.
+        kind: the benchmark, and its suite if the specification has no other.
+        request: the model, the folders and the benchmark's settings.
+        checkpoint: the model's checkpoint.
         context: see `context_of`.
-        specification: everything that determines the texts, except the chat template, the device and the end tokens.
-        chat: whether prompts go into the chat template.
+        tasks: task → its documents.
+        specification: the benchmark's own entries: everything that determines the texts, except what every run has,
+            the chat template, the device and the end tokens.
         documents: task → source, whether it is official, and number of documents.
+        say: called about the checkpoint.
+        chat: whether prompts go into the chat template.
     """
-    # The device is included, since rounding differences may change a text
-    specification = {**specification, "chat": chat, "device": model.device, "end": _end_tokens(checkpoint)}
-    template = {"name": "chat" if chat else "plain"}
-    about = {"template": template, "documents": documents, "context": context}
-    return plain_manifest(kind, model, checkpoint, specification, **about)
+    specification = {
+        **numerics(request.model, checkpoint, None, say),
+        **(request.selection.specification if isinstance(request, DocumentRequest) else {}),
+        "suite": kind,
+        **specification,
+        "chat": chat,
+        # Rounding differences may change a text
+        "device": request.model.device,
+        "end": _end_tokens(checkpoint),
+    }
+    about = {"template": {"name": "chat" if chat else "plain"}, "documents": documents, "context": context}
+    return DocumentPlan(
+        request, checkpoint, tasks, plain_manifest(kind, request.model, checkpoint, specification, **about)
+    )
 
 
 def about_run(run: Run) -> tuple[str, ...]:
@@ -116,10 +132,6 @@ def _end_tokens(checkpoint: Checkpoint) -> Any:
     """Return the end tokens of a checkpoint's generation config; None for GGUF files, whose content is hashed."""
     settings = None if checkpoint.gguf is not None else generation_settings(checkpoint.folder)
     return (settings or {}).get("eos_token_id")
-
-
-_LONGER = 4
-"""Prompts of generated answers are longer than others, so that a sample has fewer."""
 
 
 class GeneratedAnswer(NamedTuple):
@@ -149,12 +161,11 @@ class GenerationRequest:
     """A document with the prompt that is sent to the model."""
 
     id: str
-    """See `GeneratedAnswer`, like the fields after `prompt`."""
     prompt: Prompt
     """Its `index` names the document in the journal."""
     prompt_sha256: str
-    tokens_before: int
-    truncated: bool
+    truncated_from: int | None = None
+    """Length of the whole prompt, in tokens, if it was truncated."""
 
 
 class GeneratedBenchmark(Benchmark):
@@ -164,18 +175,18 @@ class GeneratedBenchmark(Benchmark):
     key = ("id",)
 
     @abstractmethod
-    def documents(self, plan: Any) -> Mapping[str, Sequence[str]]:
-        """Return task → ids of its documents, in order."""
-
-    @abstractmethod
     def generation_requests(
-        self, plan: Any, task: str, facts: GeneratingFacts, tokenizer: Any
+        self, plan: Any, task: str, ends: frozenset[int], tokenizer: Any
     ) -> Sequence[GenerationRequest]:
-        """Return the generation requests of a task's documents, in order."""
+        """Return the generation requests of a task's documents, in order; `ends` are the model's end tokens."""
 
     @abstractmethod
     def save(self, plan: Any, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
         """Write tables and results; `answers`: task → one answer for each document, in order."""
+
+    def ids(self, plan: Any, task: str) -> Sequence[str]:
+        """Return the ids of a task's documents, in order; by default their numbers."""
+        return list(map(str, range(len(plan.tasks[task]))))
 
     def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
         return bool(self._unfinished_tasks(plan, finished))
@@ -198,7 +209,7 @@ class GeneratedBenchmark(Benchmark):
         unfinished = self._unfinished_tasks(plan, finished)
         say(f"tokenising the prompts of {len(unfinished)} task{'s' * (len(unfinished) > 1)}")
         for task in unfinished:
-            requests = self.generation_requests(plan, task, facts, tokenizer)
+            requests = self.generation_requests(plan, task, frozenset(facts.ends), tokenizer)
             by_index = {one.prompt.index: one for one in requests}
             for batch in room.batches([one.prompt for one in requests]):
                 # A batch is partly finished only if an earlier session planned it differently
@@ -210,22 +221,19 @@ class GeneratedBenchmark(Benchmark):
         prompts = [one.prompt for batch in found for one in batch.content]
         return Planned((batch for batch in found), sum(batch.work for batch in found), 0.0, room.estimate(prompts))
 
-    def sampled(self, plan: Any, count: int) -> Any:
-        """Return a plan with at most `count` documents of each task, for estimates; by default with all documents."""
-        return plan
-
     def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         """Estimate the tokens of prompts and answers. Prompts share whole chunks, as they are batched."""
         import numpy as np
 
-        from evalkit.generation.capacity import assumed_facts
         from evalkit.generation.generator import CHUNK
         from evalkit.scoring.sequences import distinct_tokens
 
-        facts, found = assumed_facts(plan, tokenizer), []
-        for task, documents in self.documents(plan).items():
-            requests = self.generation_requests(self.sampled(plan, sample // _LONGER), task, facts, tokenizer)
-            prompts = [one.prompt for one in requests]
+        found = []
+        for task, documents in plan.tasks.items():
+            # Prompts of generated answers are longer than others
+            places = spread(len(documents), sample // 4)
+            sampled = replace(plan, tasks={task: [documents[place] for place in places]})
+            prompts = [one.prompt for one in self.generation_requests(sampled, task, frozenset(), tokenizer)]
             scale = len(documents) / len(prompts)
             alone = sum(len(prompt.tokens) for prompt in prompts)
             # One id for each chunk, so that only whole chunks are shared; the rest of a prompt is its own
@@ -237,7 +245,7 @@ class GeneratedBenchmark(Benchmark):
         return found
 
     def _unfinished_tasks(self, plan: Any, finished: FinishedRows) -> list[str]:
-        return [task for task, ids in self.documents(plan).items() if any((task, one) not in finished for one in ids)]
+        return [task for task in plan.tasks if any((task, one) not in finished for one in self.ids(plan, task))]
 
     def refuse_rule(self, run: Run, rule: str | None) -> None:
         """Raise an `UnknownNameError` for any rule but the benchmark's own."""
@@ -245,8 +253,8 @@ class GeneratedBenchmark(Benchmark):
             raise UnknownNameError(f"rule of run {run.folder}", rule, (self.kind,))
 
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
-        documents = self.documents(plan)
-        self.save(plan, {task: list(_answers(task, ids, finished, writer)) for task, ids in documents.items()}, writer)
+        ids = {task: self.ids(plan, task) for task in plan.tasks}
+        self.save(plan, {task: _answers(task, ids[task], finished, writer) for task in ids}, writer)
 
 
 class _GenerationComputer:
@@ -272,9 +280,9 @@ class _GenerationComputer:
             GeneratedAnswer(
                 id=one.id,
                 prompt_sha256=one.prompt_sha256,
-                tokens_before=one.tokens_before,
+                tokens_before=len(one.prompt.tokens) if one.truncated_from is None else one.truncated_from,
                 tokens=len(one.prompt.tokens),
-                truncated=one.truncated,
+                truncated=one.truncated_from is not None,
                 reused=generation.reused,
                 text=self._tokenizer.decode(generation.tokens, skip_special_tokens=True),
                 new_tokens=len(generation.tokens),
@@ -293,13 +301,12 @@ def _chunk_ids(tokens: Ints, chunk: int) -> NDArray[np.int32]:
     return np.array([zlib.crc32(part.tobytes()) >> 1 for part in tokens[: whole * chunk].reshape(whole, chunk)], "i4")
 
 
-def _answers(task: str, ids: Sequence[str], finished: FinishedRows, writer: RunWriter) -> Iterator[GeneratedAnswer]:
+def _answers(task: str, ids: Sequence[str], finished: FinishedRows, writer: RunWriter) -> list[GeneratedAnswer]:
     found = {answer.id: answer for answer in finished.rows(task)}
-    for one in ids:
-        if one not in found:
-            # Happens only if lines of the journal were removed while it was read
-            raise RunError(
-                f"the journal of {writer.folder} lacks {task} document {one}; delete the folder and run the "
-                "command again"
-            )
-        yield found[one]
+    if lost := [one for one in ids if one not in found]:
+        # Happens only if lines of the journal were removed while it was read
+        raise RunError(
+            f"the journal of {writer.folder} lacks {task} document {lost[0]}; delete the folder and run the "
+            "command again"
+        )
+    return [found[one] for one in ids]

@@ -10,23 +10,21 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evalkit.benchmarks.generated import (
+    DocumentPlan,
     GeneratedAnswer,
     GeneratedBenchmark,
-    GeneratedPlan,
     GenerationRequest,
     context_of,
-    generated_manifest,
+    generated_plan,
 )
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
-from evalkit.benchmarks.request import DocumentRequest, numerics, spread
+from evalkit.benchmarks.request import DocumentRequest
 from evalkit.display import Say
 from evalkit.errors import ScoringError, UsageError
 from evalkit.inputs.validated import Stored
-from evalkit.models.locate import Checkpoint
 from evalkit.runs.forms import StoredTask
 from evalkit.stats.estimates import error_of_average, error_of_mean
 
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.document_views import TaskView
-    from evalkit.generation.capacity import GeneratingFacts
     from evalkit.runs.folder import Run
     from evalkit.runs.writing import RunWriter
 
@@ -58,17 +55,6 @@ class PromptDocument(NamedTuple):
 
     prompt: str
     reference: str
-
-
-@dataclass(frozen=True)
-class PromptedPlan(GeneratedPlan):
-    """A validated request with its documents and manifest, made without torch."""
-
-    request: DocumentRequest
-    checkpoint: Checkpoint
-    tasks: Mapping[str, Sequence[PromptDocument]]
-    """Task → its documents, up to the limit."""
-    manifest: dict[str, Any]
 
 
 class PromptedBenchmark(GeneratedBenchmark):
@@ -95,10 +81,9 @@ class PromptedBenchmark(GeneratedBenchmark):
         """Score an answer from 0 to 1; higher is better."""
 
     def request(self) -> type[DocumentRequest]:
-        """Return `DocumentRequest`."""
         return DocumentRequest
 
-    def plan(self, request: DocumentRequest, say: Say) -> PromptedPlan:
+    def plan(self, request: DocumentRequest, say: Say) -> DocumentPlan:
         every = {task: list(documents) for task, documents in self.tasks().items()}
         tasks = {
             task: [documents[place] for place in request.selection.places(task, [task] * len(documents))]
@@ -108,9 +93,6 @@ class PromptedBenchmark(GeneratedBenchmark):
             raise UsageError(f"benchmark {self.kind}: task {empty[0]} has no documents")
         checkpoint = request.model.locate(say)
         specification = {
-            **numerics(request.model, checkpoint, request.limit, say),
-            **request.selection.specification,
-            "suite": self.kind,
             "documents": {task: _hash(documents) for task, documents in tasks.items()},
             "max_new_tokens": self.max_new_tokens,
             "until": list(self.until),
@@ -119,26 +101,16 @@ class PromptedBenchmark(GeneratedBenchmark):
         source = f"benchmark {self.kind}"
         about = {task: {"source": source, "official": None, "count": len(found)} for task, found in every.items()}
         context = context_of(request.model, checkpoint, self.kind)
-        manifest = generated_manifest(self.kind, request.model, checkpoint, context, specification, False, about)
-        return PromptedPlan(request, checkpoint, tasks, manifest)
-
-    def documents(self, plan: PromptedPlan) -> dict[str, list[str]]:
-        """Return task → document ids, which are the documents' numbers."""
-        return {task: [str(number) for number in range(len(found))] for task, found in plan.tasks.items()}
-
-    def sampled(self, plan: PromptedPlan, count: int) -> PromptedPlan:
-        """Return a plan with documents spread over each task."""
-        tasks = {task: [every[place] for place in spread(len(every), count)] for task, every in plan.tasks.items()}
-        return replace(plan, tasks=tasks)
+        return generated_plan(self.kind, request, checkpoint, context, tasks, specification, about, say)
 
     def generation_requests(
-        self, plan: PromptedPlan, task: str, facts: GeneratingFacts, tokenizer: Any
+        self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
     ) -> list[GenerationRequest]:
         import numpy as np
 
         from evalkit.generation.prompts import Prompt, Stops
 
-        stops, found = Stops(frozenset(facts.ends), until=self.until), []
+        stops, found = Stops(ends, until=self.until), []
         for number, document in enumerate(plan.tasks[task]):
             tokens = np.array(tokenizer(document.prompt, verbose=False).input_ids, np.int64)
             if not 0 < len(tokens) <= (most := plan.manifest["context"] - self.max_new_tokens):
@@ -148,10 +120,10 @@ class PromptedBenchmark(GeneratedBenchmark):
                 )
             sha = hashlib.sha256(document.prompt.encode("utf-8", "surrogatepass")).hexdigest()
             prompt = Prompt(number, tokens, self.max_new_tokens, stops)
-            found.append(GenerationRequest(str(number), prompt, sha, len(tokens), False))
+            found.append(GenerationRequest(str(number), prompt, sha))
         return found
 
-    def save(self, plan: PromptedPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
+    def save(self, plan: DocumentPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
         import pandas as pd
 
         tables = [self._scored(task, documents, answers[task]) for task, documents in plan.tasks.items()]
@@ -196,16 +168,11 @@ class PromptedBenchmark(GeneratedBenchmark):
         )
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        from evalkit.benchmarks.document_views import AnswerView, answered
+        from evalkit.benchmarks.document_views import answer_views
 
         table = run.table(ANSWERS, ("task", "id", "prompt", "reference", "answer", "score"))
-        for task, rows in table.groupby("task", sort=False):
-            if not tasks or task in tasks:
-                documents = [
-                    answered(row, str(task), row["answer"], [row["reference"]], row["score"], row["prompt"])
-                    for row in rows.to_dict("records")
-                ]
-                yield AnswerView(str(task), self.metric, documents)
+        table = table.assign(references=table["reference"].map(lambda reference: [reference]))
+        yield from answer_views(table, tasks, lambda _: self.metric)
 
     def suites(self) -> dict[str, str]:
         return {self.kind: self.description}

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.benchmarks.needle.plan import Haystack
+from evalkit.benchmarks.needle.text import Haystack
 from evalkit.data.files import read as read_documents
 from evalkit.errors import DataError, TableError
 from evalkit.inputs import reading

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evalkit.benchmarks.lm_eval.harness import Harness
-from evalkit.benchmarks.needle.plan import NeedleRequest
+from evalkit.benchmarks.needle.benchmark import NeedleRequest
 from evalkit.benchmarks.request import SuiteRequest, request_of
 from evalkit.errors import UsageError
 from evalkit.models.spec import ModelSpec, context_settings

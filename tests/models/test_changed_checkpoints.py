@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.longbench.scores import load_generations
-from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
+from evalkit.benchmarks.needle.benchmark import Needle, NeedleRequest
 from evalkit.benchmarks.needle.results import load_needles
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.run import evaluate
@@ -91,7 +91,7 @@ def commands(inputs: dict[str, Path]) -> dict[str, Command]:
     def needle(model: Path, runs: Path) -> Numbers:
         cells = {"lengths": (200,), "depths": (50,), "repeats": 1}
         asked = request_of(NeedleRequest, model, {"output": runs} | cells)
-        run = run_plan(plan_needle(asked, lambda _: None), Silent(live=False))
+        run = run_plan(Needle().plan(asked, lambda _: None), Silent(live=False))
         return load_needles(run)["answer"].tolist()
 
     return {"run": suite, "lm-eval": lm_eval, "longbench": longbench, "needle": needle}

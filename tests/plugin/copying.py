@@ -11,20 +11,18 @@ import numpy as np
 import pandas as pd
 
 from evalkit.benchmarks.generated import (
+    DocumentPlan,
     GeneratedAnswer,
     GeneratedBenchmark,
-    GeneratedPlan,
     GenerationRequest,
     context_of,
-    generated_manifest,
+    generated_plan,
 )
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Label, Measure, Metric
-from evalkit.benchmarks.request import Request, numerics
+from evalkit.benchmarks.request import Request
 from evalkit.display import Say
-from evalkit.generation.capacity import GeneratingFacts
 from evalkit.generation.prompts import Prompt, Stops
 from evalkit.inputs.validated import Stored
-from evalkit.models.locate import Checkpoint
 from evalkit.runs.folder import Run
 from evalkit.runs.forms import StoredTask
 from evalkit.runs.writing import RunWriter
@@ -71,16 +69,6 @@ class CopyingRequest(Request):
     """How many lists."""
 
 
-@dataclass(frozen=True)
-class CopyingPlan(GeneratedPlan):
-    """What is to be copied, by which model."""
-
-    request: CopyingRequest
-    checkpoint: Checkpoint
-    texts: tuple[str, ...]
-    manifest: dict[str, Any]
-
-
 class Copying(GeneratedBenchmark):
     """See the module."""
 
@@ -91,46 +79,38 @@ class Copying(GeneratedBenchmark):
         """See `CopyingRequest`."""
         return CopyingRequest
 
-    def plan(self, request: CopyingRequest, say: Say) -> CopyingPlan:
+    def plan(self, request: CopyingRequest, say: Say) -> DocumentPlan:
         """Make the lists up."""
         checkpoint = request.model.locate(say)
         numbers = [" ".join(str((7 * n + 3 * k) % 10) for k in range(8 + n % 5)) for n in range(request.lists)]
         texts = tuple(f"{one} ; {one[: len(one) // 2]}" for one in numbers)
-        specification = {
-            **numerics(request.model, checkpoint, None, say),
-            "suite": COPYING,
-            "documents": {COPYING: hashlib.sha256("\n".join(texts).encode()).hexdigest()},
-        }
+        digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
         documents = {COPYING: {"source": "made up", "official": None, "count": len(texts)}}
         context = context_of(request.model, checkpoint, COPYING)
-        manifest = generated_manifest(COPYING, request.model, checkpoint, context, specification, False, documents)
-        return CopyingPlan(request, checkpoint, texts, manifest)
-
-    def documents(self, plan: CopyingPlan) -> dict[str, list[str]]:
-        """The lists' numbers."""
-        return {COPYING: [str(number) for number in range(len(plan.texts))]}
+        specification = {"documents": {COPYING: digest}}
+        return generated_plan(COPYING, request, checkpoint, context, {COPYING: texts}, specification, documents, say)
 
     def generation_requests(
-        self, plan: CopyingPlan, task: str, facts: GeneratingFacts, tokenizer: Any
+        self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
     ) -> list[GenerationRequest]:
         """The list, and half of it again."""
         found = []
-        for number, text in enumerate(plan.texts):
+        for number, text in enumerate(plan.tasks[COPYING]):
             tokens = np.array(tokenizer(text).input_ids, np.int64)
             sha = hashlib.sha256(text.encode()).hexdigest()
-            prompt = Prompt(number, tokens, NEW_TOKENS, Stops(frozenset(facts.ends)))
-            found.append(GenerationRequest(str(number), prompt, sha, len(tokens), False))
+            prompt = Prompt(number, tokens, NEW_TOKENS, Stops(ends))
+            found.append(GenerationRequest(str(number), prompt, sha))
         return found
 
-    def save(self, plan: CopyingPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
+    def save(self, plan: DocumentPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
         """Scores are shares of new tokens that are digits of the list."""
         table = pd.DataFrame([answer._asdict() for answer in answers[COPYING]])
-        table["task"], table["reference"] = COPYING, list(plan.texts)
+        table["task"], table["reference"] = COPYING, list(plan.tasks[COPYING])
         table["score"] = [
             sum(letter in text for letter in answer) / max(1, len(answer))
-            for text, answer in zip(plan.texts, table["text"], strict=True)
+            for text, answer in zip(plan.tasks[COPYING], table["text"], strict=True)
         ]
-        pairs = list(zip(plan.texts, table["text"], strict=True))
+        pairs = list(zip(plan.tasks[COPYING], table["text"], strict=True))
         table[SURPLUS] = [len(answer) - len(text) / 2 for text, answer in pairs]
         for layer in LAYERS:
             table[f"{LEAD} {layer}"] = [lead(answer, layer) - lead(text, layer) for text, answer in pairs]

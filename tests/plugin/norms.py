@@ -13,13 +13,12 @@ import pyarrow as pa
 import torch
 
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
-from evalkit.benchmarks.generated import GeneratedPlan, context_of, generated_manifest
+from evalkit.benchmarks.generated import DocumentPlan, context_of, generated_plan
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
-from evalkit.benchmarks.request import Request, numerics
+from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.inputs.validated import Stored
 from evalkit.models.load import LoadedModel
-from evalkit.models.locate import Checkpoint
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import Run
@@ -46,16 +45,6 @@ class NormsRequest(Request):
 
     count: int = 12
     """Of the texts."""
-
-
-@dataclass(frozen=True)
-class NormsPlan(GeneratedPlan):
-    """Which texts are read by which model."""
-
-    request: NormsRequest
-    checkpoint: Checkpoint
-    texts: tuple[str, ...]
-    manifest: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -115,46 +104,42 @@ class Norms(Benchmark):
         """See `NormsRequest`."""
         return NormsRequest
 
-    def plan(self, request: NormsRequest, say: Say) -> NormsPlan:
+    def plan(self, request: NormsRequest, say: Say) -> DocumentPlan:
         """Make the texts up."""
         checkpoint = request.model.locate(say)
         texts = tuple(" ".join(str((5 * n + 3 * k) % 10) for k in range(6 + n % 4)) for n in range(request.count))
-        specification = {
-            **numerics(request.model, checkpoint, None, say),
-            "suite": NORMS,
-            "documents": {NORMS: hashlib.sha256("\n".join(texts).encode()).hexdigest()},
-        }
+        digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
         documents = {NORMS: {"source": "made up", "official": None, "count": len(texts)}}
         context = context_of(request.model, checkpoint, NORMS)
-        manifest = generated_manifest(NORMS, request.model, checkpoint, context, specification, False, documents)
-        return NormsPlan(request, checkpoint, texts, manifest)
+        specification = {"documents": {NORMS: digest}}
+        return generated_plan(NORMS, request, checkpoint, context, {NORMS: texts}, specification, documents, say)
 
     row = State
     key = ("document",)
     results_form = NormsResults
 
-    def is_missing(self, plan: NormsPlan, finished: FinishedRows) -> bool:
+    def is_missing(self, plan: DocumentPlan, finished: FinishedRows) -> bool:
         """Whether a text was not read."""
-        return any((NORMS, number) not in finished for number in range(len(plan.texts)))
+        return any((NORMS, number) not in finished for number in range(len(plan.tasks[NORMS])))
 
     def facts(self) -> type[NoFacts]:
         """See `NoFacts`."""
         return NoFacts
 
-    def setup(self, plan: NormsPlan) -> None:
+    def setup(self, plan: DocumentPlan) -> None:
         """Nothing of the plan is needed."""
 
     def computer(self, setup: None, loaded: LoadedModel, budget: Budget, say: Say) -> Reading:
         """See `Benchmark`."""
         return Reading(loaded)
 
-    def batches(self, plan: NormsPlan, facts: NoFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
+    def batches(self, plan: DocumentPlan, facts: NoFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
         """A text each."""
-        left = [number for number in range(len(plan.texts)) if (NORMS, number) not in finished]
-        found = (Batch(NORMS, number, tokenizer(plan.texts[number]).input_ids, 1.0, 1) for number in left)
-        return Planned(found, len(plan.texts), len(plan.texts) - len(left))
+        left = [number for number in range(len(plan.tasks[NORMS])) if (NORMS, number) not in finished]
+        found = (Batch(NORMS, number, tokenizer(plan.tasks[NORMS][number]).input_ids, 1.0, 1) for number in left)
+        return Planned(found, len(plan.tasks[NORMS]), len(plan.tasks[NORMS]) - len(left))
 
-    def finish(self, plan: NormsPlan, finished: FinishedRows, writer: RunWriter) -> None:
+    def finish(self, plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> None:
         """A document's score is the share of its states that are longer than their mean."""
         scores: list[float] = []
 
@@ -166,7 +151,9 @@ class Norms(Benchmark):
 
         writer.save_batches(STATES, schema_of(State), states())
         ids = [str(number) for number in range(len(scores))]
-        writer.save_table(DOCUMENTS, pd.DataFrame({"task": NORMS, "id": ids, "text": plan.texts, "score": scores}))
+        writer.save_table(
+            DOCUMENTS, pd.DataFrame({"task": NORMS, "id": ids, "text": plan.tasks[NORMS], "score": scores})
+        )
         mean, error = float(np.mean(scores)), float(pd.Series(scores).sem())
         about = {"task": NORMS, "n": len(scores), "value": mean, "stderr": error}
         writer.save_results({"tasks": [about], "averages": [{"name": "Average", "accuracy": mean, "stderr": error}]})

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.lm_eval.views import metrics_report
-from evalkit.benchmarks.longbench.plan import LongBenchRequest
+from evalkit.benchmarks.longbench.benchmark import LongBenchRequest
 from evalkit.benchmarks.longbench.results_report import report_of
 from evalkit.benchmarks.longbench.scores import GENERATIONS, load_generations
 from evalkit.benchmarks.multiple_choice.results_report import accuracy_table, rules_table
-from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
-from evalkit.benchmarks.needle.results import NEEDLES, load_needles, needle_report
+from evalkit.benchmarks.needle.benchmark import NEEDLES, Needle, NeedleRequest
+from evalkit.benchmarks.needle.results import load_needles, needle_report
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import provenance, request_of
 from evalkit.benchmarks.run import evaluate
@@ -65,7 +65,7 @@ def pairs(
 
     def needle(model: Path) -> Run:
         asked = request_of(NeedleRequest, model, {"lengths": (200,), "depths": (50,), "repeats": 1} | common)
-        return run_plan(plan_needle(asked, SILENT.say), SILENT)
+        return run_plan(Needle().plan(asked, SILENT.say), SILENT)
 
     makers: dict[str, Callable[[Path], Run]] = {
         "suite": lambda model: evaluate(

@@ -11,26 +11,61 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.base import calling, naming
-from evalkit.benchmarks.generated import GeneratedBenchmark, GenerationRequest
-from evalkit.benchmarks.longbench import GENERATIONS
-from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, find_task, suite_tasks
+from evalkit.benchmarks.base import calling
+from evalkit.benchmarks.generated import (
+    DocumentPlan,
+    GeneratedBenchmark,
+    GenerationRequest,
+    context_of,
+    generated_plan,
+)
+from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, SuiteName, find_task, suite_tasks
 from evalkit.benchmarks.outcomes import Label, Metric
-from evalkit.benchmarks.request import spread
-from evalkit.display import Say
+from evalkit.benchmarks.request import DocumentRequest
+from evalkit.display import Say, doing
+from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
+from evalkit.inputs.settings import setting
 from evalkit.inputs.validated import Stored
+from evalkit.models.context import configured_window
+from evalkit.models.locate import Checkpoint
+from evalkit.models.spec import ModelSpec, config_of, context_settings
 from evalkit.runs.folder import LONGBENCH, Run
 from evalkit.runs.forms import StoredTask
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView
-    from evalkit.benchmarks.longbench.plan import LongBenchPlan
+    from evalkit.benchmarks.longbench.data import LongBenchRows
     from evalkit.data import HubSplit
-    from evalkit.generation.capacity import GeneratingFacts
     from evalkit.reporting.report import Report
+
+GENERATIONS = "generations.parquet"
+_PAPER_CONTEXT = 8192
+"""Context window in tokens to which the paper extends shorter ones by YaRN; its appendix "Long Context Evaluation"."""
+_OFFICIAL = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500}
+"""Context window → most prompt tokens in the official `model2maxlen.json`."""
+_MARGIN = 692
+"""8192 − 7500, the tokens for the answer; used for other context windows too."""
+
+
+@dataclass(frozen=True)
+class LongBenchRequest(DocumentRequest):
+    """The request for a LongBench run. For the default context window, see `_paper_context`."""
+
+    suite: SuiteName = setting("longbench", "16 tasks, or the 13 of LongBench-E with scores by length.")
+    tasks: tuple[str, ...] = setting((), "Only these, separated by commas.", "all")
+    data_dir: Path | None = setting(
+        None, "Folder of <task>.jsonl files, searched before other sources.", names="folder"
+    )
+    max_prompt_tokens: int | None = setting(
+        None, "Tokens above which a prompt loses its middle.", "7500 of a context of 8192"
+    )
+    chat: bool = setting(False, "Put prompts into the tokenizer's chat template, for models tuned to chat.")
+
+    default_texts: ClassVar[Mapping[str, str]] = {"context": "8192, as in the paper, where it was trained on fewer"}
 
 
 class _Scored(Stored):
@@ -52,33 +87,69 @@ class LongBench(GeneratedBenchmark):
     kind = LONGBENCH
     results_form = _LongBenchResults
 
-    request = naming("evalkit.benchmarks.longbench.plan:LongBenchRequest")
-    plan = calling("evalkit.benchmarks.longbench.plan:plan_longbench")
     save = calling("evalkit.benchmarks.longbench.scores:save_generations")
     comparable = calling("evalkit.benchmarks.longbench.scores:LongBenchAnswers")
     figures = calling("evalkit.benchmarks.longbench.results_report:run_figures")
 
-    def documents(self, plan: LongBenchPlan) -> dict[str, list[str]]:
-        return {task.name: [row.id for row in loaded.rows] for task, loaded in plan.rows.items()}
+    def request(self) -> type[LongBenchRequest]:
+        return LongBenchRequest
+
+    def plan(self, request: LongBenchRequest, say: Say) -> DocumentPlan:
+        """Make the plan; its manifest's optional "left_out" has a line for each reason why tasks are left out."""
+        from evalkit.benchmarks.longbench.data import check_data_dir, load_rows
+
+        checkpoint = request.model.locate(say)
+        known = {task.name: task for task in suite_tasks(request.suite)}
+        for name in request.tasks:
+            if name not in known:
+                raise UnknownNameError(f"{request.suite} task", name, known)
+        check_data_dir(request.data_dir)
+        loaded: dict[str, LongBenchRows] = {}
+        errors: dict[str, DataError] = {}
+        for name, task in known.items():
+            if not request.tasks or name in request.tasks:
+                try:
+                    with doing("reading documents"):
+                        loaded[name] = load_rows(task, request.data_dir, request.selection, request.suite, say)
+                except DataError as error:
+                    errors[name] = error
+        left_out = _group_errors(errors)
+        if not loaded:
+            raise DataError("; ".join(left_out))
+        for line in left_out:
+            say(f"left out: {line}")
+        request = replace(request, model=_paper_context(request.model, checkpoint, say))
+        context = context_of(request.model, checkpoint, LONGBENCH)
+        specification = {
+            "suite": request.suite,
+            "documents": {name: rows.sha for name, rows in loaded.items()},
+            "max_prompt_tokens": max_prompt_tokens(
+                request.max_prompt_tokens, context, max(known[name].max_new_tokens for name in loaded)
+            ),
+        }
+        documents = {
+            name: {"source": rows.source, "official": rows.official, "count": len(rows.rows)}
+            for name, rows in loaded.items()
+        }
+        tasks = {name: rows.rows for name, rows in loaded.items()}
+        plan = generated_plan(
+            LONGBENCH, request, checkpoint, context, tasks, specification, documents, say, request.chat
+        )
+        return replace(plan, manifest=plan.manifest | ({"left_out": left_out} if left_out else {}))
+
+    def ids(self, plan: DocumentPlan, task: str) -> list[str]:
+        return [row.id for row in plan.tasks[task]]
 
     def generation_requests(
-        self, plan: LongBenchPlan, task: str, facts: GeneratingFacts, tokenizer: Any
+        self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
     ) -> list[GenerationRequest]:
         from evalkit.benchmarks.longbench.prompts import generation_requests
 
         most, context = plan.manifest["specification"]["max_prompt_tokens"], plan.manifest["context"]
-        protocol = find_task(task)
-        rows = plan.rows[protocol].rows
-        return generation_requests(protocol, rows, tokenizer, facts.ends, most, context, plan.request.chat)
+        rows, chat = plan.tasks[task], plan.request.chat
+        return generation_requests(find_task(task), rows, tokenizer, ends, most, context, chat)
 
-    def sampled(self, plan: LongBenchPlan, count: int) -> LongBenchPlan:
-        rows = {
-            task: replace(loaded, rows=tuple(loaded.rows[place] for place in spread(len(loaded.rows), count)))
-            for task, loaded in plan.rows.items()
-        }
-        return replace(plan, rows=rows)
-
-    def serves(self, plan: LongBenchPlan, run: Run) -> bool:
+    def serves(self, plan: DocumentPlan, run: Run) -> bool:
         """Return whether the generations table exists."""
         return (run.folder / GENERATIONS).is_file()
 
@@ -107,17 +178,12 @@ class LongBench(GeneratedBenchmark):
         return report_of(run)
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        from evalkit.benchmarks.document_views import AnswerView, answered
+        from evalkit.benchmarks.document_views import answer_views
         from evalkit.benchmarks.longbench.scores import load_generations
 
         table = load_generations(run, ("task", "id", "prediction", "answers", "score"))
-        for task, rows in table.groupby("task", sort=False):
-            if not tasks or task in tasks:
-                documents = [
-                    answered(row, str(task), row["prediction"], json.loads(row["answers"]), row["score"])
-                    for row in rows.to_dict("records")
-                ]
-                yield AnswerView(str(task), find_task(str(task)).metric, documents)
+        table = table.assign(answer=table["prediction"], references=table["answers"].map(json.loads))
+        yield from answer_views(table, tasks, lambda task: find_task(task).metric)
 
     def label(self, run: Run, task: str) -> Label:
         return Label(*[LABELS.get(task, task)] * 2)
@@ -139,3 +205,64 @@ def _averages(suite: str) -> dict[str, tuple[str, ...]]:
     tasks = suite_tasks(suite)
     groups = {group: tuple(task.name for task in tasks if task.group == group) for group in GROUPS}
     return {**groups, "Average": tuple(task.name for task in tasks)}
+
+
+def _group_errors(errors: Mapping[str, DataError]) -> list[str]:
+    """Return a message for all tasks with the same error."""
+    tasks_by_message: dict[str, list[str]] = {}
+    for task, error in errors.items():
+        tasks_by_message.setdefault(str(error).replace(task, "<task>"), []).append(task)
+    return [
+        str(errors[tasks[0]]) if len(tasks) == 1 else f"{', '.join(tasks)}: {common}"
+        for common, tasks in tasks_by_message.items()
+    ]
+
+
+def _paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelSpec:
+    """Return the model with the paper's context window if the user gives none: a shorter window is extended by YaRN.
+
+    The run is the same as one with that context given explicitly. A checkpoint whose own window is at least as long, or
+    not in its config, is not changed. One whose window cannot be extended is a `CheckpointError`: unchanged, its scores
+    would not be comparable with others'.
+    """
+    if model.context is not None:
+        return model
+    given = model.context_method, model.context_original, model.context_config
+    if given == (None, None, None):
+        _, window = configured_window(config_of(checkpoint, say))
+        if window is None or window >= _PAPER_CONTEXT:
+            return model
+    settings = context_settings(None, *given, default=_PAPER_CONTEXT)
+    assert settings is not None
+    extended = replace(model, context=settings.target)
+    if model.context_config is not None:  # which sets the context itself, or was written for this one
+        return extended
+    default = (
+        f"--context {_PAPER_CONTEXT} is LongBench's default, as in the paper; --context none leaves the model as it is"
+    )
+    try:
+        extension = extended.extension(checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} ({default})") from error
+    if extension is not None:
+        say(f"{extension.describe()} ({default})")
+    return extended
+
+
+def max_prompt_tokens(given: int | None, context: int, most_new: int) -> int:
+    """Return the most tokens of a prompt in a context window, with room for an answer of `most_new` tokens.
+
+    By default the official number. A window without one has the same margin for the answer, or half of a short window.
+    """
+    least, most = 2, context - most_new
+    if most < least:
+        raise UsageError(f"answers have up to {most_new} tokens and the model takes {context}; give a longer --context")
+    if given is None:
+        # The margin would leave almost nothing of a short window
+        return _OFFICIAL.get(context, max(context - _MARGIN, min(context // 2, most)))
+    if not least <= given <= most:
+        raise UsageError(
+            f"--max-prompt-tokens {given}: the model takes {context} tokens, of which an answer may need {most_new}; "
+            f"give a --max-prompt-tokens of {least} to {most}, or another --context"
+        )
+    return given

@@ -7,15 +7,17 @@ accepted if its rows are valid, and is marked as not official. Errors name file,
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
 import zipfile
-import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import TypeVar
 
 from evalkit.benchmarks.longbench.prompts import template
 from evalkit.benchmarks.longbench.protocol import E_TASKS, SuiteName, Task
@@ -24,8 +26,8 @@ from evalkit.data.hub import Hub
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection, FirstDocuments
 from evalkit.data.wheels import say_on_stderr
 from evalkit.display import Say
-from evalkit.errors import DataError, UsageError, first_line
-from evalkit.inputs.reading import Unreadable, parse_json
+from evalkit.errors import DataError, UsageError, reading_as
+from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, Unreadable, parse_json, read_bytes
 
 OFFICIAL_BLOBS: dict[str, str] = {
     "2wikimqa": "4973a61d19d8def6ecc20b92dba0a472e65a825f",
@@ -67,21 +69,14 @@ OFFICIAL_BLOBS: dict[str, str] = {
 
 REPOSITORY, ARCHIVE = "THUDM/LongBench", "data.zip"
 _PROCESS_HUB = Hub()
-
-LARGEST_ROW = 32 << 20
-"""Most bytes of a row. The longest official rows (narrativeqa) have 0.11 MiB on average."""
-
 _CONTENT_ID = "content-"
 """Prefix of ids that evalkit computes from the content of rows without `_id`."""
-
 _REWORKED = ("question", "answer_prefix", "max_new_tokens")
 """Fields that exist only in re-worked copies, such as the hub's Xnhyacinth/LongBench."""
-
 _CUES = {"trec": "Type:", "triviaqa": "Answer:", "samsum": "Summary:"}
 """Task → the end of the `input` of its few-shot rows, which re-worked copies move to another field."""
 
-_MOST_WORDS = 2**31
-"""Upper bound of a document's length in words."""
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True)
@@ -135,37 +130,45 @@ def load_rows(
         suite: which of the two benchmarks.
         say: called about downloads and about a hub that cannot be used.
         hub: client with the known state of the hub.
-
-    Raises:
-        UsageError: LongBench-E lacks the task.
-        DataError: no documents found, or a file or a row is not valid; names file, line and field.
     """
     if suite == "longbench-e" and not task.in_e:
         raise UsageError(f"LongBench-E has no task {task.name}; its tasks are {', '.join(E_TASKS)}")
     name = f"{task.name}_e" if suite == "longbench-e" else task.name
-    if data_dir is not None and (file := _find(data_dir.expanduser(), name)) is not None:
-        return _from_file(task, name, file, selection)
+    file_name, absent = f"{name}.jsonl", ""
+    if data_dir is not None:
+        folder = data_dir.expanduser()
+        if (path := _find(folder, name)) is not None:
+            with reading_as(f"{path} ({task.name})", "rows", DataError):
+                content = read_bytes(path, MOST_DOCUMENT_BYTES)
+            return _rows(task, name, content, f"data-dir {path}", selection)
     archive = hub.file(REPOSITORY, ARCHIVE, say)
     if archive is None:
-        absent = ""
         if data_dir is not None:
-            folder, file_name = data_dir.expanduser(), f"{name}.jsonl"
-            hint = did_you_mean(folder, lambda beneath: _has_context(beneath / file_name))
+            hint = did_you_mean(folder, lambda beneath: _has_documents(beneath / file_name))
             absent = f"no {file_name} in {folder}{hint}; "
         raise DataError(
             f"no documents for {name}: {absent}the hub cannot be used ({hub.failure}). Unpack {ARCHIVE} of the dataset "
             f"{REPOSITORY} and give its folder with --data-dir"
         )
-    return _from_archive(task, name, archive, selection)
+    where = f"{archive} ({task.name})"
+    with reading_as(where, f"{ARCHIVE}; delete it and try again", DataError), zipfile.ZipFile(archive) as opened:
+        members = [member for member in opened.namelist() if Path(member).name == file_name]
+        if not members:
+            raise DataError(f"{archive} has no {file_name}; it is not LongBench's {ARCHIVE}: delete it and try again")
+        content = opened.read(members[0])
+    return _rows(task, name, content, f"hub {REPOSITORY}, {members[0]}", selection)
 
 
-def blob_hash(lines: Iterable[bytes]) -> str:
-    """Return git's blob hash of the file with these lines."""
-    lines = list(lines)
-    digest = hashlib.sha1(b"blob %d\0" % sum(map(len, lines)), usedforsecurity=False)
-    for line in lines:
-        digest.update(line)
-    return digest.hexdigest()
+def _has_documents(path: Path) -> bool:
+    """Return whether a file has documents; files of predictions have the same names, but no context."""
+    with suppress(OSError, Unreadable):
+        return b'"context"' in read_bytes(path, MOST_DOCUMENT_BYTES)
+    return False
+
+
+def blob_hash(content: bytes) -> str:
+    """Return git's blob hash of a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def check_data_dir(folder: Path | None) -> None:
@@ -190,109 +193,74 @@ def _find(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _has_context(path: Path) -> bool:
-    """Return whether a file contains documents. Files of predictions have the same names, but no context."""
-    try:
-        with path.open("rb") as file:
-            return "context" in read_record(file.readline(LARGEST_ROW))
-    except (OSError, DataError):
-        return False
-
-
-def _from_file(task: Task, name: str, path: Path, selection: DocumentSelection) -> LongBenchRows:
-    try:
-        with path.open("rb") as file:
-            return _read(task, name, file, f"data-dir {path}", selection)
-    except OSError as error:
-        raise DataError(f"{path} ({task.name}): cannot be read: {error.strerror or error}") from error
-
-
-def _from_archive(task: Task, name: str, path: Path, selection: DocumentSelection) -> LongBenchRows:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [member for member in archive.namelist() if Path(member).name == f"{name}.jsonl"]
-            if not members:
-                raise DataError(f"{path} has no {name}.jsonl; it is not LongBench's {ARCHIVE}: delete it and try again")
-            with archive.open(members[0]) as file:
-                return _read(task, name, file, f"hub {REPOSITORY}, {members[0]}", selection)
-    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # RuntimeError: an encrypted member
-        raise DataError(
-            f"{path} ({task.name}): cannot be read ({first_line(error)}); delete it and try again"
-        ) from error
-
-
-def _read(task: Task, name: str, file: IO[bytes], source: str, selection: DocumentSelection) -> LongBenchRows:
-    lines = list(_lines(file, source))
-    sha = blob_hash(lines)
+def _rows(task: Task, name: str, content: bytes, source: str, selection: DocumentSelection) -> LongBenchRows:
+    content = content.replace(b"\r\n", b"\n")
+    sha = blob_hash(content)
     official_name = next((stem for stem, pinned in OFFICIAL_BLOBS.items() if pinned == sha), None)
     if official_name not in (None, name):
         raise DataError(f"{source}: this is the official file of {official_name}, where {name}'s was expected")
-    official = official_name is not None
-    start = None if official else template(task).split("{context}")[0]
-    most = selection.count if isinstance(selection, FirstDocuments) else None
-    rows: list[LongBenchDocument] = []
     seen: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        if most is not None and len(rows) >= most:
-            break
-        # Editors on Windows write a byte-order mark; a blank line, such as the last one, is no row
-        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-        if not line.strip():
-            continue
-        try:
-            row = _parse_row(task, line, len(rows), template_start=start)
-            rows.append(_with_unique_id(row, number, seen, official))
-        except DataError as error:
-            raise DataError(f"{source}, line {number} ({task.name}): {error}") from error
-    if not rows:
-        raise DataError(f"{source} ({task.name}): expected rows, found none")
-    rows = [rows[place] for place in selection.places(task.name, [task.name] * len(rows))]
-    return LongBenchRows(tuple(rows), source, official, sha)
+
+    def parse(record: Record, index: int, line: int) -> LongBenchDocument:
+        if official_name is None:
+            _reject_another_or_reworked(task, record)
+        return _document(task, record, index, line, seen, official_name is not None)
+
+    most = selection.count if isinstance(selection, FirstDocuments) else None
+    rows = parse_lines(content, source, task, "rows", parse, most)
+    places = selection.places(task.name, [task.name] * len(rows))
+    return LongBenchRows(tuple(rows[place] for place in places), source, official_name is not None, sha)
 
 
-def _with_unique_id(row: LongBenchDocument, number: int, seen: dict[str, int], official: bool) -> LongBenchDocument:
-    """Return the row with a unique id, by which a resumed run identifies it."""
-    if row.id in seen and not (official or row.id.startswith(_CONTENT_ID)):
-        raise DataError(f"field '_id': {row.id!a} is in line {seen[row.id]} already; were rows appended to the file?")
-    copies = 2
-    identity = row.id
-    while identity in seen:
-        identity, copies = f"{row.id}-{copies}", copies + 1
-    seen[identity] = number
-    return replace(row, id=identity)
+def parse_lines(
+    content: bytes, source: str, task: Task, what: str, parse: Callable[[Record, int, int], Parsed], most: int | None
+) -> list[Parsed]:
+    """Parse the first lines of a task's file; blank lines and a byte-order mark, which editors write, are no content.
 
+    Args:
+        content: JSON lines.
+        source: the file, for messages.
+        task: the task.
+        what: what the lines are, for messages.
+        parse: receives a record, its index among the records and its line.
+        most: number of records; None: all.
 
-def _lines(file: IO[bytes], source: str) -> Iterator[bytes]:
-    """Yield lines with line feeds as line ends; raise a `DataError` for a line longer than `LARGEST_ROW`."""
-    number = 0
-    while line := file.readline(LARGEST_ROW + 1):
-        number += 1
-        if len(line) > LARGEST_ROW:
-            raise DataError(
-                f"{source}, line {number}: a row of more than {LARGEST_ROW >> 20} MiB, while official rows have "
-                "less than one; expected one JSON object a line"
-            )
-        yield line[:-2] + b"\n" if line.endswith(b"\r\n") else line
-
-
-def _parse_row(task: Task, line: bytes, index: int, *, template_start: str | None) -> LongBenchDocument:
-    """Parse one line of a task's file; raise a `DataError` that names the field if it is not valid for this task.
-
-    Copies with the start of the task's prompt in their `context` are detected, but of an official file, where it is
-    None.
+    Raises:
+        DataError: there is no record, or a line is not valid; names the line.
     """
-    record = read_record(line)
-    stored = record.get("dataset", task.name)
-    if stored not in (task.name, f"{task.name}_e"):  # LongBench-E's rows have either
-        raise DataError(f"field 'dataset': expected '{task.name}', found {ascii(stored)[:60]}: another task's file")
-    if template_start is not None:
-        _reject_reworked(task, record, template_start)
+    parsed: list[Parsed] = []
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+        if len(parsed) == most:
+            break
+        if line.strip():
+            try:
+                parsed.append(parse(_record(line), len(parsed), number))
+            except DataError as error:
+                raise DataError(f"{source}, line {number} ({task.name}): {error}") from error
+    if not parsed:
+        raise DataError(f"{source} ({task.name}): expected {what}, found none")
+    return parsed
+
+
+def _record(line: bytes) -> Record:
+    try:
+        record = parse_json(line)
+    except Unreadable as error:
+        raise DataError(f"expected one JSON object a line: {error.reason}") from error
+    if not isinstance(record, dict):
+        raise DataError(f"expected a JSON object, found {type(record).__name__}")
+    return record
+
+
+def _document(
+    task: Task, record: Record, index: int, line: int, seen: dict[str, int], official: bool
+) -> LongBenchDocument:
+    """Return the document of a record; `seen` has the lines of earlier ids, by which a resumed run finds a row."""
     context = text(record, "context")
     question = text(record, "input", may_be_empty=True)
     answers = texts(record, "answers")
     if not any(answer.strip() for answer in answers):
         raise wrong("answers", "at least one gold answer", list(answers))
-    length = words(record)
     classes = () if record.get("all_classes") is None else texts(record, "all_classes")
     if task.metric == "classification" and not set(answers) <= set(classes):
         raise wrong("all_classes", f"the labels of {task.name}, including the gold answer", record.get("all_classes"))
@@ -303,46 +271,47 @@ def _parse_row(task: Task, line: bytes, index: int, *, template_start: str | Non
         identity = _CONTENT_ID + hashlib.sha256(content.encode("ascii")).hexdigest()[:24]
     else:
         identity = text(record, "_id")
-    return LongBenchDocument(task.name, identity, index, context, question, answers, length, classes)
-
-
-def read_record(line: bytes) -> Record:
-    """Return the JSON object of a line; raise a `DataError` for any other content."""
-    try:
-        record = parse_json(line)
-    except Unreadable as error:
-        raise DataError(f"expected one JSON object a line: {error.reason}") from error
-    if not isinstance(record, dict):
-        raise DataError(f"expected a JSON object, found {type(record).__name__}")
-    return record
+        if identity in seen and not official:
+            raise DataError(f"field '_id': {identity!a} is in line {seen[identity]} already; were rows appended?")
+    names = (identity if copy == 1 else f"{identity}-{copy}" for copy in count(1))
+    unique = next(name for name in names if name not in seen)
+    seen[unique] = line
+    return LongBenchDocument(task.name, unique, index, context, question, answers, words(record), classes)
 
 
 def words(record: Record) -> int:
-    """Return the stored length of a row in words; raise a `DataError` for any other value."""
+    """Return the stored length of a row in words."""
     length = value(record, "length", "an integer")
-    if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < _MOST_WORDS:
+    if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < 2**31:
         raise wrong("length", "a number of words", length)
     return length
 
 
-def _reject_reworked(task: Task, record: Record, template_start: str) -> None:
-    """Raise a `DataError` for re-worked copies, whose prompts would contain the instruction twice or lack the cue."""
-    advice = "; its scores would not be LongBench's: use the files of data.zip from THUDM/LongBench"
-    names = [name for name in _REWORKED if name in record]
-    if names:
-        raise DataError(f"a re-worked copy of LongBench (it has a field '{names[0]}', official rows do not){advice}")
-    context, question = record.get("context"), record.get("input")
-    if isinstance(context, str) and len(template_start) > 20 and context.startswith(template_start.rstrip()):
-        raise DataError(f"a re-worked copy of LongBench (the prompt is already in its 'context'){advice}")
-    cue = _CUES.get(task.name)
-    if cue and isinstance(question, str) and not question.rstrip().endswith(cue):
-        raise DataError(f"a re-worked copy of LongBench (its 'input' does not end with '{cue}'){advice}")
-
-
 def texts(record: Record, field: str) -> tuple[str, ...]:
-    """Return a field that is a list of strings; raise a `DataError` for any other value."""
+    """Return a field that is a list of strings."""
     expected = "a list of strings that is not empty"
     items = value(record, field, expected)
     if not isinstance(items, list) or not items:
         raise wrong(field, expected, items)
     return tuple(text({field: item}, field, may_be_empty=True) for item in items)
+
+
+def _reject_another_or_reworked(task: Task, record: Record) -> None:
+    """Reject another task's rows, and re-worked copies, whose prompts would have the instruction twice or no cue."""
+    stored = record.get("dataset", task.name)
+    if stored not in (task.name, f"{task.name}_e"):  # LongBench-E's rows have either
+        raise DataError(f"field 'dataset': expected '{task.name}', found {ascii(stored)[:60]}: another task's file")
+    start = template(task).split("{context}")[0]
+    context, question, cue = record.get("context"), record.get("input"), _CUES.get(task.name)
+    if names := [name for name in _REWORKED if name in record]:
+        reason = f"it has a field '{names[0]}', official rows do not"
+    elif isinstance(context, str) and len(start) > 20 and context.startswith(start.rstrip()):
+        reason = "the prompt is already in its 'context'"
+    elif cue and isinstance(question, str) and not question.rstrip().endswith(cue):
+        reason = f"its 'input' does not end with '{cue}'"
+    else:
+        return
+    raise DataError(
+        f"a re-worked copy of LongBench ({reason}); its scores would not be LongBench's: use the files of data.zip "
+        "from THUDM/LongBench"
+    )

@@ -6,76 +6,66 @@ also `length`. Out: a generations table, and notes on irregular files. Also the 
 
 from __future__ import annotations
 
-import codecs
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from math import gcd
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS, read_record, texts, words
-from evalkit.benchmarks.longbench.protocol import TASKS, SuiteName, Task, find_task
-from evalkit.data.files import did_you_mean, text, value, wrong
-from evalkit.errors import DataError, RunError, UnknownNameError
-from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, Unreadable, read_bytes
+from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS, parse_lines, texts, words
+from evalkit.benchmarks.longbench.protocol import TASKS, SuiteName, Task
+from evalkit.data.files import Record, did_you_mean, text, value, wrong
+from evalkit.errors import DataError, RunError, UnknownNameError, reading_as
+from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, read_bytes
 from evalkit.runs.folder import MANIFEST
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """The content of prediction files: a generations table (see `scores`), and notes on it to print with the scores."""
+class Predictions(NamedTuple):
+    """The content of prediction files."""
 
     generations: pd.DataFrame
+    """A generations table, see `scores`."""
     notes: tuple[str, ...]
+    """Notes on irregular files, to print with the scores."""
 
 
 def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> Predictions:
-    """Read prediction files, `<task>.jsonl` or `<task>_e.jsonl`, or folders of them.
-
-    Raises:
-        UnknownNameError: a file is not named after an English task.
-        DataError: a file cannot be read, a line is no prediction, or two files are of the same task; names file and
-            line.
-    """
+    """Read prediction files, `<task>.jsonl` or `<task>_e.jsonl`, or folders of them."""
     notes: list[str] = []
     files: dict[str, Path] = {}
     absent: list[str] = []
-    for path in paths:
-        for file in _files(path, notes):
-            task = _task_of(file)
-            if task.name in files:
-                raise DataError(f"{files[task.name]} and {file} are both of {task.name}; give one of them")
-            if suite == "longbench-e" and not task.in_e:
-                absent.append(str(file))
-                continue
-            files[task.name] = file
+    for file in chain.from_iterable(_files(path, notes) for path in paths):
+        name = file.stem if file.stem in TASKS else file.stem.removesuffix("_e")
+        if name not in TASKS:
+            raise UnknownNameError(f"LongBench task in the file name {file.name}:", file.stem, TASKS)
+        if name in files:
+            raise DataError(f"{files[name]} and {file} are both of {name}; give one of them")
+        if suite == "longbench-e" and not TASKS[name].in_e:
+            absent.append(str(file))
+        else:
+            files[name] = file
     if absent:
         notes.append(f"skipped, since LongBench-E has no such task: {', '.join(absent)}")
     if not files:
         raise DataError("no predictions to score: " + ("; ".join(notes) or "no files were given"))
-    rows_of = {file: _read(find_task(name), file, suite) for name, file in files.items()}
+    rows_of = {file: _read(TASKS[name], file, suite) for name, file in files.items()}
     notes += _miscounted(rows_of, suite)
-    return Predictions(pd.DataFrame([row for rows in rows_of.values() for row in rows]), tuple(notes))
+    return Predictions(pd.DataFrame(list(chain.from_iterable(rows_of.values()))), tuple(notes))
 
 
 def write_predictions(generations: pd.DataFrame, folder: Path) -> list[Path]:
-    """Write a generations table for the official scorer, a file for each task; existing files are replaced.
-
-    Raises:
-        RunError: a file cannot be written.
-    """
+    """Write a generations table for the official scorer, a file for each task; existing files are replaced."""
     written = []
     for name, rows in generations.groupby("task", sort=False):
         path = folder / f"{name}.jsonl"
+        columns = (rows["prediction"], rows["answers"], rows["all_classes"], rows["length"].tolist())
         lines = [
             {"pred": prediction, "answers": json.loads(answers), "all_classes": json.loads(classes), "length": length}
-            for prediction, answers, classes, length in zip(
-                rows["prediction"], rows["answers"], rows["all_classes"], rows["length"].tolist(), strict=True
-            )
+            for prediction, answers, classes, length in zip(*columns, strict=True)
         ]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         try:
@@ -110,51 +100,28 @@ def _files(path: Path, notes: list[str]) -> list[Path]:
     return [file for file in files if file.name not in other]
 
 
-def _task_of(file: Path) -> Task:
-    name = file.stem if file.stem in TASKS else file.stem.removesuffix("_e")
-    if name not in TASKS:
-        raise UnknownNameError(f"LongBench task in the file name {file.name}:", file.stem, TASKS)
-    return TASKS[name]
-
-
 def _read(task: Task, path: Path, suite: SuiteName) -> list[dict[str, Any]]:
-    try:
-        lines = read_bytes(path, MOST_DOCUMENT_BYTES).removeprefix(codecs.BOM_UTF8).split(b"\n")
-    except OSError as error:
-        raise DataError(f"{path} ({task.name}): cannot be read: {error.strerror or error}") from error
-    except Unreadable as error:
-        raise DataError(f"{path} ({task.name}): {error}") from error
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                rows.append(_row(task, line, len(rows), suite))
-            except DataError as error:
-                raise DataError(f"{path}, line {number} ({task.name}): {error}") from error
-    if not rows:
-        raise DataError(f"{path} ({task.name}): expected predictions, found none")
-    return rows
+    def parse(record: Record, index: int, line: int) -> dict[str, Any]:
+        prediction, answers = text(record, "pred", may_be_empty=True), texts(record, "answers")
+        classes = value(record, "all_classes", "a list of labels, or null")
+        if classes not in (None, []):
+            texts(record, "all_classes")
+        elif task.metric == "classification":
+            raise wrong("all_classes", f"the labels of {task.name}", classes)
+        return {
+            "task": task.name,
+            "id": str(index),
+            "index": index,
+            # The official scorer uses the length for LongBench-E only
+            "length": words(record) if suite == "longbench-e" or "length" in record else None,
+            "prediction": prediction,
+            "answers": json.dumps(answers),
+            "all_classes": json.dumps(classes),
+            "truncated": 0,
+        }
 
-
-def _row(task: Task, line: bytes, index: int, suite: SuiteName) -> dict[str, Any]:
-    record = read_record(line)
-    prediction, answers = text(record, "pred", may_be_empty=True), texts(record, "answers")
-    classes = value(record, "all_classes", "a list of labels, or null")
-    if classes not in (None, []):
-        texts(record, "all_classes")
-    elif task.metric == "classification":
-        raise wrong("all_classes", f"the labels of {task.name}", classes)
-    return {
-        "task": task.name,
-        "id": str(index),
-        "index": index,
-        # The official scorer uses the length for LongBench-E only
-        "length": words(record) if suite == "longbench-e" or "length" in record else None,
-        "prediction": prediction,
-        "answers": json.dumps(answers),
-        "all_classes": json.dumps(classes),
-        "truncated": 0,
-    }
+    with reading_as(f"{path} ({task.name})", "predictions", DataError):
+        return parse_lines(read_bytes(path, MOST_DOCUMENT_BYTES), str(path), task, "predictions", parse, None)
 
 
 def _miscounted(rows_of: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteName) -> list[str]:
@@ -168,7 +135,7 @@ def _miscounted(rows_of: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteNa
     too_many = maybe_e = False
     for path, rows in rows_of.items():
         copies = Counter((row["answers"], row["length"]) for row in rows)
-        times, official = gcd(*copies.values()), find_task(rows[0]["task"]).documents
+        times, official = gcd(*copies.values()), TASKS[rows[0]["task"]].documents
         if times > 1 and len(rows) > times:
             irregular.append(f"{path.name} {len(rows)} for {len(rows) // times} (each {times} times)")
             too_many = True

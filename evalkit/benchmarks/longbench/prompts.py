@@ -11,14 +11,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evalkit.benchmarks.generated import GenerationRequest
 from evalkit.benchmarks.longbench.protocol import Task
@@ -29,7 +27,6 @@ from evalkit.inputs.yaml_reading import read_task_file
 if TYPE_CHECKING:
     from evalkit.benchmarks.longbench.data import LongBenchDocument
 
-_FIELDS = {"{{context}}": "{context}", "{{question}}": "{input}"}
 _FIELD = re.compile(r"\{(context|input)\}")
 
 _REPAIRED = ("triviaqa", "samsum")
@@ -68,9 +65,9 @@ def generation_requests(
     requests = []
     for row in rows:
         text, label = prompt(task, row), f"{task.name} row {row.id}"
-        fitted = fit_prompt(tokenizer, text, max_prompt_tokens, most, chat=with_chat, label=label)
-        tokens = Prompt(row.index, fitted.tokens, task.max_new_tokens, stops)
-        requests.append(GenerationRequest(row.id, tokens, fitted.text_sha256, fitted.before, fitted.truncated))
+        tokens, before = fit_prompt(tokenizer, text, max_prompt_tokens, most, chat=with_chat, label=label)
+        made = Prompt(row.index, np.asarray(tokens, np.int64), task.max_new_tokens, stops)
+        requests.append(GenerationRequest(row.id, made, hashlib.sha256(text.encode()).hexdigest(), before))
     return requests
 
 
@@ -81,13 +78,15 @@ def template(task: Task) -> str:
     Raises:
         TemplateError: lm-eval is not installed, lacks the task, or has another template than lm-eval 0.4.13.
     """
-    path = _task_folder() / f"{task.name}.yaml"
+    # Not imported, since that takes seconds
+    spec = find_spec("lm_eval")
+    if spec is None or spec.origin is None:
+        raise TemplateError("LongBench's prompts are read from lm-eval, which is not installed: install lm-eval 0.4.13")
+    path = Path(spec.origin).parent / "tasks" / "longbench" / f"{task.name}.yaml"
     content = read_task_file(path, _unreadable)
     if not isinstance(content, dict) or "doc_to_text" not in content:
         raise _unreadable(f"{path}: no prompt for {task.name}")
-    text = str(content["doc_to_text"])
-    for lm_eval_field, official_field in _FIELDS.items():
-        text = text.replace(lm_eval_field, official_field)
+    text = str(content["doc_to_text"]).replace("{{context}}", "{context}").replace("{{question}}", "{input}")
     if task.name in _REPAIRED:
         text = text.replace("\n{input}", "\n\n{input}")
     text += _ENDINGS.get(task.name, "")
@@ -100,41 +99,20 @@ def template(task: Task) -> str:
     return text
 
 
-def prompt(task: Task, row: LongBenchDocument) -> str:
-    """Return the prompt for one row. Braces in the row's text are not fields."""
-    if row.task != task.name:
-        raise DataError(f"row {row.id} is of task {row.task}, not of {task.name}")
-    fields = {"context": row.context, "input": row.input}
-    return _FIELD.sub(lambda match: fields[match[1]], template(task))
-
-
-def _task_folder() -> Path:
-    # Not imported, since that takes seconds
-    spec = find_spec("lm_eval")
-    if spec is None or spec.origin is None:
-        raise TemplateError("LongBench's prompts are read from lm-eval, which is not installed: install lm-eval 0.4.13")
-    return Path(spec.origin).parent / "tasks" / "longbench"
-
-
 def _unreadable(reason: str) -> TemplateError:
     return TemplateError(f"LongBench's prompt cannot be read ({reason}); install lm-eval 0.4.13")
 
 
-@dataclass(frozen=True)
-class FittedPrompt:
-    """The token ids of a prompt, truncated if necessary."""
-
-    text_sha256: str
-    """SHA-256 of the prompt's text before truncation."""
-    tokens: NDArray[np.int64]
-    """[length] token ids, special tokens included."""
-    before: int
-    """Number of tokens before truncation."""
-    truncated: bool
+def prompt(task: Task, row: LongBenchDocument) -> str:
+    """Return the prompt for one row. Braces in the row's text are not fields."""
+    fields = {"context": row.context, "input": row.input}
+    return _FIELD.sub(lambda match: fields[match[1]], template(task))
 
 
-def fit_prompt(tokenizer: Any, text: str, max_prompt_tokens: int, most: int, *, chat: bool, label: str) -> FittedPrompt:
-    """Tokenise a prompt; truncate it in the middle if it is too long.
+def fit_prompt(
+    tokenizer: Any, text: str, max_prompt_tokens: int, most: int, *, chat: bool, label: str
+) -> tuple[list[int], int | None]:
+    """Return a prompt's token ids, and their number before truncation in the middle if it is too long.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -159,9 +137,7 @@ def fit_prompt(tokenizer: Any, text: str, max_prompt_tokens: int, most: int, *, 
             kept = "".join(tokenizer.decode(part, skip_special_tokens=True) for part in parts)
         tokens = as_message(tokenizer, kept) if chat else tokenizer(kept, verbose=False).input_ids if truncated else ids
         if len(tokens) <= most:
-            return FittedPrompt(
-                hashlib.sha256(text.encode()).hexdigest(), np.asarray(tokens, np.int64), before, truncated
-            )
+            return tokens, before if truncated else None
         truncated = True
         limit = min(limit, before) - max(2, len(tokens) - most)
         if limit < 2:

@@ -1,8 +1,7 @@
 """LongBench's generations table and its scores.
 
 In: the generations table, one row for each (task, document) with columns `task`, `length`, `prediction`, `answers` and
-`all_classes` (both JSON lists) and `truncated`. Out: frozen records with the score of every task, group and mean, each
-with an interval. No model is needed: a stored table is scored again in seconds.
+`all_classes` (both JSON lists) and `truncated`. Out: the score of every task, group and mean, each with an interval.
 
 Scores are 100 times the mean over rows, rounded to two decimals, as the official code prints them. Intervals are 95 %
 percentile bootstrap intervals over documents (rows with the same `source`; over rows if the table has no such column)
@@ -17,13 +16,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import isnan, nan
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
 import pandas as pd
 
-from evalkit.benchmarks.longbench import GENERATIONS
+from evalkit.benchmarks.longbench.benchmark import GENERATIONS
 from evalkit.benchmarks.longbench.metrics import EditVariant, score_prediction
 from evalkit.benchmarks.longbench.protocol import GROUPS, TASKS, SuiteName, Task, find_task, suite_tasks
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure
@@ -34,16 +33,12 @@ from evalkit.runs.traits import max_prompt_tokens
 from evalkit.stats.estimates import percentile_interval, resampled_means
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.generated import GeneratedAnswer
+    from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer
     from evalkit.benchmarks.longbench.data import LongBenchDocument
-    from evalkit.benchmarks.longbench.plan import LongBenchPlan
     from evalkit.runs.writing import RunWriter
 
 SOURCE = "source"
 """Column of the generations table with a hash of the context; equal for rows with the same document."""
-_READ = ("task", "id", "prediction", "answers", "all_classes", "length", "truncated")
-"""Columns of the generations table that scoring needs."""
-
 BUCKETS: tuple[str, ...] = ("0-4k", "4-8k", "8k+")
 """LongBench-E's buckets by the stored length in words: below 4,000, below 8,000, and 8,000 or more."""
 
@@ -110,18 +105,17 @@ class LongBenchResults:
     """The mean over tasks, which some papers report instead."""
 
 
-def save_generations(plan: LongBenchPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
+def save_generations(plan: DocumentPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
     """Write the generations table, a row for each document in the order of tasks and files, and the results."""
     parts = []
-    for task, loaded in plan.rows.items():
-        pairs = zip(loaded.rows, answers[task.name], strict=True)
+    for task, documents in plan.tasks.items():
+        pairs = zip(documents, answers[task], strict=True)
         part = pd.DataFrame([_table_row(row, answer) for row, answer in pairs])
-        part["score"] = score_rows(task, part)
+        part["score"] = score_rows(TASKS[task], part)
         parts.append(part)
     table = pd.concat(parts, ignore_index=True)
     writer.save_table(GENERATIONS, table)
-    official = {task.name: loaded.official for task, loaded in plan.rows.items()}
-    results = score_generations(table, plan.request.suite, "difflib", official)
+    results = score_generations(table, plan.request.suite, "difflib", _official(plan.manifest))
     averages = [
         {"name": mean.name, "accuracy": (mean.all.score or 0.0) / 100, "stderr": None}
         for mean in (results.plain_mean, results.mean_of_groups)
@@ -142,6 +136,10 @@ def _table_row(row: LongBenchDocument, answer: GeneratedAnswer) -> dict[str, Any
     }
 
 
+def _official(manifest: Mapping[str, Any]) -> dict[str, bool]:
+    return {task: about["official"] for task, about in manifest["documents"].items()}
+
+
 def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.DataFrame:
     """Return the generations table of a finished LongBench run; `columns` have to be in it."""
     if run.kind != LONGBENCH:
@@ -151,15 +149,17 @@ def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.
 
 def results_of(run: Run, variant: EditVariant = "difflib") -> LongBenchResults:
     """Return the scores of a finished LongBench run, from its stored predictions."""
-    official = {task: about["official"] for task, about in run.manifest["documents"].items()}
-    return score_generations(load_generations(run, _READ), run.manifest["specification"]["suite"], variant, official)
+    columns = ("task", "id", "prediction", "answers", "all_classes", "length", "truncated")
+    return score_generations(
+        load_generations(run, columns), run.manifest["specification"]["suite"], variant, _official(run.manifest)
+    )
 
 
 class LongBenchAnswers(GradedAnswers):
     """The scores of a LongBench run by document, for comparison."""
 
     def __init__(self, run: Run) -> None:
-        tasks = suite_tasks(run.manifest["specification"]["suite"])
+        tasks = suite_tasks(run.suite)
         groups = {group: [task.name for task in tasks if task.group == group] for group in GROUPS}
         load = partial(load_generations, run, ("task", "id", "answers", "score", SOURCE))
         description = (
@@ -194,10 +194,9 @@ def score_generations(
     if generations.empty:
         raise DataError("there are no generations to score")
     known = {str(name): rows for name, rows in generations.groupby("task", sort=False)}
-    present = sorted((find_task(name) for name in known), key=list(TASKS.values()).index)
     tasks: dict[str, TaskScore] = {}
-    samples: dict[str, _Cells] = {}
-    for task in present:
+    means: dict[str, np.ndarray] = {}
+    for task in sorted((find_task(name) for name in known), key=list(TASKS.values()).index):
         rows = known[task.name]
         with doing(f"scoring {task.name}"):
             scores = score_rows(task, rows, variant)
@@ -207,30 +206,37 @@ def score_generations(
             masks += [buckets == number for number in range(len(BUCKETS))]
         # Predictions of the official code have no column `source`
         sources = rows[SOURCE].to_numpy() if SOURCE in rows else np.arange(len(rows))
-        cells = [_resampled(task.name, number, scores[mask], sources[mask]) for number, mask in enumerate(masks)]
-        samples[task.name] = cells
-        tasks[task.name] = TaskScore(
-            task=task.name,
-            group=task.group,
-            metric=task.metric,
-            all=cells[0].score(),
-            buckets=tuple(cell.score() for cell in cells[1:]),
-            truncated=int(rows["truncated"].astype(bool).sum()),
-            official=(official or {}).get(task.name),
+        means[task.name] = np.stack(
+            [_means(task.name, part, scores[mask], sources[mask]) for part, mask in enumerate(masks)]
         )
-    groups = {name: [t.name for t in present if t.group == name] for name in GROUPS}
-    groups = {name: members for name, members in groups.items() if members}
+        overall, *by_length = _scores([int(mask.sum()) for mask in masks], means[task.name])
+        truncated = int(rows["truncated"].astype(bool).sum())
+        known_official = (official or {}).get(task.name)
+        tasks[task.name] = TaskScore(
+            task.name, task.group, task.metric, overall, tuple(by_length), truncated, known_official
+        )
     full = suite_tasks(suite)
-    by_group = {name: _mean_cells([samples[task] for task in members]) for name, members in groups.items()}
-    sizes = {name: sum(task.group == name for task in full) for name in GROUPS}
+    members = {name: [task for task in tasks if tasks[task].group == name] for name in GROUPS}
+    members = {name: names for name, names in members.items() if names}
+    by_group = {name: np.mean([means[task] for task in names], axis=0) for name, names in members.items()}
+
+    def mean(name: str, names: Collection[str], parts: Collection[np.ndarray], size: int) -> Mean:
+        """Return the unweighted mean of rounded scores, which readers can recompute; NaN if a part has no rows."""
+        sizes = [sum(column) for column in zip(*(_sizes(tasks[task]) for task in names), strict=True)]
+        overall, *buckets = _scores(sizes, np.mean(list(parts), axis=0))
+        return Mean(name if len(names) == size else f"{name} ({len(names)} of {size} tasks)", overall, tuple(buckets))
+
     return LongBenchResults(
         suite=suite,
         edit_similarity=variant,
         tasks=tuple(tasks.values()),
-        groups=tuple(_mean(name, by_group[name], len(members), sizes[name]) for name, members in groups.items()),
+        groups=tuple(
+            mean(name, names, [by_group[name]], sum(task.group == name for task in full))
+            for name, names in members.items()
+        ),
         # A missing task changes its group's mean too, so tasks are counted and not groups
-        mean_of_groups=_mean(MEAN_OF_GROUPS, _mean_cells(by_group.values()), len(tasks), len(full)),
-        plain_mean=_mean(PLAIN_MEAN, _mean_cells(samples.values()), len(tasks), len(full)),
+        mean_of_groups=mean(MEAN_OF_GROUPS, tasks, by_group.values(), len(full)),
+        plain_mean=mean(PLAIN_MEAN, tasks, means.values(), len(full)),
     )
 
 
@@ -253,49 +259,29 @@ def bucket(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.searchsorted(_EDGES, np.asarray(lengths), side="right")
 
 
-class _Cell(NamedTuple):
-    """A mean with its resampled means, in percent."""
+def _means(task: str, part: int, scores: np.ndarray, sources: np.ndarray) -> np.ndarray:
+    """Return [1 + resamples] the rounded mean in percent and resampled means, whole documents at a time.
 
-    n: int
-    mean: float
-    """NaN without rows."""
-    resampled: np.ndarray
-    """[resamples] means; NaN if there is no interval."""
-
-    def score(self) -> Score:
-        numbers = (self.mean, *percentile_interval(self.resampled))
-        return Score(self.n, *(None if isnan(number) else round(number, 2) for number in numbers))
-
-
-_Cells = list[_Cell]
-"""A cell for all rows, and in LongBench-E one for each bucket."""
+    NaN without rows; without an interval, for a single document, all but the first are NaN.
+    """
+    means = np.full(1 + _RESAMPLES, nan)
+    if len(scores):
+        means[0] = round(100 * float(np.mean(scores)), 2)
+        codes, names = pd.factorize(sources)
+        if len(names) > 1:
+            # Seeded by task, so that its interval does not depend on the other tasks in the table
+            means[1:] = resampled_means(scores, codes, _RESAMPLES, [_SEED, crc32(task.encode()), part], 100)
+    return means
 
 
-def _resampled(task: str, part: int, scores: np.ndarray, sources: np.ndarray) -> _Cell:
-    """Return the mean of scores, resampled by source, since rows with the same document are not independent."""
-    if not len(scores):
-        return _Cell(0, nan, np.full(_RESAMPLES, nan))
-    mean = round(100 * float(np.mean(scores)), 2)
-    codes, names = pd.factorize(sources)
-    if len(names) == 1:
-        return _Cell(len(scores), mean, np.full(_RESAMPLES, nan))
-    # Seeded by task, so that its interval does not depend on the other tasks in the table
-    seed = [_SEED, crc32(task.encode()), part]
-    return _Cell(len(scores), mean, resampled_means(scores, codes, _RESAMPLES, seed, 100))
+def _scores(sizes: Sequence[int], means: np.ndarray) -> list[Score]:
+    """Return the scores of all rows and of each bucket from their means, [parts, 1 + resamples]."""
+    scores = []
+    for n, part in zip(sizes, means, strict=True):
+        numbers = (float(part[0]), *percentile_interval(part[1:]))
+        scores.append(Score(n, *(None if isnan(number) else round(number, 2) for number in numbers)))
+    return scores
 
 
-def _mean_cells(members: Collection[_Cells]) -> _Cells:
-    """Return the unweighted means of the rounded scores, which readers can recompute; NaN if a member has no rows."""
-    return [
-        _Cell(
-            sum(cell.n for cell in cells),
-            sum(cell.mean for cell in cells) / len(cells),
-            np.mean([cell.resampled for cell in cells], axis=0),
-        )
-        for cells in zip(*members, strict=True)
-    ]
-
-
-def _mean(name: str, cells: _Cells, count: int, size: int) -> Mean:
-    overall, *buckets = (cell.score() for cell in cells)
-    return Mean(name if count == size else f"{name} ({count} of {size} tasks)", overall, tuple(buckets))
+def _sizes(task: TaskScore) -> list[int]:
+    return [score.n for score in (task.all, *task.buckets)]

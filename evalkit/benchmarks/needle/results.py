@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from evalkit.benchmarks.generated import about_run
-from evalkit.benchmarks.needle import HEATMAPS, NEEDLE, NEEDLES
-from evalkit.benchmarks.needle.plan import is_found
+from evalkit.benchmarks.needle.benchmark import HEATMAPS, NEEDLE, NEEDLES
+from evalkit.benchmarks.needle.text import is_found
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, run_content
-from evalkit.errors import RunError, UsageError
+from evalkit.errors import RunError
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.figures import RunFigure, new_figure, save_figure
 from evalkit.reporting.report import Report
@@ -23,7 +23,7 @@ from evalkit.runs.folder import Run
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.generated import GeneratedAnswer
-    from evalkit.benchmarks.needle.plan import NeedlePlan
+    from evalkit.benchmarks.needle.benchmark import NeedlePlan
     from evalkit.runs.writing import RunWriter
 
 _ANSWER_COLUMNS = ("tokens", "reused", "text", "new_tokens", "ended", "seconds")
@@ -35,7 +35,7 @@ _MOST_LABELLED = 144
 def save_needles(plan: NeedlePlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
     """Write the table, one row for each case, the results and the heatmap."""
     rows = []
-    for case, answer in zip(plan.cases, answers[NEEDLE], strict=True):
+    for case, answer in zip(plan.tasks[NEEDLE], answers[NEEDLE], strict=True):
         about = {"length": case.length, "depth": case.depth, "repeat": case.repeat, "secret": case.secret}
         kept = {"answer" if name == "text" else name: getattr(answer, name) for name in _ANSWER_COLUMNS}
         rows.append(about | {"tokens_sha256": answer.prompt_sha256} | kept | {"found": is_found(case, answer.text)})
@@ -63,15 +63,8 @@ def save_needles(plan: NeedlePlan, answers: Mapping[str, Sequence[GeneratedAnswe
 
 
 def load_needles(run: Run) -> pd.DataFrame:
-    """Return the table of a finished needle test."""
-    if run.kind != NEEDLE:
-        raise RunError(f"run {run.folder} is not a needle test")
-    return run.table(NEEDLES, ("length", "depth", "repeat", "secret", "answer", "found"))
-
-
-def case_table(run: Run) -> pd.DataFrame:
     """Return the table of a finished needle test with the cases as documents: task, id, source and score."""
-    table = load_needles(run)
+    table = run.table(NEEDLES, ("length", "depth", "repeat", "secret", "answer", "found"))
     places = table[["length", "depth", "repeat"]].astype(str).agg(" ".join, axis=1)
     return table.assign(task=NEEDLE, id=places, source=places, score=table["found"].astype(float))
 
@@ -81,10 +74,9 @@ class Needles(GradedAnswers):
 
     def __init__(self, run: Run) -> None:
         measure = Measure("share of needles found, in %", True)
-        super().__init__(run, partial(case_table, run), ("secret",), {"Average": [NEEDLE]}, {NEEDLE: measure})
+        super().__init__(run, partial(load_needles, run), ("secret",), {"Average": [NEEDLE]}, {NEEDLE: measure})
 
     def must_agree(self, task: str) -> dict[str, str]:
-        """Return the text's identity."""
         return {"text": str(self.run.manifest["specification"]["text"])}
 
 
@@ -125,22 +117,14 @@ def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
 
 
 def needle_heatmap(scores: np.ndarray, depths: Sequence[float], lengths: Sequence[int], path: Path) -> None:
-    """Draw the rate of found needles by depth, in percent of the text from its start, and text length, in tokens.
+    """Draw the rate of found needles into a .png, .pdf or .svg file.
 
     Args:
         scores: [depth, length], fractions from 0 to 1; NaN for cells without a measurement, drawn grey.
-        depths: of the rows.
-        lengths: of the columns.
-        path: a .png, .pdf or .svg file.
-
-    Raises:
-        UsageError: the shapes do not agree, or the file is none of these.
-        RunError: the file cannot be written.
+        depths: of the rows, in percent of the text from its start.
+        lengths: of the columns, in tokens.
+        path: the file.
     """
-    if scores.shape != (len(depths), len(lengths)) or not scores.size:
-        raise UsageError(
-            f"a needle heatmap of {len(depths)} depths and {len(lengths)} lengths, but {scores.shape} scores"
-        )
     figure = new_figure(max(3.4, 2.2 + 0.62 * len(lengths)), max(3.2, 1.5 + 0.36 * len(depths)))
     axes = figure.subplots()
     axes.set_facecolor("#d9d9d9")

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from evalkit.benchmarks.base import Batch, Batches, Budget, Planned
-from evalkit.benchmarks.perplexity.plan import TextDocument
-from evalkit.benchmarks.perplexity.windows import PositionRow, TextWindow, WindowSettings, rows_of, windows_of
+from evalkit.benchmarks.perplexity.texts import TextDocument
+from evalkit.benchmarks.perplexity.windows import PerplexityFacts, PositionRow, TextWindow, rows_of, windows_of
 from evalkit.benchmarks.request import TaskTokens, spread
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError
@@ -24,7 +24,7 @@ from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scoring.pack import SequenceSet, TreeBatch
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.perplexity.plan import PerplexityPlan
+    from evalkit.benchmarks.generated import DocumentPlan
     from evalkit.models.load import LoadedModel
     from evalkit.runs.journal import FinishedRows
 
@@ -35,22 +35,6 @@ _BYTES_PER_TOKEN = 5
 """Assumed bytes of a token; English text has 4 to 5."""
 _CHECKED_CHARACTERS = 1000
 """Characters of the first document on which the model is run at the start."""
-
-
-@dataclass(frozen=True)
-class PerplexityFacts:
-    """Properties of a model that planning needs."""
-
-    window: int
-    """Context window in tokens, at most the requested one."""
-    token_budget: int
-    """Maximum number of tokens in a batch."""
-    prefix_id: int
-    prefix_text: str
-
-    def settings(self, stride: int | None) -> WindowSettings:
-        """Return how documents are cut."""
-        return WindowSettings(self.window, stride or self.window, self.prefix_id, self.prefix_text)
 
 
 @dataclass(frozen=True)
@@ -66,8 +50,7 @@ class PerplexitySetup:
     """Whether every document is likely to fill a window that is a batch by itself."""
 
 
-@dataclass(frozen=True)
-class WindowsContent:
+class WindowsContent(NamedTuple):
     """Content of a batch."""
 
     windows: tuple[TextWindow, ...]
@@ -75,7 +58,6 @@ class WindowsContent:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one window only."""
         return len(self.windows) == 1
 
     def warm(self) -> None:
@@ -84,41 +66,35 @@ class WindowsContent:
             _ = self.batch.tree
 
 
-def setup_of(plan: PerplexityPlan) -> PerplexitySetup:
+def setup_of(plan: DocumentPlan) -> PerplexitySetup:
     """Return the windows' settings and the beginning of a document."""
     documents = _documents(plan)
     first = replace(documents[0], text=documents[0].text[:_CHECKED_CHARACTERS])
     # Where a document is short, its window is scored alone too
     is_long = len(documents) == 1 or all(len(document.content) >= _BYTES_PER_TOKEN * LONG for document in documents)
-    return PerplexitySetup(first, plan.window, plan.request.stride, is_long)
+    return PerplexitySetup(first, _requested(plan), plan.request.stride, is_long)
 
 
-def is_missing(plan: PerplexityPlan, finished: FinishedRows) -> bool:
+def is_missing(plan: DocumentPlan, finished: FinishedRows) -> bool:
     """Return whether the journal lacks a window of a document."""
     return not all(_is_finished(document, finished) for document in _documents(plan))
 
 
 def planned_batches(
-    plan: PerplexityPlan, facts: PerplexityFacts, tokenizer: Any, finished: FinishedRows, say: Say
+    plan: DocumentPlan, facts: PerplexityFacts, tokenizer: Any, finished: FinishedRows, say: Say
 ) -> Planned:
-    """Plan the batches of windows that have no rows; work is counted in bytes.
-
-    Raises:
-        ScoringError: a document has no tokens; raised while the batches are iterated.
-    """
-    documents = _documents(plan)
-    total = sum(len(document.content) for document in documents)
-    done = sum(len(document.content) for document in documents if _is_finished(document, finished))
+    """Plan the batches of windows that have no rows; work is counted in bytes."""
+    sizes = [(len(document.content), _is_finished(document, finished)) for document in _documents(plan)]
+    total, done = sum(size for size, _ in sizes), sum(size for size, is_finished in sizes if is_finished)
     return Planned(_batches(plan, facts, tokenizer, finished), float(total), float(done))
 
 
-def _batches(plan: PerplexityPlan, facts: PerplexityFacts, tokenizer: Any, finished: FinishedRows) -> Batches:
-    settings = facts.settings(plan.request.stride)
-    for task, documents in plan.documents.items():
+def _batches(plan: DocumentPlan, facts: PerplexityFacts, tokenizer: Any, finished: FinishedRows) -> Batches:
+    for task, documents in plan.tasks.items():
         if all(_is_finished(document, finished) for document in documents):
             continue
-        windows = (window for document in documents for window in windows_of(document, tokenizer, settings))
-        for number, members in enumerate(packed(windows, facts.token_budget)):
+        cut = (windows_of(document, tokenizer, facts, plan.request.stride) for document in documents)
+        for number, members in enumerate(packed(chain.from_iterable(cut), facts.token_budget)):
             # A finished batch is left out as a whole: the others' numbers stay the same
             if any((task, window.document, window.number, window.is_last) not in finished for window in members):
                 work = float(sum(int(window.bytes.sum()) for window in members))
@@ -126,16 +102,17 @@ def _batches(plan: PerplexityPlan, facts: PerplexityFacts, tokenizer: Any, finis
                 yield Batch(task, number, _content_of(task, members), work, ended)
 
 
-def task_tokens(plan: PerplexityPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+def task_tokens(plan: DocumentPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
     """Count the tokens of a sample of each task's documents."""
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
-    window = min(window, plan.window or window)
+    window = min(window, _requested(plan) or window)
     prefix = next(token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None)
-    settings = WindowSettings(window, min(plan.request.stride or window, window), prefix, tokenizer.decode(prefix))
+    facts = PerplexityFacts(window, window, prefix, tokenizer.decode(prefix))
+    stride = min(plan.request.stride or window, window)
     counts = []
-    for task, documents in plan.documents.items():
+    for task, documents in plan.tasks.items():
         taken = [documents[place] for place in spread(len(documents), sample)]
-        windows = chain.from_iterable(windows_of(document, tokenizer, settings) for document in taken)
+        windows = chain.from_iterable(windows_of(document, tokenizer, facts, stride) for document in taken)
         lengths = [len(window.tokens) - 1 for window in windows]
         scale = len(documents) / len(taken)
         tokens = scale * sum(lengths)
@@ -176,8 +153,14 @@ def _content_of(task: str, windows: tuple[TextWindow, ...]) -> WindowsContent:
     return WindowsContent(windows, TreeBatch(np.empty(0, np.int32), tuple(items)))
 
 
-def _documents(plan: PerplexityPlan) -> list[TextDocument]:
-    return list(chain.from_iterable(plan.documents.values()))
+def _documents(plan: DocumentPlan) -> list[TextDocument]:
+    return list(chain.from_iterable(plan.tasks.values()))
+
+
+def _requested(plan: DocumentPlan) -> int | None:
+    """Return the requested tokens of a window; None: the model's."""
+    window: int | None = plan.manifest["specification"]["windows"]["tokens"]
+    return window
 
 
 def _is_finished(document: TextDocument, finished: FinishedRows) -> bool:
@@ -207,11 +190,11 @@ class WindowScoring:
         tokens = budget.scored or auto_budget(loaded.model)
         self._engine = engine = Engine(loaded.model, tokens, say, remembers=loaded.stock, files=loaded.files)
         facts = PerplexityFacts(window, engine.budget, prefix, loaded.tokenizer.decode(prefix))
-        first = windows_of(setup.first, loaded.tokenizer, facts.settings(setup.stride))[:1]
+        first = windows_of(setup.first, loaded.tokenizer, facts, setup.stride)[:1]
         items = _content_of(setup.first.task, tuple(first)).batch.items
         # The check of sharing takes as long as some windows, and is not needed where each is a batch by itself
         engine.check(items, alone=setup.is_long and window >= _longest_shared(tokens))
-        self.facts = PerplexityFacts(window, engine.budget, prefix, facts.prefix_text)
+        self.facts = replace(facts, token_budget=engine.budget)
         self.about: dict[str, Any] = {
             "token_budget": engine.budget,
             "sharing": engine.describe(),
@@ -225,11 +208,9 @@ class WindowScoring:
         }
 
     def place(self, batch: Batch | None = None) -> BatchDevice:
-        """Return the model's device, with the attention of the batch."""
         return self._places[batch is None or batch.content.is_alone]
 
     def compute(self, batch: Batch) -> list[PositionRow]:
-        """Score a batch."""
         content = batch.content
         return [
             row

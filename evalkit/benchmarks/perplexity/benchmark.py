@@ -6,16 +6,25 @@ In: a `PerplexityRequest`. Out: a run folder with the tables of `results.py` and
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from evalkit.benchmarks.base import Benchmark, calling, naming
+from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.outcomes import Metric
-from evalkit.benchmarks.perplexity import PERPLEXITY
 from evalkit.benchmarks.perplexity.windows import KEY, PositionRow
+from evalkit.benchmarks.request import DocumentRequest, numerics, plain_manifest
+from evalkit.display import Say
 from evalkit.errors import UnknownNameError
+from evalkit.inputs.settings import setting
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
 from evalkit.runs.forms import StoredTask
 
+PERPLEXITY = "perplexity"
+"""Name of the benchmark and of its suite."""
+_VERSION = 1
+"""Increased with every change of evalkit that changes a number of this benchmark."""
 _METRICS = {
     "bits_per_byte": "stderr",
     "byte_perplexity": "",
@@ -56,6 +65,25 @@ class _PerplexityResults(Stored):
     positions: list[_StoredBin]
 
 
+@dataclass(frozen=True)
+class PerplexityRequest(DocumentRequest):
+    """Settings of a perplexity run."""
+
+    text: tuple[Path, ...] = setting(
+        (),
+        "A .txt file (one document), a .jsonl file (one on each line), or a folder of them; repeat for several tasks.",
+        metavar="FILE",
+        has_variable=False,
+    )
+    key: str = setting("text", "Key of the text in .jsonl files.", has_variable=False)
+    stride: int | None = setting(
+        None,
+        "Tokens that each window after the first scores; fewer give each token more context, and take longer.",
+        "the window",
+        metavar="TOKENS",
+    )
+
+
 class Perplexity(Benchmark):
     """Benchmark of perplexities of texts."""
 
@@ -64,9 +92,7 @@ class Perplexity(Benchmark):
     key = KEY
     results_form = _PerplexityResults
 
-    request = naming("evalkit.benchmarks.perplexity.plan:PerplexityRequest")
-    plan = calling("evalkit.benchmarks.perplexity.plan:plan_perplexity")
-    facts = naming("evalkit.benchmarks.perplexity.batches:PerplexityFacts")
+    facts = naming("evalkit.benchmarks.perplexity.windows:PerplexityFacts")
     is_missing = calling("evalkit.benchmarks.perplexity.batches:is_missing")
     setup = calling("evalkit.benchmarks.perplexity.batches:setup_of")
     computer = calling("evalkit.benchmarks.perplexity.batches:WindowScoring")
@@ -78,8 +104,37 @@ class Perplexity(Benchmark):
     report = calling("evalkit.benchmarks.perplexity.results_report:perplexity_report")
     figures = calling("evalkit.benchmarks.perplexity.results_report:run_figures")
 
+    def request(self) -> type[PerplexityRequest]:
+        return PerplexityRequest
+
+    def plan(self, request: PerplexityRequest, say: Say) -> DocumentPlan:
+        from evalkit.benchmarks.perplexity.texts import read_texts
+
+        texts = read_texts(request.text, request.key)
+        checkpoint = request.model.locate(say)
+        # Windows may be shorter than the model's, which no extension shortens
+        context = request.model.context
+        specification = {
+            **numerics(request.model, checkpoint, request.limit, say),
+            **request.selection.specification,
+            "suite": PERPLEXITY,
+            "documents": {name: task.digest for name, task in texts.items()},
+            "windows": {"tokens": None if context in (None, "none") else int(context), "stride": request.stride},
+            "version": _VERSION,
+        }
+        tasks = {
+            name: [task.documents[place] for place in request.selection.places(name, [name] * len(task.documents))]
+            for name, task in texts.items()
+        }
+        documents = {
+            name: {"source": str(texts[name].source), "official": None, "count": len(members)}
+            for name, members in tasks.items()
+        }
+        about = {"template": {"name": "text"}, "documents": documents}
+        manifest = plain_manifest(PERPLEXITY, request.model, checkpoint, specification, **about)
+        return DocumentPlan(request, checkpoint, tasks, manifest)
+
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """Return bits per byte and perplexities of each task."""
         if rule not in (None, PERPLEXITY):
             raise UnknownNameError(f"rule of run {run.folder}", rule, (PERPLEXITY,))
         return [

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure
-from evalkit.benchmarks.perplexity import PERPLEXITY
-from evalkit.benchmarks.perplexity.plan import TextDocument
+from evalkit.benchmarks.perplexity.benchmark import PERPLEXITY
 from evalkit.benchmarks.perplexity.windows import WIDTH
 from evalkit.errors import RunError
 from evalkit.runs.folder import Run
 from evalkit.stats.estimates import Estimate, Floats, error_of_mean, mean
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.perplexity.plan import PerplexityPlan
+    from evalkit.benchmarks.generated import DocumentPlan
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
@@ -101,35 +99,42 @@ def _bin(number: int, width: int, members: pd.DataFrame) -> PositionBin:
     return PositionBin(first, first + width - 1, documents, tokens, size, nats, value, stderr, freedom)
 
 
-def write_results(plan: PerplexityPlan, finished: FinishedRows, writer: RunWriter) -> None:
+def write_results(plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> None:
     """Write the tables and the results."""
     documents, positions = [], []
-    for task, members in plan.documents.items():
+    for task, members in plan.tasks.items():
         rows = finished.table(task).to_pandas()
         sums = rows.groupby("document").agg(
-            tokens=("tokens", "sum"), bytes=("bytes", "sum"), windows=("window", "nunique"), nats=("nats", "sum")
+            tokens=("tokens", "sum"), scored=("bytes", "sum"), windows=("window", "nunique"), nats=("nats", "sum")
         )
-        documents.append(pd.DataFrame(list(_documents(members, sums, writer)), columns=DOCUMENT_COLUMNS))
+        about = {
+            "task": task,
+            "document": [document.number for document in members],
+            "place": [document.place for document in members],
+            "bytes": [len(document.content) for document in members],
+            # As lm-eval counts them: the parts between white space, empty ones at the ends too
+            "words": [len(_SPACES.split(document.text)) for document in members],
+        }
+        table = pd.DataFrame(about).join(sums, on="document")
+        if (lacking := table["scored"] != table["bytes"]).any():
+            # Happens only if lines of the journal were removed while it was read
+            raise RunError(
+                f"the journal of {writer.folder} lacks a part of {table['place'][lacking.argmax()]}; delete the folder "
+                "and run the command again"
+            )
+        table["bits_per_byte"] = table["nats"] / math.log(2) / table["bytes"]
+        documents.append(table[list(DOCUMENT_COLUMNS)])
         binned = rows.groupby(["document", "position"])[["tokens", "bytes", "nats"]].sum().reset_index()
         positions.append(binned.assign(task=task)[list(POSITION_COLUMNS)])
     table, by_bin = pd.concat(documents, ignore_index=True), pd.concat(positions, ignore_index=True)
     writer.save_table(DOCUMENTS, table)
     writer.save_table(POSITIONS, by_bin)
-    writer.save_results(results_of(table, by_bin, finished.seconds))
-
-
-def results_of(documents: pd.DataFrame, positions: pd.DataFrame, seconds: dict[str, float]) -> dict[str, Any]:
-    """Return the content of results.json from the two tables, and task → seconds spent on it."""
     tasks = [
-        {"task": task, **summary(documents[documents["task"] == task]), "seconds": round(seconds.get(task, 0.0), 3)}
-        for task in documents["task"].unique()
+        {"task": task, **summary(rows), "seconds": round(finished.seconds.get(str(task), 0.0), 3)}
+        for task, rows in table.groupby("task", sort=False)
     ]
-    return {
-        "tasks": tasks,
-        "averages": [],
-        "whole": summary(documents),
-        "positions": [bin._asdict() for bin in by_position(positions)],
-    }
+    bins = [bin._asdict() for bin in by_position(by_bin)]
+    writer.save_results({"tasks": tasks, "averages": [], "whole": summary(table), "positions": bins})
 
 
 def summary(documents: pd.DataFrame) -> dict[str, Any]:
@@ -148,31 +153,13 @@ def summary(documents: pd.DataFrame) -> dict[str, Any]:
         "windows": int(documents["windows"].sum()),
         "nats": float(nats),
         "bits_per_byte": whole.value,
-        "stderr": _known(whole),
+        "stderr": None if math.isnan(whole.variance) else whole.stderr,
         "byte_perplexity": math.exp(nats / size),
         "word_perplexity": _exp(nats / words),
         "token_perplexity": _exp(nats / tokens),
         "document_bits_per_byte": float(documents["bits_per_byte"].mean()),
         "document_stderr": error_of_mean(documents["bits_per_byte"].to_numpy(np.float64)),
     }
-
-
-def _documents(members: Sequence[TextDocument], sums: pd.DataFrame, writer: RunWriter) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of the table of documents."""
-    by_number = {int(row["document"]): row for row in sums.reset_index().to_dict("records")}
-    for document in members:
-        row_sums, size = by_number.get(document.number), len(document.content)
-        if row_sums is None or row_sums["bytes"] != size:
-            # Happens only if lines of the journal were removed while it was read
-            raise RunError(
-                f"the journal of {writer.folder} lacks a part of {document.place}; delete the folder and run the "
-                "command again"
-            )
-        nats = float(row_sums["nats"])
-        # As lm-eval counts them: the parts between white space, empty ones at the ends too
-        words = len(_SPACES.split(document.text))
-        about = (document.task, document.number, document.place, size, words)
-        yield *about, int(row_sums["tokens"]), int(row_sums["windows"]), nats, nats / math.log(2) / size
 
 
 def comparable_documents(run: Run) -> GradedAnswers:
@@ -184,10 +171,6 @@ def comparable_documents(run: Run) -> GradedAnswers:
 
     measure = Measure(_WORDS, True, "bits_per_byte", None, False)
     return GradedAnswers(run, load, ("bytes",), {"Average": tuple(run.manifest["documents"])}, {PERPLEXITY: measure})
-
-
-def _known(estimate: Estimate) -> float | None:
-    return None if math.isnan(estimate.variance) else estimate.stderr
 
 
 def _exp(nats: float) -> float | None:

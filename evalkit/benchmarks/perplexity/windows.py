@@ -11,14 +11,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.perplexity.plan import TextDocument
 from evalkit.errors import ScoringError
 from evalkit.scoring.tree import Ints
+
+if TYPE_CHECKING:
+    from evalkit.benchmarks.perplexity.texts import TextDocument
 
 Counts = NDArray[np.int64]
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -96,14 +98,15 @@ def _spelled(piece: str) -> int:
     return 1 if _BYTE.fullmatch(piece) else len(piece.replace("▁", " ").encode())
 
 
-class WindowSettings(NamedTuple):
-    """How documents are cut."""
+@dataclass(frozen=True)
+class PerplexityFacts:
+    """Properties of a model that planning needs."""
 
     window: int
-    """Context window in tokens: the most that the model reads at once. The last token of a sequence is only predicted,
-    so a sequence has one more."""
-    stride: int
-    """Tokens that each window after the first scores, at most the window."""
+    """Context window in tokens, at most the requested one: the most that the model reads at once. The last token of a
+    sequence is only predicted, so a sequence has one more."""
+    token_budget: int
+    """Maximum number of tokens in a batch."""
     prefix_id: int
     """The token before a document."""
     prefix_text: str
@@ -128,19 +131,32 @@ class TextWindow:
     """[length - context] bytes of the text that each scored token covers."""
 
 
-def windows_of(document: TextDocument, tokenizer: Any, settings: WindowSettings) -> list[TextWindow]:
-    """Return the windows of a document.
+def windows_of(
+    document: TextDocument, tokenizer: Any, facts: PerplexityFacts, stride: int | None = None
+) -> list[TextWindow]:
+    """Return the windows of a document; each after the first scores `stride` tokens, by default the whole window.
 
     Raises:
         ScoringError: the document has no tokens.
     """
-    tokens, sizes = _encoded(document, tokenizer, settings.prefix_text)
+    encoding = tokenizer(
+        document.text,
+        add_special_tokens=not document.text.startswith(facts.prefix_text),
+        return_offsets_mapping=True,
+        return_special_tokens_mask=True,
+        return_attention_mask=False,
+        verbose=False,
+    )
+    tokens = np.asarray(encoding["input_ids"], np.int32)
+    if not len(tokens):
+        raise ScoringError(f"{document.place}: the tokenizer makes no token of this document; remove it")
+    sizes = encoding_bytes(document.text, encoding, tokenizer).astype(np.int32)
     windows: list[TextWindow] = []
-    for start, context, stop in spans(len(tokens), settings.window, settings.stride):
+    for start, context, stop in spans(len(tokens), facts.window, stride or facts.window):
         first = start + context  # the first scored token; the window before it begins with the prefix if start is -1
         sequence = tokens[max(start, 0) : stop]
         if start < 0:
-            sequence = np.concatenate((np.array([settings.prefix_id], np.int32), sequence))
+            sequence = np.concatenate((np.array([facts.prefix_id], np.int32), sequence))
         last = stop == len(tokens)
         windows.append(TextWindow(document.number, len(windows), last, context, sequence, sizes[first:stop]))
     return windows
@@ -156,22 +172,6 @@ def spans(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int
         start = stop - window - 1
         yield start, done - start, stop
         done = stop
-
-
-def _encoded(document: TextDocument, tokenizer: Any, prefix_text: str) -> tuple[Ints, Ints]:
-    """Return a document's tokens and their bytes, [tokens] each."""
-    encoding = tokenizer(
-        document.text,
-        add_special_tokens=not document.text.startswith(prefix_text),
-        return_offsets_mapping=True,
-        return_special_tokens_mask=True,
-        return_attention_mask=False,
-        verbose=False,
-    )
-    tokens = np.asarray(encoding["input_ids"], np.int32)
-    if not len(tokens):
-        raise ScoringError(f"{document.place}: the tokenizer makes no token of this document; remove it")
-    return tokens, encoding_bytes(document.text, encoding, tokenizer).astype(np.int32)
 
 
 WIDTH = 64

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from evalkit.benchmarks.longbench.plan import LongBenchRequest, plan_longbench
+from evalkit.benchmarks.longbench.benchmark import LongBench, LongBenchRequest
 from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
 from evalkit.runs.folder import Run
@@ -66,4 +66,4 @@ def generations(task: str, *pairs: tuple[str, str], lengths: list[int] | None = 
 
 
 def evaluate_longbench(request: LongBenchRequest, progress: Progress) -> Run:
-    return run_plan(plan_longbench(request, progress.say), progress)
+    return run_plan(LongBench().plan(request, progress.say), progress)

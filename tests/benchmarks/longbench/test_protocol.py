@@ -53,7 +53,7 @@ def test_nothing_here_needs_a_model() -> None:
         "data",
         "metrics",
         "official_format",
-        "plan",
+        "benchmark",
         "prompts",
         "protocol",
         "scores",

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.longbench.plan import LongBenchPlan, LongBenchRequest, max_prompt_tokens, plan_longbench
+from evalkit.benchmarks.generated import DocumentPlan
+from evalkit.benchmarks.longbench.benchmark import LongBench, LongBenchRequest, max_prompt_tokens
 from evalkit.benchmarks.longbench.protocol import suite_tasks
 from evalkit.benchmarks.request import request_of
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
@@ -31,11 +32,11 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "rows"
 
 
-def prepared(model: Path, rows: Path, tasks: tuple[str, ...] = ("qasper", "trec"), **asked: Any) -> LongBenchPlan:
+def prepared(model: Path, rows: Path, tasks: tuple[str, ...] = ("qasper", "trec"), **asked: Any) -> DocumentPlan:
     say = asked.pop("say", silent)
     # Without extension, so that numbers are this checkpoint's, unless a test is about the context
     common = {"data_dir": rows, "context": "none", "tasks": tasks}
-    return plan_longbench(request_of(LongBenchRequest, model, common | asked), say)
+    return LongBench().plan(request_of(LongBenchRequest, model, common | asked), say)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_other_documents_are_another_run(model: Path, rows: Path) -> None:
 def test_damaged_tasks_are_left_out(model: Path, rows: Path) -> None:
     path = write(rows / "qasper.jsonl", [record("qasper"), b'{"broken'])
     found = prepared(model, rows)
-    assert [task.name for task in found.rows] == ["trec"]
+    assert list(found.tasks) == ["trec"]
     [reason] = found.manifest["left_out"]
     assert reason.startswith(f"data-dir {path}, line 2 (qasper): expected one JSON object")
     # The window is that of the remaining tasks
@@ -140,7 +141,7 @@ def test_no_hub_and_no_folder(model: Path) -> None:
     with pytest.raises(
         DataError, match=r"no documents for qasper: the hub cannot be used .*give its folder with --data"
     ):
-        plan_longbench(asked, silent)
+        LongBench().plan(asked, silent)
 
 
 def test_unknown_names(model: Path, rows: Path) -> None:
@@ -162,7 +163,7 @@ def test_an_invalid_folder_is_reported_once(model: Path, tmp_path: Path) -> None
     said: list[str] = []
     asked = request_of(LongBenchRequest, model, {"data_dir": tmp_path / "none"})
     with pytest.raises(DataError, match=r"--data-dir .*none: expected a folder with <task>.jsonl files, found nothing"):
-        plan_longbench(asked, said.append)
+        LongBench().plan(asked, said.append)
     assert said == []
 
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from evalkit.benchmarks.generated import about_run
+from evalkit.benchmarks.longbench.benchmark import LongBench, LongBenchRequest
 from evalkit.benchmarks.longbench.metrics import score_prediction
-from evalkit.benchmarks.longbench.plan import LongBenchRequest, plan_longbench
 from evalkit.benchmarks.longbench.prompts import prompt
 from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.benchmarks.longbench.scores import GENERATIONS, load_generations, results_of
@@ -82,10 +82,10 @@ def compare_with_transformers(run: Run, asked: LongBenchRequest) -> pd.DataFrame
     loaded = load_folder(Path(asked.model.model), dtype="float32")
     newline = loaded.tokenizer("\n", add_special_tokens=False).input_ids[-1]
     assert asked.max_prompt_tokens is not None
-    for task, found in plan_longbench(asked, silent).rows.items():
-        own = table[table["task"] == task.name]
-        assert list(own["id"]) == [row.id for row in found.rows]
-        for row, stored in zip(found.rows, own.itertuples(), strict=True):
+    for name, documents in LongBench().plan(asked, silent).tasks.items():
+        task, own = TASKS[name], table[table["task"] == name]
+        assert list(own["id"]) == [row.id for row in documents]
+        for row, stored in zip(documents, own.itertuples(), strict=True):
             text = prompt(task, row)
             assert stored.prompt_sha256 == hashlib.sha256(text.encode()).hexdigest()
             ids = np.array(official(loaded.tokenizer, text, asked.max_prompt_tokens))
@@ -196,7 +196,7 @@ def test_a_finished_run_needs_no_model(
 ) -> None:
     monkeypatch.setattr("evalkit.benchmarks.session.load_checked", pytest.fail)
     asked = request(model, rows, generated.folder.parent)
-    assert run_plan(plan_longbench(asked, silent), Lines()).folder == generated.folder
+    assert run_plan(LongBench().plan(asked, silent), Lines()).folder == generated.folder
 
 
 @pytest.mark.parametrize("lost", [GENERATIONS, RESULTS])
@@ -307,7 +307,7 @@ def test_unusual_documents(model: Path, tmp_path: Path, context: str) -> None:
     asked = request(model, tmp_path / "rows", tmp_path / "runs", "qasper")
     run = evaluate_longbench(asked, Lines())
     [row] = load_generations(run).to_dict("records")
-    text = prompt(TASKS["qasper"], plan_longbench(asked, silent).rows[TASKS["qasper"]].rows[0])
+    text = prompt(TASKS["qasper"], LongBench().plan(asked, silent).tasks["qasper"][0])
     assert context in text
     assert row["prompt_sha256"] == hashlib.sha256(text.encode()).hexdigest()
     assert json.loads(row["answers"]) == ["桥 ✓"]

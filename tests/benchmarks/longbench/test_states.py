@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evalkit.benchmarks.longbench.plan import LongBenchRequest
+from evalkit.benchmarks.longbench.benchmark import LongBenchRequest
 from evalkit.benchmarks.longbench.scores import load_generations
-from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
+from evalkit.benchmarks.needle.benchmark import Needle, NeedleRequest
 from evalkit.benchmarks.needle.results import load_needles
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
@@ -55,15 +56,15 @@ def test_longbench(mamba: Path, tmp_path: Path) -> None:
 
 def test_needle(mamba: Path, tmp_path: Path) -> None:
     common = {"output": tmp_path, "dtype": "float32", "lengths": (200,), "depths": (0, 50), "repeats": 1, **WINDOW}
-    plan = plan_needle(request_of(NeedleRequest, mamba, common), lambda _: None)
+    plan = Needle().plan(request_of(NeedleRequest, mamba, common), lambda _: None)
     lines = Lines()
     table = load_needles(run_plan(plan, lines))
     loaded = load_folder(mamba)
     encode = loaded.tokenizer
-    for cell, answer in zip(plan.cases, table["answer"], strict=True):
+    for cell, answer in zip(plan.tasks["needle"], table["answer"], strict=True):
         ids = plan.haystack.prompt(
             cell, lambda text: encode(text).input_ids, lambda text: len(encode(text).input_ids), cue=True
         )
-        expected = by_transformers(loaded.model, ids, 32, [1])
+        expected = by_transformers(loaded.model, np.asarray(ids), 32, [1])
         assert answer == encode.decode(expected, skip_special_tokens=True)
     assert any(line.startswith(SAID) for line in lines.said)

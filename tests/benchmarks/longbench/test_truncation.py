@@ -51,10 +51,10 @@ def real() -> Any:
 @pytest.mark.parametrize("which", ["tiny", "real"])
 def test_the_official_recipe(which: str, window: int, text: str, request: pytest.FixtureRequest) -> None:
     tokenizer = request.getfixturevalue(which)
-    found = fit_prompt(tokenizer, text, window, 10**6, chat=False, label="row")
-    assert found.tokens.tolist() == official(tokenizer, text, window)
-    assert found.before == len(tokenizer(text, verbose=False).input_ids)
-    assert found.truncated == (found.before > window)
+    tokens, truncated_from = fit_prompt(tokenizer, text, window, 10**6, chat=False, label="row")
+    assert tokens == official(tokenizer, text, window)
+    length = len(tokenizer(text, verbose=False).input_ids)
+    assert truncated_from == (length if length > window else None)
 
 
 @pytest.mark.parametrize("which", ["tiny", "real"])
@@ -62,16 +62,16 @@ def test_real_rows(which: str, real_rows: Path, request: pytest.FixtureRequest) 
     tokenizer = request.getfixturevalue(which)
     texts = [json.loads(path.read_bytes().split(b"\n")[0])["context"] for path in sorted(real_rows.glob("*.jsonl"))]
     cut = [fit_prompt(tokenizer, text, 1500, 10**6, chat=False, label="row") for text in texts]
-    assert [one.tokens.tolist() for one in cut] == [official(tokenizer, text, 1500) for text in texts]
-    assert sum(one.truncated for one in cut) >= 7
+    assert [tokens for tokens, _ in cut] == [official(tokenizer, text, 1500) for text in texts]
+    assert sum(truncated_from is not None for _, truncated_from in cut) >= 7
 
 
 @pytest.mark.parametrize("window", range(20, 60))
 def test_text_that_grows_when_it_is_tokenised_again(tiny: Any, window: int) -> None:
     """Cut characters come back as several tokens; the official code lets them run over."""
-    found = fit_prompt(tiny, CHINESE, window, window, chat=False, label="row")
-    assert found.truncated
-    assert window - 12 < len(found.tokens) <= window
+    tokens, truncated_from = fit_prompt(tiny, CHINESE, window, window, chat=False, label="row")
+    assert truncated_from is not None
+    assert window - 12 < len(tokens) <= window
 
 
 def test_some_text_does_grow(tiny: Any) -> None:
@@ -80,26 +80,26 @@ def test_some_text_does_grow(tiny: Any) -> None:
 
 def test_a_chat_template_is_put_around_what_is_left(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "chat_template", CHAT)
-    short = fit_prompt(tiny, "Why?", 100, 100, chat=True, label="row").tokens.tolist()
+    short, _ = fit_prompt(tiny, "Why?", 100, 100, chat=True, label="row")
     # One begin token, the template's own
     assert short == tiny("<s>[user] Why? [answer]", add_special_tokens=False).input_ids
     # The window is that of the text, as in the official code; the template comes on top
-    long = fit_prompt(tiny, MIXED, 50, 200, chat=True, label="row")
+    long, _ = fit_prompt(tiny, MIXED, 50, 200, chat=True, label="row")
     inside = tiny.decode(official(tiny, MIXED, 50), skip_special_tokens=True)
-    assert long.tokens.tolist() == tiny(f"<s>[user] {inside} [answer]", add_special_tokens=False).input_ids
+    assert long == tiny(f"<s>[user] {inside} [answer]", add_special_tokens=False).input_ids
     # Where both have no room, the text gives way
-    tight = fit_prompt(tiny, MIXED, 50, 50, chat=True, label="row")
-    assert 40 < len(tight.tokens) <= 50
-    assert tiny.decode(tight.tokens).startswith("<s>[user] 0: The river")
-    assert tiny.decode(tight.tokens).endswith("[answer]")
+    tight, _ = fit_prompt(tiny, MIXED, 50, 50, chat=True, label="row")
+    assert 40 < len(tight) <= 50
+    assert tiny.decode(tight).startswith("<s>[user] 0: The river")
+    assert tiny.decode(tight).endswith("[answer]")
 
 
 def test_a_text_that_fits_without_its_template_only(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "chat_template", CHAT)
     length = len(tiny(TRAINING_TEXT[0]).input_ids)
-    found = fit_prompt(tiny, TRAINING_TEXT[0], length, length, chat=True, label="row")
-    assert (found.truncated, found.before) == (True, length)
-    assert len(found.tokens) <= length
+    tokens, truncated_from = fit_prompt(tiny, TRAINING_TEXT[0], length, length, chat=True, label="row")
+    assert truncated_from == length
+    assert len(tokens) <= length
 
 
 def test_no_room_at_all(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

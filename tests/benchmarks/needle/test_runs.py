@@ -18,8 +18,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from evalkit.benchmarks.generated import GeneratedAnswer
-from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
-from evalkit.benchmarks.needle.results import NEEDLES, load_needles
+from evalkit.benchmarks.needle.benchmark import NEEDLES, Needle, NeedleRequest
+from evalkit.benchmarks.needle.results import load_needles
 from evalkit.benchmarks.request import request_of
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt
@@ -75,18 +75,20 @@ def test_answers_are_what_transformers_generates(needle: Command, model: Path) -
     assert len(table) == 12
     assert (table["tokens"] <= table["length"]).all()
     asked = {"lengths": (400,), "depths": (0, 50, 90), "repeats": 2}
-    prepared = plan_needle(request_of(NeedleRequest, model, asked), lambda _: None)
+    prepared = Needle().plan(request_of(NeedleRequest, model, asked), lambda _: None)
     loaded = load_folder(model)
 
     def size(text: str) -> int:
         return len(loaded.tokenizer(text, add_special_tokens=False).input_ids)
 
-    for cell in prepared.cases:
+    for cell in prepared.tasks["needle"]:
         ids = prepared.haystack.prompt(cell, lambda text: loaded.tokenizer(text).input_ids, size, cue=True)
         [row] = table[
             (table["length"] == 400) & (table["depth"] == cell.depth) & (table["repeat"] == cell.repeat)
         ].itertuples()
-        answer = loaded.tokenizer.decode(by_transformers(loaded.model, ids, 32, [1]), skip_special_tokens=True)
+        answer = loaded.tokenizer.decode(
+            by_transformers(loaded.model, np.asarray(ids), 32, [1]), skip_special_tokens=True
+        )
         assert (row.answer, row.secret, row.tokens) == (answer, cell.secret, len(ids))
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.needle.plan import BUILT_IN, Haystack, NeedleCase, is_found, pattern_of
+from evalkit.benchmarks.needle.text import BUILT_IN, Haystack, NeedleCase, is_found, pattern_of
 from evalkit.errors import DataError, UsageError
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 
@@ -26,7 +26,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def made(haystack: Haystack, tokenizer: Any, cell: NeedleCase, cue: bool = True) -> np.ndarray:
     size = cache(lambda text: len(tokenizer(text, add_special_tokens=False).input_ids))
-    return haystack.prompt(cell, lambda text: tokenizer(text).input_ids, size, cue=cue)
+    return np.asarray(haystack.prompt(cell, lambda text: tokenizer(text).input_ids, size, cue=cue))
 
 
 def text_of(tokenizer: Any, tokens: np.ndarray) -> str:

@@ -12,8 +12,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from transformers import AutoTokenizer
 
 from evalkit.benchmarks.perplexity.batches import packed
-from evalkit.benchmarks.perplexity.plan import TextDocument
-from evalkit.benchmarks.perplexity.windows import WindowSettings, spans, windows_of
+from evalkit.benchmarks.perplexity.texts import TextDocument
+from evalkit.benchmarks.perplexity.windows import PerplexityFacts, spans, windows_of
 from evalkit.errors import ScoringError
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 
@@ -61,7 +61,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("stride", [16, 5])
 def test_the_windows_of_a_document(tokenizer: Any, stride: int) -> None:
     text = " ".join(TRAINING_TEXT)
-    windows = windows_of(TextDocument("t", 3, text, "t.txt"), tokenizer, WindowSettings(16, stride, 0, "<s>"))
+    windows = windows_of(TextDocument("t", 3, text, "t.txt"), tokenizer, PerplexityFacts(16, 64, 0, "<s>"), stride)
     scored = np.concatenate([one.tokens[one.context :] for one in windows])
     assert scored.tolist() == tokenizer(text)["input_ids"]
     sizes = np.concatenate([one.bytes for one in windows])
@@ -76,9 +76,9 @@ def test_the_windows_of_a_document(tokenizer: Any, stride: int) -> None:
 def test_a_text_that_begins_with_the_prefix(tmp_path: Any) -> None:
     """As in lm-eval, the tokenizer's own BOS is scored after the prefix, unless the text spells it."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path, adds_bos=True))
-    settings = WindowSettings(16, 16, tokenizer.bos_token_id, "<s>")
-    [plain] = windows_of(TextDocument("t", 0, "river", "t"), tokenizer, settings)
-    [spelled] = windows_of(TextDocument("t", 0, "<s>river", "t"), tokenizer, settings)
+    facts = PerplexityFacts(16, 64, tokenizer.bos_token_id, "<s>")
+    [plain] = windows_of(TextDocument("t", 0, "river", "t"), tokenizer, facts)
+    [spelled] = windows_of(TextDocument("t", 0, "<s>river", "t"), tokenizer, facts)
     assert plain.tokens.tolist() == spelled.tokens.tolist()
     assert (plain.tokens[:2] == tokenizer.bos_token_id).all()
     assert (plain.bytes[0], spelled.bytes[0]) == (0, 3)
@@ -90,7 +90,7 @@ def test_a_document_without_tokens(tokenizer: Any) -> None:
             return {"input_ids": [], "offset_mapping": [], "special_tokens_mask": []}
 
     with pytest.raises(ScoringError, match=r"a\.jsonl, line 4: the tokenizer makes no token"):
-        windows_of(TextDocument("a", 3, "\u200b", "a.jsonl, line 4"), Silent(), WindowSettings(8, 8, 0, "<s>"))
+        windows_of(TextDocument("a", 3, "\u200b", "a.jsonl, line 4"), Silent(), PerplexityFacts(8, 64, 0, "<s>"))
 
 
 @settings(max_examples=100)

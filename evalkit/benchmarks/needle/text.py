@@ -1,8 +1,4 @@
-"""Plan of a needle test.
-
-In: a `NeedleRequest`. Out: a `NeedlePlan` with its manifest. Nothing here needs torch, so a finished run is found at
-once.
-"""
+"""Texts with needles: a length, a depth and a repeat → the prompt, and whether an answer is right."""
 
 from __future__ import annotations
 
@@ -10,21 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import count, cycle, islice, product
+from itertools import count, cycle, islice
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from evalkit.benchmarks.generated import GeneratedPlan, context_of, generated_manifest
-from evalkit.benchmarks.needle import NEEDLE
-from evalkit.benchmarks.request import Request, numerics
-from evalkit.display import Say
 from evalkit.errors import UsageError
 from evalkit.inputs.reading import read_given_text
-from evalkit.inputs.settings import setting
-from evalkit.models.locate import Checkpoint
 
 BUILT_IN = "built-in 1"
 """Name and version of the generated text; increase the number when the text changes."""
@@ -64,9 +50,6 @@ _INTRODUCTION = "A secret number is hidden in the following text. Read it carefu
 _PIECE = re.compile(r".{1,400}?(?:[.!?。！？]+\s+|[。！？\n]\s*|\Z)|.{400}", re.DOTALL)
 """A sentence with the white space after it; at most 400 characters of text without sentences."""
 
-Encode = Callable[[str], Sequence[int]]
-"""Text → token ids of its prompt, with special tokens and chat template."""
-
 
 @dataclass(frozen=True)
 class NeedleCase:
@@ -101,11 +84,10 @@ class Haystack:
         self.source = self.identity = BUILT_IN
         """Printed source of the text, its file, and its identity in a run's specification, the file's hash."""
         self._pieces: list[str] = []
-        if file is None:
-            return
-        content, text = read_given_text(file)
-        self._pieces = [piece for piece in _PIECE.findall(text.strip() + "\n") if piece.strip()]
-        self.source, self.identity = str(file), sha256(content).hexdigest()
+        if file is not None:
+            content, text = read_given_text(file)
+            self._pieces = [piece for piece in _PIECE.findall(text.strip() + "\n") if piece.strip()]
+            self.source, self.identity = str(file), sha256(content).hexdigest()
 
     def sentences(self, repeat: int) -> Iterator[str]:
         """Yield the text's sentences for one repeat without end, each with the white space after it.
@@ -118,17 +100,16 @@ class Haystack:
         start = int(repeat * 0.6180339887 % 1 * len(self._pieces))
         return islice(cycle(self._pieces), start, None)
 
-    def prompt(self, case: NeedleCase, encode: Encode, size: Callable[[str], int], *, cue: bool) -> NDArray[np.int64]:
+    def prompt(
+        self, case: NeedleCase, encode: Callable[[str], Sequence[int]], size: Callable[[str], int], *, cue: bool
+    ) -> Sequence[int]:
         """Return the token ids of a case's prompt, with as many sentences as fit into its length.
 
         Args:
             case: the needle, its length and its depth.
-            encode: tokenises a prompt.
+            encode: text of a prompt → token ids, with special tokens and chat template.
             size: returns the number of tokens of a sentence inside a text.
             cue: end with the beginning of the answer, for models that only continue a text.
-
-        Raises:
-            UsageError: the length is too short for a needle and a sentence.
         """
         source, sentences, ends = self.sentences(case.repeat), list[str](), [0]
         best: Sequence[int] = ()
@@ -153,7 +134,7 @@ class Haystack:
             best, fit, room = tokens, number, ends[number] + case.length - len(tokens)
         if not fit:
             raise UsageError(f"--lengths {case.length}: no room for a needle and a sentence; give longer ones")
-        return np.asarray(best, np.int64)
+        return best
 
 
 def is_found(case: NeedleCase, answer: str) -> bool:
@@ -184,82 +165,3 @@ def _sentence(repeat: int, number: int) -> str:
     words = {name: words[digest[place] % len(words)] for place, (name, words) in enumerate(_WORDS.items(), start=1)}
     text = _TEMPLATES[digest[0] % len(_TEMPLATES)].format(**words)
     return text[0].upper() + text[1:]
-
-
-MAX_NEW_TOKENS = 32
-"""Maximum length of an answer: a sentence with seven digits, each of which may be a token."""
-DEPTHS = (0.0, 25.0, 50.0, 75.0, 100.0)
-_SHORTEST = 1000
-_MAX_CASES = 100_000
-
-
-@dataclass(frozen=True)
-class NeedleRequest(Request):
-    """Settings of a needle test."""
-
-    lengths: tuple[int, ...] = setting(
-        (), "Tokens of the prompts, separated by commas.", "1000,2000,4000,… up to the context window"
-    )
-    depths: tuple[float, ...] = setting(DEPTHS, "Positions of the needle, in percent of the text.")
-    repeats: int = setting(3, "Texts for each length and depth.")
-    text: Path | None = setting(None, "Text file to hide needles in.", "sentences made by evalkit")
-    chat: bool = setting(False, "Put prompts into the tokenizer's chat template, for models tuned to chat.")
-
-
-@dataclass(frozen=True)
-class NeedlePlan(GeneratedPlan):
-    """A validated request with its text, cases and manifest, made without torch."""
-
-    request: NeedleRequest
-    checkpoint: Checkpoint
-    haystack: Haystack
-    cases: tuple[NeedleCase, ...]
-    """Ordered by length, depth and repeat."""
-    manifest: dict[str, Any]
-
-
-def plan_needle(request: NeedleRequest, say: Say) -> NeedlePlan:
-    """Validate a request and make the plan of its run."""
-    haystack = Haystack(request.text)
-    checkpoint = request.model.locate(say)
-    context = context_of(request.model, checkpoint, NEEDLE)
-    lengths = _lengths(request.lengths, context)
-    depths = sorted(set(request.depths))
-    if not depths or not all(0 <= depth <= 100 for depth in depths):
-        raise UsageError(f"--depths {', '.join(f'{depth:g}' for depth in depths)}: expected percentages from 0 to 100")
-    if (count := len(lengths) * len(depths) * request.repeats) > _MAX_CASES:
-        raise UsageError(
-            f"{count:,} needles, more than the maximum of {_MAX_CASES:,}; "
-            "lower --repeats, or give fewer lengths or depths"
-        )
-    cases = [NeedleCase(*case) for case in product(lengths, depths, range(request.repeats))]
-    specification = {
-        **numerics(request.model, checkpoint, None, say),
-        "suite": NEEDLE,
-        "lengths": lengths,
-        "depths": depths,
-        "repeats": request.repeats,
-        "text": haystack.identity,
-    }
-    documents = {NEEDLE: {"source": haystack.source, "official": None, "count": len(cases)}}
-    manifest = generated_manifest(NEEDLE, request.model, checkpoint, context, specification, request.chat, documents)
-    return NeedlePlan(request, checkpoint, haystack, tuple(cases), manifest)
-
-
-def _lengths(requested: tuple[int, ...], context: int) -> list[int]:
-    """Return the sorted prompt lengths; raise a `UsageError` if the context window is too short for one."""
-    most = context - MAX_NEW_TOKENS
-    if not requested:
-        doubled = [_SHORTEST << power for power in range(most.bit_length()) if _SHORTEST << power <= most]
-        if not doubled:
-            raise UsageError(
-                f"the model's context window is {context} tokens; give --lengths of at most {most}, or a longer "
-                "--context"
-            )
-        return doubled
-    if not all(1 <= length <= most for length in requested):
-        raise UsageError(
-            f"--lengths {','.join(map(str, requested))}: the model's context window is {context} tokens, and an answer "
-            f"may need {MAX_NEW_TOKENS}; give lengths of 100 to {most}, or a longer --context"
-        )
-    return sorted(set(requested))

@@ -1,26 +1,19 @@
-"""Plan of a perplexity run: a request → documents and a manifest, without torch."""
+"""Documents of a perplexity run: files and folders of `--text` → tasks of texts."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from evalkit.benchmarks.perplexity import PERPLEXITY
-from evalkit.benchmarks.request import DocumentRequest, numerics, plain_manifest
 from evalkit.data.files import read
-from evalkit.data.sampling import DocumentSelection
-from evalkit.display import Say
 from evalkit.errors import DataError, UsageError
 from evalkit.escape import printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, decoded, read_as
-from evalkit.inputs.settings import setting
 from evalkit.inputs.values import by_number, check_text
-from evalkit.models.locate import Checkpoint
-from evalkit.runs.finding import run_folder
 
 _LINES, _TEXT = ".jsonl", ".txt"
 _OTHER = (".json", ".parquet", ".csv", ".tsv", ".gz", ".zst", ".zip", ".xz", ".bz2", ".pdf", ".docx")
@@ -44,29 +37,19 @@ class TextDocument:
         return self.text.encode()
 
 
-@dataclass(frozen=True)
-class TextTask:
+class TextTask(NamedTuple):
     """The documents of a file, or of the .txt files of a folder."""
 
     source: Path
     documents: tuple[TextDocument, ...]
-
-    @cached_property
-    def digest(self) -> str:
-        """Hash of all documents, in order."""
-        hashes = (hashlib.sha256(document.content).digest() for document in self.documents)
-        return hashlib.sha256(b"".join(hashes)).hexdigest()
+    digest: str
+    """Hash of all documents, in order."""
 
 
 def read_texts(given: Sequence[Path], key: str) -> dict[str, TextTask]:
     """Read the files and folders of `--text`, with the text of .jsonl files' objects under a key.
 
     A task is named after its file or folder, without the ending.
-
-    Raises:
-        UsageError: nothing is given, a folder has no text, or two tasks have the same name.
-        DataError: a file cannot be read, is not UTF-8, a document is empty, or a line has no such key.
-        ScoringError: a document is too long for a tokenizer.
     """
     if not given:
         raise UsageError(
@@ -84,16 +67,9 @@ def read_texts(given: Sequence[Path], key: str) -> dict[str, TextTask]:
             documents.append(TextDocument(name, number, text, place))
         if not documents:
             raise DataError(f"--text {path}: has no documents; give a file with one JSON object on each line")
-        tasks[name] = TextTask(path, tuple(documents))
+        digest = hashlib.sha256(b"".join(hashlib.sha256(document.content).digest() for document in documents))
+        tasks[name] = TextTask(path, tuple(documents), digest.hexdigest())
     return tasks
-
-
-def selected(tasks: Mapping[str, TextTask], selection: DocumentSelection) -> dict[str, tuple[TextDocument, ...]]:
-    """Return task → its selected documents."""
-    return {
-        name: tuple(task.documents[place] for place in selection.places(name, [name] * len(task.documents)))
-        for name, task in tasks.items()
-    }
 
 
 def _sources(given: Sequence[Path]) -> Iterator[tuple[Path, list[Path]]]:
@@ -137,76 +113,3 @@ def _lines(path: Path, task: str, key: str) -> Iterator[tuple[str, str]]:
         if not text:
             raise DataError(f"{where}: '{key}' is empty, so there is nothing to score; remove the line")
         yield text, f"{path}, {line}"
-
-
-VERSION = 1
-"""Increased with every change of evalkit that changes a number of this benchmark."""
-
-
-@dataclass(frozen=True)
-class PerplexityRequest(DocumentRequest):
-    """Settings of a perplexity run."""
-
-    text: tuple[Path, ...] = setting(
-        (),
-        "A .txt file (one document), a .jsonl file (one on each line), or a folder of them; repeat for several tasks.",
-        metavar="FILE",
-        has_variable=False,
-    )
-    key: str = setting("text", "Key of the text in .jsonl files.", has_variable=False)
-    stride: int | None = setting(
-        None,
-        "Tokens that each window after the first scores; fewer give each token more context, and take longer.",
-        "the window",
-        metavar="TOKENS",
-    )
-
-
-@dataclass(frozen=True)
-class PerplexityPlan:
-    """A validated request with its documents and manifest."""
-
-    request: PerplexityRequest
-    checkpoint: Checkpoint
-    tasks: dict[str, TextTask]
-    manifest: dict[str, Any]
-
-    @cached_property
-    def documents(self) -> dict[str, tuple[TextDocument, ...]]:
-        """Task → the documents that are scored."""
-        return selected(self.tasks, self.request.selection)
-
-    @property
-    def window(self) -> int | None:
-        """Requested tokens of a window; None: the model's."""
-        window: int | None = self.manifest["specification"]["windows"]["tokens"]
-        return window
-
-    @property
-    def folder(self) -> Path:
-        """The run folder, which may not exist yet."""
-        return run_folder(self.request.output, self.checkpoint, PERPLEXITY, "text", self.manifest)
-
-
-def plan_perplexity(request: PerplexityRequest, say: Say) -> PerplexityPlan:
-    """Validate a request and make the plan of its run."""
-    tasks = read_texts(request.text, request.key)
-    checkpoint = request.model.locate(say)
-    # Windows may be shorter than the model's, which no extension shortens
-    context = request.model.context
-    specification = {
-        **numerics(request.model, checkpoint, request.limit, say),
-        **request.selection.specification,
-        "suite": PERPLEXITY,
-        "documents": {name: task.digest for name, task in tasks.items()},
-        "windows": {"tokens": None if context in (None, "none") else int(context), "stride": request.stride},
-        "version": VERSION,
-    }
-    documents = {
-        name: {"source": str(tasks[name].source), "official": None, "count": len(members)}
-        for name, members in selected(tasks, request.selection).items()
-    }
-    manifest = plain_manifest(
-        PERPLEXITY, request.model, checkpoint, specification, template={"name": "text"}, documents=documents
-    )
-    return PerplexityPlan(request, checkpoint, tasks, manifest)
