@@ -20,13 +20,7 @@ from evalkit.scoring.attention import SPECIAL, attention_named
 
 
 class Storage:
-    """Keys and values of every layer, [rows, heads, columns, size]; a layer is allocated at its first write.
-
-    Args:
-        layers: number of the model's layers.
-        rows: number of prompts.
-        columns: largest number of tokens of a prompt, generated tokens included.
-    """
+    """Keys and values of every layer, [rows, heads, columns, size]; a layer is allocated at its first write."""
 
     def __init__(self, layers: int, rows: int, columns: int) -> None:
         self.rows, self.columns = rows, columns
@@ -117,16 +111,13 @@ def _attention(
     scaling: float | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function with transformers' signature; the mask is passed by position or by name.
-
-    Queries [batch, heads, tokens, size] → [batch, tokens, heads, size].
-    """
+    """Attention with transformers' signature: queries [batch, heads, tokens, size] → [batch, tokens, heads, size]."""
     # transformers' own function handles or rejects special arguments
     if attention_mask is None or query.shape[2] == 1 or any(settings.get(name) is not None for name in SPECIAL):
-        attended_by_transformers: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        attended: torch.Tensor = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **settings
-        )
-        return attended_by_transformers
+        )[0]
+        return attended, None
     shared = query.shape[1] != key.shape[1]
     attended = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=shared

@@ -1,19 +1,16 @@
-"""Memory and time that generation needs.
-
-In: a model and its generator. Out: the largest batch that fits into memory, and an estimate of the time from a measured
-prompt chunk and a few decoding steps; both are facts that planning needs.
-"""
+"""Memory and time that generation needs: a model and its generator → batches that fit, and an estimate of the time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from evalkit.generation.generator import CHUNK, Generator
-from evalkit.generation.prompts import Prompt, plan_batches
+from evalkit.generation.prompts import Prompt, shared_tokens
 
 _GPU_SHARE, _CPU_SHARE = 0.5, 0.25
 """Share of the memory beside the weights for keys and values; other programs use a CPU's memory too."""
@@ -25,10 +22,10 @@ _STEPS = 4
 
 @dataclass(frozen=True)
 class Capacity:
-    """Memory limits of a batch. See `capacity_of`."""
+    """Memory limits of a batch; see `capacity_of`."""
 
     tokens: int
-    """Most tokens of keys and values in a batch."""
+    """Most tokens of keys and values in a batch of several prompts."""
     most_rows: int
     """Largest batch size."""
     chunk: int
@@ -37,13 +34,31 @@ class Capacity:
     """Bytes of one token's keys and values, in all layers; 0 if the model has no key-value cache."""
 
     def batches(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-        """Group prompts into batches (`batches.plan_batches`)."""
-        return plan_batches(prompts, self.tokens, self.chunk, self.most_rows)
+        """Group prompts into batches: next to each other those that share a chunk; padding counts as tokens."""
+        groups: list[list[Prompt]] = []
+        for prompt in sorted(prompts, key=lambda prompt: prompt.tokens.tolist()):
+            if groups and shared_tokens(groups[-1][-1].tokens, prompt.tokens, self.chunk):
+                groups[-1].append(prompt)
+            else:
+                groups.append([prompt])
+        # Longest first: out of memory occurs at once, and the remaining time is not underestimated
+        groups.sort(key=lambda group: -max(len(prompt.tokens) for prompt in group))
+        batches: list[list[Prompt]] = []
+        for prompt in chain.from_iterable(groups):
+            if batches and len(batches[-1]) < self.most_rows and self._has_room([*batches[-1], prompt]):
+                batches[-1].append(prompt)
+            else:
+                batches.append([prompt])
+        return batches
+
+    def _has_room(self, prompts: Sequence[Prompt]) -> bool:
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        return (longest + max(prompt.max_new_tokens for prompt in prompts)) * len(prompts) <= self.tokens
 
 
 @dataclass(frozen=True)
 class MeasuredCapacity(Capacity):
-    """Memory limits and measured speed. See `measure_capacity`."""
+    """Memory limits and measured speed; see `measure_capacity`."""
 
     linear: float
     """Floating-point operations per prompt token that do not depend on its position: two per weight."""
@@ -55,9 +70,11 @@ class MeasuredCapacity(Capacity):
     bytes_a_second: float
 
     def work(self, prompt: Prompt) -> float:
-        """Return the seconds of a prompt and of its largest number of generated tokens."""
+        """Return the seconds of a prompt and of its largest number of generated tokens, in the largest batch."""
+        rows = max(1, min(self.most_rows, self.tokens // prompt.columns))
+        read = float(self.weights / rows + prompt.columns * self.token_bytes)
         return _operations(self.linear, self.square, len(prompt.tokens)) / self.operations_a_second + (
-            prompt.max_new_tokens * self._read(prompt.columns) / self.bytes_a_second
+            prompt.max_new_tokens * read / self.bytes_a_second
         )
 
     def estimate(self, prompts: Sequence[Prompt]) -> str:
@@ -70,11 +87,6 @@ class MeasuredCapacity(Capacity):
             f"{max(1, round(sum(map(self.work, prompts)) / 60))} min, and up to {stored:.1f} GiB beside the model"
         )
 
-    def _read(self, columns: int) -> float:
-        """Return the bytes read per generated token of a row, in the largest batch of rows of this length."""
-        rows = max(1, min(self.most_rows, self.tokens // columns))
-        return float(self.weights / rows + columns * self.token_bytes)
-
 
 def capacity_of(generator: Generator, budget: int | None, context: int) -> Capacity:
     """Return the memory limits of a batch on this machine.
@@ -84,28 +96,21 @@ def capacity_of(generator: Generator, budget: int | None, context: int) -> Capac
         budget: most tokens of a batch; None: as many as fit into a share of the memory, whoever else uses it.
         context: the model's context window in tokens.
     """
-    device = generator.device
-    share = _GPU_SHARE if device.type == "cuda" else _CPU_SHARE
+    is_gpu = generator.device.type == "cuda"
+    share = _GPU_SHARE if is_gpu else _CPU_SHARE
     # Each layer's keys and values are on its device
     rooms = [int(generator.memory[place] * share) // size for place, size in generator.token_bytes_on.items() if size]
     return Capacity(
         # Without a key-value cache, prompts are generated one by one
         tokens=budget or (max(1, min(rooms)) if rooms else context),
-        most_rows=1 if generator.one_by_one else _GPU_ROWS if device.type == "cuda" else _CPU_ROWS,
+        most_rows=1 if generator.one_by_one else _GPU_ROWS if is_gpu else _CPU_ROWS,
         chunk=generator.chunk,
         token_bytes=generator.token_bytes,
     )
 
 
 def measure_capacity(model: Any, generator: Generator, budget: int | None, context: int) -> MeasuredCapacity:
-    """Return the memory limits, and measure the time of a prompt chunk and a few decoding steps.
-
-    Args:
-        model: the loaded model.
-        generator: the model's generator.
-        budget: see `capacity_of`.
-        context: see `capacity_of`.
-    """
+    """Return the memory limits (see `capacity_of`), and measure a prompt chunk and a few decoding steps."""
     capacity = capacity_of(generator, budget, context)
     size, embedding = generator.token_bytes, model.get_input_embeddings().weight
     config = model.config.get_text_config()
@@ -141,24 +146,3 @@ class GeneratingFacts:
     """Token ids that end a text."""
     room: MeasuredCapacity
     """Memory available for generation, and cost estimates."""
-
-
-def assumed_facts(plan: Any, tokenizer: Any) -> GeneratingFacts:
-    """Return facts for prompts without a model: its end token is the tokenizer's, and nothing is measured."""
-    ends = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
-    return GeneratingFacts(ends, assumed_capacity(int(plan.manifest["context"])))
-
-
-def assumed_capacity(context: int) -> MeasuredCapacity:
-    """Return a capacity for one prompt at a time, without measured costs."""
-    return MeasuredCapacity(
-        tokens=context,
-        most_rows=1,
-        chunk=CHUNK,
-        token_bytes=0,
-        linear=0.0,
-        square=0.0,
-        weights=0.0,
-        operations_a_second=1.0,
-        bytes_a_second=1.0,
-    )

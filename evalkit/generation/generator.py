@@ -3,8 +3,7 @@
 In: a model and a batch of prompts. Out: a `Generation` for each. Prefill takes one prompt at a time, in chunks of a
 fixed size that start at multiples of it, so a prompt's keys and values do not depend on its batch. A prefix shared with
 an earlier prompt of the batch is copied. Rows that have ended leave the batch. Models that do not run on this cache
-generate one prompt at a time with transformers' `generate` (`rows.py`), with the same choice of tokens and the same
-stopping criteria.
+generate one prompt at a time with transformers' `generate` (`rows.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from __future__ import annotations
 import inspect
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ class Generator:
         self._last: dict[str, int] = {"logits_to_keep": 1} if last else {}
         self.token_bytes = 0
         """Bytes of one token's keys and values, in all layers; 0 if the model has no key-value cache."""
-        self.token_bytes_on: dict[torch.device, int] = {}
+        self.token_bytes_on: Mapping[torch.device, int] = {}
         """Bytes of one token's keys and values in the layers of each device."""
         self.without_cache = self._check_cache()
         """Reason why the model does not run on evalkit's cache; empty if it does."""
@@ -100,19 +100,18 @@ class Generator:
                 ]
             except Exception as error:  # an architecture of any kind may fail in any way
                 return f"{name} does not run on evalkit's cache ({type(error).__name__}: {first_line(error)[:120]})"
-        sizes: dict[torch.device, int] = {}
+        sizes: Counter[torch.device] = Counter()
         for states in (*storage.keys, *storage.values):
             if states is not None:
-                own = states[0, :, 0].numel() * states.element_size()
-                sizes[states.device] = sizes.get(states.device, 0) + own
-        if not any(sizes.values()):
+                sizes[states.device] += states[0, :, 0].numel() * states.element_size()
+        if not sizes.total():
             return f"{name} has no key-value cache"
         cached = torch.cat([part.logits[0].float() for part in parts])
         gap = cached.amax(-1) - cached.gather(-1, uncached.argmax(-1, keepdim=True))[:, 0]
         # Written so that NaN exceeds the tolerance
         if not (gap <= _CACHE_TOLERANCE * (cached.amax(-1) - cached.mean(-1))).all():
             return f"{name} gives different logits with a key-value cache than without one"
-        self.token_bytes, self.token_bytes_on = sum(sizes.values()), sizes
+        self.token_bytes, self.token_bytes_on = sizes.total(), sizes
         return ""
 
     def generate(self, prompts: Sequence[Prompt], say: Callable[[str], None] = lambda _: None) -> list[Generation]:
@@ -124,7 +123,7 @@ class Generator:
 
         Raises:
             ScoringError: out of memory on a single prompt, or NaN or infinite logits.
-            UsageError: a prompt has decoding settings that are not supported (`sampling.py`).
+            UsageError: a prompt has decoding settings that are not supported.
         """
         if self.one_by_one and len(prompts) > 1:
             return [one for prompt in prompts for one in self.generate([prompt], say)]
@@ -153,7 +152,7 @@ class Generator:
         if self.without_cache:
             for row in rows:
                 generate_with_transformers(self._model, row)
-            return [row.generation() for row in rows]
+            return [*rows]
         longest = max(len(prompt.tokens) for prompt in prompts)
         columns = longest + max(prompt.max_new_tokens for prompt in prompts)
         check_room(self.device, len(prompts) * columns * self.token_bytes)
@@ -168,15 +167,14 @@ class Generator:
         batch.rows = list(rows)
         while batch.drop_ended():
             self._step(batch)
-        return [row.generation() for row in rows]
+        return [*rows]
 
     def _prefill(self, batch: _Batch, prompts: Sequence[Prompt], number: int) -> tuple[int, torch.Tensor]:
         """Prefill the row of a prompt; return (copied tokens, logits [1, vocabulary] of the next token)."""
         tokens = prompts[number].tokens
         start = batch.longest - len(tokens)
         shared = [shared_tokens(earlier.tokens, tokens, self.chunk) for earlier in prompts[:number]]
-        done = max(shared, default=0)
-        if done:
+        if done := max(shared, default=0):
             source = shared.index(done)
             place = (source, batch.longest - len(prompts[source].tokens))
             batch.storage.copy_tokens(place, (number, start), done)
@@ -232,9 +230,7 @@ class _Batch:
     """A batch during generation; rows that have not ended come first in the storage."""
 
     def __init__(self, storage: Storage, longest: int) -> None:
-        self.storage = storage
-        self.longest = longest
-        self.used = longest
+        self.storage, self.longest, self.used = storage, longest, longest
         self.rows: list[GenerationRow] = []
 
     def drop_ended(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,25 +60,6 @@ class Prompt:
         return len(self.tokens) + self.max_new_tokens
 
 
-def plan_batches(prompts: Sequence[Prompt], budget: int, chunk: int, most_rows: int) -> list[list[Prompt]]:
-    """Group prompts into batches.
-
-    Args:
-        prompts: in any order.
-        budget: most tokens of keys and values in a batch, padding included; a longer prompt is a batch of one.
-        chunk: chunk size; shared prefixes are counted in whole chunks.
-        most_rows: largest batch size.
-    """
-    batches: list[list[Prompt]] = []
-    for group in _prefix_groups(prompts, chunk):
-        for prompt in group:
-            if batches and _padded_tokens([*batches[-1], prompt]) <= budget and len(batches[-1]) < most_rows:
-                batches[-1].append(prompt)
-            else:
-                batches.append([prompt])
-    return batches
-
-
 def shared_tokens(one: Ints, other: Ints, chunk: int) -> int:
     """Return the length of the common prefix of two prompts, in whole chunks; always less than either prompt."""
     length = min(len(one), len(other)) - 1
@@ -87,30 +68,8 @@ def shared_tokens(one: Ints, other: Ints, chunk: int) -> int:
     return same - same % chunk
 
 
-def _prefix_groups(prompts: Sequence[Prompt], chunk: int) -> list[list[Prompt]]:
-    """Group prompts that share at least a chunk with a neighbour in lexicographic order; longest group first."""
-    groups: list[list[Prompt]] = []
-    for prompt in sorted(prompts, key=lambda p: p.tokens.tolist()):
-        if groups and shared_tokens(groups[-1][-1].tokens, prompt.tokens, chunk):
-            groups[-1].append(prompt)
-        else:
-            groups.append([prompt])
-    # Longest first: out of memory occurs at once, and the remaining time is not underestimated
-    return sorted(groups, key=lambda group: -max(len(prompt.tokens) for prompt in group))
-
-
-def _padded_tokens(prompts: Sequence[Prompt]) -> int:
-    """Return columns × rows of a batch."""
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    return (longest + max(prompt.max_new_tokens for prompt in prompts)) * len(prompts)
-
-
 def as_message(tokenizer: Any, text: str) -> list[int]:
-    """Return the token ids of a text as one user message, with the generation prompt.
-
-    Raises:
-        TemplateError: the tokenizer has no chat template, or the template fails.
-    """
+    """Return the token ids of a text as one user message, with the generation prompt."""
     if not tokenizer.chat_template:
         raise TemplateError("the tokenizer has no chat template; leave out --chat")
     try:
@@ -125,9 +84,6 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     """Return the token ids that end a text: those of the generation config, else the tokenizer's EOS token.
 
     `generate` reads the generation config too, but continues to the maximum length if it has none.
-
-    Raises:
-        CheckpointError: the generation config's eos_token_id is neither an integer nor a list of integers.
     """
     found = getattr(model.generation_config, "eos_token_id", None)
     if found is None:

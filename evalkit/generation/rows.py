@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
+from transformers import GenerationConfig
 
 from evalkit.compatibility.transformers import generation_config_of, logits_processors, quiet
 from evalkit.errors import ScoringError, UsageError, first_line
@@ -34,39 +34,27 @@ _UNSUPPORTED = ("penalty_alpha", "dola_layers", "stop_strings", "token_healing",
 """Settings of a model's generation config with which `generate` does not choose token by token."""
 
 
-class Sampler:
-    """The token sampler of one prompt.
+class Sampler(NamedTuple):
+    """The token sampler of one prompt."""
 
-    Args:
-        processors: (token ids [1, length], logits [1, vocabulary]) → logits.
-        random: random number generator; None: the argmax after the processors.
-    """
+    processors: Any
+    """(token ids [1, length], logits [1, vocabulary]) → logits."""
+    random: torch.Generator | None
+    """None: the argmax after the processors."""
 
-    def __init__(self, processors: Any, random: torch.Generator | None) -> None:
-        self._processors, self._random = processors, random
-
-    def scores(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits [1, vocabulary] after the processors."""
-        processed: torch.Tensor = self._processors(ids, logits)
-        return processed
-
-    def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> int:
+    def choose(self, ids: torch.Tensor, logits: torch.Tensor) -> int:
         """Return the next token after `ids` [1, length], given logits [1, vocabulary]."""
-        scores = self.scores(ids, logits)
+        scores = self.processors(ids, logits)
         if not scores.amax().isfinite():
             raise ScoringError("the generation settings leave no token to choose from")
-        if self._random is None:
+        if self.random is None:
             return int(scores.argmax(-1))
         # On the CPU, where random numbers are the same on every machine
-        return int(torch.multinomial(scores.softmax(-1).cpu(), 1, generator=self._random))
+        return int(torch.multinomial(scores.softmax(-1).cpu(), 1, generator=self.random))
 
 
 def sampler_of(model: Any, prompt: Prompt) -> Sampler | None:
-    """Return the sampler of a prompt; None: the argmax.
-
-    Raises:
-        UsageError: a setting that evalkit does not support or transformers rejects; the message names it.
-    """
+    """Return the sampler of a prompt; None: the argmax. Raises `UsageError` for a setting that is not supported."""
     if prompt.decoding is None:
         return None
     validate_settings(prompt.decoding.settings)
@@ -92,7 +80,7 @@ def check_settings(model: Any, settings: Mapping[str, Any]) -> None:
     if sampler is not None:
         ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
         try:
-            sampler.scores(ids, torch.zeros(1, model.config.get_text_config().vocab_size, device=model.device))
+            sampler.processors(ids, torch.zeros(1, model.config.get_text_config().vocab_size, device=model.device))
         except (ValueError, TypeError, IndexError) as error:
             raise _rejected(error) from error
 
@@ -117,23 +105,23 @@ def validate_settings(settings: Mapping[str, Any]) -> None:
 NOT_FINITE_ADVICE = "its weights may be damaged, or its dtype too narrow: try --dtype float32"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Generation:
     """The continuation of one prompt."""
 
-    tokens: list[int]
+    tokens: list[int] = field(default_factory=list)
     """Generated token ids, the end token included."""
-    ended: str
+    ended: str = ""
     """Why generation stopped: "end" (end token), "enough" (stop text or pattern found) or "length"."""
-    reused: int
+    reused: int = 0
     """Prompt tokens whose keys and values were copied from another prompt."""
-    prompt_seconds: float
+    prompt_seconds: float = 0.0
     """Time to the first generated token."""
-    seconds: float
+    seconds: float = 0.0
     """Time of the prompt plus its share of each decoding step that it was part of."""
 
 
-class GenerationRow:
+class GenerationRow(Generation):
     """A prompt during generation.
 
     Args:
@@ -143,13 +131,10 @@ class GenerationRow:
     """
 
     def __init__(self, prompt: Prompt, sampler: Sampler | None, tokenizer: Any) -> None:
+        super().__init__()
         self.prompt, self.sampler = prompt, sampler
         self.place = 0
         """Row index in the batch's `Storage`."""
-        self.tokens: list[int] = []
-        self.ended = ""
-        self.reused = 0
-        self.prompt_seconds = self.seconds = 0.0
         self._tokenizer = tokenizer
         self._until: dict[int, list[str]] = {}
         for text in prompt.stops.until:
@@ -187,21 +172,9 @@ class GenerationRow:
         searched = self.tokens[: len(self.tokens) - stops.unsearched_tail]
         return re.search(stops.pattern, self._tokenizer.decode(searched, skip_special_tokens=True)) is not None
 
-    def generation(self) -> Generation:
-        """Return the finished continuation."""
-        return Generation(self.tokens, self.ended, self.reused, self.prompt_seconds, self.seconds)
-
 
 def choose(rows: Sequence[GenerationRow], logits: torch.Tensor) -> list[int]:
-    """Choose the next token of each row.
-
-    Args:
-        rows: rows of the batch.
-        logits: [rows, vocabulary], float32; modified in place where a row's first token is restricted.
-
-    Raises:
-        ScoringError: a row has NaN or infinite logits.
-    """
+    """Choose the next token of each row; logits, [rows, vocabulary] in float32, may be modified in place."""
     for row, row_logits in zip(rows, logits, strict=True):
         stops = row.prompt.stops
         if not row.tokens and (barred := [token for token in stops.barred_first if token < len(row_logits)]):
@@ -213,18 +186,26 @@ def choose(rows: Sequence[GenerationRow], logits: torch.Tensor) -> list[int]:
     for index, row in enumerate(rows):
         if row.sampler is not None:
             ids = torch.from_numpy(row.all_tokens[None]).to(logits.device)
-            chosen[index] = row.sampler(ids, logits[index : index + 1])
+            chosen[index] = row.sampler.choose(ids, logits[index : index + 1])
     return chosen
 
 
 def generate_with_transformers(model: Any, row: GenerationRow) -> None:
-    """Generate the tokens of a row until it ends.
-
-    Raises:
-        ScoringError: the logits are NaN or infinite.
-    """
+    """Generate the tokens of a row until it ends, by a model without evalkit's cache."""
     ids = torch.from_numpy(row.prompt.tokens[None]).to(model.device)
     config, started = model.generation_config, time.perf_counter()
+
+    def only_chosen(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return logits [1, vocabulary], minus infinity for every token but the one that the row chooses."""
+        [token] = choose([row], scores.float())
+        row.append(token)
+        if len(row.tokens) == 1:
+            row.prompt_seconds = time.perf_counter() - started
+        return torch.full_like(scores, -torch.inf).index_fill_(1, torch.tensor([token], device=scores.device), 0.0)
+
+    def has_ended(input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        return torch.tensor([bool(row.ended)], device=input_ids.device)
+
     # The row already applies the model's settings
     model.generation_config = GenerationConfig()
     try:
@@ -235,36 +216,9 @@ def generate_with_transformers(model: Any, row: GenerationRow) -> None:
                 max_new_tokens=row.prompt.max_new_tokens,
                 do_sample=False,
                 pad_token_id=0,
-                logits_processor=[_RowProcessor(row, started)],
-                stopping_criteria=[_RowStoppingCriteria(row)],
+                logits_processor=[only_chosen],
+                stopping_criteria=[has_ended],
             )
     finally:
         model.generation_config = config
     row.seconds = time.perf_counter() - started
-
-
-class _RowProcessor(LogitsProcessor):  # type: ignore[misc]
-    """A logits processor that makes `generate` take the token that the row chooses."""
-
-    def __init__(self, row: GenerationRow, started: float) -> None:
-        self._row, self._started = row, started
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return logits [1, vocabulary], minus infinity for every token but the chosen one."""
-        row = self._row
-        [token] = choose([row], scores.float())
-        row.append(token)
-        if len(row.tokens) == 1:
-            row.prompt_seconds = time.perf_counter() - self._started
-        return torch.full_like(scores, -torch.inf).index_fill_(1, torch.tensor([token], device=scores.device), 0.0)
-
-
-class _RowStoppingCriteria(StoppingCriteria):  # type: ignore[misc]
-    """A stopping criterion that is met when the row has ended."""
-
-    def __init__(self, row: GenerationRow) -> None:
-        self._row = row
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
-        """Return whether the row has ended, [1]."""
-        return torch.tensor([bool(self._row.ended)], device=input_ids.device)

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.generation.prompts import Prompt, plan_batches, shared_tokens
+from evalkit.generation.capacity import Capacity
+from evalkit.generation.prompts import Prompt, shared_tokens
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 
@@ -19,7 +20,7 @@ def prompt(index: int, tokens: list[int], most: int) -> Prompt:
        st.integers(1, 8))  # fmt: skip
 def test_plans(rows: list[tuple[list[int], int]], budget: int, chunk: int, most_rows: int) -> None:
     prompts = [prompt(number, tokens, most) for number, (tokens, most) in enumerate(rows)]
-    plan = plan_batches(prompts, budget, chunk, most_rows)
+    plan = Capacity(budget, most_rows, chunk, 0).batches(prompts)
     order = [one for batch in plan for one in batch]
     assert sorted(one.index for one in order) == list(range(len(prompts)))
     for batch in plan:
@@ -43,5 +44,5 @@ def test_shared_tokens(one: list[int], other: list[int], chunk: int) -> None:
 
 def test_the_longest_families_come_first() -> None:
     prompts = [prompt(0, [1, 1, 1], 4), prompt(1, [2] * 9, 4), prompt(2, [1, 1, 2], 4), prompt(3, [3] * 5, 4)]
-    plan = plan_batches(prompts, 10**6, 2, 1)
+    plan = Capacity(10**6, 1, 2, 0).batches(prompts)
     assert [batch[0].index for batch in plan] == [1, 3, 0, 2]

@@ -22,7 +22,7 @@ from evalkit.benchmarks.lm_eval.requests import GENERATED, ModelRequest, Request
 from evalkit.benchmarks.lm_eval.texts import TextFacts, answer_text, prompts_of, validate_generation
 from evalkit.benchmarks.request import TaskTokens, spread
 from evalkit.display import Say
-from evalkit.generation.capacity import assumed_capacity
+from evalkit.generation.capacity import Capacity
 from evalkit.inputs.values import check_text
 from evalkit.models.load import LoadedModel
 from evalkit.models.locate import silent
@@ -132,7 +132,7 @@ def _estimate(
 ) -> TaskTokens:
     scale = documents / sampled
     if requests[0].kind == GENERATED:
-        prompts = prompts_of(requests, encoding, TextFacts((), None, assumed_capacity(encoding.window)))
+        prompts = prompts_of(requests, encoding, TextFacts((), None, Capacity(encoding.window, 1, 1, 0)))
         alone = scale * sum(len(prompt.tokens) for prompt in prompts)
         new = scale * sum(prompt.max_new_tokens for prompt in prompts)
         return TaskTokens(name, documents, sampled, scale * len(requests), alone, alone, new)
