@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 from evalkit.benchmarks.longbench.protocol import Task
@@ -31,18 +32,13 @@ def rouge_l(prediction: str, answer: str) -> float:
     if not predicted or not expected:
         return 0.0
     common = _union_of_subsequences(expected, predicted)
-    precision = len(common) / _distinct_words(predicted)
-    recall = len(common) / _distinct_words(expected)
+    precision, recall = (len(common) / len(set(chain.from_iterable(text))) for text in (predicted, expected))
     return 2.0 * (precision * recall / (precision + recall + 1e-8))
 
 
 def _sentences(text: str) -> list[list[str]]:
     """Return the words of each sentence. A sentence of white space only is one empty word, as in the package."""
     return [" ".join(part.split()).split(" ") for part in text.split(".") if part]
-
-
-def _distinct_words(sentences: Iterable[list[str]]) -> int:
-    return len({word for sentence in sentences for word in sentence})
 
 
 def _union_of_subsequences(expected: list[list[str]], predicted: list[list[str]]) -> set[str]:
@@ -103,11 +99,11 @@ def qa_f1(prediction: str, answer: str) -> float:
     """Return the F1 of the common words, 2PR / (P + R), with P and R over words counted with multiplicity.
 
     Both texts are lower-cased, ASCII punctuation and then the words a, an, the are removed, and the rest is split at
-    white space. 0 without common words, as when either text is empty.
-
-    Source: Rajpurkar et al., "SQuAD" (2016), section 6.1.
+    white space. Source: Rajpurkar et al., "SQuAD" (2016), section 6.1.
     """
-    predicted, expected = _normal_words(prediction), _normal_words(answer)
+    predicted, expected = (
+        _ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split() for text in (prediction, answer)
+    )
     common = (Counter(predicted) & Counter(expected)).total()
     if not common:
         return 0.0
@@ -127,11 +123,7 @@ def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> 
 
 
 def retrieval(prediction: str, answer: str) -> float:
-    """Return the fraction of numbers in the prediction that equal the gold paragraph's number; 0 without numbers.
-
-    Raises:
-        DataError: the answer does not name a paragraph.
-    """
+    """Return the fraction of numbers in the prediction that equal the gold paragraph's number; 0 without numbers."""
     gold = _PARAGRAPH.search(answer)
     if gold is None:
         raise DataError(f"expected an answer like 'Paragraph 3', found {ascii(answer)[:60]}")
@@ -152,29 +144,24 @@ def edit_similarity(prediction: str, answer: str, backend: EditVariant = "diffli
     texts give 1, also two empty ones; one empty text gives 0.
 
     Source: fuzzywuzzy's `ratio`, without and with python-Levenshtein.
-
-    Raises:
-        UsageError: the backend is rapidfuzz, which is not installed.
     """
     if prediction == answer:
         return 1.0
     if not prediction or not answer:
         return 0.0
     if backend == "difflib":
-        ratio = SequenceMatcher(None, prediction, answer).ratio()
-        return round(100 * ratio) / 100
+        return round(100 * SequenceMatcher(None, prediction, answer).ratio()) / 100
     try:
         from rapidfuzz.distance import Indel
     except ImportError:
         raise UsageError(
             "the edit similarity 'rapidfuzz' needs the package rapidfuzz: pip install rapidfuzz, or use 'difflib'"
         ) from None
-    similarity: float = Indel.normalized_similarity(prediction, answer)
-    return round(100 * similarity) / 100
+    return round(100 * float(Indel.normalized_similarity(prediction, answer))) / 100
 
 
 def first_line(prediction: str) -> str:
-    """Return the first line after leading newlines; nothing else is stripped."""
+    """Return the first line after leading newlines."""
     return prediction.lstrip("\n").split("\n", 1)[0]
 
 
@@ -203,25 +190,19 @@ def score_prediction(
         row_answers: gold answers, at least one.
         all_classes: labels of the task (classification only).
         variant: of the edit similarity (code completion only).
-
-    Raises:
-        DataError: no gold answer, or one that is not valid for the metric.
-        UsageError: the variant's package is not installed.
     """
     if not row_answers:
         raise DataError(f"{task.name}: a row without gold answers cannot be scored")
     if task.first_line_only:
         prediction = first_line(prediction)
-    score: Callable[[str, str], float]
-    match task.metric:
-        case "classification":
-            score = partial(classification, all_classes=all_classes)
-        case "edit_similarity":
-            prediction, score = code_line(prediction), partial(edit_similarity, backend=variant)
-        case metric:
-            score = {"f1": qa_f1, "rouge_l": rouge_l, "retrieval": retrieval, "count": count}[metric]
-    return max(score(prediction, answer) for answer in row_answers)
-
-
-def _normal_words(text: str) -> list[str]:
-    return _ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+    if task.metric == "edit_similarity":
+        prediction = code_line(prediction)
+    by_metric: dict[str, Callable[[str, str], float]] = {
+        "f1": qa_f1,
+        "rouge_l": rouge_l,
+        "classification": partial(classification, all_classes=all_classes),
+        "retrieval": retrieval,
+        "count": count,
+        "edit_similarity": partial(edit_similarity, backend=variant),
+    }
+    return max(by_metric[task.metric](prediction, answer) for answer in row_answers)

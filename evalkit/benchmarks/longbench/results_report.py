@@ -1,16 +1,12 @@
-"""Report of LongBench's results, and the figure of scores by length.
-
-In: `LongBenchResults`, a generations table or a finished run. Out: a `Report`, or a .png, .pdf or .svg file. A score
-without rows is printed as a dash.
-"""
+"""Report of LongBench's results, and the figure of scores by length. A score without rows is printed as a dash."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,7 +17,8 @@ from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, TASKS
 from evalkit.benchmarks.longbench.scores import (
     BUCKETS,
     LongBenchResults,
-    Score,
+    Mean,
+    TaskScore,
     load_generations,
     results_of,
     score_rows,
@@ -61,37 +58,45 @@ def longbench_report(
     results: LongBenchResults, notes: Sequence[str] = (), about: Mapping[str, Any] | None = None
 ) -> Report:
     """Return the report of LongBench's results, with lines after the table, and entries about their run for JSON."""
+    buckets = BUCKETS if results.suite == "longbench-e" else ()
+    variants = {"edit_similarity": results.edit_similarity}
+    tasks = [
+        _record("task", t.task, t, buckets, group=t.group, metric=t.metric, variant=variants.get(t.metric))
+        for t in results.tasks
+    ]
+    groups = [_record("group", mean.name, mean, buckets) for mean in results.groups]
+    means = [_record("mean", mean.name, mean, buckets) for mean in (results.mean_of_groups, results.plain_mean)]
     truncated = any(task.truncated for task in results.tasks)
+    lines: list[Record] = []
+    for group in groups:
+        members = [task for task in tasks if group["name"].startswith(task["group"])]
+        lines += members + ([group] if len(members) > 1 else [])
     cells = []
-    for name, metric, (overall, *buckets), cut in _lines(results):
-        interval = "–" if overall.low is None else f"{fixed(overall.low, 2)} to {fixed(overall.high, 2)}"
-        row = [name, metric, f"{overall.n:,}", fixed(overall.score, 2), interval]
-        row += [fixed(part.score, 2) for part in buckets]
-        cells.append(row + ([str(cut or "")] if truncated else []))
-    headers = ["task", "metric", "n", "score", "95 % interval", *_buckets(results), *(["cut"] if truncated else [])]
+    for line in lines + means:
+        name = LABELS.get(line["name"], str(line["name"])) + "*" * (line["official"] is False)
+        interval = "–" if line["low"] is None else f"{fixed(line['low'], 2)} to {fixed(line['high'], 2)}"
+        row = [name, METRICS.get(line["metric"], ""), f"{line['n']:,}", fixed(line["score"], 2), interval]
+        row += [fixed(line[f"score_{bucket}"], 2) for bucket in buckets]
+        cells.append(row + ([str(line["truncated"] or "")] if truncated else []))
+    headers = ["task", "metric", "n", "score", "95 % interval", *buckets, *(["cut"] if truncated else [])]
     return Report(
         (simple_table(results.suite, headers, cells, texts=2, ruled={len(cells) - 2}),),
         notes=(*_footnotes(results, truncated), *notes),
         content=dict(about or {}) | asdict(results) | {"notes": list(notes)},
-        records=_records(results),
+        records=tasks + groups + means,
     )
 
 
-def _buckets(results: LongBenchResults) -> tuple[str, ...]:
-    return BUCKETS if results.suite == "longbench-e" else ()
-
-
-def _lines(results: LongBenchResults) -> Iterator[tuple[str, str, tuple[Score, ...], int | None]]:
-    """Yield (name, metric, scores of all rows and of each bucket, truncated rows) of tasks, groups and means."""
-    for group in results.groups:
-        members = [task for task in results.tasks if group.name.startswith(task.group)]
-        for task in members:
-            name = LABELS[task.task] + "*" * (task.official is False)
-            yield name, METRICS[task.metric], (task.all, *task.buckets), task.truncated
-        if len(members) > 1:
-            yield group.name, "", (group.all, *group.buckets), None
-    for mean in (results.mean_of_groups, results.plain_mean):
-        yield mean.name, "", (mean.all, *mean.buckets), None
+def _record(kind: str, name: str, part: TaskScore | Mean, buckets: Sequence[str], **about: Any) -> Record:
+    """Return the record of a task, group or mean, with unrounded numbers of all rows and of each bucket."""
+    suffixes = ["", *(f"_{bucket}" for bucket in buckets)]
+    numbers = {
+        f"{field}{suffix}": getattr(score, field)
+        for suffix, score in zip(suffixes, (part.all, *part.buckets), strict=True)
+        for field in ("n", "score", "low", "high")
+    }
+    known = {"truncated": getattr(part, "truncated", None), "official": getattr(part, "official", None)}
+    return {"kind": kind, "name": name, "group": None, "metric": None, "variant": None} | about | numbers | known
 
 
 def _footnotes(results: LongBenchResults, truncated: bool) -> list[str]:
@@ -107,32 +112,7 @@ def _footnotes(results: LongBenchResults, truncated: bool) -> list[str]:
     return lines
 
 
-def _records(results: LongBenchResults) -> list[Record]:
-    """Return a record for each task, group and mean, with unrounded numbers."""
-
-    def record(about: Record, scores: Sequence[Score], truncated: int | None, official: bool | None) -> Record:
-        names = ["", *(f"_{bucket}" for bucket in _buckets(results))]
-        numbers = {
-            f"{field}{name}": getattr(score, field)
-            for name, score in zip(names, scores, strict=True)
-            for field in ("n", "score", "low", "high")
-        }
-        return {**about, **numbers, "truncated": truncated, "official": official}
-
-    records = []
-    for task in results.tasks:
-        variant = results.edit_similarity if task.metric == "edit_similarity" else None
-        about = {"kind": "task", "name": task.task, "group": task.group, "metric": task.metric, "variant": variant}
-        records.append(record(about, (task.all, *task.buckets), task.truncated, task.official))
-    for mean in (*results.groups, results.mean_of_groups, results.plain_mean):
-        kind = "group" if mean in results.groups else "mean"
-        about = {"kind": kind, "name": mean.name, "group": None, "metric": None, "variant": None}
-        records.append(record(about, (mean.all, *mean.buckets), None, None))
-    return records
-
-
-@dataclass(frozen=True)
-class BandScore:
+class BandScore(NamedTuple):
     """The score of one task in one band."""
 
     task: str
@@ -182,12 +162,11 @@ def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant =
     columns = min(3, len(present))
     rows = -(-len(present) // columns)
     figure = new_figure(3.4 * columns, 2.9 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
-    for number, axes in enumerate(panels):
-        if number >= len(present):
-            axes.axis("off")
-            continue
-        _draw_group(axes, present[number], bands)
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharex=True).flat)
+    for axes in panels[len(present) :]:
+        axes.axis("off")
+    for number, (axes, group) in enumerate(zip(panels, present, strict=False)):
+        _draw_group(axes, group, bands)
         if number % columns == 0:
             axes.set_ylabel("score")
         if number + columns >= len(present):
@@ -199,17 +178,14 @@ def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant =
 def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
     """Draw the scores of a group's tasks by length, with standard errors."""
     axes.set_title(group, fontsize=10)
-    tasks = [name for name, task in TASKS.items() if task.group == group]
-    drawn = [name for name in tasks if any(band.task == name for band in bands)]
-    for place, name in enumerate(tasks):
-        if name not in drawn:
-            continue
+    looks = {name: line_look(place) for place, name in enumerate(t for t in TASKS if TASKS[t].group == group)}
+    drawn = list(dict.fromkeys(band.task for band in bands if band.task in looks))
+    for place, name in enumerate(drawn):
         points = [band for band in bands if band.task == name]
-        offset = 0.1 * (drawn.index(name) - (len(drawn) - 1) / 2)  # so that error bars do not overlap
+        offset = 0.1 * (place - (len(drawn) - 1) / 2)  # so that error bars do not overlap
         positions = [BANDS.index(point.band) + offset for point in points]
-        errors = [point.stderr or 0.0 for point in points]
-        means = [point.score for point in points]
-        axes.errorbar(positions, means, errors, ms=4, lw=1.4, capsize=2, label=LABELS[name], **line_look(place))
+        means, errors = [point.score for point in points], [point.stderr or 0.0 for point in points]
+        axes.errorbar(positions, means, errors, ms=4, lw=1.4, capsize=2, label=LABELS[name], **looks[name])
     axes.set_xticks(range(len(BANDS)), BANDS)
     axes.set_xlim(-0.4, len(BANDS) - 0.6)
     axes.set_ylim(-2, 102)

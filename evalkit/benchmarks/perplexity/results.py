@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -56,26 +57,21 @@ class PositionBin(NamedTuple):
     freedom: float | None
     """Degrees of freedom of the standard error."""
 
-    @property
-    def nats_per_token(self) -> float:
-        """Mean negative log-likelihood of a token."""
-        return self.nats / self.tokens
 
+def position_bins(tables: Sequence[pd.DataFrame], most: int = MOST) -> list[list[PositionBin]]:
+    """Return the bins of all documents of each table of positions.
 
-def by_position(positions: pd.DataFrame, width: int | None = None, most: int = MOST) -> list[PositionBin]:
-    """Return bins of all documents, of a width that is a multiple of `WIDTH`, or else at most so many of them."""
-    width = width or width_of(positions, most)
-    groups = positions.assign(bin=(positions["position"] - 1) // width)
-    sums = groups.groupby(["bin", "task", "document"], sort=True)[["tokens", "bytes", "nats"]].sum().reset_index()
-    return [_bin(int(members["bin"].iloc[0]), width, members) for _, members in sums.groupby("bin")]
-
-
-def width_of(positions: pd.DataFrame, most: int = MOST) -> int:
-    """Return the positions of a bin for at most so many bins: `WIDTH` times a power of two."""
+    All have the same width: `WIDTH` times a power of two, so that the longest window has at most `most` bins.
+    """
     width = WIDTH
-    while positions["position"].max() > most * width:
+    while max(table["position"].max() for table in tables) > most * width:
         width *= 2
-    return width
+    found = []
+    for table in tables:
+        groups = table.assign(bin=(table["position"] - 1) // width)
+        sums = groups.groupby(["bin", "task", "document"], sort=True)[["tokens", "bytes", "nats"]].sum().reset_index()
+        found.append([_bin(int(members["bin"].iloc[0]), width, members) for _, members in sums.groupby("bin")])
+    return found
 
 
 def ratio(values: Floats, weights: Floats) -> Estimate:
@@ -88,15 +84,13 @@ def ratio(values: Floats, weights: Floats) -> Estimate:
 
 def _bin(number: int, width: int, members: pd.DataFrame) -> PositionBin:
     size, nats = int(members["bytes"].sum()), float(members["nats"].sum())
-    value = stderr = freedom = None
-    if size:
-        estimate = ratio(members["nats"].to_numpy(np.float64) / math.log(2), members["bytes"].to_numpy(np.float64))
-        value = estimate.value
-        if not math.isnan(estimate.variance):
-            stderr, freedom = estimate.stderr, estimate.freedom
     first = number * width + 1
-    documents, tokens = len(members), int(members["tokens"].sum())
-    return PositionBin(first, first + width - 1, documents, tokens, size, nats, value, stderr, freedom)
+    counts = (first, first + width - 1, len(members), int(members["tokens"].sum()), size, nats)
+    if not size:
+        return PositionBin(*counts, None, None, None)
+    estimate = ratio(members["nats"].to_numpy(np.float64) / math.log(2), members["bytes"].to_numpy(np.float64))
+    known = not math.isnan(estimate.variance)
+    return PositionBin(*counts, estimate.value, *((estimate.stderr, estimate.freedom) if known else (None, None)))
 
 
 def write_results(plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> None:
@@ -133,15 +127,16 @@ def write_results(plan: DocumentPlan, finished: FinishedRows, writer: RunWriter)
         {"task": task, **summary(rows), "seconds": round(finished.seconds.get(str(task), 0.0), 3)}
         for task, rows in table.groupby("task", sort=False)
     ]
-    bins = [bin._asdict() for bin in by_position(by_bin)]
-    writer.save_results({"tasks": tasks, "averages": [], "whole": summary(table), "positions": bins})
+    [bins] = position_bins([by_bin])
+    writer.save_results(
+        {"tasks": tasks, "averages": [], "whole": summary(table), "positions": [bin._asdict() for bin in bins]}
+    )
 
 
 def summary(documents: pd.DataFrame) -> dict[str, Any]:
     """Return the sums over some documents, and the perplexities as lm-eval defines them.
 
-    Those of words and bytes are by lm-eval's counts: the bytes of the document in UTF-8, and its parts between white
-    space. `document_bits_per_byte` is the mean over documents, which `evalkit compare` compares.
+    `document_bits_per_byte` is the mean over documents, which `evalkit compare` compares.
     """
     size, words, tokens, nats = (documents[name].sum() for name in ("bytes", "words", "tokens", "nats"))
     whole = ratio(documents["nats"].to_numpy(float) / math.log(2), documents["bytes"].to_numpy(float))
@@ -155,8 +150,9 @@ def summary(documents: pd.DataFrame) -> dict[str, Any]:
         "bits_per_byte": whole.value,
         "stderr": None if math.isnan(whole.variance) else whole.stderr,
         "byte_perplexity": math.exp(nats / size),
-        "word_perplexity": _exp(nats / words),
-        "token_perplexity": _exp(nats / tokens),
+        # None beyond the range of floats, as for the one "word" of a text without spaces
+        "word_perplexity": math.exp(nats / words) if nats / words < _MOST_NATS else None,
+        "token_perplexity": math.exp(nats / tokens) if nats / tokens < _MOST_NATS else None,
         "document_bits_per_byte": float(documents["bits_per_byte"].mean()),
         "document_stderr": error_of_mean(documents["bits_per_byte"].to_numpy(np.float64)),
     }
@@ -171,8 +167,3 @@ def comparable_documents(run: Run) -> GradedAnswers:
 
     measure = Measure(_WORDS, True, "bits_per_byte", None, False)
     return GradedAnswers(run, load, ("bytes",), {"Average": tuple(run.manifest["documents"])}, {PERPLEXITY: measure})
-
-
-def _exp(nats: float) -> float | None:
-    """Return e^nats; None where it is beyond the range of floats, as for the one "word" of a text without spaces."""
-    return math.exp(nats) if nats < _MOST_NATS else None

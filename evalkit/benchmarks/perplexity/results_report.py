@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, run_content
-from evalkit.benchmarks.perplexity.results import MOST, POSITION_COLUMNS, POSITIONS, PositionBin, by_position, width_of
+from evalkit.benchmarks.perplexity.results import MOST, POSITION_COLUMNS, POSITIONS, PositionBin, position_bins
 from evalkit.escape import counted
 from evalkit.models.context import Extension
 from evalkit.reporting.decimals import fixed
@@ -80,11 +80,8 @@ def methods_report(runs: Mapping[str, Run]) -> Report:
     return Report(tables, notes=notes, content=content, records=records)
 
 
-def _position_bins(runs: Sequence[Run], most: int) -> list[list[PositionBin]]:
-    """Return the bins of each run, of the same width: that of the longest window with at most so many bins."""
-    tables = [run.table(POSITIONS, POSITION_COLUMNS) for run in runs]
-    width = max(width_of(table, most) for table in tables)
-    return [by_position(table, width) for table in tables]
+def _position_bins(runs: Iterable[Run], most: int) -> list[list[PositionBin]]:
+    return position_bins([run.table(POSITIONS, POSITION_COLUMNS) for run in runs], most)
 
 
 def _original_window(run: Run) -> int | None:
@@ -102,21 +99,14 @@ def _sums(values: Mapping[str, Any]) -> list[str]:
 
 def _positions(runs: Mapping[str, Run]) -> Table:
     """Return bits per byte by position: of one run with more columns, of several a column each."""
-    by_run = _position_bins(list(runs.values()), MOST)
+    by_run = _position_bins(runs.values(), MOST)
     longest = max(by_run, key=len)
     trained = min((window for run in runs.values() if (window := _original_window(run))), default=math.inf)
     names = [f"{bin.first:,}–{bin.last:,}" + "*" * (bin.first > trained) for bin in longest]
     if len(runs) == 1:
         headers = ["positions", "documents", "tokens", _BITS, "± SE", "nats/token"]
-        rows = [
-            [
-                f"{bin.documents:,}",
-                f"{bin.tokens:,}",
-                *_value(bin.bits_per_byte, bin.stderr),
-                fixed(bin.nats_per_token, 3),
-            ]
-            for bin in longest
-        ]
+        counts = [[f"{bin.documents:,}", f"{bin.tokens:,}", *_value(bin.bits_per_byte, bin.stderr)] for bin in longest]
+        rows = [[*row, fixed(bin.nats / bin.tokens, 3)] for row, bin in zip(counts, longest, strict=True)]
     else:
         headers = ["positions", "tokens", *(f"{name}{LOWER_IS_BETTER}" for name in runs)]
         values = [{bin.first: fixed(bin.bits_per_byte, _PLACES) for bin in bins} for bins in by_run]

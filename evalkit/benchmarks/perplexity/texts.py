@@ -107,8 +107,7 @@ def _lines(path: Path, task: str, key: str) -> Iterator[tuple[str, str]]:
         if key not in record:
             named = ", ".join(f"'{name}'" for name in list(record)[:8]) or "no keys"
             raise DataError(f"{where}: has no key '{key}', but {named}; name the key of the text with --key")
-        text = record[key]
-        if not isinstance(text, str):
+        if not isinstance(text := record[key], str):
             raise DataError(f"{where}: '{key}' is {text!r:.40}; expected a text")
         if not text:
             raise DataError(f"{where}: '{key}' is empty, so there is nothing to score; remove the line")

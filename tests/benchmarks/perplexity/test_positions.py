@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.perplexity.results import by_position, ratio, width_of
+from evalkit.benchmarks.perplexity.results import position_bins, ratio
 from evalkit.benchmarks.perplexity.windows import WIDTH, TextWindow, rows_of
 
 
@@ -51,9 +51,8 @@ def table(documents: int, bins: int, seed: int = 0) -> pd.DataFrame:
 
 def test_bins_are_merged_for_readers() -> None:
     positions = table(3, 33)
-    assert width_of(positions, 33) == WIDTH
-    assert width_of(positions, 16) == 4 * WIDTH
-    found = by_position(positions, most=16)
+    [narrow], [found] = position_bins([positions], 33), position_bins([positions], 16)
+    assert [one.last for one in narrow] == list(range(WIDTH, 34 * WIDTH, WIDTH))
     assert [(one.first, one.last) for one in found] == [(start, start + 255) for start in range(1, 2200, 256)]
     assert sum(one.nats for one in found) == pytest.approx(positions["nats"].sum(), rel=1e-12)
     assert sum(one.bytes for one in found) == positions["bytes"].sum()
@@ -69,12 +68,12 @@ def test_bins_are_merged_for_readers() -> None:
 
 
 def test_one_document_has_no_error() -> None:
-    [one] = by_position(table(1, 1))
+    [[one]] = position_bins([table(1, 1)])
     assert (one.stderr, one.freedom) == (None, None)
 
 
 def test_tokens_without_bytes_have_no_value() -> None:
-    [one] = by_position(table(2, 1).assign(bytes=0))
+    [[one]] = position_bins([table(2, 1).assign(bytes=0)])
     assert (one.bits_per_byte, one.tokens) == (None, 2 * WIDTH)
 
 
