@@ -55,13 +55,8 @@ class DocumentPlan:
 
 
 def context_of(model: ModelSpec, checkpoint: Checkpoint, what: str) -> int:
-    """Return the context window for generation by a command, in tokens: the extended one, or the checkpoint's own.
-
-    Raises:
-        UsageError: the window is unknown or implausible, or its extension does not support generation.
-    """
-    extension = model.extension(checkpoint)
-    if extension is not None:
+    """Return the context window for generation by a command, in tokens: the extended one, or the checkpoint's own."""
+    if (extension := model.extension(checkpoint)) is not None:
         refuse_generation(extension, what)
         return extension.target
     _, window = configured_window(config_of(checkpoint, silent))
@@ -142,9 +137,9 @@ class GeneratedAnswer(NamedTuple):
     prompt_sha256: str
     """Hash of the whole prompt, before truncation."""
     tokens_before: int
-    """Length of the whole prompt, in tokens."""
+    """Tokens of the whole prompt."""
     tokens: int
-    """Length of the prompt after truncation, in tokens."""
+    """Tokens of the prompt after truncation."""
     truncated: bool
     reused: int
     """Prompt tokens whose keys and values were shared with another prompt."""
@@ -165,7 +160,7 @@ class GenerationRequest:
     """Its `index` names the document in the journal."""
     prompt_sha256: str
     truncated_from: int | None = None
-    """Length of the whole prompt, in tokens, if it was truncated."""
+    """Tokens of the whole prompt, if it was truncated."""
 
 
 class GeneratedBenchmark(Benchmark):
@@ -263,9 +258,7 @@ class _GenerationComputer:
         from evalkit.generation.generator import generator_of
         from evalkit.generation.prompts import end_tokens
 
-        self._generator = generator_of(loaded, say)
-        self._tokenizer = loaded.tokenizer
-        self._say = say
+        self._generator, self._tokenizer, self._say = generator_of(loaded, say), loaded.tokenizer, say
         room = measure_capacity(loaded.model, self._generator, budget, context)
         self.facts = GeneratingFacts(tuple(sorted(end_tokens(loaded.model, loaded.tokenizer))), room)
         self.about = {"loaded": loaded.facts(), "token_budget": room.tokens}

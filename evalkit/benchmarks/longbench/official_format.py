@@ -127,9 +127,9 @@ def _read(task: Task, path: Path, suite: SuiteName) -> list[dict[str, Any]]:
 def _miscounted(rows_of: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteName) -> list[str]:
     """Return a note on files that do not have one row for each document, if there are any.
 
-    The official code appends to the file of an earlier run. Documents are identified by gold answers and length, since
-    the format has no ids. Some official documents agree in both, so a file counts as a rerun only if every document
-    occurs several times, or if it has too many rows. The number of LongBench-E's documents is not known here.
+    The official code appends to the file of an earlier run. Documents are identified by gold answers and length. Some
+    official documents agree in both, so a file counts as a rerun only if every document occurs several times, or if it
+    has too many rows. The number of LongBench-E's documents is not known here.
     """
     irregular: list[str] = []
     too_many = maybe_e = False

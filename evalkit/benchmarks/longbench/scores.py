@@ -57,9 +57,8 @@ class Score:
     score: float | None
     """Rounded to two decimals; None without rows, and for a mean if one of its tasks has no rows."""
     low: float | None
-    """Lower bound of the 95 % interval, clustered by document; None for fewer than two documents."""
     high: float | None
-    """Upper bound of the 95 % interval."""
+    """Bounds of the 95 % interval, clustered by document; None for fewer than two documents."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ class LongBenchAnswers(GradedAnswers):
         super().__init__(run, load, ("answers",), groups, {LONGBENCH: Measure(description, True)})
 
     def must_agree(self, task: str) -> dict[str, str]:
-        """See `Comparable`. Truncation at another length makes another prompt."""
+        # Truncation at another length makes another prompt
         return {"prompt tokens": str(max_prompt_tokens(self.run.manifest["specification"]))} | super().must_agree(task)
 
 
@@ -185,11 +184,6 @@ def score_generations(
         suite: the benchmark; LongBench-E has scores by length too.
         variant: of the edit similarity.
         official: task → whether its documents are the official ones; unknown for missing tasks.
-
-    Raises:
-        UnknownNameError: a task is not known.
-        DataError: the table is empty, or a row cannot be scored.
-        UsageError: the variant's package is not installed.
     """
     if generations.empty:
         raise DataError("there are no generations to score")

@@ -76,7 +76,6 @@ def setup_of(plan: DocumentPlan) -> PerplexitySetup:
 
 
 def is_missing(plan: DocumentPlan, finished: FinishedRows) -> bool:
-    """Return whether the journal lacks a window of a document."""
     return not all(_is_finished(document, finished) for document in _documents(plan))
 
 

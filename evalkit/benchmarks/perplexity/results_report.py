@@ -131,9 +131,8 @@ def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
     if whole["n"] == 1:
         yield "one document: its tokens are not independent, so there is no standard error"
     yield "position: tokens before the scored one in its window, with the prefix"
-    windows = _original_window(run)
-    if windows and any(bin["first"] > windows for bin in run.stored["positions"]):
-        yield f"*: past the {windows:,} tokens of the window of training"
+    if window := _marked(run):
+        yield f"*: past the {window:,} tokens of the window of training"
     if loaded.get("adds_tokens"):
         yield "the tokenizer adds tokens, such as BOS, to each document; as in lm-eval they are scored too"
     yield LOWER_NOTE

@@ -201,18 +201,10 @@ def rows_of(window: TextWindow, logprobs: NDArray[np.float32]) -> list[PositionR
     """Return the rows of a window from the log-probabilities of its tokens, [length]; of the context none is read."""
     bins = (np.arange(window.context, len(window.tokens)) - 1) // WIDTH
     first = int(bins[0])
-    tokens = np.bincount(bins - first)
-    sizes = np.bincount(bins - first, window.bytes)
+    tokens, sizes = np.bincount(bins - first), np.bincount(bins - first, window.bytes)
     nats = np.bincount(bins - first, -logprobs[window.context :].astype(np.float64))
+    key = window.document, window.number, window.is_last
     return [
-        PositionRow(
-            window.document,
-            window.number,
-            window.is_last,
-            (first + number) * WIDTH + 1,
-            int(tokens[number]),
-            int(sizes[number]),
-            float(nats[number]),
-        )
-        for number in range(len(tokens))
+        PositionRow(*key, (first + number) * WIDTH + 1, *sums)
+        for number, sums in enumerate(zip(tokens.tolist(), map(int, sizes), nats.tolist(), strict=True))
     ]
