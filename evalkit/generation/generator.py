@@ -52,9 +52,6 @@ class Generator:
         model: a Hugging Face causal language model in evaluation mode.
         chunk: prompt tokens in one forward pass.
         tokenizer: the model's; needed by prompts with stop texts or a stop pattern.
-
-    Raises:
-        CheckpointError: the model's logits are NaN or infinite.
     """
 
     def __init__(self, model: Any, chunk: int = CHUNK, tokenizer: Any = None) -> None:

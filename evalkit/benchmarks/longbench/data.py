@@ -215,7 +215,7 @@ def _rows(task: Task, name: str, content: bytes, source: str, selection: Documen
 def parse_lines(
     content: bytes, source: str, task: Task, what: str, parse: Callable[[Record, int, int], Parsed], most: int | None
 ) -> list[Parsed]:
-    """Parse the first lines of a task's file; blank lines and a byte-order mark, which editors write, are no content.
+    """Parse the first records of a task's file; blank lines and a byte-order mark, which editors write, are no content.
 
     Args:
         content: JSON lines.
@@ -224,9 +224,6 @@ def parse_lines(
         what: what the lines are, for messages.
         parse: receives a record, its index among the records and its line.
         most: number of records; None: all.
-
-    Raises:
-        DataError: there is no record, or a line is not valid; names the line.
     """
     parsed: list[Parsed] = []
     for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):

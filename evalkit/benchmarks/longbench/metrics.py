@@ -1,7 +1,7 @@
-"""LongBench's metrics.
+"""LongBench's metrics: a prediction and a gold answer → a fraction.
 
-In: a prediction and a gold answer. Out: a fraction. Reimplemented from the behaviour of THUDM/LongBench@2e00731
-(`metrics.py`, `eval.py`), and tested against its scores of public predictions. ROUGE-L is in `rouge`.
+Reimplemented from the behaviour of THUDM/LongBench@2e00731 (`metrics.py`, `eval.py`), and tested against its scores of
+public predictions.
 """
 
 from __future__ import annotations

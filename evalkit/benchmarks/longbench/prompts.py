@@ -54,7 +54,7 @@ def generation_requests(
     Args:
         task: the task.
         rows: its documents.
-        tokenizer: the model's tokenizer.
+        tokenizer: the model's.
         ends: the model's end tokens.
         max_prompt_tokens: longer prompts are truncated to this length.
         context: the model's context window in tokens, for prompt and answer.
@@ -73,11 +73,7 @@ def generation_requests(
 
 @cache
 def template(task: Task) -> str:
-    """Return the official prompt template, with fields {context} and (most tasks) {input}.
-
-    Raises:
-        TemplateError: lm-eval is not installed, lacks the task, or has another template than lm-eval 0.4.13.
-    """
+    """Return the official prompt template, with fields {context} and (most tasks) {input}."""
     # Not imported, since that takes seconds
     spec = find_spec("lm_eval")
     if spec is None or spec.origin is None:
@@ -122,10 +118,6 @@ def fit_prompt(
             than before; it is then truncated further, which the official code does not do.
         chat: whether to apply the tokenizer's chat template to the truncated prompt, as one user message.
         label: the row's name in messages.
-
-    Raises:
-        DataError: the chat template alone has more than `most` tokens.
-        TemplateError: the tokenizer has no chat template, or the template fails.
     """
     ids = tokenizer(text, verbose=False).input_ids  # no warning about long texts, which are truncated here
     before, kept, limit = len(ids), text, max_prompt_tokens

@@ -141,22 +141,14 @@ SUITES: dict[SuiteName, str] = {
 
 
 def find_task(name: str) -> Task:
-    """Return the task with a name.
-
-    Raises:
-        UnknownNameError: no task has this name.
-    """
+    """Return the task with a name; raise an `UnknownNameError` if there is none."""
     if name not in TASKS:
         raise UnknownNameError("LongBench task", name, TASKS)
     return TASKS[name]
 
 
 def suite_tasks(suite: str) -> tuple[Task, ...]:
-    """Return the tasks of `longbench` or `longbench-e`, in order.
-
-    Raises:
-        UnknownNameError: the suite is neither.
-    """
+    """Return the tasks of `longbench` or `longbench-e`, in order."""
     if suite not in SUITES:
         raise UnknownNameError("LongBench suite", suite, SUITES)
     return tuple(TASKS[name] for name in (E_TASKS if suite == "longbench-e" else TASKS))
