@@ -162,7 +162,8 @@ def is_locked(folder: Path) -> bool:
     owner, may_lock = read_owner(folder), True
     if (folder / _LOCK).exists():
         try:
-            FileLock(folder / _LOCK).acquire(timeout=0).lock.release()
+            with FileLock(folder / _LOCK, timeout=0):
+                pass
         except Timeout:
             return True
         except OSError:

@@ -6,7 +6,6 @@ model (`sharing.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -83,7 +82,7 @@ def auto_budget(model: Any) -> int:
     memory = memory_beside_weights(model)
     most = GPU_TOKENS if next(iter(memory)).type == "cuda" else CPU_TOKENS
     # A batch's states are on each device in turn
-    fits = int(min(memory.values()) * _SHARE / bytes_per_token(model))
+    fits = int(min(memory.values()) * _SHARE / _bytes_per_token(model))
     return max(MIN_TOKENS, min(most, fits))
 
 
@@ -96,17 +95,12 @@ def memory_beside_weights(model: Any) -> dict[torch.device, int]:
     for weight in model.parameters():
         if not weight.is_meta:
             weights[weight.device] += weight.nbytes
-    stored = (weight_bytes(one for one in layer.parameters() if one.is_meta) for layer in layers_of(model))
+    stored = (sum(weight.nbytes for weight in layer.parameters() if weight.is_meta) for layer in layers_of(model))
     weights[next(iter(weights))] += max(stored, default=0)
     return {device: device_bytes(device) - own for device, own in weights.items()}
 
 
-def weight_bytes(weights: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of weights."""
-    return sum(weight.nbytes for weight in weights)
-
-
-def bytes_per_token(model: Any) -> int:
+def _bytes_per_token(model: Any) -> int:
     """Estimate the peak activation memory of one token in one layer, mask row and input included."""
     config = model.config.get_text_config()
     hidden = config.hidden_size
@@ -114,9 +108,4 @@ def bytes_per_token(model: Any) -> int:
     size = model.get_output_embeddings().weight.element_size()
     # Eager attention stores scores for every head; the others store the mask only
     heads = getattr(config, "num_attention_heads", 0) if attention_of(config) == "eager" else 0
-    return activation_bytes(hidden, inner, size, heads)
-
-
-def activation_bytes(hidden: int, inner: int, size: int, heads: int = 0) -> int:
-    """Return the estimate of `bytes_per_token` from hidden and inner size, a number's bytes, and heads with scores."""
     return int(size * (8 * hidden + 4 * inner + (1 + 2 * heads) * _ROW))

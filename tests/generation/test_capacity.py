@@ -12,7 +12,6 @@ import pytest
 from evalkit.generation.capacity import MeasuredCapacity, measure_capacity
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt
-from evalkit.scoring.architecture import weight_bytes
 from tests.generation.made import prompts, tokens
 from tests.models.variants.building import VANILLA, model_of
 
@@ -28,7 +27,7 @@ def test_a_quarter_of_the_memory_beside_the_weights(monkeypatch: pytest.MonkeyPa
     """Whatever other programs use, so that batches are the same everywhere."""
     model = model_of("llama", VANILLA)
     total = psutil.virtual_memory()._replace(
-        total=4000 * BYTES + 1 + weight_bytes(model.parameters()), available=1 << 30
+        total=4000 * BYTES + 1 + sum(weight.nbytes for weight in model.parameters()), available=1 << 30
     )
     monkeypatch.setattr(psutil, "virtual_memory", lambda: total)
     room = made(model)

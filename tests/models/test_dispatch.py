@@ -28,7 +28,7 @@ from evalkit.models.memory import device_bytes
 from evalkit.models.parts import Placement, dispatch, layers_of, tensor_bytes
 from evalkit.runs.batch_devices import place_of
 from evalkit.runs.folder import Run
-from evalkit.scoring.architecture import kernels_for, memory_beside_weights, weight_bytes
+from evalkit.scoring.architecture import kernels_for, memory_beside_weights
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import SequenceSet, plan
 from tests.benchmarks.test_every_benchmark import Silent, asked, tables
@@ -141,8 +141,8 @@ def test_the_simulation_detects_tensors_of_two_devices() -> None:
 
 def test_memory_beside_the_weights_is_that_of_each_device() -> None:
     model = model_of("llama", VANILLA)
-    layer = weight_bytes(layers_of(model)[0].parameters())
-    rest = weight_bytes(model.parameters()) - 3 * layer
+    layer = sum(weight.nbytes for weight in layers_of(model)[0].parameters())
+    rest = sum(weight.nbytes for weight in model.parameters()) - 3 * layer
     assert memory_beside_weights(model) == {torch.device("cpu"): device_bytes("cpu") - rest - 3 * layer}
     with devices():
         dispatch("model", model, Placement("cuda:0", ("cuda:0", "cuda:1", "cpu")))
