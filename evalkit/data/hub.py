@@ -62,22 +62,18 @@ class Hub:
         return self._tried(repository, download, say)
 
     def _tried(self, repository: str, load: Callable[[], Result], say: Say) -> Result | None:
-        if not self._is_checked:
-            self._is_checked = True
-            self._disable(reach(), say)
+        # Not used after the first failure: another dataset would wait for the same one
         if self.failure is not None:
             return None
-        try:
-            return load()
-        except Exception as error:  # any error of the library or the network; the caller has other sources
-            self._disable(f"{repository}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
-            return None
-
-    def _disable(self, failure: str | None, say: Say) -> None:
-        """Stop using the hub after its first failure; another dataset would wait for the same failure."""
-        self.failure = failure
-        if failure is not None:
-            say(f"the Hugging Face hub cannot be used ({failure}); continuing without it")
+        if not self._is_checked:
+            self._is_checked, self.failure = True, reach()
+        if self.failure is None:
+            try:
+                return load()
+            except Exception as error:  # any error of the library or the network; the caller has other sources
+                self.failure = f"{repository}: {type(error).__name__}, {first_line(error)[:_SHOWN]}"
+        say(f"the Hugging Face hub cannot be used ({self.failure}); continuing without it")
+        return None
 
 
 def cached_split(source: HubSplit) -> list[Path]:

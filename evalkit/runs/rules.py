@@ -200,12 +200,9 @@ def why_unusable(rule: Rule, table: pd.DataFrame) -> str | None:
     A rule of another package is tried, so that its errors affect no other rule.
     """
     try:
-        if rule.name not in RULES:
-            choose(table, rule)
-        elif message := _why_unmeasured(rule, table):
-            return message
-        elif missing := missing_segments(rule, table):
-            return _missing_message(rule, missing, table)
+        if rule.name in RULES:
+            return _lacking(rule, table)
+        choose(table, rule)
     except UsageError as error:
         return str(error)
     return None
@@ -215,35 +212,33 @@ def _added_names() -> list[str]:
     return sorted(added(GROUP).keys() - RULES.keys())
 
 
-def missing_segments(rule: Rule, table: pd.DataFrame) -> list[str]:
-    """Return the segments that a rule needs and the table's template did not score."""
+def _lacking(rule: Rule, table: pd.DataFrame) -> str | None:
+    """Return what a table lacks that a rule reads, as a message; None if it has everything."""
+    is_counted, unsized = not table["n_continuation"].isna().any(), why_unsized(table)
+    if rule.per_token and not is_counted:
+        others = "acc" if unsized else "acc, acc_norm or acc_bytes"
+        return f"rule {rule.name} needs token counts, which the imported log does not have; use {others}"
+    if rule.per_length and unsized:
+        return f"rule {rule.name} needs {unsized}, or use acc"
     missing = []
     for segment in rule.segments:
         absent = table[f"ll_{segment}"].isna()
-        if absent.all() and _needed(segment, table):
-            missing.append(segment)
-        elif absent.any() and not absent.all():
+        if absent.any() and not absent.all():
             raise RunError(f"the score table is damaged: {int(absent.sum())} of its rows have no ll_{segment}")
-    return missing
-
-
-def _needed(segment: str, table: pd.DataFrame) -> bool:
-    """Return whether a segment occurs in any sequence; one that does not (such as no end token) is not missing."""
-    # A count that is not known may be any number
-    return segment == "unconditional" or not bool((table[f"n_{segment}"] <= 0).all())
-
-
-def _are_counted(table: pd.DataFrame) -> bool:
-    return not bool(table["n_continuation"].isna().any())
-
-
-def _why_unmeasured(rule: Rule, table: pd.DataFrame) -> str | None:
-    """Return why a rule that reads token counts or lengths cannot be applied to an imported log; None if it can."""
-    unsized = why_unsized(table)
-    if rule.per_token and not _are_counted(table):
-        others = "acc" if unsized else "acc, acc_norm or acc_bytes"
-        return f"rule {rule.name} needs token counts, which the imported log does not have; use {others}"
-    return f"rule {rule.name} needs {unsized}, or use acc" if rule.per_length and unsized else None
+        # A segment that occurs in no sequence, such as no end token, is not missing; an unknown count may be any number
+        if absent.all() and (segment == "unconditional" or not (table[f"n_{segment}"] <= 0).all()):
+            missing.append(segment)
+    if not missing:
+        return None
+    needs = f"rule {rule.name} needs the log-likelihood of {', '.join(missing)}, which"
+    if not is_counted:
+        return f"{needs} the imported log does not have"
+    if "unconditional" in missing:
+        return (
+            f"rule {rule.name} needs the unconditional pass, which this run did not make; repeat the run's command "
+            f"with --rule {rule.name}"
+        )
+    return f"{needs} the run's template does not score; run with --template inst"
 
 
 def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
@@ -261,22 +256,18 @@ def row_scores(table: pd.DataFrame, rule: Rule) -> Floats:
     Raises:
         UsageError: the table lacks a segment that the rule needs, or the rule returns no number for a row.
     """
-    if message := _why_unmeasured(rule, table):
+    if message := _lacking(rule, table):
         raise UsageError(message)
-    if missing := missing_segments(rule, table):
-        raise UsageError(_missing_message(rule, missing, table))
-    scores = _scores(rule, table.fillna({f"ll_{s}": 0.0 for s in SEGMENTS}))
+    filled = table.fillna({f"ll_{s}": 0.0 for s in SEGMENTS})
+    if rule.name in RULES:
+        scores = rule.score(filled)
+    else:
+        scores = call_added(f"rule {rule.name}", lambda: np.asarray(rule.score(filled), float))
     if np.shape(scores) != (len(table),) or np.isnan(scores).any():
         raise UsageError(
             f"rule {rule.name} returns no number for some rows; it must return one for each of {len(table):,}"
         )
     return scores
-
-
-def _scores(rule: Rule, table: pd.DataFrame) -> Floats:
-    if rule.name in RULES:
-        return rule.score(table)
-    return call_added(f"rule {rule.name}", lambda: np.asarray(rule.score(table), float))
 
 
 def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
@@ -309,20 +300,4 @@ def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
             "tie": tie,
             "truncated": np.maximum.reduceat(table["truncated"].to_numpy(), starts) if len(starts) else [],
         }
-    )
-
-
-def _missing_message(rule: Rule, missing: list[str], table: pd.DataFrame) -> str:
-    if not _are_counted(table):
-        return (
-            f"rule {rule.name} needs the log-likelihood of {', '.join(missing)}, which the imported log does not have"
-        )
-    if "unconditional" in missing:
-        return (
-            f"rule {rule.name} needs the unconditional pass, which this run did not make; repeat the run's command "
-            f"with --rule {rule.name}"
-        )
-    return (
-        f"rule {rule.name} needs the log-likelihood of {', '.join(missing)}, which the run's template does not score; "
-        "run with --template inst"
     )

@@ -82,55 +82,57 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
 
     `rule` is that of its numbers; None: the run's own. Not used for runs whose answers no rule chooses.
     """
-    specification = run.manifest["specification"]
-    loaded, requested = (run.manifest.get("loaded") or {}).get("attention"), specification.get("attention")
-    found = [
-        _limit(specification),
-        _trait("template", run.template),
-        _trait("template's text", str(specification.get("template", ""))[:12]),
-    ]
+    specification, imported = run.manifest["specification"], is_imported(run.manifest)
+    found: dict[str, Trait] = {}
+
+    def add(name: str, value: object, words: str = "", refused: bool = True) -> None:
+        found[name] = Trait(name, str(value), words or f"{name} {value}", refused)
+
+    add("limit", *_limit(specification))
+    add("template", run.template)
+    add("template's text", str(specification.get("template", ""))[:12])
     if most := max_prompt_tokens(specification):
-        found.append(Trait("prompt tokens", f"at most {most:,}", f"prompts of at most {most:,} tokens", True))
+        add("prompt tokens", f"at most {most:,}", f"prompts of at most {most:,} tokens")
     if run.rule is not None:
-        shots, name = specification.get("num_fewshot"), rule or str(run.manifest["rule"])
-        if shots is None and is_imported(run.manifest):
-            found.append(Trait("solved examples", "unknown", "an unknown number of solved examples", True))
+        if (shots := specification.get("num_fewshot")) is None and imported:
+            add("solved examples", "unknown", "an unknown number of solved examples")
         else:
-            found.append(Trait("solved examples", str(shots or 0), f"{shots or 0}-shot", True))
-        found.append(Trait("rule", name, f"{'rule' if outcome_of(name) is None else 'outcome'} {name}", True))
-        found.append(Trait("prompts", prompts := _prompts(specification), f"mean over prompts {prompts}", True))
+            add("solved examples", shots or 0, f"{shots or 0}-shot")
+        name = rule or str(run.manifest["rule"])
+        add("rule", name, f"{'rule' if outcome_of(name) is None else 'outcome'} {name}")
+        add("prompts", prompts := _prompts(specification), f"mean over prompts {prompts}")
     if windows := specification.get("windows"):
-        found.append(_windows(windows))
+        add("windows", _windows(windows))
     if continuation := specification.get("continuation"):
-        found.append(Trait("continuation", continuation, f"{continuation} continuations", True))
-    found += [
-        _trait("dtype", str(specification.get("dtype"))),
-        _extension(specification.get("context_extension")),
-        _trait("origin", origin(run.manifest), refused=False),
-        *([] if is_imported(run.manifest) else [_trait("scoring version", str(specification.get("scoring")))]),
-        *([_trait("benchmark version", str(specification["version"]))] if "version" in specification else []),
+        add("continuation", continuation, f"{continuation} continuations")
+    add("dtype", specification.get("dtype"))
+    add("context extension", *_extension(specification.get("context_extension")))
+    add("origin", origin(run.manifest), refused=False)
+    if not imported:
+        add("scoring version", specification.get("scoring"))
+    if "version" in specification:
+        add("benchmark version", specification["version"])
+    if not imported:
         # The implementation that was loaded; the requested one may be "auto"
-        *([] if is_imported(run.manifest) else [_trait("attention", str(loaded or requested), refused=False)]),
-    ]
+        loaded = (run.manifest.get("loaded") or {}).get("attention")
+        add("attention", loaded or specification.get("attention"), refused=False)
     if device := " and ".join(kinds(run.manifest)):
-        found.append(_trait("device", device, refused=False))
-    found += [
-        Trait(f"{name} version", str(text), f"{name} {text}", False)
-        for name, text in specification.get("versions", {}).items()
-    ]
-    return {trait.name: trait for trait in found}
+        add("device", device, refused=False)
+    for library, version in specification.get("versions", {}).items():
+        add(f"{library} version", version, f"{library} {version}", refused=False)
+    return found
 
 
 def selection_words(run: Run) -> str:
     """Return which documents of each task a run read, in words; empty if all."""
-    found = _limit(run.manifest["specification"])
-    return "" if found.value == "none" else found.words
+    value, words = _limit(run.manifest["specification"])
+    return "" if value == "none" else words
 
 
 def windows_of_text(specification: Mapping[str, Any]) -> str:
     """Return the windows of a text, in words; empty without one, and for windows of the model's own length."""
     windows = specification.get("windows")
-    return _windows(windows).words if windows and any(windows.values()) else ""
+    return f"windows {_windows(windows)}" if windows and any(windows.values()) else ""
 
 
 def documents_read(specification: Mapping[str, Any]) -> str:
@@ -202,23 +204,18 @@ def caveats(manifest: Mapping[str, Any], task: str) -> list[str]:
     return [f"not the official {kind}" for kind, tasks in unofficial(manifest).items() if task in tasks]
 
 
-def _trait(name: str, value: str, refused: bool = True) -> Trait:
-    return Trait(name, value, f"{name} {value}", refused)
-
-
-def _limit(specification: Mapping[str, Any]) -> Trait:
-    """Return which documents of each task are read: all, the first ones, or a random sample."""
+def _limit(specification: Mapping[str, Any]) -> tuple[str, str]:
+    """Return which documents of each task are read: all, the first ones, or a random sample; short, and in words."""
     if size := specification.get("sample"):
         seed = f"(seed {specification['seed']})"
-        return Trait("limit", f"{size:,} random {seed}", f"{size:,} random documents of each task {seed}", True)
+        return f"{size:,} random {seed}", f"{size:,} random documents of each task {seed}"
     if chosen := specification.get("selection"):
         if _may_be_all(specification):
-            words = f"an unknown part of each task's documents ({chosen[:12]})"
-            return Trait("limit", f"unknown (selection {chosen[:12]})", words, True)
-        return Trait("limit", f"selection {chosen[:12]}", f"the logged selection of documents ({chosen[:12]})", True)
-    limit = specification.get("limit")
-    first = f"the first {f'{limit:,} documents' if limit > 1 else 'document'} of each task" if limit else ""
-    return Trait("limit", str(limit or "none"), first or "all documents", True)
+            return f"unknown (selection {chosen[:12]})", f"an unknown part of each task's documents ({chosen[:12]})"
+        return f"selection {chosen[:12]}", f"the logged selection of documents ({chosen[:12]})"
+    if limit := specification.get("limit"):
+        return str(limit), f"the first {f'{limit:,} documents' if limit > 1 else 'document'} of each task"
+    return "none", "all documents"
 
 
 def _may_be_all(specification: Mapping[str, Any]) -> bool:
@@ -226,12 +223,11 @@ def _may_be_all(specification: Mapping[str, Any]) -> bool:
     return specification.get("complete") == "unknown"
 
 
-def _windows(windows: Mapping[str, int | None]) -> Trait:
+def _windows(windows: Mapping[str, int | None]) -> str:
     """Return how texts are cut; the model's own context window is its property, and no trait."""
     tokens, stride = windows["tokens"], windows["stride"]
-    parts = [f"of at most {tokens:,} tokens" if tokens else "of the model's own length"]
-    parts += [f"stride {stride:,}"] if stride else []
-    return Trait("windows", ", ".join(parts), f"windows {', '.join(parts)}", True)
+    length = f"of at most {tokens:,} tokens" if tokens else "of the model's own length"
+    return f"{length}, stride {stride:,}" if stride else length
 
 
 def _prompts(specification: Mapping[str, Any]) -> str:
@@ -243,11 +239,11 @@ def _prompts(specification: Mapping[str, Any]) -> str:
     return f"{names}{f', {orders} orders of the options' if orders > 1 else ''} ({content})"
 
 
-def _extension(specification: Mapping[str, Any] | None) -> Trait:
+def _extension(specification: Mapping[str, Any] | None) -> tuple[str, str]:
     if not specification:
-        return Trait("context extension", "none", "no context extension", True)
+        return "none", "no context extension"
     # Imported here, since most runs do not need its libraries
     from evalkit.models.context import Extension
 
     words = Extension(**specification).describe()
-    return Trait("context extension", words, words, True)
+    return words, words

@@ -38,8 +38,7 @@ def alibi_by_position(base: Any, positions: torch.Tensor) -> Iterator[None]:
             setattr(module, name, _by_position(name, original, positions))
         yield
     finally:
-        for name, original in found.items():
-            setattr(module, name, original)
+        vars(module).update(found)
 
 
 def _by_position(name: str, original: Any, positions: torch.Tensor) -> Any:

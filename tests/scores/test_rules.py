@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lm_eval.api.task import ConfigurableTask
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.runs.rules import RULES, decide, find_rule, missing_segments
+from evalkit.runs.rules import RULES, decide, find_rule, why_unusable
 from tests.tables.made import Choice, documents, table
 
 # One document on which each rule's preferences differ; scores are worked out beside each rule below
@@ -231,7 +231,7 @@ def test_template_that_scores_only_the_continuation() -> None:
         decide(frame, RULES["ppl"])
     # Without an end token, the continuation and its end are the continuation
     assert predictions(frame, "ppl_continuation_end") == predictions(frame, "ppl_continuation")
-    assert [rule for rule in RULES if not missing_segments(RULES[rule], frame)] == [
+    assert [rule for rule in RULES if why_unusable(RULES[rule], frame) is None] == [
         "ppl_continuation",
         "ppl_continuation_end",
         "acc",
