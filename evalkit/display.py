@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from evalkit.escape import printable
@@ -52,12 +53,10 @@ class _Status:
 
     @contextmanager
     def doing(self, what: str, *, slow: bool = False) -> Iterator[None]:
-        """Name the activity of a block; of nested ones, the innermost is shown.
+        """Name the activity of a block with its object, such as "loading demo"; of nested ones, the innermost is shown.
 
-        Args:
-            what: an activity with its object, such as "loading demo".
-            slow: show it at once, because it is known to take seconds, such as the first import of torch: an import of
-                compiled code can keep other threads from running.
+        A `slow` one is shown at once, such as the first import of torch: an import of compiled code can keep other
+        threads from running.
         """
         with self._lock:
             self._activities.append(printable(what))
@@ -125,8 +124,12 @@ class _Status:
         with suppress(OSError, ValueError, AttributeError):
             if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
                 self._erase()
+                from wcwidth import clip, wcswidth  # some characters take two columns
+
                 self._line, self._columns = activity, shutil.get_terminal_size().columns - 1
-                sys.stderr.write(_fitted(f"{activity} …", self._columns))
+                line = f"{activity} …"
+                fits = wcswidth(line) <= self._columns
+                sys.stderr.write(line if fits else clip(line, 0, self._columns - 1) + "…")
             elif activity not in self._printed:
                 self._printed.add(activity)
                 sys.stderr.write(f"{activity} …\n")
@@ -141,25 +144,12 @@ class _Status:
             self._line = ""
 
 
-def _fitted(text: str, columns: int) -> str:
-    """Truncate a text to a terminal's columns, of which some characters take two."""
-    from wcwidth import clip, wcswidth
-
-    return text if wcswidth(text) <= columns else clip(text, 0, columns - 1) + "…"
-
-
 _status = _Status()
 doing, news = _status.doing, _status.news
-
-
-def shown_activity() -> AbstractContextManager[None]:
-    """Show activities on standard error within a block."""
-    return _status.shown(True)
-
-
-def hidden_activity() -> AbstractContextManager[None]:
-    """Show no activities within a block, while a progress bar uses the terminal's last line."""
-    return _status.shown(False)
+shown_activity = partial(_status.shown, True)
+"""Show activities on standard error within a block."""
+hidden_activity = partial(_status.shown, False)
+"""Show no activities within a block, while a progress bar uses the terminal's last line."""
 
 
 class Progress:

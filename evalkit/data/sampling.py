@@ -116,18 +116,12 @@ def clusters_of(documents: Sequence[Mapping[str, Any]], metadata: Mapping[str, A
         twins: sentence          documents with the same options and nearly the same sentence do (WinoGrande's twins)
     """
     if "source" in metadata:
-        return _same_text(documents, str(metadata["source"]))
+        first: dict[str, int] = {}
+        texts = enumerate(document.get(str(metadata["source"])) for document in documents)
+        return [first.setdefault(text, n) if isinstance(text, str) and text else n for n, text in texts]
     if "twins" in metadata:
         return _twins(documents, str(metadata["twins"]))
     return list(range(len(documents)))
-
-
-def _same_text(documents: Sequence[Mapping[str, Any]], field: str) -> list[int]:
-    first: dict[str, int] = {}
-    texts = [document.get(field) for document in documents]
-    return [
-        first.setdefault(text, place) if isinstance(text, str) and text else place for place, text in enumerate(texts)
-    ]
 
 
 def _twins(documents: Sequence[Mapping[str, Any]], field: str) -> list[int]:

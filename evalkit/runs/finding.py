@@ -133,18 +133,13 @@ def _matches(run: Run | DamagedRun, given: str, path: str | None) -> bool:
     if run.folder.name.startswith(given) or isinstance(run, DamagedRun):
         return run.folder.name.startswith(given)
     manifest = run.manifest
-    if str(manifest["id"]).startswith(given) or given.rstrip("/") in _model_names(manifest):
+    names = {str(manifest["model"]).rstrip("/")}
+    if manifest.get("path") is None:  # of the hub: also without its revision, and with its commit
+        name = str(manifest["model"]).rstrip("/").partition("@")[0]
+        names |= {name, f"{name}@{manifest['revision']}"}
+    if str(manifest["id"]).startswith(given) or given.rstrip("/") in names:
         return True
     return path is not None and manifest.get("path") == path
-
-
-def _model_names(manifest: Mapping[str, Any]) -> set[str]:
-    """Return the names of a run's checkpoint; of the hub also without its revision, and with its commit."""
-    model = str(manifest["model"]).rstrip("/")
-    if manifest.get("path") is not None:
-        return {model}
-    name = model.partition("@")[0]
-    return {model, name, f"{name}@{manifest['revision']}"}
 
 
 def _resolved(given: str) -> str | None:

@@ -19,7 +19,7 @@ import torch
 from transformers import DynamicCache
 
 from evalkit.models.parts import base_of, dynamic_modules, forget_lengths
-from evalkit.scoring.attention import TileLayout, TreeAttention, attending
+from evalkit.scoring.attention import TileLayout, attending
 from evalkit.scoring.flex import FlexLayout
 from evalkit.scoring.head import NOTHING, OutputHead, Scores, to_device
 from evalkit.scoring.tree import TRUNK, Ints, Tree
@@ -124,8 +124,17 @@ class Forward:
     @torch.inference_mode()
     def trunk(self, tokens: Ints) -> Trunk:
         """Run a prefix; the latest one is cached."""
-        if self._trunk is None or not np.array_equal(self._trunk.tokens, tokens):
-            self._trunk = self._run_trunk(tokens)
+        if self._trunk is not None and np.array_equal(self._trunk.tokens, tokens):
+            return self._trunk
+        if len(tokens):
+            cache = DynamicCache()
+            hidden = self._states(input_ids=self._ids(tokens), past_key_values=cache, use_cache=True)
+            layers = tuple((layer.keys, layer.values) for layer in cache.layers)
+            scores = self._next_scores(hidden, tokens)
+            self._trunk = Trunk(tokens, Scores.after_first(scores), hidden[-1:], layers)
+        else:
+            empty = torch.zeros(1, self._head.module.weight.shape[1], device=self._device, dtype=self._dtype)
+            self._trunk = Trunk(tokens, Scores.after_first(NOTHING), empty, ())
         return self._trunk
 
     @torch.inference_mode()
@@ -200,15 +209,6 @@ class Forward:
         ours = self._head.logits(hidden * factor).float().log_softmax(-1)
         return float((ours - own).abs().mean()) if called else math.nan
 
-    def _run_trunk(self, tokens: Ints) -> Trunk:
-        if not len(tokens):
-            empty = torch.zeros(1, self._head.module.weight.shape[1], device=self._device, dtype=self._dtype)
-            return Trunk(tokens, Scores.after_first(NOTHING), empty, ())
-        cache = DynamicCache()
-        hidden = self._states(input_ids=self._ids(tokens), past_key_values=cache, use_cache=True)
-        layers = tuple((layer.keys, layer.values) for layer in cache.layers)
-        return Trunk(tokens, Scores.after_first(self._next_scores(hidden, tokens)), hidden[-1:], layers)
-
     def _next_scores(self, hidden: torch.Tensor, tokens: Ints) -> Scores:
         """Score each token but the first from the states of those before it, [tokens, d_model]."""
         return self._head.scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64))
@@ -230,8 +230,13 @@ class Forward:
             inputs |= {"attention_mask": self._tree_mask(ends, len(trunk.tokens))}
             before = torch.arange(len(trunk.tokens), device=self._device)
             attention = alibi_by_position(self._base, torch.cat((before, positions[0])))
+        elif self.kernel == "flex":
+            attention = attending(self._model, FlexLayout(tree.ends, len(trunk.tokens), self._device))
         else:
-            attention = attending(self._model, self._layout(tree, len(trunk.tokens)))
+            heads, length = self._config.num_attention_heads, len(trunk.tokens)
+            width = (getattr(self._config, "head_dim", None) or self._config.hidden_size // heads) * heads
+            layout = TileLayout(tree.ends, tree.positions - length, length, width, self._dtype, self._device)
+            attention = attending(self._model, layout)
         with attention:
             return self._states(**inputs, use_cache=bool(trunk.layers))
 
@@ -247,13 +252,6 @@ class Forward:
         # Where the last layer is on another device and no module follows it, so are the states
         states: torch.Tensor = self._base(**inputs).last_hidden_state[0].to(self._device)
         return states
-
-    def _layout(self, tree: Tree, trunk: int) -> TreeAttention:
-        if self.kernel == "flex":
-            return FlexLayout(tree.ends, trunk, self._device)
-        heads = self._config.num_attention_heads
-        width = (getattr(self._config, "head_dim", None) or self._config.hidden_size // heads) * heads
-        return TileLayout(tree.ends, tree.positions - trunk, trunk, width, self._dtype, self._device)
 
     def _tree_mask(self, ends: torch.Tensor, trunk: int) -> torch.Tensor:
         """Return the additive mask of a tree, [1, 1, nodes, trunk + nodes], from the ends of subtrees, [nodes].

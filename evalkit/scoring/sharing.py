@@ -91,7 +91,8 @@ class SharingCheck:
             forward, sequence = self._forward(wide), self._repetitive(length, seed)
             later = self._repetitive(length if at_equal_length else 0, seed + 2)
             whole, worst = seen(forward, sequence), torch.zeros(length - 1)
-            for cut in _cuts(length):
+            # No block of more than two tokens divides all of these lengths
+            for cut in sorted({max(1, length * quarters // 4 - 1) for quarters in (1, 3, 4)}):
                 part = seen(forward, np.concatenate((sequence[:cut], later[cut:])))
                 worst[:cut] = torch.maximum(worst[:cut], _gaps(part[:cut], whole[:cut]))
             return worst
@@ -220,11 +221,6 @@ def _systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float 
     again = ~(gaps(1) <= tolerance)
     rare = max(float(wrong.float().mean()), float(again.float().mean())) <= _RARE
     return None if rare and not (wrong & again).any() else float(first.max())
-
-
-def _cuts(length: int) -> list[int]:
-    """Return where a sequence is cut; no block of more than two tokens divides all of these lengths."""
-    return sorted({max(1, length * quarters // 4 - 1) for quarters in (1, 3, 4)})
 
 
 def _gaps(found: torch.Tensor, expected: torch.Tensor, which: torch.Tensor | None = None) -> torch.Tensor:
