@@ -103,7 +103,11 @@ def test_the_largest_seed(command: Command, shared: Path, tmp_path: Path) -> Non
 def test_errors_are_one_line(command: Command, shared: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, shared, steps=0)
     code, out, err = command("train.py", recipe, "-o", tmp_path / "a")
-    assert (code, out, err) == (2, "", f"train.py: {recipe}: 'steps' is 0; expected at least 1\n")
+    assert (code, out, err) == (
+        2,
+        "",
+        f"train.py: {recipe}: 'steps' is 0: Input should be greater than or equal to 1\n",
+    )
     recipe = write_recipe(tmp_path, shared, length=65)
     code, _, err = command("train.py", recipe, "-o", tmp_path / "a")
     assert code == 2
