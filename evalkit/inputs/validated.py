@@ -7,6 +7,7 @@ the key, its value and pydantic's reason; for an unknown key, the nearest one.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -99,9 +100,13 @@ def _described(found: ValidationError, content: Any) -> str:
     first, *others = (error for error, other in zip(errors, places, strict=True) if other == place)
     if first["type"] == "missing":
         return f"it lacks '{_path((*place, first['loc'][-1]))}'"
+    message = first["msg"].removeprefix("Value error, ") if first["type"] in (_UNKNOWN_KEY, "value_error") else ""
+    if first["type"] == "literal_error" and first["loc"][-1:] == ("[key]",):
+        known = re.findall("'(.*?)'", first["ctx"]["expected"])
+        place, message = place[:-1], str(UnknownNameError("key", _cut(str(first["input"])), known))
     key = f"'{_path(place)}'" if place else ""
-    if first["type"] in (_UNKNOWN_KEY, "value_error"):
-        return f"{key}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+    if message:
+        return f"{key}: {message}".removeprefix(": ")
     reasons = " or ".join(dict.fromkeys(error["msg"] for error in (first, *others)))
     return f"{key or 'it'} is {_cut(reprlib.repr(first['input']))}: {reasons}"
 

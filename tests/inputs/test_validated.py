@@ -76,7 +76,7 @@ def test_what_fits_is_what_was_written() -> None:
         ),
         ({"listed": [{}, {"sise": 1}]}, "'listed[1]': unknown key 'sise': did you mean 'size'?"),
         ({"either": {"sise": 1}}, "'either': unknown key 'sise': did you mean 'size'?"),
-        ({"marks": {"bald": "x"}}, "'marks.bald' is 'bald': Input should be 'bold' or 'underline'"),
+        ({"marks": {"bald": "x"}}, "'marks': unknown key 'bald': did you mean 'bold'?"),
         ({7: 1}, "unknown key '7'"),
         ({"parts": {}}, "'parts' is {}: "),
         ({"parts": ["a"]}, "'parts' is ['a']: "),

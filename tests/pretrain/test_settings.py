@@ -19,7 +19,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown key": ({"leraning_rate": 1}, "unknown key 'leraning_rate': did you mean 'learning_rate'?"),
     "an unknown key of a text": ({"text": [{"file": ["a"]}]}, "'text[0]': unknown key 'file'"),
     "no text": ({"text": None}, "it lacks 'text'"),
-    "an empty text": ({"text": []}, "'text' is empty"),
+    "an empty text": ({"text": []}, "'text' is "),
     "no source": ({"text": [{}]}, "'text[0]': give either files or dataset"),
     "two sources": ({"text": [{"files": ["a"], "dataset": "b"}]}, "'text[0]': give either files or dataset"),
     "no learning rate": ({"learning_rate": None}, "it lacks 'learning_rate'"),
@@ -116,7 +116,7 @@ def test_a_study(shared: Path, tmp_path: Path) -> None:
     assert list(read_training_study(path)[0].models) == names
     for change, message in [
         ({"models": {"a": "nine"}}, "'models.a': unknown model 'nine'"),
-        ({"seeds": []}, "'seeds' is empty"),
+        ({"seeds": []}, "'seeds' is "),
         ({"seeds": [1, -1]}, "'seeds[1]' is "),
         ({"seeds": [2**32]}, "'seeds[0]' is "),
         *(

@@ -359,7 +359,7 @@ def test_a_run_of_an_earlier_version(own_run: Path) -> None:
         ({"created": "yesterday"}, "'created': "),
         ({"template": None}, "'template' is "),
         ({"model": ["a"]}, "'model' is "),
-        ({"loaded": []}, "'loaded' is a list"),
+        ({"loaded": []}, "'loaded' is "),
         ({"devices": [{"device": "cpu"}]}, "it lacks 'devices[0].hardware'"),
         ({"specification": {"suite": "zeroshot8"}}, "it lacks 'specification.dtype'"),
     ],

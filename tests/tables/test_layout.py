@@ -90,7 +90,7 @@ def test_a_suite_of_ones_own_is_seen_from_the_layout(tmp_path: Path) -> None:
             ["'Average' is a measure; 'model' and 'no_model' are keys of models"],
         ),
         ({"marks": {"bold": "best"}}, ["'marks.bold' is 'best'", "highest in section"]),
-        ({"marks": {"italic": "highest in table"}}, ["'marks.italic' is 'italic'", "'bold' or 'underline'"]),
+        ({"marks": {"italic": "highest in table"}}, ["'marks': unknown key 'italic'", "Known: bold, underline"]),
         ({"decimals": "one"}, ["'decimals' is "]),
         ({"decimals": True}, ["'decimals' is "]),
         ({"models": "lines"}, ["'models' is "]),
