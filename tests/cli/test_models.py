@@ -125,7 +125,7 @@ def test_checkpoints_that_cannot_be(evalkit: Command) -> None:
     complains(evalkit("models", "show", "./stock"), 1, "config.json: model_type is 'gpt2'")
     complains(
         evalkit("models", "init", "llama-125m-intg", "-o", "x", "--train-tokenizer", "nowhere.txt"),
-        1, "nowhere.txt: cannot be read (No such file or directory)",
+        1, "nowhere.txt: cannot be read",
     )  # fmt: skip
     assert not Path("x").exists()
 

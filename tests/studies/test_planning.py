@@ -82,7 +82,7 @@ def test_all_checkpoints_that_do_not_exist_are_named_at_once(folder: Path) -> No
             "gone": "nix: file or folder not found",
             "lost": "file or folder not found",
             "empty": "the folder is empty",
-            "short": "copy it again",
+            "short": "model.safetensors: cannot be read as undamaged weights",
         }.items(),
         strict=True,
     ):
@@ -154,7 +154,7 @@ def test_a_damaged_checkpoint_of_a_finished_run_is_a_problem(folder: Path) -> No
     run_study(read_study(path), Told(), run_here, wait=False)
     weights = folder / "intg-seed1" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(SeveralErrors, match=r"checkpoint B: .*copy it again"):
+    with pytest.raises(SeveralErrors, match=r"checkpoint B: .*model.safetensors: cannot be read"):
         plan_study(read_study(path), silent)
 
 
