@@ -5,7 +5,7 @@ BIN := .venv/bin
 # The GPU is hidden from them: only tests marked gpu use it, in a single process.
 PYTEST := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(BIN)/pytest --numprocesses 2 --dist loadfile
 
-.PHONY: demo check test test-all slow gpu clean
+.PHONY: demo check test test-all clean
 
 demo: .venv/.ready
 	$(BIN)/evalkit run --model demo --sample 50
@@ -16,20 +16,23 @@ check: .venv/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# About 10 minutes on two cores; tests in a browser are skipped, with the reason, where no Chromium is found
-test: check
-	$(PYTEST) -m "not slow and not cluster and not gpu"
+# Tests of one kind of evidence, such as `make test-browser`: see the markers in pyproject.toml
+KINDS := simulation hostile browser latex training cluster slow
 
-# All tests, with new random examples; those whose checkpoint, browser, cluster or GPU is missing are skipped with a reason
+# Tests whose checkpoint, browser or TeX is missing are skipped with the reason
+test: check
+	$(PYTEST) --durations 10 -m "not gpu $(KINDS:%=and not %)"
+
+# All tests, with new random examples
 test-all: check
 	$(PYTEST) --hypothesis-profile random -m "not gpu"
 	$(BIN)/pytest -m gpu
 
-slow: .venv/.ready
-	$(PYTEST) -m "slow and not gpu"
-
-gpu: .venv/.ready
+test-gpu: .venv/.ready
 	$(BIN)/pytest -m gpu
+
+test-%: .venv/.ready
+	$(PYTEST) -m "$* and not gpu"
 
 # The environment is rebuilt when its requirements change
 .venv/.ready: pyproject.toml constraints.txt
