@@ -38,9 +38,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from evalkit.compatibility.transformers import quiet
 from evalkit.errors import EvalkitError, first_line
-from evalkit.models.load import load
-from evalkit.models.locate import locate
-from evalkit.models.train_tokenizer import train_tokenizer
+from evalkit.models.loading.load import load
+from evalkit.models.loading.locate import locate
+from evalkit.models.zoo.train_tokenizer import train_tokenizer
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import SequenceSet, plan
 

@@ -159,8 +159,8 @@ def kernels(arguments: argparse.Namespace) -> str:
     from evalkit.compatibility.torch import compilations
     from evalkit.data import Library
     from evalkit.data.sampling import FirstDocuments
-    from evalkit.models.load import load
-    from evalkit.models.locate import locate
+    from evalkit.models.loading.load import load
+    from evalkit.models.loading.locate import locate
     from evalkit.scoring.architecture import auto_budget
     from evalkit.scoring.engine import Engine
     from evalkit.scoring.pack import plan

@@ -18,7 +18,7 @@ from evalkit.cli.options import BenchmarkCommand
 from evalkit.cli.root import cli
 from evalkit.errors import UsageError
 from evalkit.inputs.settings import setting, settings_of
-from evalkit.models.spec import ModelSpec
+from evalkit.models.loading.spec import ModelSpec
 from evalkit.studies.study_file import read_study
 from tests import generated
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.outcomes import Comparable, Metric
     from evalkit.benchmarks.request import Request, TaskTokens
     from evalkit.data import HubSplit
-    from evalkit.models.load import LoadedModel
-    from evalkit.models.locate import Checkpoint
+    from evalkit.models.loading.load import LoadedModel
+    from evalkit.models.loading.locate import Checkpoint
     from evalkit.reporting.figures import RunFigure
     from evalkit.reporting.report import Report
     from evalkit.runs.batch_devices import BatchDevice

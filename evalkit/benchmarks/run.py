@@ -15,7 +15,7 @@ from evalkit.display import Progress, Say
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs import values
 from evalkit.inputs.settings import given_settings, settings_of, with_settings
-from evalkit.models.spec import ModelSpec
+from evalkit.models.loading.spec import ModelSpec
 from evalkit.runs.folder import Run
 
 if TYPE_CHECKING:

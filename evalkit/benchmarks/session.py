@@ -27,9 +27,9 @@ from evalkit.runs.writing import RunWriter, find_finished, open_run
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from evalkit.models.load import LoadedModel
-    from evalkit.models.locate import Checkpoint
-    from evalkit.models.spec import ModelSpec
+    from evalkit.models.loading.load import LoadedModel
+    from evalkit.models.loading.locate import Checkpoint
+    from evalkit.models.loading.spec import ModelSpec
     from evalkit.runs.columns import Rows
 
 
@@ -111,7 +111,7 @@ def load_checked(model: ModelSpec, checkpoint: Checkpoint, specification: Mappin
 
 def check_loaded(given: str, specification: Mapping[str, Any], loaded: LoadedModel) -> None:
     """Raise a `CheckpointError` if a model is not the one of a run; see `check_identity`."""
-    from evalkit.models.fingerprint import check_identity
+    from evalkit.models.loading.fingerprint import check_identity
 
     check_identity(given, specification, loaded)
 

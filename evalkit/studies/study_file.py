@@ -42,8 +42,8 @@ from evalkit.inputs.settings import Setting, settings_of
 from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.inputs.values import by_number
 from evalkit.inputs.values import path as given_path
-from evalkit.models.files import is_pattern, matching
-from evalkit.models.spec import ModelSpec
+from evalkit.models.loading.files import is_pattern, matching
+from evalkit.models.loading.spec import ModelSpec
 from evalkit.paths import RUNS
 from evalkit.studies.study import Study, StudyBenchmark, StudyCheckpoint, StudyTable, recorded_checkpoints
 from evalkit.tables.layout import layout_names

@@ -11,7 +11,7 @@ from evalkit.benchmarks.prompted import ANSWERS, PromptDocument, PromptedBenchma
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
 from evalkit.errors import ScoringError, UsageError
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.benchmarks.test_every_benchmark import Silent
 

@@ -18,7 +18,7 @@ from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metr
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.inputs.validated import Stored
-from evalkit.models.load import LoadedModel
+from evalkit.models.loading.load import LoadedModel
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import Run

@@ -13,7 +13,7 @@ from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, TokenSeq
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template
-from evalkit.models.load import LoadedModel
+from evalkit.models.loading.load import LoadedModel
 from evalkit.runs.score_table import ScoreRow
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import SequenceSet, plan

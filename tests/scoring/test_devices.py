@@ -14,7 +14,7 @@ import torch
 
 from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion
 from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.models.load import LoadedModel
+from evalkit.models.loading.load import LoadedModel
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import SequenceSet, TreeBatch, plan

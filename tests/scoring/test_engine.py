@@ -23,11 +23,11 @@ from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.errors import CheckpointError, ScoringError
-from evalkit.models.context import ContextSettings
-from evalkit.models.load import LoadedModel, load
-from evalkit.models.locate import locate
+from evalkit.models.context.extension import ContextSettings
+from evalkit.models.loading.load import LoadedModel, load
+from evalkit.models.loading.locate import locate
+from evalkit.models.loading.spec import extension_of
 from evalkit.models.memory import is_out_of_memory
-from evalkit.models.spec import extension_of
 from evalkit.models.variants.modeling import EvalkitLlamaConfig
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward, Trunk

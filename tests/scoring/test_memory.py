@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 
 from evalkit.data import Library
-from evalkit.models.load import load
-from evalkit.models.locate import locate
+from evalkit.models.loading.load import load
+from evalkit.models.loading.locate import locate
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
@@ -103,8 +103,8 @@ import os, sys
 import psutil
 import torch
 
-from evalkit.models.load import load
-from evalkit.models.locate import locate
+from evalkit.models.loading.load import load
+from evalkit.models.loading.locate import locate
 
 if sys.argv[2] == "kept":
     os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = os.environ["LRU_CACHE_CAPACITY"] = "1024"

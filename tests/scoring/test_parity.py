@@ -12,7 +12,7 @@ import pytest
 from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.errors import ScoringError
-from evalkit.models.load import LoadedModel
+from evalkit.models.loading.load import LoadedModel
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import SequenceSet, check_budget, plan, plan_arrays
 from evalkit.scoring.sequences import SequenceArrays

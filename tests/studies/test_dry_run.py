@@ -14,9 +14,9 @@ from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import spread
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
-from evalkit.models.locate import silent
-from evalkit.models.shapes import parameter_count
-from evalkit.models.spec import tokenizer_alone
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import tokenizer_alone
+from evalkit.models.zoo.shapes import parameter_count
 from evalkit.runs.folder import Run, load_run
 from evalkit.studies.dry_run import dry_run_report, plans_report
 from evalkit.studies.running import run_here, run_study

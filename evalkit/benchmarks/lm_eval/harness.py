@@ -28,8 +28,8 @@ from evalkit.errors import CheckpointError, UsageError
 from evalkit.escape import brief
 from evalkit.inputs.settings import check_names, with_settings
 from evalkit.inputs.values import switch, whole
-from evalkit.models.load import LoadedModel
-from evalkit.models.spec import UNSTRETCHED, ModelSpec, model_spec
+from evalkit.models.loading.load import LoadedModel
+from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec, model_spec
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.pack import TreeBatch, check_budget, plan
 

@@ -30,9 +30,9 @@ from evalkit.display import Say, doing
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.inputs.validated import Stored
-from evalkit.models.context import configured_window
-from evalkit.models.locate import Checkpoint
-from evalkit.models.spec import ModelSpec, config_of, context_settings
+from evalkit.models.context.extension import configured_window
+from evalkit.models.loading.locate import Checkpoint
+from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
 from evalkit.runs.folder import LONGBENCH, Run
 from evalkit.runs.forms import StoredTask
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.scoring import Scoring, ScoringSetup
     from evalkit.benchmarks.request import SuiteRequest
     from evalkit.data import HubSplit
-    from evalkit.models.load import LoadedModel
+    from evalkit.models.loading.load import LoadedModel
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 

@@ -23,15 +23,15 @@ from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, s
 from evalkit.benchmarks.multiple_choice.templates import Template
 from evalkit.benchmarks.request import TaskTokens, remembered
 from evalkit.display import Say
-from evalkit.models.locate import silent
-from evalkit.models.spec import window_of
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import window_of
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.score_table import SEGMENTS, ScoreRow
 from evalkit.scoring import pack
 from evalkit.scoring.sequences import SampledGroup, estimated_tokens
 
 if TYPE_CHECKING:
-    from evalkit.models.load import LoadedModel
+    from evalkit.models.loading.load import LoadedModel
     from evalkit.runs.journal import FinishedRows
 
 _CANDIDATES = 2

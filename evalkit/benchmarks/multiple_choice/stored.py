@@ -20,7 +20,7 @@ from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite, choose_tasks
 from evalkit.benchmarks.multiple_choice.tasks import LeafTask, Question, load_questions
 from evalkit.cache import folder_digest, read_cached_bytes, source_digest, write_cached_bytes
-from evalkit.models.fingerprint import hash_file
+from evalkit.models.loading.fingerprint import hash_file
 from evalkit.paths import resource
 from evalkit.scoring.sequences import SequenceArrays
 

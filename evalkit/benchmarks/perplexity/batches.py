@@ -19,13 +19,13 @@ from evalkit.benchmarks.perplexity.windows import PerplexityFacts, PositionRow, 
 from evalkit.benchmarks.request import TaskTokens, spread
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.models.spec import window_of
+from evalkit.models.loading.spec import window_of
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scoring.pack import SequenceSet, TreeBatch
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.generated import DocumentPlan
-    from evalkit.models.load import LoadedModel
+    from evalkit.models.loading.load import LoadedModel
     from evalkit.runs.journal import FinishedRows
 
 

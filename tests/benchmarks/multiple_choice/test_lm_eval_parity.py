@@ -23,8 +23,8 @@ from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
 from evalkit.data.wheels import demo_checkpoint
 from evalkit.errors import EvalkitError
-from evalkit.models.load import LoadedModel, load
-from evalkit.models.locate import locate
+from evalkit.models.loading.load import LoadedModel, load
+from evalkit.models.loading.locate import locate
 from evalkit.paths import resource
 from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.score_table import ScoreRow
