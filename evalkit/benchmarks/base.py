@@ -137,7 +137,7 @@ class Computer(Protocol):
 
 
 class lazy:
-    """A member of a `Benchmark` in another module, "package.module:name", imported on first use: a function, or a type."""
+    """A member of a `Benchmark`, "package.module:name", imported on first use: a function, or a type."""
 
     def __init__(self, name: str) -> None:
         self._name = name
