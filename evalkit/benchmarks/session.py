@@ -164,7 +164,7 @@ class OpenRun:
     def facts(self) -> Any:
         """Return the facts that the run was started with; None if there are none, or an earlier version's."""
         stored = self._writer.manifest.get("facts") if self.finished else None
-        return None if stored is None else restored(stored, self._kind.facts())
+        return None if stored is None else restored(stored, self._kind.facts)
 
     def start(self, prepared: Prepared) -> Any:
         """Store the model's facts in the manifest, and return those to plan with: of a resumed run, its first ones.
@@ -212,7 +212,12 @@ def finished(plan: Plan, say: Say) -> Run | None:
     """Return the run of a plan if it has everything that is requested, else None."""
     kind = benchmark(plan.manifest["kind"])
     device = plan.request.model.device
-    run = find_finished(plan.folder, plan.manifest, lambda run: kind.serves(plan, run), say, device)
+    samples = getattr(plan.request, "log_samples", False)
+
+    def has_all(run: Run) -> bool:
+        return run.serves(samples) and all((run.folder / name).is_file() for name in kind.files)
+
+    run = find_finished(plan.folder, plan.manifest, has_all, say, device)
     if run is not None:
         run.require_form(kind.results_form)
     return run

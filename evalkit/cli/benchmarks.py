@@ -141,7 +141,7 @@ def _request_options(ctx: click.Context, options: dict[str, Any], own: Sequence[
     from evalkit.models.loading.spec import ModelSpec
 
     suite = options["suite"] or DEFAULT_SUITE
-    request = benchmark(kind_of_suite(suite)).request()
+    request = benchmark(kind_of_suite(suite)).request
     known, further = settings_of(ModelSpec, request).keys() | {"suite"}, own_settings(request)
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     for name in given.keys() - known:

@@ -188,7 +188,7 @@ class BenchmarkCommand(click.Command):
         from evalkit.inputs.settings import settings_of
         from evalkit.models.loading.spec import ModelSpec
 
-        kind = benchmark(self.kind).request()
+        kind = benchmark(self.kind).request
         known = settings_of(ModelSpec, kind)
         placed = {name for parameter in self._declared if isinstance(parameter, _Places) for name in parameter.names}
         others = [name for name in known if name not in placed and name not in self.without]
