@@ -67,7 +67,7 @@ class _WithDummy(NeedleRequest):
 
 
 def test_a_new_setting_is_one_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(benchmark("needle")), "request", lambda _: _WithDummy)
+    monkeypatch.setattr(type(benchmark("needle")), "request", _WithDummy)
     needle = cli.commands["needle"]
     assert isinstance(needle, BenchmarkCommand)
     monkeypatch.setattr(needle, "_params", None)
