@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -34,7 +34,7 @@ _SCRATCH = 2**30
 
 
 def _listed(
-    name: str, headers: str, rows: Sequence[Sequence[str]], notes: Sequence[str] = (), texts: int = 9
+    name: str, headers: str, rows: Sequence[Sequence[str]], notes: Iterable[str] = (), texts: int = 9
 ) -> Report:
     """Return a report of one table, whose headers are separated by a bar."""
     columns = headers.split("|")

@@ -59,7 +59,7 @@ class _Loader(yaml.SafeLoader):
 
     def get_single_node(self) -> yaml.Node | None:
         """Return the file's node; PyYAML constructs its value next."""
-        node: yaml.Node | None = super().get_single_node()  # type: ignore[no-untyped-call]
+        node: yaml.Node | None = super().get_single_node()
         if node is not None:
             _check(node, {})
         return node
