@@ -21,7 +21,7 @@ from evalkit.models.memory import is_out_of_memory, refuse_to_split
 from evalkit.models.parts import computing_devices
 from evalkit.runs.batch_devices import hardware_of
 from evalkit.scoring.architecture import rotary_lengths, window_of
-from evalkit.scoring.pack import SequenceSet
+from evalkit.scoring.sequences import SequenceSet
 from evalkit.scoring.sharing import NOT_NUMBERS, SharingCheck
 
 _KIND = "sharing"

@@ -7,7 +7,7 @@ causal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from evalkit.scoring.architecture import kernels_for, longest_shared, window_of
 from evalkit.scoring.checks import DAMAGED, PassedChecks, TooManyTokens, WeightChecks, failure_of, memory_for, runs
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.head import Scores
-from evalkit.scoring.pack import SequenceSet, TreeBatch, return_freed_memory
+from evalkit.scoring.pack import TreeBatch, return_freed_memory
+from evalkit.scoring.sequences import Sequences, SequenceSet
 from evalkit.scoring.sharing import BatchLengths, SharingCheck
 
 DENSE_TOKENS = 512
@@ -93,22 +94,23 @@ class Engine:
         """Return the tree attention kernel in use, one of `forward.KERNELS`."""
         return self._forward.kernel
 
-    def check(self, items: Sequence[SequenceSet], alone: bool = False) -> None:
+    def check(self, sequences: Sequences, alone: bool = False) -> None:
         """Check whether prefixes may be shared; otherwise score without sharing, with a warning.
 
         A model that does not run, whose predictions depend on later tokens, or are not numbers, is an error.
 
         Args:
-            items: some of those to be scored; the longest sequence of the first is run unshared.
+            sequences: some of those to be scored; the longest sequence of the first item is run unshared.
             alone: whether there is nothing to share: every sequence is scored alone.
         """
         check = SharingCheck(self._model)
-        tokens = max(items[0].sequences, key=len)
-        with runs(len(tokens)), memory_for(items[0], len(tokens)):
+        first = sequences[0]
+        tokens = max(first.sequences, key=len)
+        with runs(len(tokens)), memory_for(first, len(tokens)):
             found = self._forward.score_alone(tokens).logprobs[1:]
         if np.isnan(found).any():
-            raise CheckpointError(f"the model's log-probabilities are not numbers (NaN) on {items[0].label}; {DAMAGED}")
-        self._weights.run(max(map(_longest_input, items)))
+            raise CheckpointError(f"the model's log-probabilities are not numbers (NaN) on {first.label}; {DAMAGED}")
+        self._weights.run(longest_input(sequences))
         self.why_not = self._weights.head_failure
         if alone:
             self.why_not, self.shares, self.checked = self.why_not or "nothing to share", False, True
@@ -135,29 +137,29 @@ class Engine:
         found = {"shares": self.shares, "why_not": self.why_not, "kernel": self.kernel, "dropped": self.dropped}
         return found | {"checked": self._checked._asdict(), "stored": self._weights.stored}
 
-    def score(self, batch: TreeBatch, alone: bool = False) -> list[tuple[SequenceSet, list[Scores]]]:
-        """Score a batch; return each item with the scores of its sequences, in order.
+    def score(self, batch: TreeBatch, alone: bool = False) -> list[tuple[int, list[Scores]]]:
+        """Score a batch; return the number of each item with the scores of its sequences, in order.
 
         If `alone`, there is nothing to share, and each sequence is scored by itself, by the model's own attention.
         """
-        longest = max(map(_longest_input, batch.items))
+        longest = longest_input(batch.sequences)
         if self.checked:
             self._weights.cover(longest)
         # For longer sequences, states in a shared row differ from those of the sequence alone
         shares = not alone and self.shares and (self._longest is None or longest <= self._longest)
         if shares and not self._failure_at(BatchLengths(len(batch.trunk) + len(batch.tree.tokens), longest)):
             found = self._shared_scores(batch)
-            if all(map(_is_finite, found)):
-                return found
+            if all(map(_is_finite, batch.sets, found)):
+                return list(zip(batch.items, found, strict=True))
             # A NaN spreads over its row in spite of the mask; scoring unshared finds the sequence that it comes from
-        found = [(item, [self._alone(item, tokens) for tokens in item.sequences]) for item in batch.items]
-        for one in found:
-            if not _is_finite(one):
+        found = [[self._alone(item, tokens) for tokens in item.sequences] for item in batch.sets]
+        for item, members in zip(batch.sets, found, strict=True):
+            if not _is_finite(item, members):
                 raise ScoringError(
-                    f"{one[0].label}: a log-likelihood is not a finite number; "
+                    f"{item.label}: a log-likelihood is not a finite number; "
                     "the dtype may be too narrow: try --dtype float32"
                 )
-        return found
+        return list(zip(batch.items, found, strict=True))
 
     def _fitting_budget(self) -> int:
         return min(self._asked, DENSE_TOKENS) if self._forward.kernel == "dense" else self._asked
@@ -218,25 +220,25 @@ class Engine:
             self._reported.add(kind)
             self._say(line)
 
-    def _shared_scores(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
+    def _shared_scores(self, batch: TreeBatch) -> list[list[Scores]]:
         tree, single = batch.tree, len(batch.items) == 1
         try:
-            with memory_for(batch.items[0], len(batch.trunk) + len(tree.tokens), at_most=single):
+            with memory_for(batch.sets[0], len(batch.trunk) + len(tree.tokens), at_most=single):
                 trunk = self._forward.trunk(batch.trunk)
                 pairs = self._forward.score(tree, trunk)
         except TooManyTokens:
             pass
         else:
             paths = iter(tree.paths)
-            return [(item, [pairs.along(next(paths), trunk.scores) for _ in item.sequences]) for item in batch.items]
+            return [[pairs.along(next(paths), trunk.scores) for _ in item.sequences] for item in batch.sets]
         # Outside the handler, so that the traceback no longer references the tensors
         refuse_to_split(f"{len(tree.tokens)} tokens")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self._say_once("memory", f"out of memory at {len(tree.tokens)} tokens a batch: such batches are halved")
         half = len(batch.items) // 2
-        parts = (TreeBatch(batch.trunk, batch.items[:half]), TreeBatch(batch.trunk, batch.items[half:]))
-        return [found for part in parts for found in self._shared_scores(part)]
+        parts = (range(half), range(half, len(batch.items)))
+        return [scores for part in parts for scores in self._shared_scores(batch.part(part))]
 
     def _alone(self, item: SequenceSet, tokens: NDArray[np.int32]) -> Scores:
         """Score one sequence unshared; with evalkit's output head, which needs less memory, where it is the model's."""
@@ -246,14 +248,13 @@ class Engine:
             return self._forward.score_unshared(tokens)
 
 
-def _longest_input(item: SequenceSet) -> int:
+def longest_input(sequences: Sequences) -> int:
     """Return the most tokens that the model reads of a sequence; the last one is only predicted."""
-    return max(map(len, item.sequences)) - 1
+    return int(sequences.lengths.max()) - 1
 
 
-def _is_finite(scored: tuple[SequenceSet, list[Scores]]) -> bool:
+def _is_finite(item: SequenceSet, members: list[Scores]) -> bool:
     """Return whether every score of an item is finite."""
-    item, members = scored
     pairs = zip(item.is_scored, members, strict=True)
     return all(bool(np.isfinite(scores.logprobs[1:][mask[1:]]).all()) for mask, scores in pairs)
 

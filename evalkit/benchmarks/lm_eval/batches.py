@@ -32,11 +32,11 @@ from evalkit.display import Say
 from evalkit.generation.capacity import Capacity
 from evalkit.generation.prompts import Prompt
 from evalkit.inputs.values import check_text
-from evalkit.models.locate import silent
-from evalkit.models.spec import window_of
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import window_of
 from evalkit.runs.journal import FinishedRows
-from evalkit.scoring.pack import SequenceSet, TreeBatch, check_budget, plan
-from evalkit.scoring.sequences import SampledGroup, estimated_tokens
+from evalkit.scoring.pack import TreeBatch, plan
+from evalkit.scoring.sequences import SampledGroup, Sequences, SequenceSet, estimated_tokens
 
 _EMPTY_TEXTS = -1
 """Number of the batch of a task's empty texts, which have no tokens to score."""
@@ -129,7 +129,7 @@ def _empty_texts(
         yield _batch(_EMPTY_TEXTS, RequestBatch(rows), empty, sum(request.work for request in empty))
 
 
-def items_of(continuations: Sequence[Continuation]) -> tuple[list[SequenceSet], list[list[Continuation]]]:
+def items_of(continuations: Sequence[Continuation]) -> tuple[Sequences, list[list[Continuation]]]:
     """Return one item for each run of continuations with the same owner, and its continuations."""
     items: list[SequenceSet] = []
     members: list[list[Continuation]] = []
@@ -138,22 +138,21 @@ def items_of(continuations: Sequence[Continuation]) -> tuple[list[SequenceSet], 
         sequences = tuple(np.array((*part.context, *part.continuation), dtype=np.int32) for part in parts)
         scored = tuple(np.arange(len(s)) >= len(part.context) for part, s in zip(parts, sequences, strict=True))
         group = "" if parts[0].is_window else parts[0].request.task or ""
-        items.append(SequenceSet(len(items), parts[0].label, group, sequences, scored))
+        items.append(SequenceSet(parts[0].label, group, sequences, scored))
         members.append(parts)
-    return items, members
+    return Sequences.of(items), members
 
 
 def _scoring_batches(
     continuations: Sequence[Continuation], facts: RequestFacts, finished: FinishedRows, budget: int | None
 ) -> Batches:
     items, members = items_of(continuations)
-    if items and facts.shares and budget == facts.token_budget:
-        check_budget(items, budget)
-    for number, batch in enumerate(plan(items, facts.token_budget)):
-        parts = [part for item in batch.items for part in members[item.index]]
+    must_fit = facts.shares and budget == facts.token_budget
+    for number, batch in enumerate(plan(items, facts.token_budget, must_fit)):
+        parts = [part for item in batch.items for part in members[item]]
         if missing := [part for part in parts if part.request.key(part.window) not in finished]:
             work = sum(part.request.work / part.windows for part in missing)
-            content = RequestBatch([part.row for part in parts], sequences=batch)
+            content = RequestBatch([part.row for part in parts], sequences=batch.of(items))
             yield _batch(number, content, [part.request for part in missing], work)
 
 
@@ -200,7 +199,7 @@ def _estimate(
         alone = scale * sum(len(prompt.tokens) for prompt in prompts)
         new = scale * sum(prompt.max_new_tokens for prompt in prompts)
         return TaskTokens(name, documents, sampled, scale * len(requests), alone, alone, new)
-    items, _ = items_of(continuations_of(requests, encoding, silent))
-    sequences = [sequence for item in items for sequence in item.sequences]
+    continuations = continuations_of(requests, encoding, silent)
+    sequences = [np.array((*part.context, *part.continuation), np.int32) for part in continuations]
     counts = estimated_tokens([SampledGroup(sequences, sampled, documents)]) if sequences else (0.0, 0.0)
     return TaskTokens(name, documents, sampled, scale * len(sequences), *counts)

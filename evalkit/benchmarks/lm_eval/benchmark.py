@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Benchmark, calling, naming
+from evalkit.benchmarks.base import Benchmark, lazy
 from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, unanswered
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import Label, Metric
@@ -67,27 +67,23 @@ class LMEval(Benchmark):
     key = KEY
     results_form = _LMEvalResults
 
-    request = naming("evalkit.benchmarks.request:SuiteRequest")
-    plan = calling("evalkit.benchmarks.lm_eval.plan:plan_tasks")
-    facts = naming("evalkit.benchmarks.lm_eval.batches:RequestFacts")
-    setup = calling("evalkit.benchmarks.lm_eval.batches:candidates")
-    batches = calling("evalkit.benchmarks.lm_eval.batches:planned")
-    computer = calling("evalkit.benchmarks.lm_eval.harness:Answering")
-    comparable = calling("evalkit.benchmarks.lm_eval.outcomes:task_outcomes")
-    token_counts = calling("evalkit.benchmarks.lm_eval.batches:estimated")
-    finish = calling("evalkit.benchmarks.lm_eval.results:finish")
-    views = calling("evalkit.benchmarks.lm_eval.views:task_views")
-    report = calling("evalkit.benchmarks.lm_eval.views:metrics_report")
-    headline = calling("evalkit.benchmarks.lm_eval.views:headline")
-    prompts = calling("evalkit.benchmarks.lm_eval.views:shown_requests")
+    request = lazy("evalkit.benchmarks.request:SuiteRequest")
+    plan = lazy("evalkit.benchmarks.lm_eval.plan:plan_tasks")
+    facts = lazy("evalkit.benchmarks.lm_eval.batches:RequestFacts")
+    setup = lazy("evalkit.benchmarks.lm_eval.batches:candidates")
+    batches = lazy("evalkit.benchmarks.lm_eval.batches:planned")
+    computer = lazy("evalkit.benchmarks.lm_eval.harness:Answering")
+    comparable = lazy("evalkit.benchmarks.lm_eval.outcomes:task_outcomes")
+    token_counts = lazy("evalkit.benchmarks.lm_eval.batches:estimated")
+    finish = lazy("evalkit.benchmarks.lm_eval.results:finish")
+    views = lazy("evalkit.benchmarks.lm_eval.views:task_views")
+    report = lazy("evalkit.benchmarks.lm_eval.views:metrics_report")
+    headline = lazy("evalkit.benchmarks.lm_eval.views:headline")
+    prompts = lazy("evalkit.benchmarks.lm_eval.views:shown_requests")
 
     def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:
         """Return whether any request has no answer yet."""
         return any(unanswered(finished, members) for members in plan.requests.values())
-
-    def serves(self, plan: TaskPlan, run: Run) -> bool:
-        """Return whether a finished run has the sample files that the request needs."""
-        return run.serves(plan.request.log_samples)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Return every numeric metric, as lm-eval computed it.

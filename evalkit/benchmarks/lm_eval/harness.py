@@ -39,12 +39,12 @@ from evalkit.escape import brief
 from evalkit.generation.prompts import Prompt
 from evalkit.inputs.settings import check_names, with_settings
 from evalkit.inputs.values import switch, whole
-from evalkit.models.load import LoadedModel
-from evalkit.models.locate import silent
-from evalkit.models.spec import UNSTRETCHED, ModelSpec, model_spec
+from evalkit.models.loading.load import LoadedModel
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec, model_spec
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scoring.architecture import auto_budget
-from evalkit.scoring.pack import TreeBatch, check_budget, plan
+from evalkit.scoring.pack import TreeBatch, plan
 
 
 @with_settings(LoadingSettings, ModelSpec)
@@ -172,7 +172,7 @@ class Harness(HFLM):  # type: ignore[misc]
         """Return each sequence's (log-likelihood in nats, summed in float64; is greedy), in order."""
         return [
             (float(scores.logprobs[scored].astype(np.float64).sum()), bool(scores.greedy[scored].all()))
-            for item, sequences in self.engine.score(batch)
+            for item, (_, sequences) in zip(batch.sets, self.engine.score(batch), strict=True)
             for scored, scores in zip(item.is_scored, sequences, strict=True)
         ]
 
@@ -193,13 +193,13 @@ class Harness(HFLM):  # type: ignore[misc]
     def _answers(self, instances: Sequence[Any]) -> list[list[tuple[float, bool]]]:
         """Return the answers to each request: one, or one for each window."""
         items, members = items_of(continuations_of(requests_of(instances), self.encoding, self._say))
-        if items and not self.engine.checked:
+        if len(items) and not self.engine.checked:
             self.engine.check(items)
-        if items and self.engine.shares and self._given_budget is not None and self._given_budget == self.engine.budget:
-            check_budget(items, self._given_budget)
         answers: list[dict[int, tuple[float, bool]]] = [{} for _ in instances]
-        for batch in prefetched(iter(plan(items, self.engine.budget)), _build_tree):
-            parts = [part for item in batch.items for part in members[item.index]]
+        must_fit = self.engine.shares and self._given_budget == self.engine.budget
+        batches = (planned.of(items) for planned in plan(items, self.engine.budget, must_fit))
+        for batch in prefetched(batches, _build_tree):
+            parts = [part for item in batch.items for part in members[item]]
             for part, answer in zip(parts, self.score(batch), strict=True):
                 answers[part.position][part.window] = answer
                 if not part.is_window:  # lm-eval does not cache windows of a longer text

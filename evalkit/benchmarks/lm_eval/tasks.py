@@ -36,7 +36,7 @@ from evalkit.data import Library
 from evalkit.display import Say, doing, imports
 from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError, first_line
 from evalkit.inputs.yaml_reading import read_task_file
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.paths import resource
 
 SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
