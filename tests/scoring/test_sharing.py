@@ -508,7 +508,7 @@ def recurrent(scale: float) -> Any:
 def test_logits_that_are_small_do_not_hide_their_cap() -> None:
     """As those of random weights are: at 1 the cap changes them by 0.0002 nats, at 30 by 60."""
     model = recurrent(1)
-    assert Forward(model).head_gap(items()[2].sequences[0]) < 5e-3
+    assert SharingCheck(model)._head_gap(Forward(model), items()[2].sequences[0]) < 5e-3
     engine, said = engine_of(model)
     engine.check(items(2))
     assert not engine.shares
@@ -519,7 +519,10 @@ def test_what_depends_on_the_weights_is_found_for_each_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path))
-    monkeypatch.setattr(Forward, "large_head_gap", lambda *_: 0.0)
+    real = SharingCheck._head_gap
+    monkeypatch.setattr(
+        SharingCheck, "_head_gap", lambda check, forward, tokens, largest=None: real(check, forward, tokens)
+    )
     for scale in (1, 30):
         model = recurrent(scale)
         engine, said = engine_of(model, remembers=True)
@@ -561,13 +564,13 @@ def test_memory_that_does_not_hold_a_check(monkeypatch: pytest.MonkeyPatch, erro
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(Forward, "head_gap", fails)
+        patched.setattr(SharingCheck, "_head_gap", fails)
         engine, said = engine_of(model_of("llama"))
         engine.check(items(2))
         assert not engine.shares
         assert "out of memory in the check" in said[-1]
     monkeypatch.setattr(Forward, "hidden_alone", fails)
-    monkeypatch.setattr(Forward, "logprobs_alone", fails)
+    monkeypatch.setattr(Forward, "logits_alone", fails)
     with pytest.raises(ScoringError, match="out of memory"):
         engine_of(model_of("llama"))[0].check(items(2))
 
