@@ -252,7 +252,7 @@ def perplexity(
         return
     if asked.is_dry:
         raise UsageError("--dry-run is of one method, and the others take as much; leave out --methods")
-    from evalkit.benchmarks.perplexity.results_report import methods_report
+    from evalkit.benchmarks.perplexity.results import methods_report
 
     _check_methods(methods, asked.options)
     runs = _run_methods(named, asked.options, methods, asked.workers.runner)
@@ -302,7 +302,7 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
 def _draw(runs: dict[str, Run], plot: Path | None) -> None:
     if plot is None:
         return
-    from evalkit.benchmarks.perplexity.results_report import draw_positions
+    from evalkit.benchmarks.perplexity.results import draw_positions
 
     draw_positions(list(runs.values()), list(runs), plot)
     say(f"{plot} has been written")
