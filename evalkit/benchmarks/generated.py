@@ -16,15 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
+from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, lazy
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure
 from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest, spread
 from evalkit.display import Say
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.models.context import MOST_TOKENS, Extension, configured_window, refuse_generation
-from evalkit.models.files import generation_settings
-from evalkit.models.locate import Checkpoint, silent
-from evalkit.models.spec import ModelSpec, config_of
+from evalkit.models.context.extension import MOST_TOKENS, Extension, configured_window, refuse_generation
+from evalkit.models.loading.files import generation_settings
+from evalkit.models.loading.locate import Checkpoint, silent
+from evalkit.models.loading.spec import ModelSpec, config_of
 from evalkit.runs.batch_devices import BatchDevice, mixture, place_of
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView
     from evalkit.generation.capacity import GeneratingFacts
     from evalkit.generation.prompts import Ints, Prompt
-    from evalkit.models.load import LoadedModel
+    from evalkit.models.loading.load import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -165,12 +165,11 @@ class GenerationRequest:
 class GeneratedBenchmark(Benchmark):
     """Base class of benchmarks with generated answers, each of which has one score."""
 
+    facts = lazy("evalkit.generation.capacity:GeneratingFacts")
     row = GeneratedAnswer
     key = ("id",)
-    table: ClassVar[str]
-    """Name of the file with one row for each answer."""
-    figure_files: ClassVar[tuple[str, ...]] = ()
-    """Names of the figures in the run folder."""
+    files: ClassVar[tuple[str, ...]]
+    """Files of a finished run: first the table with one row for each answer, then its figures."""
     metric: ClassVar[str] = "score"
     """Name of the metric, such as "exact match"."""
     checked: ClassVar[tuple[str, ...]]
@@ -217,11 +216,6 @@ class GeneratedBenchmark(Benchmark):
 
     def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
         return bool(self._unfinished_tasks(plan, finished))
-
-    def facts(self) -> type[GeneratingFacts]:
-        from evalkit.generation.capacity import GeneratingFacts
-
-        return GeneratingFacts
 
     def setup(self, plan: Any) -> int:
         """Return the context window, in tokens."""
@@ -290,16 +284,12 @@ class GeneratedBenchmark(Benchmark):
                 rows.append(self.table_row(task, document, answers[id]))
         table = pd.DataFrame(rows)
         results = self.results(plan, table)
-        writer.save_table(self.table, table)
+        writer.save_table(self.files[0], table)
         writer.save_results(results)
         self.draw(results, writer.folder)
 
     def draw(self, results: Mapping[str, Any], folder: Path) -> None:
         """Draw the figures of the run folder; the results are saved already. By default none."""
-
-    def serves(self, plan: Any, run: Run) -> bool:
-        """Return whether the table and the figures exist."""
-        return all((run.folder / name).is_file() for name in (self.table, *self.figure_files))
 
     def refuse_rule(self, run: Run, rule: str | None) -> None:
         """Raise an `UnknownNameError` for any rule but the benchmark's own."""

@@ -73,12 +73,9 @@ class Copying(GeneratedBenchmark):
     """See the module."""
 
     kind = COPYING
+    request = CopyingRequest
     results_form = CopyingResults
-    table, checked = ANSWERS, ("reference",)
-
-    def request(self) -> type[CopyingRequest]:
-        """See `CopyingRequest`."""
-        return CopyingRequest
+    files, checked = (ANSWERS,), ("reference",)
 
     def plan(self, request: CopyingRequest, say: Say) -> DocumentPlan:
         """Make the lists up."""

@@ -41,9 +41,9 @@ from evalkit.display import Say, doing
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.inputs.validated import Stored
-from evalkit.models.context import configured_window
-from evalkit.models.locate import Checkpoint
-from evalkit.models.spec import ModelSpec, config_of, context_settings
+from evalkit.models.context.extension import configured_window
+from evalkit.models.loading.locate import Checkpoint
+from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
 from evalkit.runs.folder import LONGBENCH, Run
 from evalkit.runs.forms import StoredTask
 
@@ -97,14 +97,12 @@ class LongBench(GeneratedBenchmark):
     """The LongBench and LongBench-E benchmarks."""
 
     kind = LONGBENCH
+    request = LongBenchRequest
     results_form = _LongBenchResults
-    table = GENERATIONS
+    files = (GENERATIONS,)
     checked = ("answers",)
     # Truncation at another length makes another prompt
     prompt_settings: ClassVar = {"prompt tokens": "max_prompt_tokens"}
-
-    def request(self) -> type[LongBenchRequest]:
-        return LongBenchRequest
 
     def plan(self, request: LongBenchRequest, say: Say) -> DocumentPlan:
         """Make the plan; its manifest's optional "left_out" has a line for each reason why tasks are left out."""

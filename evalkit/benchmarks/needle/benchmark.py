@@ -93,15 +93,12 @@ class Needle(GeneratedBenchmark):
     """Benchmark of needle-in-a-haystack tests."""
 
     kind = NEEDLE
+    request = NeedleRequest
     results_form = _NeedleResults
-    table = NEEDLES
-    figure_files = ("heatmap.png", "heatmap.pdf")
+    files = (NEEDLES, "heatmap.png", "heatmap.pdf")
     metric = "found"
     checked = ("secret",)
     prompt_settings: ClassVar = {"text": "text"}
-
-    def request(self) -> type[NeedleRequest]:
-        return NeedleRequest
 
     def plan(self, request: NeedleRequest, say: Say) -> NeedlePlan:
         haystack = Haystack(request.text)
@@ -175,7 +172,7 @@ class Needle(GeneratedBenchmark):
 
     def draw(self, results: Mapping[str, Any], folder: Path) -> None:
         try:
-            for name in self.figure_files:
+            for name in self.files[1:]:
                 draw_heatmap(results, folder / name)
         except RunError as error:
             raise RunError(f"{error}; the results are saved; run the same command again to draw the heatmap") from error

@@ -34,7 +34,7 @@ from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.inputs.validated import Stored
-from evalkit.models.spec import window_of
+from evalkit.models.loading.spec import window_of
 from evalkit.reporting.figures import RunFigure
 from evalkit.reporting.report import Report
 from evalkit.runs.batch_devices import BatchDevice, place_of
@@ -44,7 +44,7 @@ from evalkit.runs.journal import FinishedRows
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
-    from evalkit.models.load import LoadedModel
+    from evalkit.models.loading.load import LoadedModel
 
 PERPLEXITY = "perplexity"
 """Name of the benchmark and of its suite."""
@@ -139,13 +139,9 @@ class Perplexity(Benchmark):
     kind = PERPLEXITY
     row = PositionRow
     key = KEY
+    request = PerplexityRequest
+    facts = PerplexityFacts
     results_form = _PerplexityResults
-
-    def request(self) -> type[PerplexityRequest]:
-        return PerplexityRequest
-
-    def facts(self) -> type[PerplexityFacts]:
-        return PerplexityFacts
 
     def suites(self) -> Mapping[str, str]:
         return {PERPLEXITY: "bits per byte of texts, by document and position"}
@@ -294,7 +290,7 @@ class _WindowScoring:
         first = windows_of(setup.first, loaded.tokenizer, facts, setup.stride)[:1]
         # The check of sharing takes as long as some windows, and is not needed where each is a batch by itself
         alone = setup.is_long and window >= longest_shared(tokens)
-        engine.check(content_of(setup.first.task, tuple(first)).batch.items, alone)
+        engine.check(content_of(setup.first.task, tuple(first)).batch.sequences, alone)
         self.facts = replace(facts, token_budget=engine.budget)
         self.about: dict[str, Any] = {
             "token_budget": engine.budget,
@@ -314,5 +310,5 @@ class _WindowScoring:
         return [
             row
             for item, [scores] in self._engine.score(content.batch, alone=content.is_alone)
-            for row in rows_of(content.windows[item.index], scores.logprobs)
+            for row in rows_of(content.windows[item], scores.logprobs)
         ]

@@ -21,7 +21,7 @@ from evalkit.benchmarks.perplexity.texts import TextDocument
 from evalkit.benchmarks.perplexity.windows import WIDTH
 from evalkit.errors import RunError
 from evalkit.escape import counted
-from evalkit.models.context import Extension
+from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.figures import (
     GREY,

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.errors import ScoringError
-from evalkit.scoring.pack import SequenceSet, TreeBatch
+from evalkit.scoring.pack import TreeBatch
+from evalkit.scoring.sequences import Sequences, SequenceSet
 from evalkit.scoring.tree import Ints
 
 if TYPE_CHECKING:
@@ -221,11 +222,12 @@ def longest_shared(budget: int) -> int:
 
 def content_of(task: str, windows: tuple[TextWindow, ...]) -> WindowsContent:
     items = []
-    for index, window in enumerate(windows):
+    for window in windows:
         label = f"{task} document {window.document}, window {window.number}"
         is_scored = np.arange(len(window.tokens)) >= window.context
-        items.append(SequenceSet(index, label, task, (window.tokens,), (is_scored,)))
-    return WindowsContent(windows, TreeBatch(np.empty(0, np.int32), tuple(items)))
+        items.append(SequenceSet(label, task, (window.tokens,), (is_scored,)))
+    batch = TreeBatch(np.empty(0, np.int32), tuple(range(len(items))), Sequences.of(items))
+    return WindowsContent(windows, batch)
 
 
 class PositionRow(NamedTuple):

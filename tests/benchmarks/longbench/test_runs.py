@@ -24,7 +24,7 @@ from evalkit.benchmarks.registry import benchmark_of
 from evalkit.compatibility.transformers import quiet
 from evalkit.errors import CheckpointError, DataError, ScoringError, UnknownNameError, UsageError
 from evalkit.generation.generator import Generator
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.benchmarks.longbench.made import evaluate_longbench, record, request, write
 from tests.benchmarks.longbench.test_prompts import official
