@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from evalkit.benchmarks.outcomes import Comparable
-from evalkit.comparison.comparison import agreements, compare, subject_differences
-from evalkit.comparison.comparison_report import comparison_report, headline
+from evalkit.comparison.comparison import compare, subject_differences
+from evalkit.comparison.comparison_report import comparison_report, headline, p_text, unit_of
 from evalkit.comparison.curves import Curve, curve_report
-from evalkit.comparison.differences import UNDECIDED, Comparison, interval_text, p_text, unit_of
+from evalkit.comparison.differences import UNDECIDED, Comparison
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import EvalkitError
@@ -71,19 +71,22 @@ def _agreement_panels(name: str, pairing: Pairing, compared: Comparison) -> Iter
     """Yield the panel of agreement by document; none for groups of runs."""
     if len(pairing.graded) != 2:
         return
-    rule = compared.rule
-    if compared.measure.graded:
-        title = f"Documents by which score is higher ({pairing.measure(rule).name})"
-        columns = {"n": "n", "A higher": "a_higher", "equal": "equal", "B higher": "b_higher"}
-    else:
-        title = f"Documents by the answers of both, rule {rule}"
-        columns = {"n": "n", "both right": "both_right", "A right, B wrong": "a_higher",
-                   "A wrong, B right": "b_higher", "both wrong": "both_wrong"}  # fmt: skip
-    rows = [
-        [pairing.label(task.task).full, *(f"{getattr(task, count):,}" for count in columns.values())]
-        for task in agreements(pairing, rule)
-    ]
-    table = simple_table("agreement", ["task", *columns], rows, title=title)
+    graded, counts, rows = (
+        compared.measure.graded,
+        ["both right", "A right, B wrong", "A wrong, B right", "both wrong"],
+        [],
+    )
+    title = f"Documents by the answers of both, rule {compared.rule}"
+    if graded:
+        title = f"Documents by which score is higher ({pairing.measure(compared.rule).name})"
+        counts = ["A higher", "equal", "B higher"]
+    for task in pairing.tasks:
+        [a], [b] = pairing.scores(task, compared.rule)
+        flags = (
+            (a > b, ~((a > b) | (b > a)), b > a) if graded else ((a == 1) & (b == 1), a > b, b > a, (a == 0) & (b == 0))
+        )
+        rows.append([pairing.label(task.task).full, f"{task.n:,}", *(f"{int(flag.sum()):,}" for flag in flags)])
+    table = simple_table("agreement", ["task", "n", *counts], rows, title=title)
     yield Panel(f"{name}-agreement", "Agreement by document", (Report((table,), facts=_sides(compared)),))
 
 
@@ -117,7 +120,7 @@ def _subject_report(pairing: Pairing, task: PairedTask, compared: Comparison) ->
             unit.value(subject.score_a),
             unit.value(subject.score_b),
             unit.difference(subject.difference),
-            interval_text(subject, unit),
+            unit.interval(subject),
             p_text(subject.p_holm),
             "" if subject.verdict == UNDECIDED else subject.verdict,
         ]

@@ -16,7 +16,7 @@ from evalkit import __version__
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import remembering
 from evalkit.comparison.curves import curve
-from evalkit.comparison.sides import Side, check_unique, named_sides, names
+from evalkit.comparison.sides import Side, check_unique, names, sides_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import doing
 from evalkit.errors import EvalkitError, RunError, UsageError
@@ -89,8 +89,7 @@ def contents_of_runs(
             f"--names has {counted(len(given_names), 'name')} for {counted(len(singles), 'run')}; give one for each run"
         )
     named = list(given_names) or _own_names(singles)
-    sides = named_sides(named, singles, groups)
-    check_unique(sides)
+    sides = sides_of(singles, groups, named)
     shown = [*named, *(f"{name} {number}" for name, members in groups for number in range(1, len(members) + 1))]
     if twice := [name for place, name in enumerate(shown) if name in shown[:place]]:
         raise UsageError(f"two runs are called '{twice[0]}'; give the groups or the runs other names")
