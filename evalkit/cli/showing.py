@@ -79,7 +79,7 @@ def show(
         found = [find_run(one, output) for one in runs]
         if document is None:
             criteria = Criteria(words=tuple((text or "").split()), **flags)
-            report = list_report(*show_list(found, task, rule, criteria, news), limit, names(found))
+            report = list_report(show_list(found, task, rule, criteria, news), limit, names(found))
         else:
             one = show_document(found, document, rule, news)
             report = document_report(one, names(found), with_prompt=printer.form != "terminal")
@@ -170,11 +170,10 @@ def report(
     for note in contents.notes:
         say(note)
     from evalkit.data.sampling import DocumentSample
-    from evalkit.pages.report import PageRequest, write_report
+    from evalkit.pages.report import write_report
 
     chosen = None if sample is None else DocumentSample(sample, seed)
-    request = PageRequest(title, not without_documents, chosen)
-    size = write_report(contents, request, output, lambda text: say(text))
+    size = write_report(contents, output, say, title=title, with_documents=not without_documents, sample=chosen)
     click.echo(printable(f"{output} ({size / 1e6:,.1f} MB)"))
 
 
