@@ -17,8 +17,8 @@ import evalkit
 from evalkit.benchmarks.request import SuiteRequest
 from evalkit.display import Progress
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.models.locate import locate
-from evalkit.models.spec import ModelSpec, model_spec
+from evalkit.models.loading.locate import locate
+from evalkit.models.loading.spec import ModelSpec, model_spec
 from evalkit.runs.score_table import CLUSTER, ScoreRow
 from tests.tiny import tiny_checkpoint
 

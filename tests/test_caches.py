@@ -20,8 +20,8 @@ from evalkit.benchmarks.multiple_choice import stored
 from evalkit.benchmarks.run import evaluate
 from evalkit.compatibility.lm_eval import CatalogueEntry
 from evalkit.display import Progress
-from evalkit.models import fingerprint
-from evalkit.models.locate import silent
+from evalkit.models.loading import fingerprint
+from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.tiny import tiny_checkpoint
 

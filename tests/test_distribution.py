@@ -15,7 +15,7 @@ import pytest
 
 import evalkit
 from evalkit.benchmarks.request import provenance
-from evalkit.models.spec import ModelSpec
+from evalkit.models.loading.spec import ModelSpec
 
 ROOT = Path(__file__).parents[1]
 _PLACES = ("evalkit", "docs", "tasks", "configs", "benchmarks", "results/published", "README.md", "CHANGELOG.md",

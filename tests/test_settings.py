@@ -18,7 +18,7 @@ from evalkit.cli.options import BenchmarkCommand
 from evalkit.cli.root import cli
 from evalkit.errors import UsageError
 from evalkit.inputs.settings import setting, settings_of
-from evalkit.models.spec import ModelSpec
+from evalkit.models.loading.spec import ModelSpec
 from evalkit.studies.study_file import read_study
 from tests import generated
 
@@ -41,14 +41,14 @@ def test_the_generated_files_are_current() -> None:
 def test_every_setting_is_an_option_with_its_help() -> None:
     assert {command.name for command in commands()} == {"run", "needle", "attention", "perplexity"}
     for command in commands():
-        for one in settings_of(ModelSpec, benchmark(command.kind).request()).values():
+        for one in settings_of(ModelSpec, benchmark(command.kind).request).values():
             options = [option for option in command.params if one.flag in option.opts]
             assert len(options) == (one.name not in command.without), one.name
             assert all(isinstance(option, click.Option) and one.help in str(option.help) for option in options)
 
 
 def test_every_setting_is_explained() -> None:
-    for kind in (ModelSpec, *(benchmark(name).request() for name in ("multiple_choice", *generated.KINDS))):
+    for kind in (ModelSpec, *(benchmark(name).request for name in ("multiple_choice", *generated.KINDS))):
         assert [one.name for one in settings_of(kind).values() if not one.help.endswith((".", "…"))] == []
 
 

@@ -27,9 +27,9 @@ from evalkit.errors import UsageError
 from evalkit.escape import printable
 from evalkit.inputs import values
 from evalkit.inputs.settings import check_names, fitted, setting, settings_of
-from evalkit.models.fingerprint import fingerprint
-from evalkit.models.locate import Checkpoint, resolve_dtype, silent
-from evalkit.models.spec import ModelSpec, model_spec
+from evalkit.models.loading.fingerprint import fingerprint
+from evalkit.models.loading.locate import Checkpoint, resolve_dtype, silent
+from evalkit.models.loading.spec import ModelSpec, model_spec
 from evalkit.paths import RUNS
 from evalkit.runs.folder import specification_id
 

@@ -15,7 +15,7 @@ from evalkit.display import Progress, Say
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs import values
 from evalkit.inputs.settings import given_settings, settings_of, with_settings
-from evalkit.models.spec import ModelSpec
+from evalkit.models.loading.spec import ModelSpec
 from evalkit.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def planned(model: str | Path | ModelSpec, options: Mapping[str, Any], say: Say)
         EvalkitError: the options, the checkpoint or the documents are invalid.
     """
     chosen = _benchmark_of(options.get("suite"))
-    kind = chosen.request()
+    kind = chosen.request
     given = {name: value for name, value in options.items() if name != "suite" or name in settings_of(kind)}
     return chosen.plan(request_of(kind, model, given), say)
 
@@ -96,7 +96,7 @@ def given_options(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> 
     if isinstance(vary := given.get("vary"), Path):
         given["vary"] = str(vary)
     suite = given.get("suite")
-    request = _benchmark_of(suite).request()
+    request = _benchmark_of(suite).request
     own = own_settings(request)
     if foreign := sorted(given.keys() - settings_of(request).keys() - {"suite"}):
         more = f"; its settings are {', '.join(own)}" if own else ""

@@ -27,9 +27,9 @@ from evalkit.runs.writing import RunWriter, find_finished, open_run
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from evalkit.models.load import LoadedModel
-    from evalkit.models.locate import Checkpoint
-    from evalkit.models.spec import ModelSpec
+    from evalkit.models.loading.load import LoadedModel
+    from evalkit.models.loading.locate import Checkpoint
+    from evalkit.models.loading.spec import ModelSpec
     from evalkit.runs.columns import Rows
 
 
@@ -111,7 +111,7 @@ def load_checked(model: ModelSpec, checkpoint: Checkpoint, specification: Mappin
 
 def check_loaded(given: str, specification: Mapping[str, Any], loaded: LoadedModel) -> None:
     """Raise a `CheckpointError` if a model is not the one of a run; see `check_identity`."""
-    from evalkit.models.fingerprint import check_identity
+    from evalkit.models.loading.fingerprint import check_identity
 
     check_identity(given, specification, loaded)
 
@@ -164,7 +164,7 @@ class OpenRun:
     def facts(self) -> Any:
         """Return the facts that the run was started with; None if there are none, or an earlier version's."""
         stored = self._writer.manifest.get("facts") if self.finished else None
-        return None if stored is None else restored(stored, self._kind.facts())
+        return None if stored is None else restored(stored, self._kind.facts)
 
     def start(self, prepared: Prepared) -> Any:
         """Store the model's facts in the manifest, and return those to plan with: of a resumed run, its first ones.
@@ -212,7 +212,12 @@ def finished(plan: Plan, say: Say) -> Run | None:
     """Return the run of a plan if it has everything that is requested, else None."""
     kind = benchmark(plan.manifest["kind"])
     device = plan.request.model.device
-    run = find_finished(plan.folder, plan.manifest, lambda run: kind.serves(plan, run), say, device)
+    samples = getattr(plan.request, "log_samples", False)
+
+    def has_all(run: Run) -> bool:
+        return run.serves(samples) and all((run.folder / name).is_file() for name in kind.files)
+
+    run = find_finished(plan.folder, plan.manifest, has_all, say, device)
     if run is not None:
         run.require_form(kind.results_form)
     return run

@@ -138,10 +138,10 @@ def _request_options(ctx: click.Context, options: dict[str, Any], own: Sequence[
     from evalkit.benchmarks.request import DEFAULT_SUITE
     from evalkit.benchmarks.run import check_setting, own_settings
     from evalkit.inputs.settings import settings_of, switched
-    from evalkit.models.spec import ModelSpec
+    from evalkit.models.loading.spec import ModelSpec
 
     suite = options["suite"] or DEFAULT_SUITE
-    request = benchmark(kind_of_suite(suite)).request()
+    request = benchmark(kind_of_suite(suite)).request
     known, further = settings_of(ModelSpec, request).keys() | {"suite"}, own_settings(request)
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     for name in given.keys() - known:
@@ -262,7 +262,7 @@ def perplexity(
 
 def _check_methods(methods: tuple[str, ...], options: dict[str, Any]) -> None:
     """Validate `--methods` before anything is read."""
-    from evalkit.models.context import METHODS
+    from evalkit.models.context.extension import METHODS
 
     for method in methods:
         if method not in METHODS:

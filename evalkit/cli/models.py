@@ -188,7 +188,7 @@ def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None,
     evalkit models init my_models.yaml:mine --output CKPT --tokenizer org/name --dtype bfloat16
     """
     from evalkit.data.wheels import say_on_stderr
-    from evalkit.models.zoo import named_model, write_random
+    from evalkit.models.zoo.named import named_model, write_random
 
     named = named_model(model)
     write_random(named, output, seed=seed, dtype=dtype, tokenizer=tokenizer, texts=texts, say=say_on_stderr)
@@ -202,8 +202,8 @@ def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None,
 def export(checkpoint: str, output: Path, allow_pickle: bool) -> None:
     """Export an evalkit checkpoint so that it loads without evalkit, by trust_remote_code."""
     from evalkit.data.wheels import say_on_stderr
-    from evalkit.models.convert import export as write
-    from evalkit.models.locate import locate
+    from evalkit.models.loading.locate import locate
+    from evalkit.models.zoo.convert import export as write
 
     write(locate(checkpoint, allow_pickle=allow_pickle, say=say_on_stderr), output)
     click.echo(printable(f"AutoModelForCausalLM.from_pretrained('{output}', trust_remote_code=True) loads it anywhere"))
@@ -223,8 +223,8 @@ def convert(source: str, output: Path, rope: str | None, pairing: str | None, al
     SOURCE is transformers' DiffLlama, or a Llama with the attention of the differential transformer's authors.
     """
     from evalkit.data.wheels import say_on_stderr
-    from evalkit.models.convert import convert as write
-    from evalkit.models.locate import locate
+    from evalkit.models.loading.locate import locate
+    from evalkit.models.zoo.convert import convert as write
 
     write(
         locate(source, allow_pickle=allow_pickle, say=say_on_stderr),

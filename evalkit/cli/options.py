@@ -186,9 +186,9 @@ class BenchmarkCommand(click.Command):
     def _expanded(self) -> Iterator[click.Parameter]:
         from evalkit.benchmarks.registry import benchmark
         from evalkit.inputs.settings import settings_of
-        from evalkit.models.spec import ModelSpec
+        from evalkit.models.loading.spec import ModelSpec
 
-        kind = benchmark(self.kind).request()
+        kind = benchmark(self.kind).request
         known = settings_of(ModelSpec, kind)
         placed = {name for parameter in self._declared if isinstance(parameter, _Places) for name in parameter.names}
         others = [name for name in known if name not in placed and name not in self.without]
@@ -285,7 +285,7 @@ def checkpoints_of(ctx: click.Context, given: Sequence[str], model: str | None) 
     Raises:
         UsageError: none is given, both forms are used, or nothing matches a pattern.
     """
-    from evalkit.models.files import is_pattern, matching
+    from evalkit.models.loading.files import is_pattern, matching
 
     if len(given) > 1 and model is not None and is_typed(ctx, "model"):
         raise UsageError(f"checkpoints are given as arguments and as --model {model}; give all as arguments")

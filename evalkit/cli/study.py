@@ -110,7 +110,7 @@ def _evaluate(
     from evalkit.benchmarks.session import run_plan
     from evalkit.display import Progress
     from evalkit.errors import RunInUseError, TemplateError
-    from evalkit.models.files import why_incomplete
+    from evalkit.models.loading.files import why_incomplete
     from evalkit.studies.running import FAILURES, why_failed
 
     name = one.folder.name
@@ -211,7 +211,7 @@ def status(ctx: click.Context, file: Path, printer: Printer) -> None:
     Exits with 1 if a run failed.
     """
     with doing("reading the study's runs"):
-        from evalkit.models.locate import silent
+        from evalkit.models.loading.locate import silent
         from evalkit.studies.status import states_of, status_report
 
         found = _read(file)

@@ -12,7 +12,7 @@ from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.needle.benchmark import NeedleRequest
 from evalkit.benchmarks.request import SuiteRequest, request_of
 from evalkit.errors import UsageError
-from evalkit.models.spec import ModelSpec, context_settings
+from evalkit.models.loading.spec import ModelSpec, context_settings
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from evalkit.benchmarks.request import TaskTokens, spread
 from evalkit.display import Say
 from evalkit.generation.capacity import Capacity
 from evalkit.inputs.values import check_text
-from evalkit.models.load import LoadedModel
-from evalkit.models.locate import silent
-from evalkit.models.spec import window_of
+from evalkit.models.loading.load import LoadedModel
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import window_of
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scoring.sequences import SampledGroup, estimated_tokens
 

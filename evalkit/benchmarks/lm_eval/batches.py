@@ -22,7 +22,8 @@ from evalkit.display import Say
 from evalkit.generation.prompts import Prompt
 from evalkit.runs.journal import FinishedRows
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import SequenceSet, TreeBatch, check_budget, plan
+from evalkit.scoring.pack import TreeBatch, plan
+from evalkit.scoring.sequences import Sequences, SequenceSet
 
 EMPTY_TEXTS = -1
 """Number of the batch of a task's empty texts, which have no tokens to score."""
@@ -66,7 +67,7 @@ class GenerationContent:
     """One for each prompt, without the text."""
 
 
-def items_of(continuations: Sequence[Continuation]) -> tuple[list[SequenceSet], list[list[Continuation]]]:
+def items_of(continuations: Sequence[Continuation]) -> tuple[Sequences, list[list[Continuation]]]:
     """Return one item for each run of continuations with the same owner, and its continuations."""
     items: list[SequenceSet] = []
     members: list[list[Continuation]] = []
@@ -75,16 +76,16 @@ def items_of(continuations: Sequence[Continuation]) -> tuple[list[SequenceSet], 
         sequences = [np.array((*part.context, *part.continuation), dtype=np.int32) for part in parts]
         scored = [np.arange(len(s)) >= len(part.context) for part, s in zip(parts, sequences, strict=True)]
         group = "" if parts[0].is_window else parts[0].request.task or ""
-        items.append(SequenceSet(len(items), parts[0].label, group, tuple(sequences), tuple(scored)))
+        items.append(SequenceSet(parts[0].label, group, tuple(sequences), tuple(scored)))
         members.append(parts)
-    return items, members
+    return Sequences.of(items), members
 
 
 def likelihoods(engine: Engine, batch: TreeBatch) -> list[tuple[float, bool]]:
     """Return each sequence's (log-likelihood in nats, summed in float64; is greedy), in order."""
     return [
         (float(scores.logprobs[scored].astype(np.float64).sum()), bool(scores.greedy[scored].all()))
-        for item, sequences in engine.score(batch)
+        for item, (_, sequences) in zip(batch.sets, engine.score(batch), strict=True)
         for scored, scores in zip(item.is_scored, sequences, strict=True)
     ]
 
@@ -133,12 +134,11 @@ def _scoring_batches(
     continuations: Sequence[Continuation], facts: RequestFacts, finished: FinishedRows, budget: int | None
 ) -> Batches:
     items, members = items_of(continuations)
-    if items and facts.shares and budget == facts.token_budget:
-        check_budget(items, budget)
-    for number, batch in enumerate(plan(items, facts.token_budget)):
-        in_batch = [continuation for item in batch.items for continuation in members[item.index]]
+    must_fit = facts.shares and budget == facts.token_budget
+    for number, planned in enumerate(plan(items, facts.token_budget, must_fit)):
+        in_batch = [continuation for item in planned.items for continuation in members[item]]
         if missing := [continuation for continuation in in_batch if continuation.key not in finished]:
-            content = ScoringContent(batch, [continuation.row for continuation in in_batch])
+            content = ScoringContent(planned.of(items), [continuation.row for continuation in in_batch])
             work = sum(continuation.request.work / continuation.windows for continuation in missing)
             yield _batch(number, content, [continuation.request for continuation in missing], work)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Benchmark, Planned, calling, naming
+from evalkit.benchmarks.base import Benchmark, Planned, lazy
 from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, unanswered
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import Label, Metric
@@ -71,14 +71,14 @@ class LMEval(Benchmark):
     key = KEY
     results_form = _LMEvalResults
 
-    request = naming("evalkit.benchmarks.request:SuiteRequest")
-    plan = calling("evalkit.benchmarks.lm_eval.plan:plan_tasks")
-    facts = naming("evalkit.benchmarks.lm_eval.batches:RequestFacts")
-    setup = calling("evalkit.benchmarks.lm_eval.answering:setup_of")
-    computer = calling("evalkit.benchmarks.lm_eval.answering:Answering")
-    comparable = calling("evalkit.benchmarks.lm_eval.outcomes:task_outcomes")
-    token_counts = calling("evalkit.benchmarks.lm_eval.answering:estimated")
-    finish = calling("evalkit.benchmarks.lm_eval.results:finish")
+    request = lazy("evalkit.benchmarks.request:SuiteRequest")
+    plan = lazy("evalkit.benchmarks.lm_eval.plan:plan_tasks")
+    facts = lazy("evalkit.benchmarks.lm_eval.batches:RequestFacts")
+    setup = lazy("evalkit.benchmarks.lm_eval.answering:setup_of")
+    computer = lazy("evalkit.benchmarks.lm_eval.answering:Answering")
+    comparable = lazy("evalkit.benchmarks.lm_eval.outcomes:task_outcomes")
+    token_counts = lazy("evalkit.benchmarks.lm_eval.answering:estimated")
+    finish = lazy("evalkit.benchmarks.lm_eval.results:finish")
 
     def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:
         """Return whether any request has no answer yet."""
@@ -92,10 +92,6 @@ class LMEval(Benchmark):
         missing = sum(request.work for members in plan.requests.values() for request in unanswered(finished, members))
         batches = batches_of(plan.requests, facts, tokenizer, finished, plan.request.token_budget, say)
         return Planned(batches, total, total - missing)
-
-    def serves(self, plan: TaskPlan, run: Run) -> bool:
-        """Return whether a finished run has the sample files that the request needs."""
-        return run.serves(plan.request.log_samples)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Return every numeric metric, as lm-eval computed it.

@@ -17,7 +17,7 @@ from typing import Any
 from evalkit.compatibility.lm_eval import compiled_once, without_bars
 from evalkit.display import Say, doing, imports
 from evalkit.errors import DataError, EvalkitError, first_line
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 
 
 @contextlib.contextmanager

@@ -28,10 +28,10 @@ from evalkit.errors import CheckpointError, UsageError
 from evalkit.escape import brief
 from evalkit.inputs.settings import check_names, with_settings
 from evalkit.inputs.values import switch, whole
-from evalkit.models.load import LoadedModel
-from evalkit.models.spec import UNSTRETCHED, ModelSpec, model_spec
+from evalkit.models.loading.load import LoadedModel
+from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec, model_spec
 from evalkit.scoring.architecture import auto_budget
-from evalkit.scoring.pack import TreeBatch, check_budget, plan
+from evalkit.scoring.pack import TreeBatch, plan
 
 
 @with_settings(LoadingSettings, ModelSpec)
@@ -178,12 +178,12 @@ class Harness(HFLM):  # type: ignore[misc]
         continuations = continuations_of(requests_of(instances), self.encoding, self._say)
         items, members = items_of(continuations)
         answers: dict[tuple[int, int], tuple[float, bool]] = {}
-        if items and not self.engine.checked:
+        if len(items) and not self.engine.checked:
             self.engine.check(items)
-        if items and self.engine.shares and self._given_budget is not None and self._given_budget == self.engine.budget:
-            check_budget(items, self._given_budget)
-        for batch in prefetched(iter(plan(items, self.engine.budget)), _build_tree):
-            in_batch = [continuation for item in batch.items for continuation in members[item.index]]
+        must_fit = self.engine.shares and self._given_budget == self.engine.budget
+        batches = (planned.of(items) for planned in plan(items, self.engine.budget, must_fit))
+        for batch in prefetched(batches, _build_tree):
+            in_batch = [continuation for item in batch.items for continuation in members[item]]
             for continuation, answer in zip(in_batch, likelihoods(self.engine, batch), strict=True):
                 answers[continuation.place, continuation.window] = answer
                 if not continuation.is_window:  # lm-eval does not cache windows of a longer text

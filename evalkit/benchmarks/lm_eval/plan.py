@@ -28,10 +28,10 @@ from evalkit.data import Library
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, ScoringError, UsageError
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, read_bytes
-from evalkit.models.context import Extension, refuse_generation
-from evalkit.models.files import generation_settings
-from evalkit.models.fingerprint import stable
-from evalkit.models.locate import Checkpoint
+from evalkit.models.context.extension import Extension, refuse_generation
+from evalkit.models.loading.files import generation_settings
+from evalkit.models.loading.fingerprint import stable
+from evalkit.models.loading.locate import Checkpoint
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import LM_EVAL, specification_id
 

@@ -23,8 +23,8 @@ from evalkit.errors import ScoringError, UsageError
 from evalkit.generation.capacity import Capacity
 from evalkit.generation.prompts import Decoding, Prompt, Stops
 from evalkit.inputs.values import check_text, whole
-from evalkit.models.context import refuse_generation
-from evalkit.models.load import LoadedModel
+from evalkit.models.context.extension import refuse_generation
+from evalkit.models.loading.load import LoadedModel
 
 NEW_TOKENS = 256
 """Default number of generated tokens; lm-eval's default."""

@@ -25,7 +25,7 @@ from evalkit.benchmarks.document_views import (
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, run_content
 from evalkit.escape import printable
 from evalkit.inputs.reading import parse_json
-from evalkit.models.context import Extension
+from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table

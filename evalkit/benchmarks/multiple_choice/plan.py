@@ -23,7 +23,7 @@ from evalkit.data.files import did_you_mean, find
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError
 from evalkit.escape import counted
-from evalkit.models.locate import Checkpoint
+from evalkit.models.loading.locate import Checkpoint
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import specification_id
 from evalkit.runs.rules import Rule, find_rule

@@ -27,9 +27,9 @@ from evalkit.benchmarks.base import Batch, Benchmark, Budget, Computer
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.session import Prepared, check_loaded, load_checked
 from evalkit.errors import CheckpointError, EvalkitError, OutOfMemoryError
-from evalkit.models.files import GENERATION_CONFIG, weight_indexes
-from evalkit.models.locate import Checkpoint
-from evalkit.models.spec import ModelSpec
+from evalkit.models.loading.files import GENERATION_CONFIG, weight_indexes
+from evalkit.models.loading.locate import Checkpoint
+from evalkit.models.loading.spec import ModelSpec
 from evalkit.paths import temporary_folder
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.studies.running import why_failed

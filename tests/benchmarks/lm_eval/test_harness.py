@@ -22,7 +22,7 @@ from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.requests import requests_of
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, ScoringError, UsageError
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from tests.benchmarks.lm_eval.made import ALL, made_tasks, same_metrics
 from tests.tiny import TRAINING_TEXT, VOCABULARY, tiny_checkpoint
 
