@@ -198,16 +198,13 @@ def check_uniform(side: Side, may_differ: Collection[str] = ()) -> None:
     """Raise `UsageError` if the runs of a side have different models, or settings other than those that may differ."""
     first = side.runs[0]
     for run in side.runs[1:]:
-        differing = [f"{trait} of the model" for trait in model_differences(first, run)]
-        differing += [
-            f"{mine.name} ({mine.value} and {theirs.value})"
-            for mine, theirs in _setting_differences(first, run)
-            if mine.refused and mine.name not in may_differ
-        ]
-        if differing:
+        models, pairs = model_differences(first, run), _setting_differences(first, run)
+        settings = [pair for pair in pairs if pair[0].refused and pair[0].name not in may_differ]
+        if models or settings:
+            differing = [*models, *(f"{mine.name} ({mine.value} and {theirs.value})" for mine, theirs in settings)]
             raise UsageError(
-                f"group {side.name}: runs {first.folder.name} and {run.folder.name} differ in {', '.join(differing)}; "
-                "a group must be seeds or checkpoints of one model under the same settings"
+                f"group {side.name} mixes {'models' if models else 'settings'}: {first.folder.name} and "
+                f"{run.folder.name} differ in {', '.join(differing)}; a group must be seeds or checkpoints of one model"
             )
 
 
