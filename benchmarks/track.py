@@ -244,7 +244,7 @@ def planning() -> dict[str, float]:
     from evalkit.data.sampling import FirstDocuments
     from evalkit.models.loading.load import load
     from evalkit.models.loading.locate import locate
-    from evalkit.scoring.pack import plan_arrays
+    from evalkit.scoring.pack import plan
 
     tokenizer = load(locate("demo"), device="cpu").tokenizer
     suite = choose_tasks(load_suite("zeroshot8"), ("hellaswag",))
@@ -253,7 +253,7 @@ def planning() -> dict[str, float]:
 
     def ours() -> None:
         encoded = EncodedQuestions.of(questions, prompter.encode(questions))
-        plan_arrays(encoded.arrays, [one.subtask for one in questions], 2048)
+        plan(encoded.sequences(frozenset()), 2048)
 
     texts = [tokenizer.decode(one.tokens) for document in prompter.encode(questions) for one in document.sequences]
     return {"planning": beside(ours, lambda: tokenizer.backend_tokenizer.encode_batch(texts))}

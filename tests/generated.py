@@ -93,7 +93,7 @@ def reference() -> str:
         _table("The model", loading),
         _table("Every run", shared),
         _table("`evalkit run`: suites of multiple choice and lm-eval's tasks", _own(SuiteRequest, shared)),
-        *(_table(words, _own(benchmark(kind).request(), shared)) for kind, words in KINDS.items()),
+        *(_table(words, _own(benchmark(kind).request, shared)) for kind, words in KINDS.items()),
     ]
     return "\n".join(parts)
 

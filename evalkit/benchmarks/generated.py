@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
+from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, lazy
 from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest, spread
 from evalkit.display import Say
 from evalkit.errors import RunError, UnknownNameError, UsageError
@@ -166,6 +166,7 @@ class GenerationRequest:
 class GeneratedBenchmark(Benchmark):
     """Base class of benchmarks with generated answers."""
 
+    facts = lazy("evalkit.generation.capacity:GeneratingFacts")
     row = GeneratedAnswer
     key = ("id",)
 
@@ -185,11 +186,6 @@ class GeneratedBenchmark(Benchmark):
 
     def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
         return bool(self._unfinished_tasks(plan, finished))
-
-    def facts(self) -> type[GeneratingFacts]:
-        from evalkit.generation.capacity import GeneratingFacts
-
-        return GeneratingFacts
 
     def setup(self, plan: Any) -> int:
         """Return the context window, in tokens."""

@@ -223,13 +223,13 @@ def _benchmark(
     _check_known(where, "setting", given, known)
     shared = {option: value for option, value in settings.items() if option in known and option not in _MODEL_OPTIONS}
     written = {**shared, **given, "suite": given.get("suite", name)}
-    options = folders.options({**written, "suite": suite}, ModelSpec, benchmark(kind).request())
+    options = folders.options({**written, "suite": suite}, ModelSpec, benchmark(kind).request)
     return StudyBenchmark(name, suite, kind, written, options)
 
 
 def _options_of(kind: str) -> list[str]:
     """Return the options of a benchmark's runs; the folder of runs is the study's."""
-    return sorted(settings_of(ModelSpec, benchmark(kind).request()).keys() - {"output"} | {"suite"})
+    return sorted(settings_of(ModelSpec, benchmark(kind).request).keys() - {"output"} | {"suite"})
 
 
 def _checkpoints(

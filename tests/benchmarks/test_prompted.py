@@ -40,7 +40,7 @@ def made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
     def make(kind: type[PromptedBenchmark] = Words, **options: Any) -> Run:
         own = kind()
         monkeypatch.setattr("evalkit.benchmarks.session.benchmark", lambda _: own)
-        request = request_of(own.request(), checkpoint, {"output": tmp_path, **options})
+        request = request_of(own.request, checkpoint, {"output": tmp_path, **options})
         return run_plan(own.plan(request, Silent().say), Silent())
 
     return make

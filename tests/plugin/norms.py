@@ -99,10 +99,8 @@ class Norms(Benchmark):
     """See the module."""
 
     kind = NORMS
-
-    def request(self) -> type[NormsRequest]:
-        """See `NormsRequest`."""
-        return NormsRequest
+    request = NormsRequest
+    facts = NoFacts
 
     def plan(self, request: NormsRequest, say: Say) -> DocumentPlan:
         """Make the texts up."""
@@ -121,10 +119,6 @@ class Norms(Benchmark):
     def is_missing(self, plan: DocumentPlan, finished: FinishedRows) -> bool:
         """Whether a text was not read."""
         return any((NORMS, number) not in finished for number in range(len(plan.tasks[NORMS])))
-
-    def facts(self) -> type[NoFacts]:
-        """See `NoFacts`."""
-        return NoFacts
 
     def setup(self, plan: DocumentPlan) -> None:
         """Nothing of the plan is needed."""

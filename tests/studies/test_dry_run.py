@@ -68,7 +68,7 @@ def test_tokens_of_all_documents_are_counted_exactly(more: dict[str, Any], folde
 
 def test_distinct_tokens_are_those_of_the_trees(folder: Path) -> None:
     """A budget that takes a task in one batch; there, each prefix is computed once."""
-    from evalkit.benchmarks.multiple_choice.encoded import question_item
+    from evalkit.benchmarks.multiple_choice.encoded import question_sequences
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
     from evalkit.scoring import pack
 
@@ -77,9 +77,8 @@ def test_distinct_tokens_are_those_of_the_trees(folder: Path) -> None:
     tokenizer = tokenizer_alone(plan.checkpoint, silent)
     prompter = Prompter(plan.template, tokenizer, 1024)  # type: ignore[attr-defined]
     for one in tokens_of(folder, 1000, **options):
-        encoded = prompter.encode(plan.questions[one.task])  # type: ignore[attr-defined]
-        items = [question_item(number, question, frozenset({2, 3})) for number, question in enumerate(encoded)]
-        [batch] = pack.plan(items, 10**6)
+        encoded = list(prompter.encode(plan.questions[one.task]))  # type: ignore[attr-defined]
+        [batch] = pack.batches_of(question_sequences(encoded, frozenset({2, 3})), 10**6)
         assert one.distinct == len(batch.tree.tokens)
 
 
