@@ -114,7 +114,7 @@ def live_model(
         )
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
-    for option, value in given_settings(ModelSpec, others).items():
+    for option, value in given_settings(others, ModelSpec).items():
         if (option, value) != ("context", UNSTRETCHED):
             raise UsageError(
                 f"{option}: does not apply to a model in memory; leave it out, or save the model and give its folder"
