@@ -49,7 +49,7 @@ def _parse_yaml(data: bytes, loader: type[_Loader]) -> Any:
 
 
 def _problem(text: str, node: yaml.Node | yaml.Event) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=text, problem_mark=node.start_mark)
+    return yaml.MarkedYAMLError(problem=text, problem_mark=node.start_mark)  # type: ignore[arg-type]
 
 
 class _Loader(yaml.SafeLoader):
