@@ -284,7 +284,7 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
     from evalkit.benchmarks.run import planned
     from evalkit.display import Progress
     from evalkit.runs.folder import load_run
-    from evalkit.studies.planning import Job
+    from evalkit.studies.running import Job
 
     with Progress() as progress:
         with doing("planning the runs"):

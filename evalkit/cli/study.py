@@ -196,7 +196,7 @@ def run(ctx: click.Context, /, file: Path, wait: bool, dry_run: bool, printer: P
 
             outcomes = run_study(found, progress, workers.runner, wait)
             report = outcomes_report(outcomes)
-            failed = any(one.state == "failed" or one.left_out for _, one in outcomes)
+            failed = any(one.state == "failed" or one.left_out for one in outcomes)
     printer(report)
     ctx.exit(1 if failed else 0)
 
