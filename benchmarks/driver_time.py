@@ -81,7 +81,7 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.request import remembering
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import OpenRun
-    from evalkit.models.spec import model_spec
+    from evalkit.models.loading.spec import model_spec
     from evalkit.studies.cluster import job_queue, workers
     from evalkit.studies.cluster.connection import connected
     from evalkit.studies.cluster.driver import Driver

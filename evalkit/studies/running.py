@@ -22,9 +22,9 @@ from evalkit.benchmarks.session import ModelHolder, finished, loading_key, run_p
 from evalkit.display import Progress, Say, doing
 from evalkit.errors import EvalkitError, RunInUseError, SeveralErrors, first_line
 from evalkit.escape import counted
-from evalkit.models.files import safetensors_header
-from evalkit.models.locate import silent
-from evalkit.models.shapes import parameter_count
+from evalkit.models.loading.files import safetensors_header
+from evalkit.models.loading.locate import silent
+from evalkit.models.zoo.shapes import parameter_count
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run, load_run

@@ -14,8 +14,8 @@ from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import spread
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
-from evalkit.models.locate import silent
-from evalkit.models.spec import tokenizer_alone
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.runs.folder import Run
 from evalkit.studies.dry_run import dry_run_report, plans_report
 from evalkit.studies.running import run_here, run_study
@@ -79,7 +79,7 @@ def test_tokens_of_all_documents_are_counted_exactly_and_a_sample_is_scaled_up(f
 
 def test_distinct_tokens_are_those_of_the_trees(folder: Path) -> None:
     """A budget that takes a task in one batch; there, each prefix is computed once."""
-    from evalkit.benchmarks.multiple_choice.encoded import question_item
+    from evalkit.benchmarks.multiple_choice.encoded import question_sequences
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
     from evalkit.scoring import pack
 
@@ -87,9 +87,8 @@ def test_distinct_tokens_are_those_of_the_trees(folder: Path) -> None:
     plan: Any = planned(folder / "vanilla", {"device": "cpu", **options}, silent)
     prompter = Prompter(plan.template, tokenizer_alone(plan.checkpoint, silent), 1024)
     for task, one in tokens_of(folder, 1000, **options).items():
-        encoded = prompter.encode(plan.questions[task])
-        items = [question_item(number, question, frozenset({2, 3})) for number, question in enumerate(encoded)]
-        [batch] = pack.plan(items, 10**6)
+        encoded = list(prompter.encode(plan.questions[task]))
+        [batch] = pack.batches_of(question_sequences(encoded, frozenset({2, 3})), 10**6)
         assert one.distinct == len(batch.tree.tokens)
 
 

@@ -21,7 +21,7 @@ import pytest
 from evalkit.benchmarks.run import planned
 from evalkit.display import Progress
 from evalkit.errors import RunError, SeveralErrors
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS, Run, load_run
 from evalkit.runs.lock import Owner, locked, read_owner
 from evalkit.studies import running as module
@@ -462,7 +462,7 @@ def test_without_records_runs_are_planned(study: Study) -> None:
     shutil.rmtree(study.output / ".studies")
     (study.path.parent / "intg-seed2" / "config.json").unlink()
     script = (
-        "import sys\nfrom pathlib import Path\nfrom evalkit.models.locate import silent\n"
+        "import sys\nfrom pathlib import Path\nfrom evalkit.models.loading.locate import silent\n"
         "from evalkit.studies.status import states_of, status_report\n"
         "from evalkit.studies.study_file import read_study\n"
         f"study = read_study(Path({str(study.path)!r}))\nstates = states_of(study, silent)\n"

@@ -24,8 +24,8 @@ from evalkit.data.sampling import DocumentSample
 from evalkit.display import Say
 from evalkit.errors import ScoringError
 from evalkit.inputs.values import check_text
-from evalkit.models.locate import silent
-from evalkit.models.spec import config_of, window_of
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import config_of, window_of
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.computing import AttentionFacts

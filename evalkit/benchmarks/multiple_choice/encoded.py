@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.errors import RunError
 from evalkit.runs.score_table import CLUSTER, SEGMENTS, ScoreRow
-from evalkit.scoring.pack import SequenceSet
-from evalkit.scoring.sequences import SequenceArrays, offsets
+from evalkit.scoring.sequences import Places, Sequences, offsets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,8 +76,12 @@ class EncodedQuestions:
     """The encoded questions of a task in flat arrays."""
 
     questions: Sequence[Question]
-    arrays: SequenceArrays
-    """The sequences of each question: those of its choices, then the unconditional ones."""
+    tokens: NDArray[np.int32]
+    """[tokens] ids of all sequences; of each question those of its choices, then the unconditional ones."""
+    starts: Places
+    """[sequences + 1] first token of each sequence, and the end of the last."""
+    first: Places
+    """[questions + 1] first sequence of each question, and the end of the last."""
     segments: NDArray[np.int8]
     """[tokens] index into `SEGMENTS` of each token's segment."""
     cuts: NDArray[np.int32]
@@ -97,34 +100,39 @@ class EncodedQuestions:
                 segments.frombytes(sequence.segments.tobytes())
                 lengths.append(len(sequence.tokens))
                 cuts.extend((sequence.truncated, sequence.straddles))
-        arrays = SequenceArrays(np.asarray(tokens), offsets(lengths), offsets(counts))
-        return cls(questions, arrays, np.asarray(segments), np.asarray(cuts).reshape(-1, 2))
+        starts, first = offsets(lengths), offsets(counts)
+        return cls(questions, np.asarray(tokens), starts, first, np.asarray(segments), np.asarray(cuts).reshape(-1, 2))
 
     def __getitem__(self, index: int) -> EncodedQuestion:
         """Return an encoded question by its number."""
-        question, (first, end) = self.questions[index], self.arrays.first[index : index + 2].tolist()
+        question, (first, end) = self.questions[index], self.first[index : index + 2].tolist()
         sequences = []
         for number in range(first, end):
-            part = slice(*self.arrays.starts[number : number + 2].tolist())
-            sequences.append(TokenSequence(self.arrays.tokens[part], self.segments[part], *self.cuts[number].tolist()))
+            part = slice(*self.starts[number : number + 2].tolist())
+            sequences.append(TokenSequence(self.tokens[part], self.segments[part], *self.cuts[number].tolist()))
         count = len(question.contexts)
         return EncodedQuestion(question, tuple(sequences[:count]), tuple(sequences[count:]))
 
+    def sequences(self, scored: frozenset[int]) -> Sequences:
+        """Return the sequences for the engine; an item is a question.
 
-def question_item(index: int, encoded: EncodedQuestion, scored: frozenset[int]) -> SequenceSet:
-    """Return the sequences of a question for the engine: first the conditional ones, then the unconditional ones.
+        `scored` has the indices into `SEGMENTS` of the segments to score. In unconditional sequences only the
+        continuation is scored.
+        """
+        is_scored = np.isin(np.arange(len(SEGMENTS)), list(scored))[self.segments]
+        choices = np.array([len(question.contexts) for question in self.questions])
+        counts = np.diff(self.first)
+        is_alone = np.arange(len(self.starts) - 1) >= np.repeat(self.first[:-1] + choices, counts)
+        alone = np.repeat(is_alone, np.diff(self.starts))
+        is_scored[alone] = self.segments[alone] == CONTINUATION
+        labels = [question.label for question in self.questions]
+        groups = [question.subtask for question in self.questions]
+        return Sequences(self.tokens, is_scored, self.starts, self.first, labels, groups)
 
-    Args:
-        index: the question's number, which identifies its scores.
-        encoded: the question.
-        scored: indices into `SEGMENTS` of the segments to score. In unconditional sequences only the continuation is
-            scored.
-    """
-    is_scored = np.isin(np.arange(len(SEGMENTS)), list(scored))
-    masks = [is_scored[sequence.segments] for sequence in encoded.sequences]
-    masks += [sequence.segments == CONTINUATION for sequence in encoded.unconditional]
-    tokens = tuple(sequence.tokens for sequence in encoded.sequences + encoded.unconditional)
-    return SequenceSet(index, encoded.question.label, encoded.question.subtask, tokens, tuple(masks))
+
+def question_sequences(encoded: Sequence[EncodedQuestion], scored: frozenset[int]) -> Sequences:
+    """Return the sequences of questions for the engine; see `EncodedQuestions.sequences`."""
+    return EncodedQuestions.of([one.question for one in encoded], encoded).sequences(scored)
 
 
 def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: frozenset[int]) -> Iterator[ScoreRow]:
@@ -132,7 +140,7 @@ def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: fr
 
     Args:
         encoded: the question.
-        scores: scores of the sequences of `question_item`, in order.
+        scores: scores of the question's sequences, in order.
         scored: indices of the segments that the template scores.
     """
     question, count = encoded.question, len(encoded.sequences)

@@ -15,7 +15,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.base import Batch, Batches, Planned
-from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, EncodedQuestions, question_item, question_rows
+from evalkit.benchmarks.multiple_choice.encoded import (
+    EncodedQuestion,
+    EncodedQuestions,
+    question_rows,
+    question_sequences,
+)
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, TaskPart
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.stored import encoded_questions
@@ -23,15 +28,16 @@ from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, s
 from evalkit.benchmarks.multiple_choice.templates import Template
 from evalkit.benchmarks.request import TaskTokens, remembered
 from evalkit.display import Say
-from evalkit.models.locate import silent
-from evalkit.models.spec import window_of
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import window_of
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.score_table import SEGMENTS, ScoreRow
-from evalkit.scoring import pack
-from evalkit.scoring.sequences import SampledGroup, estimated_tokens
+from evalkit.scoring.pack import PlannedBatch, TreeBatch
+from evalkit.scoring.pack import plan as plan_batches
+from evalkit.scoring.sequences import SampledGroup, Sequences, SequenceSet, estimated_tokens
 
 if TYPE_CHECKING:
-    from evalkit.models.load import LoadedModel
+    from evalkit.models.loading.load import LoadedModel
     from evalkit.runs.journal import FinishedRows
 
 _CANDIDATES = 2
@@ -56,7 +62,7 @@ class ScoringFacts:
 class ChoiceContent:
     """Content of a batch of multiple-choice documents."""
 
-    batch: pack.TreeBatch
+    batch: TreeBatch
     questions: dict[int, EncodedQuestion]
     """Index of an item → its document, without its texts and tokens."""
     scored: frozenset[int]
@@ -98,14 +104,14 @@ class Scoring:
         )
         special = set(loaded.tokenizer.all_special_tokens)
         markers: dict[str, str] = {}
-        candidates: list[pack.SequenceSet] = []
+        candidates: list[SequenceSet] = []
         for template, unconditional, members in setups:
             prompter = Prompter(template, loaded.tokenizer, loaded.window, silent)
-            for encoded in prompter.encode(members, unconditional):
-                candidates.append(question_item(len(candidates), encoded, _scored(template)))
+            sequences = question_sequences(list(prompter.encode(members, unconditional)), _scored(template))
+            candidates += [sequences[number] for number in range(len(members))]
             for literal in (part.text.strip() for part in template.parts if part.segment == "special"):
                 markers[literal] = "special token" if literal in special else "text"
-        engine.check(candidates)
+        engine.check(Sequences.of(candidates))
         self.facts = ScoringFacts(loaded.window, engine.budget, engine.shares)
         self.about = {
             "token_budget": engine.budget,
@@ -124,7 +130,7 @@ class Scoring:
         return [
             row
             for item, scores in self._engine.score(content.batch)
-            for row in question_rows(content.questions[item.index], scores, content.scored)
+            for row in question_rows(content.questions[item], scores, content.scored)
         ]
 
 
@@ -139,23 +145,20 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
     missing = [part for part in parts if part.is_missing(finished)]
     stopped = threading.Event()
 
-    def planned(part: TaskPart) -> tuple[EncodedQuestions, list[pack.PlannedBatch]]:
+    def planned(part: TaskPart) -> tuple[EncodedQuestions, Sequences, list[PlannedBatch]]:
         """Encode and plan a part; within `remembering`, that of an earlier run with the same tokens."""
         questions = part.questions
+        must_fit = facts.shares and given == facts.token_budget
         # Several orders of the choices are more contexts
-        what = (part.task, len(questions[0].contexts), part.template.content_hash)
-        groups = [question.subtask for question in questions]
+        what = (part.task, len(questions[0].contexts), part.template.content_hash, must_fit)
 
-        def make() -> tuple[EncodedQuestions, list[pack.PlannedBatch]]:
+        def make() -> tuple[EncodedQuestions, Sequences, list[PlannedBatch]]:
             encoded = encoded_questions(prompters[part.template], questions, plan.unconditional, stopped)
-            return encoded, pack.plan_arrays(encoded.arrays, groups, facts.token_budget)
+            sequences = encoded.sequences(_scored(part.template))
+            return encoded, sequences, plan_batches(sequences, facts.token_budget, must_fit)
 
         key = (plan.documents_key, identity, facts, *what)
-        encoded, batches = remembered("batches", key, make, most=_TASKS_KEPT)
-        if facts.shares and given == facts.token_budget:
-            labels = [question.label for question in questions]
-            pack.check_arrays(batches, encoded.arrays, groups, labels, given)
-        return encoded, batches
+        return remembered("batches", key, make, most=_TASKS_KEPT)
 
     def batches() -> Batches:
         with ThreadPoolExecutor(1, "evalkit-encode") as thread:
@@ -167,9 +170,9 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
                     task.result()
                 rest = iter(missing[ahead:])
                 for part in missing:
-                    encoded, found = tasks.popleft().result()
+                    encoded, sequences, found = tasks.popleft().result()
                     tasks.extend(thread.submit(planned, following) for following in islice(rest, 1))
-                    for batch in _missing(part, encoded, found, finished):
+                    for batch in _missing(part, encoded, sequences, found, finished):
                         yield batch
                         if tasks and tasks[0].done():
                             tasks[0].result()  # a failure is reported before the task's turn
@@ -182,19 +185,20 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
 
 
 def _missing(
-    part: TaskPart, encoded: EncodedQuestions, batches: Sequence[pack.PlannedBatch], finished: FinishedRows
+    part: TaskPart,
+    encoded: EncodedQuestions,
+    sequences: Sequences,
+    batches: Sequence[PlannedBatch],
+    finished: FinishedRows,
 ) -> Iterator[Batch]:
     """Yield the batches with documents without scores, whose content is made one by one."""
-    scored = _scored(part.template)
     for number, planned in enumerate(batches):
         # A finished batch is left out as a whole: the others' numbers stay the same
         if all(part.key_of(encoded.questions[item]) in finished for item in planned.items):
             continue
-        members = {item: encoded[item] for item in planned.items}
-        items = tuple(question_item(item, one, scored) for item, one in members.items())
-        without_text = {item: one.without_text() for item, one in members.items()}
-        content = ChoiceContent(pack.TreeBatch(planned.trunk, items), without_text, scored)
-        work = sum(_work_of(one.question) for one in members.values())
+        members = {item: encoded[item].without_text() for item in planned.items}
+        content = ChoiceContent(planned.of(sequences), members, _scored(part.template))
+        work = sum(_work_of(encoded.questions[item]) for item in planned.items)
         yield Batch(part.task, number, content, work, len(members), part.journal)
 
 

@@ -20,9 +20,8 @@ from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite, choose_tasks
 from evalkit.benchmarks.multiple_choice.tasks import LeafTask, Question, load_questions
 from evalkit.cache import folder_digest, read_cached_bytes, source_digest, write_cached_bytes
-from evalkit.models.fingerprint import hash_file
+from evalkit.models.loading.fingerprint import hash_file
 from evalkit.paths import resource
-from evalkit.scoring.sequences import SequenceArrays
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -196,12 +195,11 @@ def _tokens_table(found: EncodedQuestions) -> pa.Table:
     """Return a table with one row, whose columns are arrays."""
     import pyarrow as pa
 
-    arrays = found.arrays
-    columns = (arrays.tokens, arrays.starts, arrays.first, found.segments, found.cuts.ravel())
+    columns = (found.tokens, found.starts, found.first, found.segments, found.cuts.ravel())
     whole = (pa.LargeListArray.from_arrays([0, len(column)], pa.array(column)) for column in columns)
     return pa.table(dict(zip(_ARRAYS, whole, strict=True)))
 
 
 def _from_table(questions: Sequence[Question], table: pa.Table) -> EncodedQuestions:
     tokens, starts, first, segments, cuts = (table[name].chunk(0).values.to_numpy() for name in _ARRAYS)
-    return EncodedQuestions(questions, SequenceArrays(tokens, starts, first), segments, cuts.reshape(-1, 2))
+    return EncodedQuestions(questions, tokens, starts, first, segments, cuts.reshape(-1, 2))

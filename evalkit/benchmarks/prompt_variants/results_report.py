@@ -22,7 +22,7 @@ from evalkit.benchmarks.prompt_variants.results import (
     varied_results,
 )
 from evalkit.errors import UnknownNameError
-from evalkit.models.context import Extension
+from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.figures import RunFigure
 from evalkit.reporting.report import Report

@@ -104,7 +104,7 @@ def test_templates_that_differ_in_one_setting(tokenizer: Any, cache: Path, part:
         made = [Prompter(one, tokenizer, 1000) for one in (inst, replace(inst, **changes[part]))]
     found = [encoded_questions(one, QUESTIONS, False) for one in made]
     assert files(cache) == 2
-    assert not np.array_equal(found[0].arrays.tokens, found[1].arrays.tokens)
+    assert not np.array_equal(found[0].tokens, found[1].tokens)
     for one, expected in zip(made, found, strict=True):
         assert lists(list(encoded_questions(one, QUESTIONS, False))) == lists(list(expected))
 
@@ -145,7 +145,7 @@ def test_a_damaged_file_is_encoded_again(tokenizer: Any, cache: Path) -> None:
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     found = encoded_questions(prompter(tokenizer), QUESTIONS, False)
-    assert np.array_equal(found.arrays.tokens, expected.arrays.tokens)
+    assert np.array_equal(found.tokens, expected.tokens)
 
 
 def test_tokenizers_with_code_of_their_own_are_not_stored(tokenizer: Any, cache: Path) -> None:
