@@ -235,8 +235,8 @@ def show_help() -> dict[str, float]:
 def planning() -> dict[str, float]:
     """Encode and plan questions, on one thread."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestions
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
+    from evalkit.benchmarks.multiple_choice.scoring import TaskSequences
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.multiple_choice.templates import load_template
@@ -252,7 +252,7 @@ def planning() -> dict[str, float]:
     prompter = Prompter(load_template("inst"), tokenizer, 2048)
 
     def ours() -> None:
-        encoded = EncodedQuestions.of(questions, prompter.encode(questions))
+        encoded = TaskSequences.of(prompter.encode(questions))
         plan_arrays(encoded.arrays, [one.subtask for one in questions], 2048)
 
     texts = [tokenizer.decode(one.tokens) for document in prompter.encode(questions) for one in document.sequences]

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, TokenSequence, question_item, question_rows
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.prompts import (
+    EncodedQuestion,
+    Prompter,
+    TokenSequence,
+    question_item,
+    question_rows,
+)
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template
 from evalkit.models.load import LoadedModel

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion
+from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.models.load import LoadedModel
 from evalkit.scoring.engine import Engine

@@ -19,8 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion, Prompter
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.models.context import ContextSettings

@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION
+from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.errors import ScoringError
 from evalkit.models.load import LoadedModel

@@ -68,8 +68,7 @@ def test_tokens_of_all_documents_are_counted_exactly(more: dict[str, Any], folde
 
 def test_distinct_tokens_are_those_of_the_trees(folder: Path) -> None:
     """A budget that takes a task in one batch; there, each prefix is computed once."""
-    from evalkit.benchmarks.multiple_choice.encoded import question_item
-    from evalkit.benchmarks.multiple_choice.prompts import Prompter
+    from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_item
     from evalkit.scoring import pack
 
     options = CHOICES | {"data_dir": folder / "documents", "tasks": ("piqa", "boolq")}

@@ -14,8 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.encoded import question_item, question_rows
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_item, question_rows
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
