@@ -38,11 +38,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from evalkit.compatibility.transformers import quiet
 from evalkit.errors import EvalkitError, first_line
-from evalkit.models.load import load
-from evalkit.models.locate import locate
-from evalkit.models.train_tokenizer import train_tokenizer
+from evalkit.models.loading.load import load
+from evalkit.models.loading.locate import locate
+from evalkit.models.zoo.train_tokenizer import train_tokenizer
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import SequenceSet, plan
+from evalkit.scoring.pack import batches_of
+from evalkit.scoring.sequences import Sequences, SequenceSet
 
 TOLERANCE = 1e-4
 """Nats of a token's log-probability, in float32."""
@@ -260,7 +261,7 @@ def items() -> list[SequenceSet]:
         endings = [dice.integers(3, VOCABULARY - 20, size) for size in (1, 5, 13)]
         sequences = tuple(np.concatenate((context, ending)).astype(np.int32) for ending in endings)
         scored = tuple(np.arange(len(tokens)) > 0 for tokens in sequences)
-        made.append(SequenceSet(index, f"document {index}", "task", sequences, scored))
+        made.append(SequenceSet(f"document {index}", "task", sequences, scored))
     return made
 
 
@@ -268,11 +269,11 @@ def evalkit_scores(folder: Path) -> tuple[list[np.ndarray], str]:
     """Return the log-probabilities of the tokens of each sequence, by evalkit, and how it scores."""
     loaded = load(locate(str(folder)), device="cpu", dtype="float32")
     engine = Engine(loaded.model, BUDGET, lambda _: None)
-    engine.check(items()[:2])
+    engine.check(Sequences.of(items()[:2]))
     found: dict[int, list[np.ndarray]] = {}
-    for batch in plan(items(), engine.budget):
+    for batch in batches_of(Sequences.of(items()), engine.budget):
         for item, members in engine.score(batch):
-            found[item.index] = [scores.logprobs[1:] for scores in members]
+            found[item] = [scores.logprobs[1:] for scores in members]
     return [one for index in sorted(found) for one in found[index]], engine.kernel if engine.shares else "alone"
 
 

@@ -52,7 +52,7 @@ def make(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.request import remembering
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import Prepared, opened
-    from evalkit.models.spec import model_spec
+    from evalkit.models.loading.spec import model_spec
     from evalkit.runs.batch_devices import place_of
     from evalkit.runs.journal import Entry
 

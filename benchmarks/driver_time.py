@@ -85,7 +85,7 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.request import remembering
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import OpenRun
-    from evalkit.models.spec import model_spec
+    from evalkit.models.loading.spec import model_spec
     from evalkit.studies.cluster import job_queue, ray_cluster
     from evalkit.studies.cluster.driver import Driver
     from evalkit.studies.planning import Job

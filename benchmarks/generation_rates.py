@@ -21,8 +21,8 @@ from versus_lm_eval import bandwidth, matrices, matrix_rate, note
 
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt, Stops
-from evalkit.models.load import load
-from evalkit.models.locate import locate
+from evalkit.models.loading.load import load
+from evalkit.models.loading.locate import locate
 
 
 def main() -> None:

@@ -32,8 +32,8 @@ from evalkit.data.sampling import FirstDocuments
 from evalkit.generation.capacity import capacity_of
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt, Stops, end_tokens
-from evalkit.models.load import LoadedModel, load
-from evalkit.models.locate import locate
+from evalkit.models.loading.load import LoadedModel, load
+from evalkit.models.loading.locate import locate
 
 TASKS = "qasper,multifieldqa_en,hotpotqa,trec,triviaqa,passage_count,lcc"
 Way = Callable[[Sequence[Prompt]], list[list[int]]]

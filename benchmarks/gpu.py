@@ -151,34 +151,33 @@ def kernels(arguments: argparse.Namespace) -> str:
     import torch
     from versus_lm_eval import matrices, matrix_rate, note, timed
 
-    from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_item
+    from evalkit.benchmarks.multiple_choice.encoded import question_sequences
+    from evalkit.benchmarks.multiple_choice.prompts import Prompter
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
     from evalkit.compatibility.torch import compilations
     from evalkit.data import Library
     from evalkit.data.sampling import FirstDocuments
-    from evalkit.models.load import load
-    from evalkit.models.locate import locate
+    from evalkit.models.loading.load import load
+    from evalkit.models.loading.locate import locate
     from evalkit.scoring.architecture import auto_budget
     from evalkit.scoring.engine import Engine
-    from evalkit.scoring.pack import plan
+    from evalkit.scoring.pack import batches_of
 
     loaded = load(locate(str(arguments.out / "model")), dtype="bfloat16", device=arguments.device, say=note)
     engine = Engine(loaded.model, auto_budget(loaded.model), note)
     prompter, scored = Prompter(load_template("inst"), loaded.tokenizer, loaded.window), frozenset(range(len(SEGMENTS)))
     suite = choose_tasks(load_suite("zeroshot8"), ("openbookqa", "winogrande") if arguments.toy else ())
     questions = load_questions(suite, Library(arguments.data_dir), FirstDocuments(4 if arguments.toy else 500))
-    items = [
-        [question_item(index, one, scored) for index, one in enumerate(prompter.encode(asked))]
-        for asked in questions.values()
-    ]
-    engine.check(items[0][:2])
+    encoded = [list(prompter.encode(asked)) for asked in questions.values()]
+    engine.check(question_sequences(encoded[0][:2], scored))
     checked = compilations()
     layers, head = matrices(loaded.model)
     rate = matrix_rate(loaded.model, engine.budget)
     waits, compiled, flops, total = [], [], 0.0, 0.0
-    for batch in (batch for members in items for batch in plan(members, engine.budget)):
+    tasks = [question_sequences(members, scored) for members in encoded]
+    for batch in (batch for members in tasks for batch in batches_of(members, engine.budget)):
         with counting_waits(torch) as count:
             seconds, _ = timed(lambda batch=batch: engine.score(batch))
         waits.append(count[0])

@@ -49,17 +49,18 @@ def parse() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]:
     """Return (documents, seconds, bytes) of one size."""
-    from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_item, question_rows
+    from evalkit.benchmarks.multiple_choice.encoded import question_rows, question_sequences
+    from evalkit.benchmarks.multiple_choice.prompts import Prompter
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
     from evalkit.data import Library
     from evalkit.data.sampling import FirstDocuments
-    from evalkit.models.load import load
-    from evalkit.models.locate import locate
+    from evalkit.models.loading.load import load
+    from evalkit.models.loading.locate import locate
     from evalkit.scoring.architecture import auto_budget
     from evalkit.scoring.engine import Engine
-    from evalkit.scoring.pack import plan
+    from evalkit.scoring.pack import batches_of
 
     template = load_template(arguments.template)
     scored = frozenset(map(SEGMENTS.index, template.score))
@@ -73,9 +74,9 @@ def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]
         started = time.perf_counter()
         encoded = list(prompter.encode(questions))
         rows = []
-        for batch in plan([question_item(i, one, scored) for i, one in enumerate(encoded)], engine.budget):
+        for batch in batches_of(question_sequences(encoded, scored), engine.budget):
             for item, scores in engine.score(batch):
-                rows += question_rows(encoded[item.index], scores, scored)
+                rows += question_rows(encoded[item], scores, scored)
         seconds = time.perf_counter() - started
     return len(questions), seconds, peak[0] - baseline
 

@@ -28,14 +28,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from versus_lm_eval import matrices, note
 
-from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_item
+from evalkit.benchmarks.multiple_choice.encoded import question_sequences
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
-from evalkit.models.load import load
-from evalkit.models.locate import locate
+from evalkit.models.loading.load import load
+from evalkit.models.loading.locate import locate
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
@@ -153,8 +154,8 @@ def first_batches(
     prompter = Prompter(template, loaded.tokenizer, loaded.window)
     suite = choose_tasks(load_suite("zeroshot8"), tuple(arguments.tasks))
     for task, questions in load_questions(suite, Library(None), FirstDocuments(arguments.limit)).items():
-        items = [question_item(number, one, scored) for number, one in enumerate(prompter.encode(questions))]
-        yield task, next(iter(plan(items, budget)))
+        sequences = question_sequences(list(prompter.encode(questions)), scored)
+        yield task, plan(sequences, budget)[0].of(sequences)
 
 
 def account(forward: Forward, model: Any, batch: TreeBatch, clock: Callable[[], float], repeats: int) -> Iterator[str]:

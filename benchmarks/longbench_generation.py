@@ -27,8 +27,8 @@ from evalkit.generation.capacity import measure_capacity
 from evalkit.generation.generator import CHUNK, Generator
 from evalkit.generation.prompts import Prompt, end_tokens
 from evalkit.generation.rows import Generation
-from evalkit.models.load import LoadedModel, load
-from evalkit.models.locate import locate
+from evalkit.models.loading.load import LoadedModel, load
+from evalkit.models.loading.locate import locate
 
 SHORT = "multifieldqa_en,hotpotqa,trec,triviaqa,passage_count,lcc"
 

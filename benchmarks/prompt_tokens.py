@@ -23,8 +23,8 @@ from evalkit.benchmarks.multiple_choice.scoring import task_tokens
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
 from evalkit.benchmarks.prompt_variants.prompt_sets import in_orders, orders_of, under_order
 from evalkit.benchmarks.run import planned
-from evalkit.models.locate import silent
-from evalkit.models.spec import tokenizer_alone, window_of
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import tokenizer_alone, window_of
 from evalkit.scoring.sequences import distinct_tokens
 
 VARY = ("template", "choice_order", "system_prompt")

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.pages.report import PageRequest, contents_of_runs, write_report
 from evalkit.paths import RUNS
 from evalkit.runs.finding import find_run

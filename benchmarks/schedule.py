@@ -118,7 +118,7 @@ def batch_seconds(folder: Path, data_dir: Path | None, budget: int) -> list[floa
     from evalkit.benchmarks.multiple_choice.scoring import ScoringFacts
     from evalkit.benchmarks.registry import benchmark
     from evalkit.benchmarks.run import planned
-    from evalkit.models.load import load
+    from evalkit.models.loading.load import load
     from evalkit.runs.folder import JOURNAL, load_run
     from evalkit.runs.journal import FinishedRows, Journal
     from evalkit.runs.score_table import ScoreRow

@@ -34,9 +34,9 @@ STAGES = (
 )
 """Module, function, and title of each timed stage."""
 LATER_STAGES = (
-    ("evalkit.models.snapshot", "Snapshot.read", "weights"),
-    ("evalkit.models.build", "build_model", "building the model"),
-    ("evalkit.models.tokenizer", "load_tokenizer", "tokenizer"),
+    ("evalkit.models.loading.snapshot", "Snapshot.read", "weights"),
+    ("evalkit.models.loading.build", "build_model", "building the model"),
+    ("evalkit.models.loading.tokenizer", "load_tokenizer", "tokenizer"),
     ("evalkit.scoring.engine", "Engine.check", "start-up check"),
     ("evalkit.scoring.engine", "Engine.score", "scoring"),
 )
@@ -119,7 +119,7 @@ def print_table(found: dict[str, list[Times]]) -> None:
 def print_stages(arguments: Sequence[str]) -> None:
     """Run a command in this process and print the seconds of its stages."""
     from evalkit.cli import main as command
-    from evalkit.models.spec import ModelSpec
+    from evalkit.models.loading.spec import ModelSpec
 
     seconds: dict[str, Times] = {}
     for stage in STAGES:

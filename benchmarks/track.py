@@ -205,8 +205,8 @@ def scoring() -> dict[str, float]:
     """Score some documents by evalkit and by lm-eval's model."""
     from versus_lm_eval import compare, memory_now, note
 
-    from evalkit.models.load import load
-    from evalkit.models.locate import locate
+    from evalkit.models.loading.load import load
+    from evalkit.models.loading.locate import locate
 
     loaded = load(locate("demo", say=note), dtype="float32", device="cpu", say=note)
     chosen = argparse.Namespace(tasks=["openbookqa"], limit=40, num_fewshot=0, subjects=(), data_dir=None)
@@ -235,16 +235,16 @@ def show_help() -> dict[str, float]:
 def planning() -> dict[str, float]:
     """Encode and plan questions, on one thread."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from evalkit.benchmarks.multiple_choice.encoded import question_sequences
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
-    from evalkit.benchmarks.multiple_choice.scoring import TaskSequences
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.multiple_choice.templates import load_template
     from evalkit.data import Library
     from evalkit.data.sampling import FirstDocuments
-    from evalkit.models.load import load
-    from evalkit.models.locate import locate
-    from evalkit.scoring.pack import plan_arrays
+    from evalkit.models.loading.load import load
+    from evalkit.models.loading.locate import locate
+    from evalkit.scoring.pack import plan
 
     tokenizer = load(locate("demo"), device="cpu").tokenizer
     suite = choose_tasks(load_suite("zeroshot8"), ("hellaswag",))
@@ -252,8 +252,7 @@ def planning() -> dict[str, float]:
     prompter = Prompter(load_template("inst"), tokenizer, 2048)
 
     def ours() -> None:
-        encoded = TaskSequences.of(prompter.encode(questions))
-        plan_arrays(encoded.arrays, [one.subtask for one in questions], 2048)
+        plan(question_sequences(prompter.encode(questions), frozenset()), 2048)
 
     texts = [tokenizer.decode(one.tokens) for document in prompter.encode(questions) for one in document.sequences]
     return {"planning": beside(ours, lambda: tokenizer.backend_tokenizer.encode_batch(texts))}

@@ -47,17 +47,18 @@ from llama_tables import CommandRow, TaskRow, write
 from numpy.typing import NDArray
 from versus_lm_eval import machine, note, timed
 
-from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, EncodedQuestion, Prompter, question_item
+from evalkit.benchmarks.multiple_choice.encoded import question_sequences
+from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, EncodedQuestion, Prompter
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
-from evalkit.models.load import load
-from evalkit.models.locate import locate
+from evalkit.models.loading.load import load
+from evalkit.models.loading.locate import locate
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import plan
+from evalkit.scoring.pack import batches_of
 
 TASKS = ("openbookqa", "arc_easy", "piqa", "hellaswag")
 PAIRS = ("F32:float32", "BF16:bfloat16", "F16:bfloat16", "Q4_0:bfloat16", "stored:bfloat16")
@@ -142,7 +143,7 @@ def compare(
         set_weights(file, loaded.model)
     engine = Engine(loaded.model, auto_budget(loaded.model), note)
     members, left_out = choose_members(Prompter(load_template("plain"), loaded.tokenizer, loaded.window), arguments)
-    engine.check([question_item(i, one.encoded, SCORED) for i, one in enumerate(next(iter(members.values()))[:2])])
+    engine.check(question_sequences([one.encoded for one in next(iter(members.values()))[:2]], SCORED))
     peer = best_peer(Peer(arguments.llama_perplexity, file, about["threads"], SETTINGS[0]), members)
     about[f"settings_{label}"] = peer.settings._asdict()
     for task, chosen in members.items():
@@ -246,10 +247,10 @@ def compare_decisions(
 def score(engine: Engine, members: list[Member]) -> list[list[NDArray[np.float32]]]:
     """Score a task by evalkit; return [documents][choices] log-probabilities [length]."""
     found: dict[int, list[NDArray[np.float32]]] = {}
-    items = [question_item(index, member.encoded, SCORED) for index, member in enumerate(members)]
-    for batch in plan(items, engine.budget):
+    sequences = question_sequences([member.encoded for member in members], SCORED)
+    for batch in batches_of(sequences, engine.budget):
         for item, scores in engine.score(batch):
-            found[item.index] = [one.logprobs for one in scores]
+            found[item] = [one.logprobs for one in scores]
     return [found[index] for index in range(len(members))]
 
 

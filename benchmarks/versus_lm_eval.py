@@ -35,23 +35,18 @@ import psutil
 import torch
 
 from evalkit import __version__
-from evalkit.benchmarks.multiple_choice.prompts import (
-    CONTINUATION,
-    EncodedQuestion,
-    Prompter,
-    question_item,
-    question_rows,
-)
+from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, EncodedQuestion, question_rows, question_sequences
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, with_fewshot
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
-from evalkit.models.load import load
-from evalkit.models.locate import locate
+from evalkit.models.loading.load import load
+from evalkit.models.loading.locate import locate
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import plan
+from evalkit.scoring.pack import batches_of
 
 BATCH_SIZES = (4, 8, 16, 32)
 """Batch sizes of lm-eval's model; the fastest is used."""
@@ -150,7 +145,7 @@ def compare(
         task: list(prompter.encode([q for q in questions if not arguments.subjects or q.subtask in arguments.subjects]))
         for task, questions in questions_of.items()
     }
-    engine.check([question_item(i, one, scored) for i, one in enumerate(next(iter(encoded.values()))[:2])])
+    engine.check(question_sequences(next(iter(encoded.values()))[:2], scored))
     rate = matrix_rate(loaded.model, engine.budget)
     about[f"rate_{dtype}"], about["bandwidth"] = rate, bandwidth(loaded.model.device)
     about["budget"], about["kernel"] = engine.budget, engine.kernel
@@ -179,9 +174,9 @@ def score(engine: Engine, members: list[EncodedQuestion], scored: frozenset[int]
     trunk: Any = None
     found: dict[int, list[Any]] = {}
     layers, head = matrices(model)
-    for batch in plan([question_item(i, one, scored) for i, one in enumerate(members)], engine.budget):
+    for batch in batches_of(question_sequences(members, scored), engine.budget):
         for item, scores in engine.score(batch):
-            found[item.index] = list(question_rows(members[item.index], scores, scored))
+            found[item] = list(question_rows(members[item], scores, scored))
         tokens = len(batch.tree.tokens)
         if trunk is None or not np.array_equal(trunk, batch.trunk):
             trunk = batch.trunk

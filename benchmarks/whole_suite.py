@@ -48,8 +48,8 @@ def build(folder: Path, arguments: argparse.Namespace) -> Path:
     """Write a checkpoint folder with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from evalkit.models.load import load
-    from evalkit.models.locate import locate
+    from evalkit.models.loading.load import load
+    from evalkit.models.loading.locate import locate
 
     tokenizer = load(locate(arguments.tokenizer, say=note), device="cpu", say=note).tokenizer
     config = LlamaConfig(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from evalkit.models.spec import model_spec
+from evalkit.models.loading.spec import model_spec
 from evalkit.models.variants.modeling import EvalkitLlamaConfig, EvalkitLlamaForCausalLM
 
 

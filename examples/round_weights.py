@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from evalkit.models.spec import model_spec
+from evalkit.models.loading.spec import model_spec
 
 
 def rounded(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import Request, SuiteRequest
 from evalkit.inputs.settings import Setting, settings_of
-from evalkit.models.spec import ModelSpec
+from evalkit.models.loading.spec import ModelSpec
 
 ROOT = Path(__file__).parents[1]
 KEYWORDS = ROOT / "evalkit" / "benchmarks" / "keywords.py"
@@ -93,7 +93,7 @@ def reference() -> str:
         _table("The model", loading),
         _table("Every run", shared),
         _table("`evalkit run`: suites of multiple choice and lm-eval's tasks", _own(SuiteRequest, shared)),
-        *(_table(words, _own(benchmark(kind).request(), shared)) for kind, words in KINDS.items()),
+        *(_table(words, _own(benchmark(kind).request, shared)) for kind, words in KINDS.items()),
     ]
     return "\n".join(parts)
 

@@ -11,7 +11,7 @@ import pytest
 
 from evalkit import cache
 from evalkit.cli import main
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 
 DAYS = 24 * 3600.0
 

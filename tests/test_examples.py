@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from evalkit.models.locate import locate
+from evalkit.models.loading.locate import locate
 from evalkit.tables.layout import load_layout
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -29,7 +29,7 @@ BUDGET = 128
 """Small, so that every document is a batch."""
 PRELOADED = [
     "evalkit.benchmarks.run",
-    "evalkit.models.load",
+    "evalkit.models.loading.load",
     "evalkit.benchmarks.lm_eval.log_format",
     "evalkit.scoring.engine",
     "lm_eval.tasks",

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.outcomes import Comparable, Metric
     from evalkit.benchmarks.request import Request, TaskTokens
     from evalkit.data import HubSplit
-    from evalkit.models.load import LoadedModel
-    from evalkit.models.locate import Checkpoint
+    from evalkit.models.loading.load import LoadedModel
+    from evalkit.models.loading.locate import Checkpoint
     from evalkit.reporting.figures import RunFigure
     from evalkit.reporting.report import Report
     from evalkit.runs.batch_devices import BatchDevice
@@ -136,35 +136,122 @@ class Computer(Protocol):
         """Compute a batch: `Row`s or, for many rows, an Arrow table with the schema of `runs.columns.schema_of`."""
 
 
-def calling(function: str) -> Any:
-    """Return a method of a `Benchmark` that calls a function, "package.module:name", which is imported on first use."""
-    return lambda _, *args, **named: resolve_name(function)(*args, **named)
+class lazy:
+    """A member of a `Benchmark`, "package.module:name", imported on first use: a function, or a type."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return self if instance is None else resolve_name(self._name)
 
 
-def naming(type_: str) -> Any:
-    """Return a method of a `Benchmark` that returns a type, "package.module:name", which is imported on first use."""
-    return lambda _: resolve_name(type_)
+class Abilities:
+    """What a benchmark may lack: for each ability the default of those that lack it.
 
-
-class Benchmark(ABC):
-    """One kind of run. It has no state: everything about a run is in its plan.
-
-    The abstract methods are the protocol; the others are abilities that a kind may lack. Wherever a `rule` is an
-    argument, None is the run's own; a run without scores for a rule raises `UnknownNameError`.
+    Wherever a `rule` is an argument, here and in `Benchmark`, None is the run's own; a run without scores for a rule
+    raises `UnknownNameError`.
     """
 
     kind: ClassVar[str]
     """Name in manifests and in the registry."""
+    results_form: ClassVar[type[Stored]] = StoredResults
+    """Schema of its results.json, beyond the keys that every benchmark has."""
+    files: ClassVar[tuple[str, ...]] = ()
+    """Files of a finished run, beside those that every run has; a run that lacks one is computed or written again."""
+
+    def suites(self) -> Mapping[str, str]:
+        """Return suite name, as in `evalkit run --suite` → description in one line."""
+        return dict.fromkeys(self.averages() or (self.kind,), "")
+
+    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """Return suite → average → its tasks, for tables; the last average is "Average", over all tasks."""
+        return {}
+
+    def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
+        """Return the names of a run's options, which include its suite, that never change its id; others may."""
+        return frozenset({"token_budget", "device_map"})
+
+    def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
+        """Yield the first prompts of each task as the model reads them, formatted for a terminal.
+
+        Raises:
+            UsageError: the benchmark cannot show its prompts.
+        """
+        raise UsageError(f"--show-prompts: benchmark {self.kind} does not support it; leave it out")
+
+    def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+        """Estimate the tokens of each task of a whole run from `sample` documents of each, without a model.
+
+        Raises:
+            UsageError: the benchmark cannot estimate them.
+            EvalkitError: a sampled document cannot be computed.
+        """
+        raise UsageError(f"benchmark {self.kind} cannot estimate its tokens")
+
+    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """Yield the documents of a finished run as people read them, by task; no `tasks`: of all.
+
+        Raises:
+            EvalkitError: the run is damaged.
+        """
+        return iter(())
+
+    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+        """Return the figures of finished runs, each with a unique name.
+
+        Raises:
+            EvalkitError: a run is damaged.
+        """
+        return []
+
+    def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
+        """Return the averages of a finished run, as in results.json."""
+        return list(run.stored["averages"])
+
+    def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
+        """Return a finished run's sort key in lists and its printed form: the last average."""
+        if not (averages := self.stored_averages(run, rule)):
+            return None, "finished"
+        average = averages[-1]
+        name = "" if average["name"] == "Average" else f"{average['name'].lower()} "
+        error = "" if average["stderr"] is None else f" ± {percent(average['stderr'])}"
+        shown = f" ({rule or run.rule})" if run.rule else ""
+        return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{shown}"
+
+    def rescored(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
+        """Return the report of a finished run's choices under a rule; arguments as of `Benchmark.report`."""
+        from evalkit.benchmarks.multiple_choice.results_report import choices_report
+
+        return choices_report(run, rule, detail)
+
+    def label(self, run: Run, task: str) -> Label:
+        """Return the printed label of a task or an average."""
+        return Label(task, task)
+
+    def dataset(self, run: Run, task: str) -> HubSplit | None:
+        """Return the published dataset of a task's documents; None if it is unknown.
+
+        Raises:
+            UsageError: runs of this kind are exported in another format, which the message names.
+        """
+        return None
+
+
+class Benchmark(Abilities, ABC):
+    """One kind of run. It has no state: everything about a run is in its plan.
+
+    What a kind must have is here; any of it can be `lazy`. What it may have is in `Abilities`.
+    """
+
     row: ClassVar[type[Row]]
     """Type of the journal's rows."""
     key: ClassVar[tuple[str, ...]]
     """Columns of `row` that identify its subject, such as a document. All rows with one key are in one batch."""
-    results_form: ClassVar[type[Stored]] = StoredResults
-    """Schema of its results.json, beyond the keys that every benchmark has."""
-
-    @abstractmethod
-    def request(self) -> type[Request]:
-        """Return the request type, whose fields are the settings; see `request.request_of`."""
+    request: Any
+    """The request type, whose fields are the settings; see `request.request_of`."""
+    facts: Any
+    """The dataclass of `Computer.facts`, which is restored from the manifest."""
 
     @abstractmethod
     def plan(self, request: Any, say: Say) -> Plan:
@@ -177,10 +264,6 @@ class Benchmark(ABC):
     @abstractmethod
     def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
         """Return whether rows are missing; stored rows are those with `(task, *values of the key) in finished`."""
-
-    @abstractmethod
-    def facts(self) -> type:
-        """Return the dataclass of `Computer.facts`, which is restored from the manifest."""
 
     @abstractmethod
     def setup(self, plan: Any) -> Any:
@@ -222,93 +305,8 @@ class Benchmark(ABC):
             EvalkitError: the run has no scores of single documents, or a table is damaged.
         """
 
-    def serves(self, plan: Any, run: Run) -> bool:
-        """Return whether a finished run has everything that the plan requests."""
-        return run.complete
-
-    def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
-        """Return the names of a run's options, which include its suite, that never change its id; others may."""
-        return frozenset({"token_budget", "device_map"})
-
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """Yield the documents of a finished run as people read them, by task; no `tasks`: of all. By default none.
-
-        Raises:
-            EvalkitError: the run is damaged.
-        """
-        return iter(())
-
-    def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
-        """Return the averages of a finished run, as in results.json."""
-        return list(run.stored["averages"])
-
-    def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
-        """Return a finished run's sort key in lists and its printed form: the last average."""
-        if not (averages := self.stored_averages(run, rule)):
-            return None, "finished"
-        average = averages[-1]
-        name = "" if average["name"] == "Average" else f"{average['name'].lower()} "
-        error = "" if average["stderr"] is None else f" ± {percent(average['stderr'])}"
-        shown = f" ({rule or run.rule})" if run.rule else ""
-        return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{shown}"
-
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """Return the printed report of a finished run; `detail`: with the subtasks of tasks that have them."""
         from evalkit.benchmarks.outcomes import metrics_report
 
         return metrics_report(run, self.metrics(run, rule))
-
-    def rescored(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """Return the report of a finished run's choices under a rule; arguments as of `report`."""
-        from evalkit.benchmarks.multiple_choice.results_report import choices_report
-
-        return choices_report(run, rule, detail)
-
-    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-        """Return the figures of finished runs, each with a unique name; by default none.
-
-        Raises:
-            EvalkitError: a run is damaged.
-        """
-        return []
-
-    def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
-        """Yield the first prompts of each task as the model reads them, formatted for a terminal.
-
-        Raises:
-            UsageError: the benchmark cannot show its prompts.
-        """
-        raise UsageError(f"--show-prompts: benchmark {self.kind} does not support it; leave it out")
-
-    def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-        """Estimate the tokens of each task of a whole run from `sample` documents of each, without a model.
-
-        Raises:
-            UsageError: the benchmark cannot estimate them.
-            EvalkitError: a sampled document cannot be computed.
-        """
-        raise UsageError(f"benchmark {self.kind} cannot estimate its tokens")
-
-    def suites(self) -> Mapping[str, str]:
-        """Return suite name, as in `evalkit run --suite` → description in one line."""
-        return dict.fromkeys(self.averages() or (self.kind,), "")
-
-    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Return suite → average → its tasks, for tables; the last average is "Average", over all tasks."""
-        return {}
-
-    def fills(self, run: Run) -> tuple[str, dict[str, str]]:
-        """Return the suite whose tables a run fills, and task → the task of that suite whose column it fills."""
-        return run.suite, {}
-
-    def label(self, run: Run, task: str) -> Label:
-        """Return the printed label of a task or an average."""
-        return Label(task, task)
-
-    def dataset(self, run: Run, task: str) -> HubSplit | None:
-        """Return the published dataset of a task's documents; None if it is unknown.
-
-        Raises:
-            UsageError: runs of this kind are exported in another format, which the message names.
-        """
-        return None

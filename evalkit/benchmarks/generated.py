@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
+from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, lazy
 from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest, spread
 from evalkit.display import Say
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.models.context import MOST_TOKENS, Extension, configured_window, refuse_generation
-from evalkit.models.files import generation_settings
-from evalkit.models.locate import Checkpoint, silent
-from evalkit.models.spec import ModelSpec, config_of
+from evalkit.models.context.extension import MOST_TOKENS, Extension, configured_window, refuse_generation
+from evalkit.models.loading.files import generation_settings
+from evalkit.models.loading.locate import Checkpoint, silent
+from evalkit.models.loading.spec import ModelSpec, config_of
 from evalkit.runs.batch_devices import BatchDevice, mixture, place_of
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from evalkit.generation.capacity import GeneratingFacts
     from evalkit.generation.prompts import Ints, Prompt
-    from evalkit.models.load import LoadedModel
+    from evalkit.models.loading.load import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,7 @@ class GenerationRequest:
 class GeneratedBenchmark(Benchmark):
     """Base class of benchmarks with generated answers."""
 
+    facts = lazy("evalkit.generation.capacity:GeneratingFacts")
     row = GeneratedAnswer
     key = ("id",)
 
@@ -185,11 +186,6 @@ class GeneratedBenchmark(Benchmark):
 
     def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
         return bool(self._unfinished_tasks(plan, finished))
-
-    def facts(self) -> type[GeneratingFacts]:
-        from evalkit.generation.capacity import GeneratingFacts
-
-        return GeneratingFacts
 
     def setup(self, plan: Any) -> int:
         """Return the context window, in tokens."""

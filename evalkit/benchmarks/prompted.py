@@ -60,6 +60,7 @@ class PromptDocument(NamedTuple):
 class PromptedBenchmark(GeneratedBenchmark):
     """Base class of simple benchmarks; `kind` is also the name of the suite."""
 
+    request = DocumentRequest
     results_form = _PromptedResults
     description: ClassVar[str]
     """Description of the suite in one line."""
@@ -79,9 +80,6 @@ class PromptedBenchmark(GeneratedBenchmark):
     @abstractmethod
     def score(self, answer: str, reference: str) -> float:
         """Score an answer from 0 to 1; higher is better."""
-
-    def request(self) -> type[DocumentRequest]:
-        return DocumentRequest
 
     def plan(self, request: DocumentRequest, say: Say) -> DocumentPlan:
         every = {task: list(documents) for task, documents in self.tasks().items()}

@@ -7,8 +7,10 @@ from typing import Any
 
 from evalkit.errors import CheckpointError, UnknownNameError
 from evalkit.inputs import values
-from evalkit.models.locate import looks_like_path, read_config
-from evalkit.models.shapes import (
+from evalkit.models.loading.locate import looks_like_path, read_config
+from evalkit.models.variants.settings import KEYS, Differential, Integral
+from evalkit.models.zoo.named import SUFFIXES, NamedModel, models, named_model
+from evalkit.models.zoo.shapes import (
     ModelShape,
     cache_bytes_per_token,
     flops_per_token,
@@ -16,8 +18,6 @@ from evalkit.models.shapes import (
     parameters,
     read_shape,
 )
-from evalkit.models.variants.settings import KEYS, Differential, Integral
-from evalkit.models.zoo import SUFFIXES, NamedModel, models, named_model
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import click
 
 from evalkit.cli.options import DATA_DIR, OUTPUT
-from evalkit.cli.parameters import FOLDER, Commands, argument, comma_separated, option, typed_option
+from evalkit.cli.parameters import FOLDER, Commands, argument, comma_separated, option, require, typed_option
 from evalkit.cli.running import PRINTING, Printer
 from evalkit.display import doing, news
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import UnknownNameError
 from evalkit.escape import printable
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, pr
     """
     if what and what not in _LISTS:
         raise UnknownNameError("list", what, _LISTS)
-    if what != "runs" and (given := [name for name, value in {"sort": sort, "filter": text}.items() if value]):
-        raise UsageError(f"--{given[0]} is an option for runs; give evalkit ls runs --{given[0]} …")
+    require("evalkit ls runs", what == "runs", sort=sort, filter=text)
     from evalkit.reporting.report import Report
 
     reports = {name: _list(name, output, sort, text) for name in ([what] if what else _LISTS)}
@@ -188,7 +187,7 @@ def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None,
     evalkit models init my_models.yaml:mine --output CKPT --tokenizer org/name --dtype bfloat16
     """
     from evalkit.data.wheels import say_on_stderr
-    from evalkit.models.zoo import named_model, write_random
+    from evalkit.models.zoo.named import named_model, write_random
 
     named = named_model(model)
     write_random(named, output, seed=seed, dtype=dtype, tokenizer=tokenizer, texts=texts, say=say_on_stderr)
@@ -202,8 +201,8 @@ def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None,
 def export(checkpoint: str, output: Path, allow_pickle: bool) -> None:
     """Export an evalkit checkpoint so that it loads without evalkit, by trust_remote_code."""
     from evalkit.data.wheels import say_on_stderr
-    from evalkit.models.convert import export as write
-    from evalkit.models.locate import locate
+    from evalkit.models.loading.locate import locate
+    from evalkit.models.zoo.convert import export as write
 
     write(locate(checkpoint, allow_pickle=allow_pickle, say=say_on_stderr), output)
     click.echo(printable(f"AutoModelForCausalLM.from_pretrained('{output}', trust_remote_code=True) loads it anywhere"))
@@ -223,8 +222,8 @@ def convert(source: str, output: Path, rope: str | None, pairing: str | None, al
     SOURCE is transformers' DiffLlama, or a Llama with the attention of the differential transformer's authors.
     """
     from evalkit.data.wheels import say_on_stderr
-    from evalkit.models.convert import convert as write
-    from evalkit.models.locate import locate
+    from evalkit.models.loading.locate import locate
+    from evalkit.models.zoo.convert import convert as write
 
     write(
         locate(source, allow_pickle=allow_pickle, say=say_on_stderr),

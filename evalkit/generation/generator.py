@@ -30,7 +30,7 @@ from evalkit.generation.rows import (
     generate_with_transformers,
     sampler_of,
 )
-from evalkit.models.load import LoadedModel
+from evalkit.models.loading.load import LoadedModel
 from evalkit.models.memory import check_room, is_out_of_memory, refuse_to_split
 from evalkit.models.parts import cache_reset_lengths, dynamic_modules, forget_lengths
 from evalkit.scoring.architecture import memory_beside_weights, rotary_lengths

@@ -24,15 +24,15 @@ from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.inputs import values
-from evalkit.models.checks import check_causal, check_numbers
-from evalkit.models.context import context_window
-from evalkit.models.files import GENERATION_CONFIG, generation_settings
-from evalkit.models.fingerprint import fingerprint
-from evalkit.models.load import LoadedModel
-from evalkit.models.locate import ATTENTION, Checkpoint, silent
+from evalkit.models.context.extension import context_window
+from evalkit.models.loading.checks import check_causal, check_numbers
+from evalkit.models.loading.files import GENERATION_CONFIG, generation_settings
+from evalkit.models.loading.fingerprint import fingerprint
+from evalkit.models.loading.load import LoadedModel
+from evalkit.models.loading.locate import ATTENTION, Checkpoint, silent
+from evalkit.models.loading.spec import NONE, UNSTRETCHED, ModelSpec
+from evalkit.models.loading.tokenizer import disable_sampling, load_tokenizer, probe_ids
 from evalkit.models.modules import check_module, is_stock, preserved, state_digest, unwrapped, without_grad_or_autocast
-from evalkit.models.spec import NONE, UNSTRETCHED, ModelSpec
-from evalkit.models.tokenizer import disable_sampling, load_tokenizer, probe_ids
 from evalkit.paths import temporary_folder
 
 _FILE_OPTIONS = ("revision", "device_map", "context", "context_method", "context_original", "context_config",

@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from evalkit.compatibility.torch import compiled, hooks_of, is_wrapped_by_accelerate
 from evalkit.compatibility.transformers import is_of_gradients, quiet
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.models.locate import DTYPES
+from evalkit.models.loading.locate import DTYPES
 
 _DEVICES = ("cpu", "cuda", "mps")
 _SHARDED = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")

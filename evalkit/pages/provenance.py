@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView, Piece
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import EvalkitError, RunError, UsageError
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.pages.page import Panel
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report

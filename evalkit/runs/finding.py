@@ -20,7 +20,7 @@ from evalkit.paths import RUNS
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, folder_name, is_file, load_run
 
 if TYPE_CHECKING:
-    from evalkit.models.locate import Checkpoint
+    from evalkit.models.loading.locate import Checkpoint
 
 _MAX_LISTED = 10
 

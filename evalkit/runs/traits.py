@@ -243,7 +243,7 @@ def _extension(specification: Mapping[str, Any] | None) -> tuple[str, str]:
     if not specification:
         return "none", "no context extension"
     # Imported here, since most runs do not need its libraries
-    from evalkit.models.context import Extension
+    from evalkit.models.context.extension import Extension
 
     words = Extension(**specification).describe()
     return words, words

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from evalkit.compatibility.transformers import attention_of
-from evalkit.models.config_check import WINDOW_KEYS
+from evalkit.models.context.stretch import BY_LENGTH_TYPE
+from evalkit.models.loading.config import WINDOW_KEYS
 from evalkit.models.memory import device_bytes
 from evalkit.models.parts import computing_devices, layers_of
-from evalkit.models.stretch import BY_LENGTH_TYPE
 
 _WINDOW = 2048
 """Context window in tokens where the config does not give one."""

@@ -13,11 +13,10 @@ attention mask (`forward.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -33,21 +32,16 @@ NAME = "evalkit_tree"
 SPECIAL = ("softcap", "s_aux", "position_bias", "cache")
 """Arguments of transformers' attention functions that do more than a softmax under a mask."""
 
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""Attention product: query, key and value, [1, heads, tokens, size], an additive mask, [1, 1, queries, keys], and the
+factor of the logits → [1, heads, queries, size]."""
+
 _PIECE = 64
 """Tile boundaries are at multiples of this from the start of a branch, or where a branch ends."""
 _WIDEST = 512
 """Maximum tokens of a tile."""
 _OVERHEAD = 2**20
 """Fixed cost of a tile in units of (query, key) pairs × heads × head size: about 50 µs."""
-
-
-class Product(Protocol):
-    """Attention product over whole matrices under a mask."""
-
-    def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        """Return [1, heads, queries, size] from [1, heads, tokens, size] and an additive mask [1, 1, queries, keys]."""
 
 
 class TreeAttention(Protocol):
@@ -70,8 +64,7 @@ class Unsupported(Exception):
     """The model's attention has a feature that tree attention does not implement."""
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """Neighbouring tokens, and the tokens that they attend to beside the trunk."""
 
     start: int
@@ -109,14 +102,6 @@ def cut_tiles(ends: Ints, depths: Ints, trunk: int, overhead: int) -> list[Tile]
     return tiles[::-1]
 
 
-def _ranges(indices: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-    """Return ascending indices as ranges without gaps, [start, end)."""
-    breaks = np.flatnonzero(np.diff(indices) > 1)
-    starts = np.concatenate((indices[:1], indices[breaks + 1]))
-    stops = np.concatenate((indices[breaks], indices[-1:])) + 1
-    return tuple(zip(starts.tolist(), stops.tolist(), strict=True))
-
-
 class TileLayout:
     """Tree attention tile by tile, for CPUs.
 
@@ -131,8 +116,7 @@ class TileLayout:
         self, ends: Ints, depths: Ints, trunk: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         tiles = cut_tiles(ends, depths, trunk, _OVERHEAD // width)
-        before = np.arange(trunk)
-        self._tiles = [(tile, _ranges(np.concatenate((before, trunk + tile.keys)))) for tile in tiles]
+        self._tiles = [(slice(tile.start, tile.end), _key_ranges(tile, trunk)) for tile in tiles]
         # Layers may be on several devices; each device gets a copy of the masks when its first layer runs
         self._masks = {device: [_tile_mask(ends, tile, trunk, dtype).to(device) for tile in tiles]}
 
@@ -141,19 +125,25 @@ class TileLayout:
     ) -> torch.Tensor:
         """See `TreeAttention`."""
         _, heads, tokens, size = query.shape
-        out = query.new_empty(1, tokens, heads, value.shape[3])
+        output = query.new_empty(1, tokens, heads, value.shape[3])
         if query.device not in self._masks:
             self._masks[query.device] = [mask.to(query.device) for mask in next(iter(self._masks.values()))]
-        for (tile, columns), mask in zip(self._tiles, self._masks[query.device], strict=True):
-            part = query[:, :, tile.start : tile.end], _seen(key, columns), _seen(value, columns)
+        for (queries, ranges), mask in zip(self._tiles, self._masks[query.device], strict=True):
+            part = query[:, :, queries], _selected(key, ranges), _selected(value, ranges)
             if product is not None:
-                found = product(*part, mask, size**-0.5 if scale is None else scale)
+                attended = product(*part, mask, size**-0.5 if scale is None else scale)
             else:
-                found = torch.nn.functional.scaled_dot_product_attention(
+                attended = torch.nn.functional.scaled_dot_product_attention(
                     *part, attn_mask=mask, scale=scale, enable_gqa=heads != key.shape[1]
                 )
-            out[:, tile.start : tile.end] = found.transpose(1, 2)
-        return out
+            output[:, queries] = attended.transpose(1, 2)
+        return output
+
+
+def _key_ranges(tile: Tile, trunk: int) -> list[tuple[int, int]]:
+    """Return a tile's keys, the trunk's included, as ranges without gaps, [start, end)."""
+    keys = np.concatenate((np.arange(trunk), trunk + tile.keys))
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(keys, np.flatnonzero(np.diff(keys) > 1) + 1)]
 
 
 def _tile_mask(ends: Ints, tile: Tile, trunk: int, dtype: torch.dtype) -> torch.Tensor:
@@ -165,9 +155,9 @@ def _tile_mask(ends: Ints, tile: Tile, trunk: int, dtype: torch.dtype) -> torch.
     return mask
 
 
-def _seen(states: torch.Tensor, columns: Sequence[tuple[int, int]]) -> torch.Tensor:
+def _selected(states: torch.Tensor, ranges: list[tuple[int, int]]) -> torch.Tensor:
     """Select tokens of [1, heads, tokens, size]; a single range is not copied."""
-    parts = [states[:, :, a:b] for a, b in columns]
+    parts = [states[:, :, start:end] for start, end in ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 

@@ -1,27 +1,27 @@
 """Scoring engine: batches through shared prefixes where the model supports it, else sequence by sequence.
 
-In: items and batches from `pack`, a loaded model. Out: the scores of their sequences. Before anything is scored,
-`check` verifies on synthetic sequences that sharing does not change scores (`sharing.py`), and that the model is
-causal.
+In: sequences and batches from `pack`, a loaded model. Out: the scores of their sequences. Before anything is scored,
+`check` verifies on synthetic sequences that sharing does not change scores, and that the model is causal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.models.memory import keep_freed_blocks, refuse_to_split
 from evalkit.scoring.architecture import kernels_for, longest_shared, window_of
-from evalkit.scoring.checks import DAMAGED, PassedChecks, TooManyTokens, WeightChecks, failure_of, memory_for, runs
+from evalkit.scoring.checks import DAMAGED, ModelChecks, TooManyTokens, memory_for, runs
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.head import Scores
-from evalkit.scoring.pack import SequenceSet, TreeBatch, return_freed_memory
-from evalkit.scoring.sharing import BatchLengths, SharingCheck
+from evalkit.scoring.pack import TreeBatch, return_freed_memory
+from evalkit.scoring.sequences import Sequences, SequenceSet
+from evalkit.scoring.sharing import BatchLengths
+from evalkit.scoring.tree import Ints
 
 DENSE_TOKENS = 512
 """Maximum tokens of a batch under the dense kernel, whose attention grows quadratically with the batch."""
@@ -64,13 +64,11 @@ class Engine:
         self._kernels = kernels or kernels_for(model)
         self._forward = Forward(model, self._kernels[0], greedy)
         self._say = say
-        self._model = model
-        self._passed = PassedChecks(model, remembers)
-        self._weights = WeightChecks(model, self._passed, files)
+        self._checks = ModelChecks(model, remembers, files)
         window, self._longest = window_of(model.config), longest_shared(model.config)
         self._reach = min(window, self._longest or window)
         """Greatest length of a sequence that fits in the context window and may be shared."""
-        self._asked = budget
+        self._requested = budget
         self.budget = self._fitting_budget()
         """Maximum tokens of a batch; final once `check` has run."""
         self.dropped: list[str] = []
@@ -93,36 +91,35 @@ class Engine:
         """Return the tree attention kernel in use, one of `forward.KERNELS`."""
         return self._forward.kernel
 
-    def check(self, items: Sequence[SequenceSet], alone: bool = False) -> None:
+    def check(self, sequences: Sequences, alone: bool = False) -> None:
         """Check whether prefixes may be shared; otherwise score without sharing, with a warning.
 
         A model that does not run, whose predictions depend on later tokens, or are not numbers, is an error.
 
         Args:
-            items: some of those to be scored; the longest sequence of the first is run unshared.
+            sequences: some of those to be scored; the longest sequence of the first item is run unshared.
             alone: whether there is nothing to share: every sequence is scored alone.
         """
-        check = SharingCheck(self._model)
-        tokens = max(items[0].sequences, key=len)
-        with runs(len(tokens)), memory_for(items[0], len(tokens)):
-            found = self._forward.score_alone(tokens).logprobs[1:]
-        if np.isnan(found).any():
-            raise CheckpointError(f"the model's log-probabilities are not numbers (NaN) on {items[0].label}; {DAMAGED}")
-        self._weights.run(max(map(_longest_input, items)))
-        self.why_not = self._weights.head_failure
-        if alone:
-            self.why_not, self.shares, self.checked = self.why_not or "nothing to share", False, True
-            return
-        if not self.why_not:
+        first = sequences[0]
+        tokens = max(first.sequences, key=len)
+        with runs(len(tokens)), memory_for(first.label, len(tokens)):
+            logprobs = self._forward.score_alone(tokens).logprobs[1:]
+        if np.isnan(logprobs).any():
+            raise CheckpointError(f"the model's log-probabilities are not numbers (NaN) on {first.label}; {DAMAGED}")
+        self._checks.check_weights(_longest_input(sequences))
+        self.why_not = self._checks.head_failure
+        if not alone and not self.why_not:
             for kernel in self._kernels:
                 self._forward.kernel = kernel
-                self.why_not = self._check_active_kernel(check)
+                self.why_not = self._check_active_kernel()
                 if not self.why_not:
                     break
                 self.dropped.append(f"{kernel}: {self.why_not}")
-        self.shares, self.checked = not self.why_not, True
+        self.shares, self.checked = not (alone or self.why_not), True
         return_freed_memory()
-        if self.why_not:
+        if alone:
+            self.why_not = self.why_not or "nothing to share"
+        elif self.why_not:
             self._say(
                 f"warning: this model does not support scoring through shared prefixes ({self.why_not}); "
                 "every sequence is scored alone, which is several times slower"
@@ -132,60 +129,60 @@ class Engine:
 
     def describe(self) -> dict[str, Any]:
         """Return the results of `check`, for a run's manifest."""
-        found = {"shares": self.shares, "why_not": self.why_not, "kernel": self.kernel, "dropped": self.dropped}
-        return found | {"checked": self._checked._asdict(), "stored": self._weights.stored}
+        results = {"shares": self.shares, "why_not": self.why_not, "kernel": self.kernel, "dropped": self.dropped}
+        return results | {"checked": self._checked._asdict(), "stored": self._checks.stored and self.checked}
 
-    def score(self, batch: TreeBatch, alone: bool = False) -> list[tuple[SequenceSet, list[Scores]]]:
-        """Score a batch; return each item with the scores of its sequences, in order.
+    def score(self, batch: TreeBatch, alone: bool = False) -> list[tuple[int, list[Scores]]]:
+        """Score a batch; return the number of each item with the scores of its sequences, in order.
 
         If `alone`, there is nothing to share, and each sequence is scored by itself, by the model's own attention.
         """
-        longest = max(map(_longest_input, batch.items))
+        longest = _longest_input(batch.sequences)
         if self.checked:
-            self._weights.cover(longest)
+            self._checks.cover(longest)
         # For longer sequences, states in a shared row differ from those of the sequence alone
         shares = not alone and self.shares and (self._longest is None or longest <= self._longest)
         if shares and not self._failure_at(BatchLengths(len(batch.trunk) + len(batch.tree.tokens), longest)):
-            found = self._shared_scores(batch)
-            if all(map(_is_finite, found)):
-                return found
+            scores = self._shared_scores(batch)
+            if all(map(_is_finite, batch.sets, scores)):
+                return list(zip(batch.items, scores, strict=True))
             # A NaN spreads over its row in spite of the mask; scoring unshared finds the sequence that it comes from
-        found = [(item, [self._alone(item, tokens) for tokens in item.sequences]) for item in batch.items]
-        for one in found:
-            if not _is_finite(one):
+        scores = [[self._alone(item.label, tokens) for tokens in item.sequences] for item in batch.sets]
+        for item, members in zip(batch.sets, scores, strict=True):
+            if not _is_finite(item, members):
                 raise ScoringError(
-                    f"{one[0].label}: a log-likelihood is not a finite number; "
+                    f"{item.label}: a log-likelihood is not a finite number; "
                     "the dtype may be too narrow: try --dtype float32"
                 )
-        return found
+        return list(zip(batch.items, scores, strict=True))
 
     def _fitting_budget(self) -> int:
-        return min(self._asked, DENSE_TOKENS) if self._forward.kernel == "dense" else self._asked
+        return min(self._requested, DENSE_TOKENS) if self._forward.kernel == "dense" else self._requested
 
-    def _check_active_kernel(self, check: SharingCheck) -> str:
+    def _check_active_kernel(self) -> str:
         """Check sharing under the active kernel; halve the budget while memory runs out. Return the failure, or ""."""
-        self.budget = self._fitting_budget()
         while True:
+            self.budget = self._fitting_budget()
             # Planned batches, with room for a trunk
             row = max(self.budget + self.budget // 4, _LEAST_ROW)
             lengths = BatchLengths(row, min(self._reach, _LONGEST, row // 2))
             try:
-                failure = self._compare(check, lengths)
+                failure = self._sharing_failure(lengths)
             except TooManyTokens:
                 if self.budget <= _LEAST_ROW:
                     return f"out of memory at rows of {lengths.row} tokens"
-                self.budget = self._asked = self.budget // 2
-                self._say(f"out of memory at {lengths.row} tokens: continuing with batches of {self.budget}")
+                self._requested = self.budget // 2
+                self._say(f"out of memory at {lengths.row} tokens: continuing with batches of {self._requested}")
             else:
                 self._checked = BatchLengths(0, 0) if failure else lengths
                 return failure
 
-    def _compare(self, check: SharingCheck, lengths: BatchLengths) -> str:
-        """Return why prefixes cannot be shared under the active kernel, or ""; cached for the architecture."""
-        name = f"{self.kernel} row {lengths.row} longest {lengths.longest}"
-        if self._passed.remembers and name not in self._passed and not self._checked.row:
-            self._say("comparing shared prefixes with the model's own forward pass, once for this architecture")
-        return self._passed.check(name, lambda: failure_of(lambda: check.sharing(self.kernel, lengths)))
+    def _sharing_failure(self, lengths: BatchLengths) -> str:
+        def announce() -> None:
+            if not self._checked.row:
+                self._say("comparing shared prefixes with the model's own forward pass, once for this architecture")
+
+        return self._checks.sharing(self.kernel, lengths, announce)
 
     def _failure_at(self, lengths: BatchLengths) -> str:
         """Return why prefixes cannot be shared at these lengths, or ""; checked now where it has not been before."""
@@ -197,14 +194,13 @@ class Engine:
         rounded = BatchLengths(row, max(longest, lengths.longest, self._checked.longest))
         if rounded not in self._failures:
             try:
-                self._failures[rounded] = self._compare(SharingCheck(self._model), rounded)
+                self._failures[rounded] = self._sharing_failure(rounded)
             except TooManyTokens:
                 refuse_to_split(f"the check of {rounded.row} tokens a batch")
                 self._failures[rounded] = "out of memory in the check at that length"
         if failure := self._failures[rounded]:
-            row_too, longest_too = lengths.row > self._checked.row, lengths.longest > self._checked.longest
-            limits = [f"{lengths.row} tokens a batch"] * row_too
-            limits += [f"{lengths.longest + 1} tokens a sequence"] * longest_too
+            limits = [f"{lengths.row} tokens a batch"] * (lengths.row > self._checked.row)
+            limits += [f"{lengths.longest + 1} tokens a sequence"] * (lengths.longest > self._checked.longest)
             self._say_once(
                 "lengths",
                 f"warning: from {' or '.join(limits)}, prefixes are not shared ({failure}); such sequences are scored "
@@ -213,47 +209,45 @@ class Engine:
         return failure
 
     def _say_once(self, kind: str, line: str) -> None:
-        """Print a message unless one of its kind has been printed."""
         if kind not in self._reported:
             self._reported.add(kind)
             self._say(line)
 
-    def _shared_scores(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
-        tree, single = batch.tree, len(batch.items) == 1
+    def _shared_scores(self, batch: TreeBatch) -> list[list[Scores]]:
+        """Return the scores of each item's sequences; a batch that memory does not hold is halved."""
+        tree = batch.tree
         try:
-            with memory_for(batch.items[0], len(batch.trunk) + len(tree.tokens), at_most=single):
+            with memory_for(batch.sets[0].label, len(batch.trunk) + len(tree.tokens), at_most=len(batch.items) == 1):
                 trunk = self._forward.trunk(batch.trunk)
                 pairs = self._forward.score(tree, trunk)
         except TooManyTokens:
             pass
         else:
             paths = iter(tree.paths)
-            return [(item, [pairs.along(next(paths), trunk.scores) for _ in item.sequences]) for item in batch.items]
+            return [[pairs.along(next(paths), trunk.scores) for _ in item.sequences] for item in batch.sets]
         # Outside the handler, so that the traceback no longer references the tensors
         refuse_to_split(f"{len(tree.tokens)} tokens")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self._say_once("memory", f"out of memory at {len(tree.tokens)} tokens a batch: such batches are halved")
         half = len(batch.items) // 2
-        parts = (TreeBatch(batch.trunk, batch.items[:half]), TreeBatch(batch.trunk, batch.items[half:]))
-        return [found for part in parts for found in self._shared_scores(part)]
+        parts = (range(half), range(half, len(batch.items)))
+        return [scores for part in parts for scores in self._shared_scores(batch.part(part))]
 
-    def _alone(self, item: SequenceSet, tokens: NDArray[np.int32]) -> Scores:
+    def _alone(self, label: str, tokens: Ints) -> Scores:
         """Score one sequence unshared; with evalkit's output head, which needs less memory, where it is the model's."""
-        with memory_for(item, len(tokens)):
-            if self._weights.head_failure:
+        with memory_for(label, len(tokens)):
+            if self._checks.head_failure:
                 return self._forward.score_alone(tokens)
             return self._forward.score_unshared(tokens)
 
 
-def _longest_input(item: SequenceSet) -> int:
+def _longest_input(sequences: Sequences) -> int:
     """Return the most tokens that the model reads of a sequence; the last one is only predicted."""
-    return max(map(len, item.sequences)) - 1
+    return int(sequences.lengths.max()) - 1
 
 
-def _is_finite(scored: tuple[SequenceSet, list[Scores]]) -> bool:
-    """Return whether every score of an item is finite."""
-    item, members = scored
+def _is_finite(item: SequenceSet, members: list[Scores]) -> bool:
     pairs = zip(item.is_scored, members, strict=True)
     return all(bool(np.isfinite(scores.logprobs[1:][mask[1:]]).all()) for mask, scores in pairs)
 

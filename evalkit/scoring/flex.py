@@ -5,7 +5,6 @@ In: a tree's ends of subtrees. Out: a `TreeAttention`, whose block mask is compu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -46,10 +45,10 @@ class FlexLayout:
         if product is not None:
             raise Unsupported("attention that is not softmax attention")
         query, key, value = _pad(query, self._padded), self._spread(key), self._spread(value)
-        out = _compiled(flex_attention, query.device.type)(
+        output = _compiled(flex_attention, query.device.type)(
             query, key, value, block_mask=self._mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
         )
-        attended: torch.Tensor = out[:, :, : self._nodes].transpose(1, 2)
+        attended: torch.Tensor = output[:, :, : self._nodes].transpose(1, 2)
         return attended
 
     def _spread(self, states: torch.Tensor) -> torch.Tensor:
@@ -71,15 +70,21 @@ def _block_mask(first: Ints, last: Ints, queries: int, device: torch.device) -> 
     """Return the block mask of ranges of queries by key, each [keys]; lengths are multiples of `_BLOCK`."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    used = _block_kinds(first, last, queries)
-    counts = [blocks.sum(1)[None, None] for blocks in used]
+    # The ranges of a block's keys begin at or before the block's own queries, so together they have no gap
+    starts, stops = first.reshape(-1, _BLOCK), last.reshape(-1, _BLOCK)
+    begin = np.arange(0, queries, _BLOCK)[:, None]
+    used = (starts.min(1) < begin + _BLOCK) & (stops.max(1) > begin)
+    full = (starts.max(1) <= begin) & (stops.min(1) >= begin + _BLOCK)
+    kinds = (used & ~full, full)
+    counts = [blocks.sum(1)[None, None] for blocks in kinds]
     # Blocks in use first, in ascending order
-    orders = [np.argsort(~blocks, axis=1, kind="stable")[None, None] for blocks in used]
-    starts, stops, *blocks = _on_device((first, last, *counts, *orders), device)
-    number, full_number, order, full_order = blocks
+    orders = [np.argsort(~blocks, axis=1, kind="stable")[None, None] for blocks in kinds]
+    first_query, last_query, number, full_number, order, full_order = _on_device(
+        [first, last, *counts, *orders], device
+    )
 
     def sees(_: Any, __: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        inside: torch.Tensor = (starts[key] <= query) & (query < stops[key])
+        inside: torch.Tensor = (first_query[key] <= query) & (query < last_query[key])
         return inside
 
     return BlockMask.from_kv_blocks(
@@ -87,26 +92,14 @@ def _block_mask(first: Ints, last: Ints, queries: int, device: torch.device) -> 
     )
 
 
-def _on_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+def _on_device(arrays: list[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
     """Copy arrays to a device as int32, all at once.
 
     Each begins at a multiple of 16 bytes, as compiled kernels expect: they copy other inputs at each call.
     """
     flat = [np.pad(array.ravel().astype(np.int32), (0, -array.size % 4)) for array in arrays]
-    parts = to_device(np.concatenate(flat), device).split([len(one) for one in flat])
+    parts = to_device(np.concatenate(flat), device).split([len(part) for part in flat])
     return [part[: array.size].view(array.shape) for part, array in zip(parts, arrays, strict=True)]
-
-
-def _block_kinds(first: Ints, last: Ints, queries: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which blocks of [queries, keys] have some visible pairs and some masked, and which have visible ones only.
-
-    The ranges of a block's keys begin at or before the block's own queries, so together they have no gap.
-    """
-    starts, stops = first.reshape(-1, _BLOCK), last.reshape(-1, _BLOCK)
-    begin = np.arange(0, queries, _BLOCK)[:, None]
-    used = (starts.min(1) < begin + _BLOCK) & (stops.max(1) > begin)
-    every = (starts.max(1) <= begin) & (stops.min(1) >= begin + _BLOCK)
-    return used & ~every, every
 
 
 def _pad(states: torch.Tensor, tokens: int) -> torch.Tensor:

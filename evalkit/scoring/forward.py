@@ -1,14 +1,12 @@
 """Forward pass over a token tree. In: trees. Out: log-probabilities of their (node, predicted token) pairs.
 
 The base model runs once over a tree; the output head runs only on the nodes that predict a scored token (`head.py`).
-ALiBi's biases are computed from each token's position in its own sequence.
 """
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
@@ -24,45 +22,8 @@ from evalkit.scoring.flex import FlexLayout
 from evalkit.scoring.head import NOTHING, OutputHead, Scores, to_device
 from evalkit.scoring.tree import TRUNK, Ints, Tree
 
-_BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")
-"""Functions of transformers' modules that build the biases."""
-
-
-@contextmanager
-def alibi_by_position(base: Any, positions: torch.Tensor) -> Iterator[None]:
-    """Make a base model compute its ALiBi from token positions; models without ALiBi are not changed."""
-    module = sys.modules[type(base).__module__]
-    found = {name: getattr(module, name) for name in _BUILDERS if hasattr(module, name)}
-    try:
-        for name, original in found.items():
-            setattr(module, name, _by_position(name, original, positions))
-        yield
-    finally:
-        vars(module).update(found)
-
-
-def _by_position(name: str, original: Any, positions: torch.Tensor) -> Any:
-    length = int(positions.max()) + 1
-
-    # Both return [heads, 1, keys]; the original's first argument is a padding mask, [batch, keys], or the length
-    def from_mask(_: Any, heads: int, dtype: torch.dtype) -> torch.Tensor:
-        table: torch.Tensor = original(torch.ones(1, length, device=positions.device, dtype=torch.long), heads, dtype)
-        return table[..., positions]
-
-    def from_length(heads: int, _: int, alibi_bias_max: int = 8, device: Any = None) -> torch.Tensor:
-        table: torch.Tensor = original(heads, length, alibi_bias_max, device)
-        return table[..., positions]
-
-    return from_length if name == "build_mpt_alibi_tensor" else from_mask
-
-
 KERNELS = ("tiles", "flex", "dense")
 """Tree attention kernels: the two of `attention.py`, and a dense mask for the model's own attention."""
-
-_LARGE = 100.0
-"""Largest logit on which the head is checked."""
-_EXCLUDED = -1e4
-"""Log-probability below which a model has masked a token."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +42,7 @@ class Trunk:
 class _TrunkCache(DynamicCache):  # type: ignore[misc]
     """Read-only KV cache of the trunk, prepended to the tree's keys and values."""
 
-    def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(self, layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]) -> None:
         super().__init__()
         for index, (keys, values) in enumerate(layers):
             super().update(keys, values, index)
@@ -95,7 +56,7 @@ class _TrunkCache(DynamicCache):  # type: ignore[misc]
 
 
 class Forward:
-    """Forward pass of a causal language model over trees.
+    """Forward pass of a causal language model over trees, and over single sequences by its own attention.
 
     Args:
         model: a Hugging Face causal language model in evaluation mode.
@@ -108,16 +69,18 @@ class Forward:
         self, model: Any, kernel: str = "dense", greedy: bool = False, dtype: torch.dtype | None = None
     ) -> None:
         self.kernel = kernel
+        self.head = OutputHead(model, greedy)
         self._model = model
         self._base = base_of(model)
-        self._head = OutputHead(model, greedy)
         self._config = model.config.get_text_config()
-        weight = self._head.module.weight
+        weight = self.head.module.weight
         self._device, self._dtype = weight.device, dtype or weight.dtype
         self._dynamic = dynamic_modules(model)
         # Some architectures cannot make a cache for a model without attention layers; others' code has no such option
         parameters = signature(model.forward).parameters.values()
-        takes = any(one.name == "use_cache" or one.kind is Parameter.VAR_KEYWORD for one in parameters)
+        takes = any(
+            parameter.name == "use_cache" or parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters
+        )
         self._options = {"use_cache": False} if takes else {}
         self._trunk: Trunk | None = None
 
@@ -130,39 +93,36 @@ class Forward:
             cache = DynamicCache()
             hidden = self._states(input_ids=self._ids(tokens), past_key_values=cache, use_cache=True)
             layers = tuple((layer.keys, layer.values) for layer in cache.layers)
-            scores = self._next_scores(hidden, tokens)
-            self._trunk = Trunk(tokens, Scores.after_first(scores), hidden[-1:], layers)
+            self._trunk = Trunk(tokens, self.score_states(hidden, tokens), hidden[-1:], layers)
         else:
-            empty = torch.zeros(1, self._head.module.weight.shape[1], device=self._device, dtype=self._dtype)
+            empty = torch.zeros(1, self.head.module.weight.shape[1], device=self._device, dtype=self._dtype)
             self._trunk = Trunk(tokens, Scores.after_first(NOTHING), empty, ())
         return self._trunk
 
     @torch.inference_mode()
     def score(self, tree: Tree, trunk: Trunk) -> Scores:
         """Score every pair of a tree that is built for the trunk's length."""
-        hidden = self._hidden(tree, trunk)
+        hidden = self._tree_states(tree, trunk)
         # The trunk's last token predicts too: its state is appended to the nodes
         nodes = np.where(tree.pair_nodes == TRUNK, len(tree.tokens), tree.pair_nodes).astype(np.int64)
-        return self._head.scores(torch.cat((hidden, trunk.last_hidden)), nodes, tree.pair_targets.astype(np.int64))
+        return self.head.scores(torch.cat((hidden, trunk.last_hidden)), nodes, tree.pair_targets.astype(np.int64))
 
     @torch.inference_mode()
     def score_unshared(self, tokens: Ints) -> Scores:
         """Score one sequence, [length], without a tree but with evalkit's output head."""
-        return Scores.after_first(self._next_scores(self.hidden_alone(tokens[:-1]), tokens))
+        return self.score_states(self.hidden_alone(tokens[:-1]), tokens)
 
     @torch.inference_mode()
     def score_alone(self, tokens: Ints) -> Scores:
         """Score one sequence by the model's own forward pass and head: the reference for all other ways."""
-        logits, targets = self._model_logits(tokens[:-1]), to_device(tokens[1:].astype(np.int64), self._device)
-        found = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
-        greedy = logits.argmax(-1) == targets
-        return Scores.after_first(Scores(found.cpu().numpy(), greedy.cpu().numpy()))
+        logits, targets = self.logits_alone(tokens[:-1]), to_device(tokens[1:].astype(np.int64), self._device)
+        logprobs = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+        return Scores.after_first(Scores(logprobs.cpu().numpy(), (logits.argmax(-1) == targets).cpu().numpy()))
 
     @torch.inference_mode()
-    def logprobs_alone(self, tokens: Ints, columns: Ints) -> torch.Tensor:
-        """Return log-probabilities by the model's own head, [length, columns], and 0 for tokens that it excludes."""
-        logprobs = self._model_logits(tokens).log_softmax(-1)[:, to_device(columns, self._device)]
-        return logprobs.masked_fill(logprobs < _EXCLUDED, 0)
+    def hidden_shared(self, tree: Tree, trunk: Ints) -> torch.Tensor:
+        """Return the final hidden states of a tree built after `trunk`, [nodes, d_model]."""
+        return self._tree_states(tree, self.trunk(trunk))
 
     @torch.inference_mode()
     def hidden_alone(self, tokens: Ints) -> torch.Tensor:
@@ -170,81 +130,20 @@ class Forward:
         return self._states(input_ids=self._ids(tokens), use_cache=False)
 
     @torch.inference_mode()
-    def hidden_shared(self, tree: Tree, trunk: Ints) -> torch.Tensor:
-        """Return the final hidden states of a tree built after `trunk`, [nodes, d_model]."""
-        return self._hidden(tree, self.trunk(trunk))
-
-    @torch.inference_mode()
-    def head_gap(self, tokens: Ints) -> float:
-        """Return the mean difference, in nats, of evalkit's and the model's log-probabilities over the vocabulary."""
-        own = self._model_logits(tokens).log_softmax(-1)
-        hidden = self.hidden_alone(tokens)
-        ours = self._head.logits(hidden).float().log_softmax(-1)
-        # Also with the columns in chunks, as in scoring
-        parts = self._next_scores(hidden, tokens).logprobs
-        expected = own.cpu().numpy()[np.arange(len(tokens) - 1), tokens[1:]]
-        return float(max((ours - own).abs().mean(), np.abs(parts - expected).mean()))
-
-    @torch.inference_mode()
-    def large_head_gap(self, tokens: Ints) -> float:
-        """Return the same difference with logits as large as a trained model's, since a cap changes small ones little.
-
-        NaN where the model does not call its head as a module, so that its input cannot be scaled.
-        """
-        hidden = self.hidden_alone(tokens)
-        logits = self._head.module(hidden)
-        factor = _LARGE / float(logits.float().abs().max())
-        called = False
-
-        def scaled(_: torch.nn.Module, states: tuple[Any, ...]) -> tuple[Any, ...]:
-            nonlocal called
-            called = True
-            return (states[0] * factor, *states[1:])
-
-        hook = self._head.module.register_forward_pre_hook(scaled)
-        try:
-            own = self._model_logits(tokens).log_softmax(-1)
-        finally:
-            hook.remove()
-        ours = self._head.logits(hidden * factor).float().log_softmax(-1)
-        return float((ours - own).abs().mean()) if called else math.nan
-
-    def _next_scores(self, hidden: torch.Tensor, tokens: Ints) -> Scores:
-        """Score each token but the first from the states of those before it, [tokens, d_model]."""
-        return self._head.scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64))
-
-    def _ids(self, tokens: Ints) -> torch.Tensor:
-        """Return tokens on the model's device, [1, length]."""
-        return to_device(tokens[None].astype(np.int64), self._device)
-
-    def _hidden(self, tree: Tree, trunk: Trunk) -> torch.Tensor:
-        """Return the final hidden states of a tree, [nodes, d_model]."""
-        packed = np.stack((tree.tokens, tree.positions)).astype(np.int64)
-        ids, positions = to_device(packed, self._device)[:, None]
-        inputs = {"input_ids": ids, "position_ids": positions}
-        if trunk.layers:
-            inputs |= {"past_key_values": _TrunkCache(trunk.layers)}
-        attention: AbstractContextManager[None]
-        if self.kernel == "dense":
-            ends = to_device(tree.ends, self._device)
-            inputs |= {"attention_mask": self._tree_mask(ends, len(trunk.tokens))}
-            before = torch.arange(len(trunk.tokens), device=self._device)
-            attention = alibi_by_position(self._base, torch.cat((before, positions[0])))
-        elif self.kernel == "flex":
-            attention = attending(self._model, FlexLayout(tree.ends, len(trunk.tokens), self._device))
-        else:
-            heads, length = self._config.num_attention_heads, len(trunk.tokens)
-            width = (getattr(self._config, "head_dim", None) or self._config.hidden_size // heads) * heads
-            layout = TileLayout(tree.ends, tree.positions - length, length, width, self._dtype, self._device)
-            attention = attending(self._model, layout)
-        with attention:
-            return self._states(**inputs, use_cache=bool(trunk.layers))
-
-    def _model_logits(self, tokens: Ints) -> torch.Tensor:
+    def logits_alone(self, tokens: Ints) -> torch.Tensor:
         """Return the logits of the model's own forward pass over one sequence, [length, vocabulary], in float32."""
         forget_lengths(self._dynamic)
         logits: torch.Tensor = self._model(input_ids=self._ids(tokens), **self._options).logits[0]
         return logits.float()
+
+    @torch.inference_mode()
+    def score_states(self, hidden: torch.Tensor, tokens: Ints) -> Scores:
+        """Score each token of a sequence but the first from the states of those before it, [tokens, d_model]."""
+        return Scores.after_first(self.head.scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)))
+
+    def _ids(self, tokens: Ints) -> torch.Tensor:
+        """Return tokens on the model's device, [1, length]."""
+        return to_device(tokens[None].astype(np.int64), self._device)
 
     def _states(self, **inputs: Any) -> torch.Tensor:
         """Run the base model on one row; return its final hidden states, [length, d_model], on the head's device."""
@@ -252,6 +151,28 @@ class Forward:
         # Where the last layer is on another device and no module follows it, so are the states
         states: torch.Tensor = self._base(**inputs).last_hidden_state[0].to(self._device)
         return states
+
+    def _tree_states(self, tree: Tree, trunk: Trunk) -> torch.Tensor:
+        """Return the final hidden states of a tree, [nodes, d_model]."""
+        ids, positions = to_device(np.stack((tree.tokens, tree.positions)).astype(np.int64), self._device)[:, None]
+        inputs = {"input_ids": ids, "position_ids": positions}
+        if trunk.layers:
+            inputs |= {"past_key_values": _TrunkCache(trunk.layers)}
+        length = len(trunk.tokens)
+        attention: AbstractContextManager[None]
+        if self.kernel == "dense":
+            inputs |= {"attention_mask": self._tree_mask(to_device(tree.ends, self._device), length)}
+            before = torch.arange(length, device=self._device)
+            attention = _alibi_by_position(self._base, torch.cat((before, positions[0])))
+        elif self.kernel == "flex":
+            attention = attending(self._model, FlexLayout(tree.ends, length, self._device))
+        else:
+            heads = self._config.num_attention_heads
+            width = (getattr(self._config, "head_dim", None) or self._config.hidden_size // heads) * heads
+            layout = TileLayout(tree.ends, tree.positions - length, length, width, self._dtype, self._device)
+            attention = attending(self._model, layout)
+        with attention:
+            return self._states(**inputs, use_cache=bool(trunk.layers))
 
     def _tree_mask(self, ends: torch.Tensor, trunk: int) -> torch.Tensor:
         """Return the additive mask of a tree, [1, 1, nodes, trunk + nodes], from the ends of subtrees, [nodes].
@@ -264,3 +185,31 @@ class Forward:
         mask = torch.zeros(1, 1, nodes, trunk + nodes, device=ends.device, dtype=self._dtype)
         mask[0, 0, :, trunk:].masked_fill_(hidden, torch.finfo(self._dtype).min)
         return mask
+
+
+@contextmanager
+def _alibi_by_position(base: Any, positions: torch.Tensor) -> Iterator[None]:
+    """Make a base model compute its ALiBi biases from each token's position in its own sequence.
+
+    `positions` are [keys]. transformers' builders return [heads, 1, keys]; models without them are not changed.
+    """
+    module = sys.modules[type(base).__module__]
+    builders = ("build_alibi_tensor", "build_mpt_alibi_tensor")
+    originals = {name: getattr(module, name) for name in builders if hasattr(module, name)}
+    length = int(positions.max()) + 1 if originals else 0
+
+    def from_mask(_: Any, heads: int, dtype: torch.dtype) -> torch.Tensor:
+        mask = torch.ones(1, length, device=positions.device, dtype=torch.long)
+        table: torch.Tensor = originals["build_alibi_tensor"](mask, heads, dtype)
+        return table[..., positions]
+
+    def from_length(heads: int, _: int, alibi_bias_max: int = 8, device: Any = None) -> torch.Tensor:
+        table: torch.Tensor = originals["build_mpt_alibi_tensor"](heads, length, alibi_bias_max, device)
+        return table[..., positions]
+
+    replacements = dict(zip(builders, (from_mask, from_length), strict=True))
+    try:
+        vars(module).update({name: replacements[name] for name in originals})
+        yield
+    finally:
+        vars(module).update(originals)

@@ -16,6 +16,17 @@ from numpy.typing import NDArray
 
 from evalkit.scoring.tree import Ints
 
+_CPU_LOGITS = 2**20
+"""Logits in memory at a time on a CPU: 4 MiB in float32, so that they stay in the processor's cache."""
+_GPU_LOGITS = 2**28
+_MIN_COLUMNS = 512
+"""Minimum columns of the vocabulary at a time; a narrower product is slow."""
+_MOST_NODES = 2**16
+"""Maximum nodes of one call of the head; limited by `_WHOLE_LOGITS` where its columns cannot be split."""
+_WHOLE_LOGITS = 2**23
+_FAR = 100.0
+"""Largest difference of logits, in nats, at which a float32 sum keeps its precision."""
+
 
 def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     """Return an array as a tensor on a device, without waiting for a GPU."""
@@ -28,19 +39,6 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 def fetch(states: torch.Tensor) -> Any:
     """Return a tensor of a device as an array; waits until it is computed."""
     return states.cpu().numpy()
-
-
-_CPU_LOGITS = 2**20
-"""Logits in memory at a time on a CPU: 4 MiB in float32, so that they stay in the processor's cache."""
-_GPU_LOGITS = 2**28
-_MIN_COLUMNS = 512
-"""Minimum columns of the vocabulary at a time; a narrower product is slow."""
-_MOST_NODES = 2**16
-"""Maximum nodes of one call of the head; limited by `_WHOLE_LOGITS` where its columns cannot be split."""
-_WHOLE_LOGITS = 2**23
-
-_FAR = 100.0
-"""Largest difference of logits, in nats, at which a float32 sum keeps its precision."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +57,10 @@ class Scores:
         return Scores(np.concatenate((before.logprobs, logprobs)), np.concatenate((before.greedy, greedy)))
 
     @classmethod
-    def after_first(cls, found: Scores) -> Scores:
-        """Return the scores of a whole sequence: the unscored first token, then `found`."""
-        return cls(
-            np.concatenate((np.full(1, np.nan, np.float32), found.logprobs)),
-            np.concatenate((np.zeros(1, np.bool_), found.greedy)),
-        )
+    def after_first(cls, rest: Scores) -> Scores:
+        """Return the scores of a whole sequence: the unscored first token, then `rest`."""
+        first = cls(np.full(1, np.nan, np.float32), np.zeros(1, np.bool_))
+        return rest.along(np.arange(len(rest.logprobs), dtype=np.int32), first)
 
 
 NOTHING = Scores(np.empty(0, np.float32), np.empty(0, np.bool_))
@@ -102,22 +98,25 @@ class OutputHead:
         # Pairs in the order in which they are scored: by chunk of nodes, then by target
         order = np.lexsort((targets, which // most))
         cuts = np.searchsorted(which[order] // most, np.arange(-(-len(distinct) // most) + 1))
-        found = []
+        chunks = []
         for chunk, (start, stop) in enumerate(pairwise(cuts.tolist())):
             states = hidden[to_device(distinct[chunk * most : (chunk + 1) * most], self._device)]
             pairs = order[start:stop]
-            found.append(self._chunk_scores(states, which[pairs] - chunk * most, targets[pairs], columns))
+            chunks.append(self._chunk_scores(states, which[pairs] - chunk * most, targets[pairs], columns))
         logprobs, greedy = np.empty(len(nodes), np.float32), np.zeros(len(nodes), np.bool_)
-        if found:
+        if chunks:
             # One transfer for all
-            logprobs[order], is_greedy = fetch(torch.cat(found, dim=1))
+            logprobs[order], is_greedy = fetch(torch.cat(chunks, dim=1))
             greedy[order] = is_greedy > 0
         return Scores(logprobs, greedy)
 
     def _chunk_scores(
         self, states: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64], step: int
     ) -> torch.Tensor:
-        """Score pairs with `step` columns of the vocabulary at a time; sums are float32."""
+        """Score pairs, sorted by target, with `step` columns of the vocabulary at a time; sums are float32.
+
+        Returns [2, pairs]: log-probabilities, and 1 where the target is the argmax.
+        """
         pair_node, pair_target = to_device(np.stack((nodes, targets)), self._device)
         chosen = torch.empty(len(targets), device=self._device)
         peak = torch.full((len(states),), -torch.inf, device=self._device)
@@ -125,18 +124,17 @@ class OutputHead:
         vocabulary = self.module.weight.shape[0]
         cuts = np.searchsorted(targets, np.arange(0, vocabulary + step, step)).tolist()
         totals = []
-        for number, start in enumerate(range(0, vocabulary, step)):
+        for start, (first, last) in zip(range(0, vocabulary, step), pairwise(cuts), strict=True):
             logits = self.logits(states, slice(start, min(start + step, vocabulary)))
-            pairs = slice(cuts[number], cuts[number + 1])
-            chosen[pairs] = logits[pair_node[pairs], pair_target[pairs] - start].float()
+            chosen[first:last] = logits[pair_node[first:last], pair_target[first:last] - start].float()
             totals.append(_log_sum_exp(logits))
             if self._greedy:
                 highest, where = logits.max(-1)
                 argmax = torch.where(highest > peak, where + start, argmax)
                 peak = torch.maximum(peak, highest.float())
-        found = chosen - torch.stack(totals).logsumexp(0)[pair_node]
-        is_greedy = (argmax[pair_node] == pair_target).float() if self._greedy else torch.zeros_like(found)
-        return torch.stack((found, is_greedy))
+        logprobs = chosen - torch.stack(totals).logsumexp(0)[pair_node]
+        is_greedy = (argmax[pair_node] == pair_target).float() if self._greedy else torch.zeros_like(logprobs)
+        return torch.stack((logprobs, is_greedy))
 
     def _chunk_shape(self, nodes: int) -> tuple[int, int]:
         """Return how many nodes and how many columns of the vocabulary one call of the head has."""
@@ -155,6 +153,6 @@ def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
         return logits.float().logsumexp(-1)
     # log_softmax needs one pass over the logits
     first = logits[:, 0].float()
-    found = first - torch.log_softmax(logits, -1, dtype=torch.float32)[:, 0]
+    total = first - torch.log_softmax(logits, -1, dtype=torch.float32)[:, 0]
     # A masked first token (a huge negative logit, or -inf) would lose the sum's precision
-    return found if (found - first).amax() < _FAR else logits.float().logsumexp(-1)
+    return total if (total - first).amax() < _FAR else logits.float().logsumexp(-1)

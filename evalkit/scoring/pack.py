@@ -1,9 +1,9 @@
-"""Batching of sequences under a token budget.
+"""Batches of sequences under a token budget.
 
-In: what is to be scored, as `SequenceSet`s. Out: `TreeBatch`es, in the order in which they are run. The plan depends
-only on its arguments, so a resumed run plans the same batches and can skip the finished ones.
+In: the `Sequences` of a task. Out: `PlannedBatch`es, in the order in which they are run, and the `TreeBatch` of each.
+The plan depends only on its arguments, so a resumed run plans the same batches and can skip the finished ones.
 
-Sets are sorted lexicographically by their tokens, so that neighbours share the longest prefixes (a passage, a twin's
+Items are sorted lexicographically by their tokens, so that neighbours share the longest prefixes (a passage, a twin's
 sentence, a subject's preamble). A batch is a contiguous part of that order, computed as one tree.
 """
 
@@ -14,15 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evalkit.errors import ScoringError
-from evalkit.scoring.sequences import Places, SequenceArrays
+from evalkit.scoring.sequences import Places, Sequences, SequenceSet
 from evalkit.scoring.tree import Ints, Tree, build_tree
 
 MIN_TRUNK = 8
@@ -32,93 +30,84 @@ MIN_SAVING = 256
 
 
 @dataclass(frozen=True)
-class SequenceSet:
-    """Sequences that are scored in one batch, such as those of one question."""
-
-    index: int
-    """The caller's number for it."""
-    label: str
-    """Its name in messages."""
-    group: str
-    """Sets of one group are likely to share a prefix, such as those of an MMLU subject."""
-    sequences: tuple[Ints, ...]
-    """Token ids, each [length]."""
-    is_scored: tuple[NDArray[np.bool_], ...]
-    """For each sequence, [length] whether each token is to be scored."""
-
-
-@dataclass(frozen=True)
 class TreeBatch:
-    """Sequence sets of one forward pass."""
+    """The sequences of one forward pass."""
 
     trunk: Ints
     """[trunk length] tokens before every sequence; empty without a trunk."""
-    items: tuple[SequenceSet, ...]
+    items: tuple[int, ...]
+    """The caller's numbers of the items."""
+    sequences: Sequences
+    """Of the items, in order."""
+
+    @cached_property
+    def sets(self) -> list[SequenceSet]:
+        """Return the sequences of each item, in order."""
+        return [self.sequences[place] for place in range(len(self.items))]
 
     @cached_property
     def tree(self) -> Tree:
         """Return the tree of all sequences after the trunk; its paths are in the order of items and their sequences."""
-        sequences = [sequence for item in self.items for sequence in item.sequences]
-        return build_tree(sequences, [mask for item in self.items for mask in item.is_scored], len(self.trunk))
+        sequences = [sequence for item in self.sets for sequence in item.sequences]
+        return build_tree(sequences, [mask for item in self.sets for mask in item.is_scored], len(self.trunk))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the tree, and with few arrays: each costs as much as a thousand tokens."""
-        sequences = [sequence for item in self.items for sequence in item.sequences]
-        masks = [mask for item in self.items for mask in item.is_scored]
-        names = [(item.index, item.label, item.group, len(item.sequences)) for item in self.items]
-        lengths = list(map(len, sequences))
-        return _unpacked, (self.trunk, names, lengths, np.concatenate(sequences), np.packbits(np.concatenate(masks)))
+    def part(self, places: Sequence[int]) -> TreeBatch:
+        """Return the batch of some of its items, given by their places."""
+        items = tuple(self.items[place] for place in places)
+        return TreeBatch(self.trunk, items, Sequences.of(self.sets[place] for place in places))
 
-
-def _unpacked(
-    trunk: Ints, names: list[tuple[int, str, str, int]], lengths: list[int], tokens: Ints, masks: NDArray[np.uint8]
-) -> TreeBatch:
-    """Return a batch from its pickled form; see `TreeBatch.__reduce__`."""
-    ends = np.cumsum(lengths)[:-1]
-    sequences = iter(np.split(tokens, ends))
-    scored = iter(np.split(np.unpackbits(masks, count=len(tokens)).astype(bool), ends))
-    items = [
-        SequenceSet(index, label, group, tuple(islice(sequences, count)), tuple(islice(scored, count)))
-        for index, label, group, count in names
-    ]
-    return TreeBatch(trunk, tuple(items))
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the fields only."""
+        return {name: vars(self)[name] for name in self.__dataclass_fields__}
 
 
-@dataclass(frozen=True)
-class PlannedBatch:
+class PlannedBatch(NamedTuple):
     """A batch before its sequences are looked up."""
 
-    trunk: Ints
-    """As of `TreeBatch`."""
+    trunk: int
+    """Length of its trunk."""
     items: tuple[int, ...]
     """Numbers of its items."""
-    largest: tuple[int, int]
-    """Most tokens of an item after the trunk, and its number."""
+
+    def of(self, sequences: Sequences) -> TreeBatch:
+        """Return the batch with its sequences, which are those that were planned."""
+        members = [sequences[item] for item in self.items]
+        return TreeBatch(members[0].sequences[0][: self.trunk], self.items, Sequences.of(members))
 
 
-def plan(items: Sequence[SequenceSet], budget: int) -> list[TreeBatch]:
-    """Plan the batches of one task; see `plan_arrays`."""
-    arrays, groups = _arrays_of(items)
-    found = plan_arrays(arrays, groups, budget)
-    return [TreeBatch(one.trunk, tuple(items[number] for number in one.items)) for one in found]
+def batches_of(sequences: Sequences, budget: int) -> list[TreeBatch]:
+    """Return the planned batches with their sequences."""
+    return [planned.of(sequences) for planned in plan(sequences, budget)]
 
 
-def plan_arrays(arrays: SequenceArrays, groups: Sequence[str], budget: int) -> list[PlannedBatch]:
+def plan(sequences: Sequences, budget: int, must_fit: bool = False) -> list[PlannedBatch]:
     """Plan the batches of one task.
 
     Args:
-        arrays: what is to be scored.
-        groups: [items] see `SequenceSet.group`.
+        sequences: what is to be scored.
         budget: maximum tokens of a batch without its trunk; an item with more is a batch by itself.
+        must_fit: whether such an item is an error.
+
+    Raises:
+        ScoringError: an item does not fit; names a sufficient budget.
     """
-    if not len(groups):
+    if not len(sequences):
         return []
-    lowest, highest = arrays.extremes
-    leaves = _Leaves(arrays, arrays.nodes(), lowest, highest)
-    order = np.argsort(arrays.ranks[lowest])
-    found = [batch for group in _groups(leaves, order, groups, budget) for batch in _cut(leaves, group, budget)]
+    order = np.argsort(sequences.ranks[sequences.extremes[0]])
+    planned = [batch for items in _grouped(sequences, order, budget) for batch in _cut(sequences, items, budget)]
+    if must_fit:
+        needed, item = _largest(sequences, planned)
+        if needed > budget:
+            # With fewer batches a trunk may no longer save tokens; its tokens then count in the batches
+            enough = needed
+            while (more := _largest(sequences, plan(sequences, enough))[0]) > enough:
+                enough = more
+            raise ScoringError(
+                f"--token-budget {budget} is too small: {sequences.labels[item]} takes {needed} tokens in one batch; "
+                f"give at least {enough}, or omit the option"
+            )
     return_freed_memory()
-    return found
+    return planned
 
 
 def return_freed_memory() -> None:
@@ -127,108 +116,56 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def check_budget(items: Sequence[SequenceSet], budget: int) -> None:
-    """Check that a token budget fits the largest item; see `check_arrays`."""
-    arrays, groups = _arrays_of(items)
-    check_arrays(plan_arrays(arrays, groups, budget), arrays, groups, [item.label for item in items], budget)
+def _largest(sequences: Sequences, planned: Sequence[PlannedBatch]) -> tuple[int, int]:
+    """Return the most tokens that an item has after its batch's trunk, and its number."""
+    sizes = [(int(sequences.nodes[item]) - batch.trunk, item) for batch in planned for item in batch.items]
+    return max(sizes, key=lambda size: size[0])
 
 
-def check_arrays(
-    planned: Sequence[PlannedBatch],
-    arrays: SequenceArrays,
-    groups: Sequence[str],
-    labels: Sequence[str],
-    budget: int,
-) -> None:
-    """Raise a `ScoringError` with a sufficient budget if a token budget does not fit the largest item.
-
-    Args:
-        planned: the batches under the budget.
-        arrays, groups: as of `plan_arrays`.
-        labels: [items] their names in messages.
-        budget: the token budget.
-    """
-    needed, item = _largest(planned)
-    if needed <= budget:
-        return
-    enough = needed
-    # With fewer batches a trunk may no longer save tokens; its tokens then count in the batches
-    while (more := _largest(plan_arrays(arrays, groups, enough))[0]) > enough:
-        enough = more
-    raise ScoringError(
-        f"--token-budget {budget} is too small: {labels[item]} takes {needed} tokens in one batch; "
-        f"give at least {enough}, or omit the option"
-    )
+def _trunk(sequences: Sequences, items: Places) -> int:
+    """Return the length of the trunk of items, which are in lexicographic order."""
+    lowest, highest = sequences.extremes
+    last = highest[items[np.argmax(sequences.ranks[highest[items]])]]
+    common = int(sequences.common(lowest[items[:1]], np.array([last]))[0])
+    shortest = int(np.minimum.reduceat(sequences.lengths, sequences.first[:-1])[items].min())
+    length = max(0, min(common, shortest - 2))
+    return length if length >= MIN_TRUNK else 0
 
 
-def _largest(planned: Sequence[PlannedBatch]) -> tuple[int, int]:
-    return max((batch.largest for batch in planned), default=(0, 0))
-
-
-def _arrays_of(items: Sequence[SequenceSet]) -> tuple[SequenceArrays, list[str]]:
-    return SequenceArrays.of(item.sequences for item in items), [item.group for item in items]
-
-
-@dataclass(frozen=True)
-class _Leaves:
-    """Items with their sizes and extreme sequences, [items] each."""
-
-    arrays: SequenceArrays
-    nodes: Places
-    """Size of its own tree, without a trunk."""
-    lowest: Places
-    highest: Places
-
-    def trunk(self, items: Places) -> int:
-        """Return the length of the trunk of items, which are in lexicographic order."""
-        arrays = self.arrays
-        last = self.highest[items[np.argmax(arrays.ranks[self.highest[items]])]]
-        common = int(arrays.common(self.lowest[items[:1]], np.array([last]))[0])
-        shortest = int(np.minimum.reduceat(arrays.lengths, arrays.first[:-1])[items].min())
-        length = max(0, min(common, shortest - 2))
-        return length if length >= MIN_TRUNK else 0
-
-
-def _groups(leaves: _Leaves, order: Places, groups: Sequence[str], budget: int) -> list[Places]:
+def _grouped(sequences: Sequences, order: Places, budget: int) -> list[Places]:
     """Group items, in order: one array for each group whose own trunk saves tokens, one for all others."""
-    names = np.unique(np.asarray(groups, dtype=object).astype(str), return_inverse=True)[1][order]
+    names = np.unique(np.asarray(sequences.groups, dtype=object).astype(str), return_inverse=True)[1][order]
     members = [order[names == name] for name in dict.fromkeys(names.tolist())]
     if len(members) == 1:
         return members
-    common = leaves.trunk(order)
-    own: list[Places] = []
+    common = _trunk(sequences, order)
+    single: list[Places] = []
     pooled: list[Places] = []
     for group in members:
-        length = leaves.trunk(group)
+        length = _trunk(sequences, group)
         # Inside a batch the tree shares the prefix anyway
-        batches = ceil(int((leaves.nodes[group] - length).sum()) / budget)
-        (own if (batches - 1) * (length - common) >= MIN_SAVING else pooled).append(group)
+        batches = ceil(int((sequences.nodes[group] - length).sum()) / budget)
+        (single if (batches - 1) * (length - common) >= MIN_SAVING else pooled).append(group)
     kept = np.isin(order, np.concatenate(pooled)) if pooled else np.zeros(len(order), bool)
-    return [*own, *([order[kept]] if pooled else [])]
+    return [*single, *([order[kept]] if pooled else [])]
 
 
-def _cut(leaves: _Leaves, items: Places, budget: int) -> Iterator[PlannedBatch]:
+def _cut(sequences: Sequences, items: Places, budget: int) -> Iterator[PlannedBatch]:
     """Split items, in order, into batches of about the same number of tokens."""
     # In a single batch the tree shares the prefix anyway
-    length = leaves.trunk(items) if int(leaves.nodes[items].sum()) > budget else 0
-    firsts = leaves.lowest[items]
-    trunk = leaves.arrays.sequence(int(firsts[0]))[:length]
-    fresh = (leaves.nodes[items] - length).tolist()
-    shared = [0, *(leaves.arrays.common(firsts[:-1], firsts[1:]) - length).tolist()]
+    trunk = _trunk(sequences, items) if int(sequences.nodes[items].sum()) > budget else 0
+    firsts = sequences.extremes[0][items]
+    fresh = (sequences.nodes[items] - trunk).tolist()
+    shared = [0, *(sequences.common(firsts[:-1], firsts[1:]) - trunk).tolist()]
     numbers = items.tolist()
     total = sum(fresh) - sum(shared)
-
-    def batch(start: int, stop: int) -> PlannedBatch:
-        largest = max(range(start, stop), key=fresh.__getitem__)
-        return PlannedBatch(trunk, tuple(numbers[start:stop]), (fresh[largest], numbers[largest]))
-
     # The least possible number of batches, none of them almost empty
     size = total / max(1, ceil(total / budget))
     start = tokens = 0
     for i in range(len(numbers)):
         added = fresh[i] - (shared[i] if i > start else 0)
         if i > start and (tokens + added > budget or tokens + added / 2 > size):
-            yield batch(start, i)
+            yield PlannedBatch(trunk, tuple(numbers[start:i]))
             start, tokens, added = i, 0, fresh[i]
         tokens += added
-    yield batch(start, len(numbers))
+    yield PlannedBatch(trunk, tuple(numbers[start:]))

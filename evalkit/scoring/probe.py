@@ -1,10 +1,10 @@
-"""Synthetic tree for the start-up check, which compares shared with unshared hidden states in float32.
+"""Start-up check's two means: a synthetic tree whose states are known, and a model that computes in float32.
 
-In: the lengths of the packed row and of its longest sequence. Out: a `Probe`, which does not depend on any document: a
-prefix, then branches that branch again, of different lengths (one token among them), repeated until the row is as long
-as the batches that will run, and one branch as long as the longest sequence. Every repetition of a branch must give the
-states of its sequence alone, wherever it is in the row. A model that takes positions from the row, has a window over
-the row or ignores the mask fails. Only a few distinct sequences have to be run alone.
+A `Probe` depends on the lengths of the packed row and of its longest sequence only: a prefix, then branches that branch
+again, of different lengths (one token among them), repeated until the row is as long as the batches that will run, and
+one branch as long as the longest sequence. Every repetition of a branch must give the states of its sequence alone,
+wherever it is in the row. A model that takes positions from the row, has a window over the row or ignores the mask
+fails. Only a few distinct sequences have to be run alone.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, cycle
-from typing import Any, NamedTuple
+from itertools import chain, repeat
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from evalkit.scoring.tree import Ints, Tree
+from evalkit.scoring.tree import TRUNK, Ints, Tree, build_tree
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -33,29 +33,31 @@ def in_float32(model: Any) -> Iterator[None]:
     read these directly (`conv1d.weight` in Zamba 2, which rounds its input to their dtype). A module that reads the
     weights of others gets two dtypes and fails.
     """
-    kept: dict[int, list[tuple[nn.Module, str, torch.Tensor]]] = {}
+    kept: dict[nn.Module, list[tuple[nn.Module, str, torch.Tensor]]] = {}
     # As large as many other modules together
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
 
-    def parts(module: nn.Module) -> list[nn.Module]:
+    def halves(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
         leaves = (child for child in module.children() if not any(child is end for end in ends))
-        return [module, *(leaf for leaf in leaves if not any(True for _ in leaf.children()))]
+        for part in (module, *(leaf for leaf in leaves if not any(True for _ in leaf.children()))):
+            for name, value in (*part._parameters.items(), *part._buffers.items()):
+                if value is not None and value.dtype in HALF:
+                    yield part, name, value
 
     def widen(module: nn.Module, *_: Any) -> None:
-        for part in parts(module):
-            for name, value in list(_halves(part)):
-                kept.setdefault(id(module), []).append((part, name, value))
-                wide = value.detach().float()
-                # A parameter can be replaced by a parameter only
-                setattr(part, name, nn.Parameter(wide, False) if isinstance(value, nn.Parameter) else wide)
+        for part, name, value in list(halves(module)):
+            kept.setdefault(module, []).append((part, name, value))
+            wide = value.detach().float()
+            # A parameter can be replaced by a parameter only
+            setattr(part, name, nn.Parameter(wide, False) if isinstance(value, nn.Parameter) else wide)
 
     def restore(module: nn.Module, *_: Any) -> None:
-        for owner, name, value in kept.pop(id(module), []):
+        for owner, name, value in kept.pop(module, []):
             setattr(owner, name, value)
 
     hooks: list[Any] = []
     for module in model.modules():
-        if any(True for part in parts(module) for _ in _halves(part)):
+        if any(True for _ in halves(module)):
             hooks.append(module.register_forward_pre_hook(widen, prepend=True))
             hooks.append(module.register_forward_hook(restore, always_call=True))
     try:
@@ -63,16 +65,8 @@ def in_float32(model: Any) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-        for changes in kept.values():
-            for owner, name, value in changes:
-                setattr(owner, name, value)
-
-
-def _halves(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return a module's own parameters and buffers of half precision, by name."""
-    named = (module.named_parameters, module.named_buffers)
-    own = (pair for each in named for pair in each(recurse=False, remove_duplicate=False))
-    return ((name, value) for name, value in own if value.dtype in HALF)
+        for module in list(kept):
+            restore(module)
 
 
 SHORTEST = 8
@@ -120,48 +114,44 @@ def make_probe(vocabulary: int, row: int, longest: int, seed: int = 0) -> Probe:
         longest: tokens of the longest sequence, at least `SHORTEST`.
         seed: seed of the random token ids.
     """
-
-    def drawn(length: int) -> Ints:
-        return dice.integers(0, vocabulary, length, dtype=np.int32)
-
     dice = np.random.default_rng(seed)
     scale = min(1.0, longest / (_PREFIX + max(_STEMS) + max(_LEAVES)))
-    prefix = drawn(max(3, int(scale * _PREFIX)))
-    pieces: list[_Piece] = []
+
+    def drawn(length: int, least: int = 1) -> Ints:
+        return dice.integers(0, vocabulary, max(least, length), dtype=np.int32)
+
+    prefix = drawn(int(scale * _PREFIX), least=3)
     sequences: list[Ints] = []
     for length in _STEMS:
-        stem = drawn(max(1, int(scale * length)))
-        leaves = [drawn(max(1, int(scale * n))) for n in _LEAVES]
-        pieces.append(_Piece(stem, len(prefix), len(stem) + sum(map(len, leaves)), len(sequences)))
-        for leaf in leaves:
-            pieces.append(_Piece(leaf, len(prefix) + len(stem), len(leaf), len(sequences)))
-            sequences.append(np.concatenate((prefix, stem, leaf)))
-    branch = drawn(longest - len(prefix))
-    start, long = _Piece(prefix, 0, row, 0), _Piece(branch, len(prefix), len(branch), len(sequences))
-    sequences.append(np.concatenate((prefix, branch)))
-    parts: list[tuple[Ints, ...]] = []
-    nodes = 0
-    for tokens, position, size, owner in chain((start, *pieces, long), cycle(pieces)):
-        count = len(tokens)
-        positions = np.arange(position, position + count, dtype=np.int32)
-        end, sequence = (np.full(count, value, np.int32) for value in (min(nodes + size, row), owner))
-        parts.append((tokens, positions, end, sequence))
-        nodes += count
-        if nodes >= row:
+        stem = np.concatenate((prefix, drawn(int(scale * length))))
+        sequences += [np.concatenate((stem, drawn(int(scale * leaf)))) for leaf in _LEAVES]
+    branches = _branches(sequences, 0, len(prefix))
+    sequences.append(np.concatenate((prefix, drawn(longest - len(prefix)))))
+    long = _branches(sequences[-1:], len(sequences) - 1, len(prefix))
+    # The prefix, whose subtree is the row, then as many branches as fit
+    first, size = np.arange(len(prefix), dtype=np.int32), len(prefix)
+    rows = [np.stack((prefix, first, np.full_like(first, row), np.zeros_like(first)))]
+    for part in chain((branches, long), repeat(branches)):
+        rows.append(part + np.array([[0], [0], [size], [0]], np.int32))
+        size += part.shape[1]
+        if size >= row:
             break
-    ids, places, ends, owners = (np.concatenate(arrays)[:row] for arrays in zip(*parts, strict=True))
+    tokens, positions, ends, owner = np.concatenate(rows, axis=1)[:, :row]
     none = np.empty(0, np.int32)
-    tree = Tree(ids, places, ends, none, none, ())
-    return Probe(tuple(sequences), tree, owners.astype(np.int64), 2 * len(prefix) // 3)
+    tree = Tree(tokens, positions, np.minimum(ends, row), none, none, ())
+    return Probe(tuple(sequences), tree, owner.astype(np.int64), 2 * len(prefix) // 3)
 
 
-class _Piece(NamedTuple):
-    """Neighbouring tokens of one branch: the prefix, a stem or a leaf."""
+def _branches(sequences: list[Ints], number: int, prefix: int) -> NDArray[np.int32]:
+    """Return [4, nodes] token, position, end of the subtree and sequence of the nodes after a prefix of a length.
 
-    tokens: Ints
-    position: int
-    """Of the first token in its sequence."""
-    size: int
-    """Tokens of the piece and of all that branches from it."""
-    owner: int
-    """Index of its sequence; of a stem, that of its first leaf."""
+    The sequences are numbered from `number` on.
+    """
+    # A tree leaves out the last token
+    padded = [np.append(sequence, 0).astype(np.int32) for sequence in sequences]
+    tree = build_tree(padded, [np.ones(len(sequence), np.bool_) for sequence in padded], prefix)
+    owner = np.empty(len(tree.tokens), np.int32)
+    for index, path in enumerate(tree.paths):
+        nodes = tree.pair_nodes[path]
+        owner[nodes[nodes != TRUNK]] = number + index
+    return np.stack((tree.tokens, tree.positions, tree.ends, owner))

@@ -1,9 +1,8 @@
-"""Sequences of many items in flat arrays, and what planning asks of them: their order, common prefixes, sizes.
+"""Token sequences of items in flat arrays, and what planning asks of them: order, common prefixes, sizes of trees.
 
-The number of tokens that a task takes is estimated from a sample of its documents.
-
-In: token sequences. Out: arrays. A sequence as an object of its own takes more memory and time than its tokens, so no
-function here has a loop over sequences.
+In: token ids, and which of them are to be scored. Out: `Sequences`, which hold those of a whole task; estimates of a
+task's tokens from a sample of its documents. A sequence as an object of its own takes more memory and time than its
+tokens, so what planning calls has no loop over sequences.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,28 +25,61 @@ _AT_ONCE = 2**20
 """Tokens compared at a time."""
 
 
+class SequenceSet(NamedTuple):
+    """The sequences of one item, such as the choices of a question; they are scored in one batch."""
+
+    label: str
+    """The item's name in messages."""
+    group: str
+    """Items of one group are likely to share a prefix, such as those of an MMLU subject."""
+    sequences: Sequence[Ints]
+    """Token ids, each [length]."""
+    is_scored: Sequence[NDArray[np.bool_]]
+    """For each sequence, [length] whether each token is to be scored."""
+
+
 @dataclass(frozen=True)
-class SequenceArrays:
-    """Sequences of items, such as questions, which are scored in one batch each."""
+class Sequences:
+    """The sequences of items, such as the questions of a task."""
 
     tokens: Ints
     """[tokens] ids of all sequences, one after the other."""
+    is_scored: NDArray[np.bool_]
+    """[tokens] whether each is to be scored."""
     starts: Places
     """[sequences + 1] first token of each sequence, and the end of the last."""
     first: Places
     """[items + 1] first sequence of each item, and the end of the last; every item has a sequence."""
+    labels: Sequence[str]
+    """[items] see `SequenceSet.label`."""
+    groups: Sequence[str]
+    """[items] see `SequenceSet.group`."""
 
     @classmethod
-    def of(cls, items: Iterable[tuple[Ints, ...]]) -> SequenceArrays:
+    def of(cls, items: Iterable[SequenceSet]) -> Sequences:
         """Join the sequences of items."""
-        parts = list(items)
-        sequences = [sequence for part in parts for sequence in part]
-        tokens = np.concatenate(sequences) if sequences else np.empty(0, np.int32)
-        return cls(tokens, offsets(map(len, sequences)), offsets(map(len, parts)))
+        members = list(items)
+        sequences = [sequence for item in members for sequence in item.sequences]
+        masks = [mask for item in members for mask in item.is_scored]
+        return cls(
+            np.concatenate(sequences) if sequences else np.empty(0, np.int32),
+            np.concatenate(masks) if masks else np.empty(0, np.bool_),
+            offsets(map(len, sequences)),
+            offsets(len(item.sequences) for item in members),
+            [item.label for item in members],
+            [item.group for item in members],
+        )
 
-    def sequence(self, number: int) -> Ints:
-        """Return the tokens of a sequence."""
-        return self.tokens[self.starts[number] : self.starts[number + 1]]
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return len(self.labels)
+
+    def __getitem__(self, item: int) -> SequenceSet:
+        """Return the sequences of an item, as views of the arrays."""
+        bounds = self.starts[self.first[item] : self.first[item + 1] + 1].tolist()
+        parts = [slice(start, end) for start, end in pairwise(bounds)]
+        masks = [self.is_scored[part] for part in parts]
+        return SequenceSet(self.labels[item], self.groups[item], [self.tokens[part] for part in parts], masks)
 
     @cached_property
     def lengths(self) -> Places:
@@ -56,14 +90,13 @@ class SequenceArrays:
     def ranks(self) -> Places:
         """[sequences] place of each sequence in lexicographic order; equal sequences keep their order."""
         # As bytes of big-endian numbers, sequences have the same order
-        data = pa.py_buffer(self.tokens.astype(">u4"))
-        ends = pa.py_buffer(self.starts * 4)
+        data, ends = pa.py_buffer(self.tokens.astype(">u4")), pa.py_buffer(self.starts * 4)
         count = len(self.lengths)
         keys = pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, [None, ends, data])
         # Unlike Arrow's default one, the system's pool gives memory back
         order = pc.sort_indices(keys, memory_pool=pa.system_memory_pool())
         ranks = np.empty(count, np.int64)
-        ranks[order.to_numpy()] = np.arange(len(ranks))
+        ranks[order.to_numpy()] = np.arange(count)
         return ranks
 
     @cached_property
@@ -73,32 +106,32 @@ class SequenceArrays:
         first = self.first[:-1]
         return order[np.minimum.reduceat(self.ranks, first)], order[np.maximum.reduceat(self.ranks, first)]
 
+    @cached_property
     def nodes(self) -> Places:
-        """Return the number of nodes of each item's own tree, [items]."""
+        """[items] number of nodes of each item's own tree."""
         item = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
         order = np.lexsort((self.ranks, item))
         inputs = self.lengths - 1  # the last token is only predicted
         before, after = order[:-1], order[1:]
-        shared = self.common(before, after)
-        shared = np.minimum(shared, np.minimum(inputs[before], inputs[after]))
+        shared = np.minimum(self.common(before, after), np.minimum(inputs[before], inputs[after]))
         shared[item[before] != item[after]] = 0
         fresh = inputs[order]
         fresh[1:] -= shared
         return np.add.reduceat(fresh, self.first[:-1])
 
-    def common(self, one: Places, other: Places) -> Places:
+    def common(self, left: Places, right: Places) -> Places:
         """Return the length of the longest common prefix of each pair of sequences, [pairs]."""
-        least = np.minimum(self.lengths[one], self.lengths[other])
-        found = np.empty(len(one), np.int64)
+        least = np.minimum(self.lengths[left], self.lengths[right])
+        lengths = np.empty(len(left), np.int64)
         ends = np.cumsum(least)
         start = 0
-        while start < len(one):
+        while start < len(left):
             done = ends[start - 1] if start else 0
             stop = max(start + 1, int(np.searchsorted(ends, done + _AT_ONCE, side="right")))
             part = slice(start, stop)
-            found[part] = _common(self.tokens, self.starts[one[part]], self.starts[other[part]], least[part])
+            lengths[part] = _common(self.tokens, self.starts[left[part]], self.starts[right[part]], least[part])
             start = stop
-        return found
+        return lengths
 
 
 def offsets(counts: Iterable[int]) -> Places:
@@ -106,20 +139,17 @@ def offsets(counts: Iterable[int]) -> Places:
     return np.cumsum([0, *counts], dtype=np.int64)
 
 
-def _common(tokens: Ints, one: Places, other: Places, lengths: Places) -> Places:
-    """Return how many tokens from `one` and from `other` on are equal, at most `lengths`, [pairs]."""
+def _common(tokens: Ints, left: Places, right: Places, lengths: Places) -> Places:
+    """Return how many tokens from `left` and from `right` on are equal, at most `lengths`, [pairs]."""
     starts = np.cumsum(lengths) - lengths
     within = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-    left, right = (tokens[np.repeat(begin, lengths) + within] for begin in (one, other))
-    differ = np.flatnonzero(left != right)
-    place = np.searchsorted(differ, starts)
-    first = np.append(differ, np.iinfo(np.int64).max)[place]
-    found: Places = np.minimum(first - starts, lengths)
-    return found
+    differ = np.flatnonzero(tokens[np.repeat(left, lengths) + within] != tokens[np.repeat(right, lengths) + within])
+    next_difference = np.append(differ, np.iinfo(np.int64).max)[np.searchsorted(differ, starts)]
+    equal: Places = np.minimum(next_difference - starts, lengths)
+    return equal
 
 
-@dataclass(frozen=True)
-class SampledGroup:
+class SampledGroup(NamedTuple):
     """Documents that are likely to share a prefix, such as those of an MMLU subject."""
 
     sequences: Sequence[Ints]
@@ -150,4 +180,5 @@ def estimated_tokens(groups: Sequence[SampledGroup]) -> tuple[float, float]:
 
 def distinct_tokens(sequences: Sequence[Ints]) -> int:
     """Return the nodes of the prefix tree of sequences."""
-    return int(SequenceArrays.of([tuple(sequences)]).nodes()[0]) if sequences else 0
+    masks = [np.zeros(len(sequence), np.bool_) for sequence in sequences]
+    return int(Sequences.of([SequenceSet("", "", sequences, masks)]).nodes[0]) if sequences else 0

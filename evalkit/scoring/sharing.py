@@ -1,13 +1,16 @@
-"""Start-up check of shared prefixes against the model's own forward pass, on synthetic sequences.
+"""Start-up checks of a model on synthetic sequences: how scores by evalkit differ from the model's own forward pass.
 
-In: a loaded model, a kernel, and the lengths of batches and sequences. Out: the reason why prefixes cannot be shared,
-or an empty string. The check compares the hidden states of every token of a row that is as long as the batches will be
-(`probe.py`), in float32 whatever the dtype of the weights, with and without a trunk. A check that
-could not have detected the smallest error, one masked token, is inconclusive and does not pass.
+In: a loaded model, and the lengths of batches and sequences. Out: why prefixes cannot be shared, why evalkit's output
+head cannot replace the model's own, or how scores change with later tokens; an empty string where nothing is wrong.
+
+Sharing is compared by the hidden states of every token of a row that is as long as the batches will be (`probe.py`),
+in float32 whatever the dtype of the weights, with and without a trunk. A check that could not have detected the
+smallest error, one masked token, is inconclusive and does not pass.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
@@ -38,12 +41,15 @@ rounding."""
 _LOOKAHEAD_TOLERANCE = 0.1
 """Largest allowed change of states with later tokens, as a share of their norm, where only half precision can be run.
 Rounding gives 1 to 3 %; a token that attends to later ones has a different state."""
-HEAD_TOLERANCE = 5e-3
+_HEAD_TOLERANCE = 5e-3
 """Largest allowed mean difference of log-probabilities, in nats, between evalkit's head and the model's own on the same
 sequence. The arithmetic and its order are the same, so the difference is near zero in any dtype. In float32 logits as
-large as 100 are compared too, so that a cap of up to 10,000 is detected."""
+large as `_LARGE` are compared too, so that a cap of up to 10,000 is detected."""
+_LARGE = 100.0
 _FEW, _LOGITS = 8, 64
 """Tokens that repeat, and columns of the vocabulary that are compared, in the check of lookahead."""
+_EXCLUDED = -1e4
+"""Log-probability below which a model has masked a token."""
 _SMALL = 128
 """Nodes of the row on which the effect of one masked token is measured."""
 _CHUNK = 4096
@@ -60,12 +66,11 @@ class BatchLengths(NamedTuple):
 
 
 class SharingCheck:
-    """Comparison of one model's shared hidden states with those of each sequence alone."""
+    """Comparisons of one model with its own forward pass."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._half = model.dtype in HALF
-        self._wide = torch.float32 if self._half else model.dtype
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
         self._vocabulary = min(int(end.weight.shape[0]) for end in ends if end is not None)
         self._expected = cache(self._run_alone)
@@ -82,18 +87,22 @@ class SharingCheck:
             at_equal_length: replace the later tokens, where they are left out otherwise; for rotary embeddings that
                 depend on the length.
         """
-        columns = self._tokens(_LOGITS, seed=0)
+        columns = torch.from_numpy(self._tokens(_LOGITS, seed=0)).long()
 
-        def seen(forward: Forward, tokens: Ints) -> torch.Tensor:
-            return forward.hidden_alone(tokens) if by_states else forward.logprobs_alone(tokens, columns)
+        def compared(forward: Forward, tokens: Ints) -> torch.Tensor:
+            if by_states:
+                return forward.hidden_alone(tokens)
+            logprobs = forward.logits_alone(tokens).log_softmax(-1)
+            logprobs = logprobs[:, columns.to(logprobs.device)]
+            return logprobs.masked_fill(logprobs < _EXCLUDED, 0)
 
         def gaps(seed: int, wide: bool = True) -> torch.Tensor:
             forward, sequence = self._forward(wide), self._repetitive(length, seed)
             later = self._repetitive(length if at_equal_length else 0, seed + 2)
-            whole, worst = seen(forward, sequence), torch.zeros(length - 1)
+            whole, worst = compared(forward, sequence), torch.zeros(length - 1)
             # No block of more than two tokens divides all of these lengths
             for cut in sorted({max(1, length * quarters // 4 - 1) for quarters in (1, 3, 4)}):
-                part = seen(forward, np.concatenate((sequence[:cut], later[cut:])))
+                part = compared(forward, np.concatenate((sequence[:cut], later[cut:])))
                 worst[:cut] = torch.maximum(worst[:cut], _gaps(part[:cut], whole[:cut]))
             return worst
 
@@ -108,22 +117,22 @@ class SharingCheck:
         if worst is None:
             return ""
         what = "states" if by_states else "log-probabilities"
-        return f"its {what} change by {worst:.2g} of their norm" if worst == worst else NOT_NUMBERS
+        return NOT_NUMBERS if math.isnan(worst) else f"its {what} change by {worst:.2g} of their norm"
 
     def head(self, length: int) -> str:
         """Return why evalkit's output head cannot replace the model's own, on a sequence of a length, or ""."""
         tokens = self._tokens(length, seed=0)
-        gap = self._forward(wide=False).head_gap(tokens)
-        if gap <= HEAD_TOLERANCE:
+        gap = self._head_gap(self._forward(wide=False), tokens)
+        if gap <= _HEAD_TOLERANCE:
             try:
                 with self._widened():
-                    gap = self._forward(wide=True).large_head_gap(tokens)
+                    gap = self._head_gap(self._forward(wide=True), tokens, _LARGE)
             except RuntimeError as error:
                 if not self._half or is_out_of_memory(error):
                     raise
                 return "it cannot be run in float32, which the check needs"
         # NaN fails this comparison too
-        return "" if gap <= HEAD_TOLERANCE else f"its output head differs from evalkit's by {gap:.2g} nats"
+        return "" if gap <= _HEAD_TOLERANCE else f"its output head differs from evalkit's by {gap:.2g} nats"
 
     def sharing(self, kernel: str, lengths: BatchLengths) -> str:
         """Return why prefixes cannot be shared by a kernel in batches of up to these lengths; empty if they can."""
@@ -137,6 +146,33 @@ class SharingCheck:
             if failure:
                 return failure + (" with a cached prefix" if with_trunk else "")
         return ""
+
+    @torch.inference_mode()
+    def _head_gap(self, forward: Forward, tokens: Ints, largest: float | None = None) -> float:
+        """Return the mean difference, in nats, of evalkit's and the model's log-probabilities over the vocabulary.
+
+        `largest` is the logit to which the head's input is scaled, as large as a trained model's, since a cap changes
+        small ones little. NaN where the model does not call its head as a module, so that its input cannot be scaled.
+        """
+        head, hidden = forward.head, forward.hidden_alone(tokens)
+        factor = 1.0 if largest is None else largest / float(head.module(hidden).float().abs().max())
+        called = False
+
+        def scaled(_: torch.nn.Module, states: tuple[Any, ...]) -> tuple[Any, ...]:
+            nonlocal called
+            called = True
+            return (states[0] * factor, *states[1:])
+
+        hook = head.module.register_forward_pre_hook(scaled)
+        try:
+            expected = forward.logits_alone(tokens).log_softmax(-1)
+        finally:
+            hook.remove()
+        whole = head.logits(hidden * factor).float().log_softmax(-1)
+        # Also with the columns in chunks, as in scoring
+        chunked = forward.score_states(hidden * factor, tokens).logprobs[1:]
+        by_chunks = np.abs(chunked - expected.cpu().numpy()[np.arange(len(tokens) - 1), tokens[1:]]).mean()
+        return float(np.max([float((whole - expected).abs().mean()), by_chunks])) if called else math.nan
 
     def _float32_failure(self, kernel: str, lengths: BatchLengths, with_trunk: bool) -> str:
         forward = self._forward(wide=True, kernel=kernel)
@@ -154,9 +190,9 @@ class SharingCheck:
         )
 
     def _half_failure(self, kernel: str, lengths: BatchLengths, with_trunk: bool) -> str:
-        exact, own = self._expected(lengths.longest, 0, True), self._expected(lengths.longest, 0, False)
+        exact, rounded = self._expected(lengths.longest, 0, True), self._expected(lengths.longest, 0, False)
         states, which = self._shared(self._forward(wide=False, kernel=kernel), lengths, with_trunk, seed=0)
-        rounding, shared = _rms(_gaps(own, exact)[which]), _rms(_gaps(states, exact, which[-len(states) :]))
+        rounding, shared = _rms(_gaps(rounded, exact)[which]), _rms(_gaps(states, exact, which[-len(states) :]))
         if shared <= _NOISE * rounding:
             return ""
         dtype = str(self._model.dtype).removeprefix("torch.")
@@ -164,8 +200,7 @@ class SharingCheck:
 
     def _smallest_error(self, forward: Forward, lengths: BatchLengths, with_trunk: bool) -> float:
         """Return the median change of states when the farthest token is masked; some states may not depend on it."""
-        longest = min(lengths.longest, _SMALL)
-        probe = make_probe(self._vocabulary, _SMALL, longest)
+        probe = make_probe(self._vocabulary, _SMALL, min(lengths.longest, _SMALL))
         trunk = probe.trunk if with_trunk else 0
         tree, tokens = probe.after(trunk), probe.sequences[0][:trunk]
         right, wrong = (forward.hidden_shared(laid_out, tokens)[1:] for laid_out in (tree, mask_first(tree)))
@@ -192,7 +227,6 @@ class SharingCheck:
             return torch.cat([forward.hidden_alone(sequence) for sequence in probe.sequences])
 
     def _tokens(self, length: int, seed: int) -> Ints:
-        """Return random token ids, [length]."""
         return np.random.default_rng(seed).integers(0, self._vocabulary, length, dtype=np.int32)
 
     def _repetitive(self, length: int, seed: int) -> Ints:
@@ -203,7 +237,7 @@ class SharingCheck:
         return np.random.default_rng(seed).choice(self._tokens(_FEW, seed), length)
 
     def _forward(self, wide: bool, kernel: str = "dense") -> Forward:
-        return Forward(self._model, kernel, dtype=self._wide if wide else self._model.dtype)
+        return Forward(self._model, kernel, dtype=torch.float32 if wide and self._half else self._model.dtype)
 
     def _widened(self) -> AbstractContextManager[None]:
         return in_float32(self._model) if self._half else nullcontext()
@@ -213,7 +247,8 @@ def _systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float 
     """Return the largest gap if gaps above the tolerance are systematic; None if there are none.
 
     Where rounding selects another expert, different tokens differ in each row. So a second row is compared where the
-    first one differs."""
+    first one differs.
+    """
     first = gaps(0)
     wrong = ~(first <= tolerance)
     if not wrong.any():
@@ -223,14 +258,14 @@ def _systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float 
     return None if rare and not (wrong & again).any() else float(first.max())
 
 
-def _gaps(found: torch.Tensor, expected: torch.Tensor, which: torch.Tensor | None = None) -> torch.Tensor:
+def _gaps(states: torch.Tensor, expected: torch.Tensor, which: torch.Tensor | None = None) -> torch.Tensor:
     """Return the relative distance of states from expected ones: norm of the difference over the expected norm."""
     gaps = []
-    for start in range(0, len(found), _CHUNK):
+    for start in range(0, len(states), _CHUNK):
         stop = start + _CHUNK
         right = (expected[start:stop] if which is None else expected[which[start:stop]]).float()
         norm = right.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-        gaps.append(((found[start:stop].float() - right).norm(dim=-1) / norm).cpu())
+        gaps.append(((states[start:stop].float() - right).norm(dim=-1) / norm).cpu())
     return torch.cat(gaps)
 
 

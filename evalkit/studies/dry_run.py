@@ -18,9 +18,9 @@ from evalkit.benchmarks.request import TaskTokens, remembered, remembering
 from evalkit.display import Say, clock, doing, imports
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import counted
-from evalkit.models.locate import silent
-from evalkit.models.shapes import BYTES, parameter_count
-from evalkit.models.spec import config_of, tokenizer_alone, window_of
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import config_of, tokenizer_alone, window_of
+from evalkit.models.zoo.shapes import BYTES, parameter_count
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.studies.planning import plan_runs

@@ -17,8 +17,8 @@ from evalkit.benchmarks.run import planned
 from evalkit.display import Say, doing
 from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.escape import counted
-from evalkit.models.files import safetensors_header
-from evalkit.models.shapes import parameter_count
+from evalkit.models.loading.files import safetensors_header
+from evalkit.models.zoo.shapes import parameter_count
 from evalkit.runs.folder import Run
 from evalkit.studies.study import Study, StudyRun, finished_run_of, record_of, save_record
 

@@ -16,8 +16,8 @@ from evalkit.comparison.sides import Side, check_unique
 from evalkit.display import doing
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import printable
-from evalkit.models.fingerprint import fingerprint, known_fingerprint
-from evalkit.models.spec import ModelSpec, model_spec
+from evalkit.models.loading.fingerprint import fingerprint, known_fingerprint
+from evalkit.models.loading.spec import ModelSpec, model_spec
 from evalkit.runs.folder import Run
 from evalkit.studies.study import (
     Selected,

@@ -18,7 +18,7 @@ from evalkit.benchmarks.session import LoadingKey, ModelHolder, finished, loadin
 from evalkit.display import Progress
 from evalkit.errors import EvalkitError, RunInUseError, first_line
 from evalkit.escape import counted
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import load_run

@@ -19,7 +19,7 @@ from evalkit.benchmarks.request import remembering
 from evalkit.display import Say, clock
 from evalkit.errors import EvalkitError, RunError
 from evalkit.escape import counted
-from evalkit.models.shapes import parameter_count
+from evalkit.models.zoo.shapes import parameter_count
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table

@@ -42,8 +42,8 @@ from evalkit.inputs.settings import Setting, settings_of
 from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.inputs.values import by_number
 from evalkit.inputs.values import path as given_path
-from evalkit.models.files import is_pattern, matching
-from evalkit.models.spec import ModelSpec
+from evalkit.models.loading.files import is_pattern, matching
+from evalkit.models.loading.spec import ModelSpec
 from evalkit.paths import RUNS
 from evalkit.studies.study import Study, StudyBenchmark, StudyCheckpoint, StudyTable, recorded_checkpoints
 from evalkit.tables.layout import layout_names
@@ -223,13 +223,13 @@ def _benchmark(
     _check_known(where, "setting", given, known)
     shared = {option: value for option, value in settings.items() if option in known and option not in _MODEL_OPTIONS}
     written = {**shared, **given, "suite": given.get("suite", name)}
-    options = folders.options({**written, "suite": suite}, ModelSpec, benchmark(kind).request())
+    options = folders.options({**written, "suite": suite}, ModelSpec, benchmark(kind).request)
     return StudyBenchmark(name, suite, kind, written, options)
 
 
 def _options_of(kind: str) -> list[str]:
     """Return the options of a benchmark's runs; the folder of runs is the study's."""
-    return sorted(settings_of(ModelSpec, benchmark(kind).request()).keys() - {"output"} | {"suite"})
+    return sorted(settings_of(ModelSpec, benchmark(kind).request).keys() - {"output"} | {"suite"})
 
 
 def _checkpoints(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.multiple_choice.suites import filled
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
 from evalkit.reporting.table import Table
@@ -124,7 +124,7 @@ def _suite(benchmark: StudyBenchmark) -> str:
 def _fills(results: StudyResults, benchmark: StudyBenchmark) -> str | None:
     """Return the other suite whose tables a benchmark fills, from any of its runs; None if none is finished."""
     runs = (results.run(one, benchmark) for one in results.study.checkpoints)
-    return next((benchmark_of(run).fills(run)[0] for run in runs if run is not None), None)
+    return next((filled(run.suite)[0] for run in runs if run is not None), None)
 
 
 def _assigned(

@@ -27,8 +27,8 @@ from evalkit.errors import EvalkitError, UsageError, first_line
 from evalkit.inputs import values
 from evalkit.inputs.settings import settings_of, with_settings
 from evalkit.models.live import live_model
-from evalkit.models.locate import silent
-from evalkit.models.spec import ModelSpec
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import ModelSpec
 from evalkit.runs.folder import Run
 
 

@@ -22,8 +22,8 @@ from evalkit.comparison.sides import Side, step_of, step_of_checkpoint
 from evalkit.display import Say
 from evalkit.errors import EvalkitError
 from evalkit.escape import printable
-from evalkit.models.files import FileStates, file_states, is_begun, why_incomplete
-from evalkit.models.locate import silent
+from evalkit.models.loading.files import FileStates, file_states, is_begun, why_incomplete
+from evalkit.models.loading.locate import silent
 from evalkit.runs.finding import list_runs
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import model_differences

@@ -32,8 +32,8 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from evalkit.errors import EvalkitError, TableError, first_line
 from evalkit.inputs.validated import FileSettings, Listed, Named, read_settings
-from evalkit.models.shapes import ModelShape, parameters, read_shape
-from evalkit.models.zoo import named_model
+from evalkit.models.zoo.named import named_model
+from evalkit.models.zoo.shapes import ModelShape, parameters, read_shape
 from evalkit.reporting.decimals import half_up, parse_number, to_text
 from evalkit.tables.fill import computed
 from evalkit.tables.layout import TableLayout

@@ -23,6 +23,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from evalkit.benchmarks.multiple_choice.suites import filled
 from evalkit.benchmarks.registry import benchmark_of, differences
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
 from evalkit.inputs.validated import FileSettings, Named, NonEmpty, read_settings
@@ -145,7 +146,7 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
     """
     values: dict[str, tuple[Fraction, float | None]] = {}
     benchmark = benchmark_of(run)
-    _, stands_for = benchmark.fills(run)
+    _, stands_for = filled(run.suite)
     for metric in benchmark.metrics(run, rule):
         task = stands_for.get(metric.task, metric.task)
         if task not in values and metric.value is not None and metric.layer is None:
@@ -179,7 +180,7 @@ def _check_row(layout: TableLayout, model: str, seeds: Sequence[Run]) -> None:
 
 def _check_suite(layout: TableLayout, run: Run, where: str = "") -> None:
     suite = run.suite
-    fills, _ = benchmark_of(run).fills(run)
+    fills, _ = filled(suite)
     if layout.suite is None:
         raise UsageError(
             f"{where}table {layout.name} shows {', '.join(layout.tasks[:3])} …, which run {run.folder} of suite "
@@ -238,7 +239,7 @@ def _notes(
         remarks = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing if mine.name != "origin"]
         if layout.suite != run.suite:
             benchmark = benchmark_of(run)
-            pairs = ([benchmark.label(run, name).full for name in pair] for pair in benchmark.fills(run)[1].items())
+            pairs = ([benchmark.label(run, name).full for name in pair] for pair in filled(run.suite)[1].items())
             remarks += [f"{task} in the column of {column}" for task, column in pairs]
         remarks += [*origin_notes(run.manifest), *unofficial_notes(run.manifest)]
         remarks += filter(None, [row_mismatch(layout, model, run)])

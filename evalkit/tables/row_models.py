@@ -1,6 +1,6 @@
 """Assignment of runs to rows of a table by their model's shape, not by any name.
 
-In: a layout, whose rows name models (`models/zoo.py`), and runs, whose manifests have their model's shape. Out: the
+In: a layout, whose rows name models (`models/zoo`), and runs, whose manifests have their model's shape. Out: the
 rows of runs without a mapping, and mismatches between a mapped run and its row. For tables of models beside their
 baseline: shares of documents on which a model exceeds it (section 5.3 of the paper), and significant leads.
 """
@@ -20,9 +20,9 @@ from evalkit.comparison.comparison import p_value
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side, steps_of
 from evalkit.errors import TableError, UnknownNameError, UsageError
-from evalkit.models.shapes import layer_ranges, parameters, shape_facts
 from evalkit.models.variants.settings import KEYS
-from evalkit.models.zoo import SUFFIXES, NamedModel, models, named_model
+from evalkit.models.zoo.named import SUFFIXES, NamedModel, models, named_model
+from evalkit.models.zoo.shapes import layer_ranges, parameters, shape_facts
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import is_imported

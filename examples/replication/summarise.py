@@ -28,8 +28,8 @@ from reading import NAMES, SEEDS
 
 import evalkit
 from evalkit.errors import EvalkitError, UsageError
-from evalkit.models.shapes import parameters
-from evalkit.models.zoo import read_models
+from evalkit.models.zoo.named import read_models
+from evalkit.models.zoo.shapes import parameters
 from evalkit.paths import replace_file, resource
 from evalkit.stats.power import ALPHA, seeds_detectable, seeds_needed
 from evalkit.stats.significance import holm

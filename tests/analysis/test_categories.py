@@ -28,8 +28,8 @@ from evalkit.benchmarks.attention.categories import (
     tagged_texts,
 )
 from evalkit.errors import DataError
-from evalkit.models.locate import locate
-from evalkit.models.spec import tokenizer_alone
+from evalkit.models.loading.locate import locate
+from evalkit.models.loading.spec import tokenizer_alone
 
 LETTERS = "bspcfo"
 """Initial letters of `CATEGORIES`."""

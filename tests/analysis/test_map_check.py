@@ -60,7 +60,7 @@ def test_an_error_of_one_layer_is_not_one_of_later_layers() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_check_passes_for_the_demo_checkpoint(demo: Any, dtype: str) -> None:
-    from evalkit.models.load import load
-    from evalkit.models.locate import locate
+    from evalkit.models.loading.load import load
+    from evalkit.models.loading.locate import locate
 
     MapReader(load(locate(str(demo)), device="cpu", dtype=dtype).model, fail).check(torch.arange(5, 69).numpy())

@@ -11,7 +11,7 @@ from evalkit.benchmarks.prompted import ANSWERS, PromptDocument, PromptedBenchma
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
 from evalkit.errors import ScoringError, UsageError
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.benchmarks.test_every_benchmark import Silent
 
@@ -40,7 +40,7 @@ def made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
     def make(kind: type[PromptedBenchmark] = Words, **options: Any) -> Run:
         own = kind()
         monkeypatch.setattr("evalkit.benchmarks.session.benchmark", lambda _: own)
-        request = request_of(own.request(), checkpoint, {"output": tmp_path, **options})
+        request = request_of(own.request, checkpoint, {"output": tmp_path, **options})
         return run_plan(own.plan(request, Silent().say), Silent())
 
     return make

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
-from evalkit.models.zoo import models, named_model
+from evalkit.models.zoo.named import models, named_model
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
 from tests.models.small import TEXT, small
 from tests.tiny import tiny_checkpoint

@@ -163,7 +163,7 @@ def test_errors(evalkit: Command, finished: Run, second: Run, tmp_path: Path) ->
     complains(evalkit("show", run, "--document", "boolq"), 2, "write TASK/DOCUMENT")
     complains(evalkit("show", run, "--document", "boolq/77"), 2, "unknown document of boolq '77'")
     complains(evalkit("show", run, "--document", "mmlu/0"), 2, "57 subtasks of mmlu have a document 0", "name one")
-    complains(evalkit("show", run, "--document", "boolq/1", "--wrong"), 2, "omit --wrong")
+    complains(evalkit("show", run, "--document", "boolq/1", "--wrong"), 2, "--document and --wrong")
     complains(evalkit("show", run, "--won"), 2, "name both")
     complains(evalkit("show", run, second.folder, "--wrong"), 2, "--won or --lost")
     complains(evalkit("show", run, "--rule", "pmi"), 2, "unconditional pass")

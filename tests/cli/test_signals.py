@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 INTERRUPTED = "evalkit: interrupted; finished batches are saved: run the same command again to resume"
 
 LOADING = """
-import evalkit.models.load as place
+import evalkit.models.loading.load as place
 place.load = lambda *_, **__: (print("reached", flush=True), time.sleep(300))
 """
 IN_THE_ENCODER = """

@@ -12,9 +12,9 @@ import pytest
 
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import ModelHolder, run_plan
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import ModelSpec
 from evalkit.models.modules import state_digest
-from evalkit.models.spec import ModelSpec
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from evalkit.runs.lock import locked
 from evalkit.studies.planning import Job

@@ -21,7 +21,7 @@ from evalkit.errors import DataError, UsageError
 from evalkit.exchange import logs
 from evalkit.exchange.exports import export_run
 from evalkit.exchange.metric_runs import import_logs
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from tests.importing.logged import lines, rehash, rewrite
 
 Line = dict[str, Any]

@@ -22,7 +22,7 @@ from evalkit.errors import DataError, UsageError
 from evalkit.exchange.exports import export_run
 from evalkit.exchange.metric_runs import import_logs
 from evalkit.inspection.selection import check_same_documents
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule, row_scores, why_unusable

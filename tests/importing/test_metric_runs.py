@@ -21,7 +21,7 @@ from evalkit.display import Progress
 from evalkit.errors import DataError, UsageError
 from evalkit.exchange.exports import export_run
 from evalkit.exchange.metric_runs import import_logs
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule, why_unusable

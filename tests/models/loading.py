@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from evalkit.errors import CheckpointError
-from evalkit.models.load import LoadedModel, load
-from evalkit.models.locate import locate
+from evalkit.models.loading.load import LoadedModel, load
+from evalkit.models.loading.locate import locate
 
 
 def load_folder(folder: Path, **options: Any) -> LoadedModel:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from evalkit.models.zoo import NamedModel, named_model
+from evalkit.models.zoo.named import NamedModel, named_model
 
 BASES = {"llama": "llama_125m", "qwen2": "qwen2_125m", "gpt_neox": "pythia_125m"}
 ATTENTIONS: dict[str, dict[str, object]] = {

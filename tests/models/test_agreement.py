@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from evalkit.errors import CheckpointError
-from evalkit.models import build
-from evalkit.models.locate import locate
+from evalkit.models.loading import build
+from evalkit.models.loading.locate import locate
 from tests.models.loading import edit_config, load_folder, refused
 from tests.tiny import tiny_checkpoint
 

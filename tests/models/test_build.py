@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from evalkit.compatibility.transformers import quiet
-from evalkit.models import snapshot
-from evalkit.models.build import ReadOnceTensor
+from evalkit.models.loading import snapshot
+from evalkit.models.loading.build import ReadOnceTensor
 from tests.models.loading import edit_config, load_folder
 from tests.tiny import VOCABULARY, tiny_checkpoint, tiny_tokenizer
 

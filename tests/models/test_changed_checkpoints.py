@@ -19,11 +19,11 @@ from evalkit.benchmarks.run import evaluate
 from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError
-from evalkit.models import gguf as gguf_reading
-from evalkit.models import load as loading
-from evalkit.models import locate as locating
-from evalkit.models import snapshot as reading
-from evalkit.models.fingerprint import file_sha256
+from evalkit.models.loading import gguf as gguf_reading
+from evalkit.models.loading import load as loading
+from evalkit.models.loading import locate as locating
+from evalkit.models.loading import snapshot as reading
+from evalkit.models.loading.fingerprint import file_sha256
 from evalkit.runs.folder import Run
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.benchmarks.longbench.made import evaluate_longbench, record, write
@@ -313,7 +313,7 @@ def test_small_files_that_change(
         tiny_tokenizer(model / "tokenizer")
         locate = locating.locate
         monkeypatch.setattr(
-            "evalkit.models.spec.locate",
+            "evalkit.models.loading.spec.locate",
             lambda given, **options: locate(given, **options | {"tokenizer": str(model / "tokenizer")}),
         )
     at(moment, lambda: _edit(model / file), monkeypatch)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evalkit.models.files import file_states, is_begun, why_incomplete
+from evalkit.models.loading.files import file_states, is_begun, why_incomplete
 from tests.tiny import tiny_checkpoint
 
 

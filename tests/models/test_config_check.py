@@ -16,10 +16,10 @@ from evalkit.benchmarks.generated import context_of
 from evalkit.cli.model_reports import model_report
 from evalkit.errors import CheckpointError, EvalkitError, UsageError
 from evalkit.generation.prompts import end_tokens
-from evalkit.models.context import ContextSettings
-from evalkit.models.fingerprint import fingerprint
-from evalkit.models.locate import locate, resolve_dtype
-from evalkit.models.spec import ModelSpec, extension_of
+from evalkit.models.context.extension import ContextSettings
+from evalkit.models.loading.fingerprint import fingerprint
+from evalkit.models.loading.locate import locate, resolve_dtype
+from evalkit.models.loading.spec import ModelSpec, extension_of
 from tests.models.loading import edit_config, load_folder, refused
 from tests.tiny import tiny_checkpoint
 

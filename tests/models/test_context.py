@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from evalkit.errors import CheckpointError, EvalkitError, UnknownNameError, UsageError
-from evalkit.models.context import (
+from evalkit.models.context.extension import (
     METHODS,
     ContextSettings,
     Extension,
@@ -23,7 +23,7 @@ from evalkit.models.context import (
     rotary_frequencies,
     yarn_ramp,
 )
-from evalkit.models.spec import context_names, context_settings
+from evalkit.models.loading.spec import context_names, context_settings
 
 PLAIN = {"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 YARNED = {

@@ -14,10 +14,10 @@ from torch.nn.functional import embedding, silu
 from transformers import AutoModelForCausalLM, DiffLlamaConfig, DiffLlamaForCausalLM
 
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.models.convert import convert
-from evalkit.models.locate import locate
+from evalkit.models.loading.locate import locate
 from evalkit.models.variants.settings import Differential
-from evalkit.models.zoo import write_random
+from evalkit.models.zoo.convert import convert
+from evalkit.models.zoo.named import write_random
 from tests.models.loading import edit_config, load_folder
 from tests.models.small import small
 from tests.tiny import tiny_tokenizer

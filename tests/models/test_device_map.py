@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models import parts
+from evalkit.models.loading.spec import model_spec
 from evalkit.models.parts import Placement, automatic_placement, layers_of, tensor_bytes
-from evalkit.models.spec import model_spec
 from tests.models.variants.building import VANILLA, model_of
 
 

@@ -30,7 +30,8 @@ from evalkit.runs.batch_devices import place_of
 from evalkit.runs.folder import Run
 from evalkit.scoring.architecture import kernels_for, memory_beside_weights
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import SequenceSet, plan
+from evalkit.scoring.pack import batches_of
+from evalkit.scoring.sequences import Sequences, SequenceSet
 from tests.benchmarks.test_every_benchmark import Silent, asked, tables
 from tests.documents import made_up
 from tests.generation.made import prompts, tokens
@@ -50,7 +51,7 @@ CYCLES = {
 """Devices of the layers, in turn: each kind of change from one layer to the next."""
 
 
-def items() -> list[SequenceSet]:
+def items() -> Sequences:
     """Questions with three choices each, after one instruction that is long enough to be a trunk."""
     dice = np.random.default_rng(0)
     instruction, made = dice.integers(1, VOCABULARY, 30), []
@@ -59,8 +60,8 @@ def items() -> list[SequenceSet]:
         choices = [np.concatenate((stem, dice.integers(1, VOCABULARY, int(dice.integers(1, 9))))) for _ in range(3)]
         masks = tuple(np.arange(len(choice)) >= len(stem) for choice in choices)
         sequences = tuple(choice.astype(np.int32) for choice in choices)
-        made.append(SequenceSet(index, f"question {index}", "task", sequences, masks))
-    return made
+        made.append(SequenceSet(f"question {index}", "task", sequences, masks))
+    return Sequences.of(made)
 
 
 def numbers(model: Any) -> tuple[list[np.ndarray], list[list[int]], str]:
@@ -68,9 +69,9 @@ def numbers(model: Any) -> tuple[list[np.ndarray], list[list[int]], str]:
     kernels = tuple(kernel for kernel in kernels_for(model) if kernel != "flex")
     engine = Engine(model, 128, lambda _: None, kernels=kernels)
     engine.check(items())
-    batches = plan(items(), engine.budget)
+    batches = batches_of(items(), engine.budget)
     assert len(batches) > 1 and any(len(batch.trunk) for batch in batches)
-    scored = {item.index: members for batch in batches for item, members in engine.score(batch)}
+    scored = {item: members for batch in batches for item, members in engine.score(batch)}
     generator = Generator(model, chunk=8)
     texts = generator.generate(prompts([*tokens(7, 23, 12), *tokens(21, 25, beginning=16)], most=6))
     how = f"{engine.kernel} {engine.shares} {engine.why_not} {generator.without_cache}"

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.models.convert import export
-from evalkit.models.locate import locate
-from evalkit.models.zoo import write_random
+from evalkit.models.loading.locate import locate
+from evalkit.models.zoo.convert import export
+from evalkit.models.zoo.named import write_random
 from tests.models.loading import load_folder
 from tests.models.small import small
 from tests.tiny import tiny_checkpoint, tiny_tokenizer

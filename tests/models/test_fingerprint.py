@@ -14,9 +14,9 @@ import pytest
 
 from evalkit.cache import read_cached
 from evalkit.errors import CheckpointError
-from evalkit.models import fingerprint as fingerprint_module
-from evalkit.models.fingerprint import Fingerprint, fingerprint
-from evalkit.models.locate import locate
+from evalkit.models.loading import fingerprint as fingerprint_module
+from evalkit.models.loading.fingerprint import Fingerprint, fingerprint
+from evalkit.models.loading.locate import locate
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
 

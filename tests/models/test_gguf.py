@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from evalkit.errors import CheckpointError
-from evalkit.models import gguf as module
-from evalkit.models.load import LoadedModel, load
-from evalkit.models.locate import locate
+from evalkit.models.loading import gguf as module
+from evalkit.models.loading.load import LoadedModel, load
+from evalkit.models.loading.locate import locate
 from tests.tiny import TOKENS, tiny_checkpoint
 
 HEADS, KEY_VALUE_HEADS = 4, 2

@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import errors
 
 from evalkit.errors import CheckpointError
-from evalkit.models import locate as hub
-from evalkit.models.locate import silent
+from evalkit.models.loading import locate as hub
+from evalkit.models.loading.locate import silent
 
 LISTING = [
     "README.md",

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
-from evalkit.models.shapes import parameters
 from evalkit.models.variants.settings import KEYS
-from evalkit.models.zoo import write_random
+from evalkit.models.zoo.named import write_random
+from evalkit.models.zoo.shapes import parameters
 from tests.models.loading import load_folder
 from tests.models.small import ATTENTIONS, BASES, TEXT, small
 from tests.tiny import tiny_tokenizer

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPTJConfig
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.models.context import context_window
+from evalkit.models.context.extension import context_window
+from evalkit.models.loading.spec import model_spec
 from evalkit.models.parts import resolve_device
-from evalkit.models.spec import model_spec
 from tests.models.loading import load_folder, refused
 from tests.tiny import VOCABULARY, Family, tiny_checkpoint, tiny_tokenizer
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from evalkit.errors import CheckpointError, UnknownNameError
-from evalkit.models import locate as hub
-from evalkit.models.locate import Checkpoint, locate, resolve_dtype
+from evalkit.models.loading import locate as hub
+from evalkit.models.loading.locate import Checkpoint, locate, resolve_dtype
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
 
@@ -187,7 +187,8 @@ def test_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_locating_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     folder_with(tmp_path, config={"dtype": "bfloat16"})
     code = (
-        "import sys, evalkit.models.fingerprint; from evalkit.models.locate import locate, resolve_dtype;"
+        "import sys, evalkit.models.loading.fingerprint;"
+        "from evalkit.models.loading.locate import locate, resolve_dtype;"
         f"resolve_dtype(locate({str(tmp_path)!r}), 'auto');"
         "print({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules))"
     )

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import evalkit.models.auto  # noqa: F401
-from evalkit.models.shapes import cache_bytes_per_token, flops_per_token, parameters, read_shape
-from evalkit.models.zoo import models, named_model
+from evalkit.models.zoo.named import models, named_model
+from evalkit.models.zoo.shapes import cache_bytes_per_token, flops_per_token, parameters, read_shape
 
 
 def built(config: dict[str, Any]) -> Any:

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from evalkit.errors import CheckpointError
-from evalkit.models import load as loading
-from evalkit.models import snapshot as snapshots
-from evalkit.models.convert import convert, export
-from evalkit.models.fingerprint import fingerprint
-from evalkit.models.locate import Checkpoint, locate
-from evalkit.models.snapshot import snapshot
+from evalkit.models.loading import load as loading
+from evalkit.models.loading import snapshot as snapshots
+from evalkit.models.loading.fingerprint import fingerprint
+from evalkit.models.loading.locate import Checkpoint, locate
+from evalkit.models.loading.snapshot import snapshot
+from evalkit.models.zoo.convert import convert, export
 from tests.models.loading import load_folder
 from tests.models.variants.building import DIFFERENTIAL, model_of
 from tests.tiny import VOCABULARY, tiny_checkpoint, tiny_tokenizer
@@ -219,7 +219,7 @@ class TestConverted:
             folder
         )
         with monkeypatch.context() as patched:
-            patched.setattr("evalkit.models.snapshot.read_weights", _touching(folder / "config.json"))
+            patched.setattr("evalkit.models.loading.snapshot.read_weights", _touching(folder / "config.json"))
             with pytest.raises(CheckpointError, match=r"config\.json changed while it was read"):
                 convert(locate(str(folder)), tmp_path / "out")
         assert not (tmp_path / "out").exists()

@@ -26,11 +26,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from evalkit.compatibility.transformers import quiet
 from evalkit.errors import CheckpointError, ScoringError
-from evalkit.models.context import METHODS, ContextSettings, Extension, rotary_frequencies
-from evalkit.models.load import LoadedModel, load
-from evalkit.models.locate import locate
-from evalkit.models.spec import extension_of
-from evalkit.models.stretch import finish, stretched_config
+from evalkit.models.context.extension import METHODS, ContextSettings, Extension, rotary_frequencies
+from evalkit.models.context.stretch import finish, stretched_config
+from evalkit.models.loading.load import LoadedModel, load
+from evalkit.models.loading.locate import locate
+from evalkit.models.loading.spec import extension_of
 from evalkit.models.variants.modeling import EvalkitGPTNeoXConfig, EvalkitLlamaConfig, EvalkitQwen2Config
 from tests.models.loading import edit_config
 from tests.models.test_gguf import write_gguf

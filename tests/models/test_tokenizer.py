@@ -13,8 +13,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from evalkit.errors import CheckpointError
-from evalkit.models.locate import silent
-from evalkit.models.tokenizer import load_tokenizer
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.tokenizer import load_tokenizer
 from tests.tiny import TOKENS, TRAINING_TEXT, Family, tiny_checkpoint
 
 FAMILIES: tuple[Family, ...] = ("llama", "gpt_neox", "qwen2")

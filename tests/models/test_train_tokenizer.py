@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from evalkit.errors import DataError, UsageError
-from evalkit.models.train_tokenizer import FEWEST, train_tokenizer
+from evalkit.models.zoo.train_tokenizer import FEWEST, train_tokenizer
 from tests.tiny import TRAINING_TEXT
 
 TEXT = "\n".join(TRAINING_TEXT * 3)

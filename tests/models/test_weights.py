@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from evalkit.errors import CheckpointError
-from evalkit.models import fingerprint
-from evalkit.models import snapshot as weights
-from evalkit.models.files import safetensors_header
-from evalkit.models.snapshot import read_weights
+from evalkit.models.loading import fingerprint
+from evalkit.models.loading import snapshot as weights
+from evalkit.models.loading.files import safetensors_header
+from evalkit.models.loading.snapshot import read_weights
 
 Tensors = dict[str, torch.Tensor]
 DTYPES = (

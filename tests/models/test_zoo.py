@@ -11,7 +11,7 @@ import yaml
 from evalkit.cli.model_reports import models_report
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.models.variants.settings import KEYS, Differential, Integral
-from evalkit.models.zoo import NamedModel, models, named_model, read_models
+from evalkit.models.zoo.named import NamedModel, models, named_model, read_models
 from tests.printed import printed
 
 UPPER, ALL = tuple(range(10, 20)), tuple(range(20))

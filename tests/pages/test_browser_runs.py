@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from evalkit.benchmarks.multiple_choice.suites import label_of
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.pages.report import PageRequest, contents_of_runs, write_report
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run

@@ -14,7 +14,7 @@ from evalkit.benchmarks.registry import benchmark
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import Progress
 from evalkit.errors import RunError
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.pages.documents import ABSENT, document_data
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run, load_run

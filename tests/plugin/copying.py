@@ -73,11 +73,8 @@ class Copying(GeneratedBenchmark):
     """See the module."""
 
     kind = COPYING
+    request = CopyingRequest
     results_form = CopyingResults
-
-    def request(self) -> type[CopyingRequest]:
-        """See `CopyingRequest`."""
-        return CopyingRequest
 
     def plan(self, request: CopyingRequest, say: Say) -> DocumentPlan:
         """Make the lists up."""

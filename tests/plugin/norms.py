@@ -18,7 +18,7 @@ from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metr
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.inputs.validated import Stored
-from evalkit.models.load import LoadedModel
+from evalkit.models.loading.load import LoadedModel
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import Run
@@ -99,10 +99,8 @@ class Norms(Benchmark):
     """See the module."""
 
     kind = NORMS
-
-    def request(self) -> type[NormsRequest]:
-        """See `NormsRequest`."""
-        return NormsRequest
+    request = NormsRequest
+    facts = NoFacts
 
     def plan(self, request: NormsRequest, say: Say) -> DocumentPlan:
         """Make the texts up."""
@@ -121,10 +119,6 @@ class Norms(Benchmark):
     def is_missing(self, plan: DocumentPlan, finished: FinishedRows) -> bool:
         """Whether a text was not read."""
         return any((NORMS, number) not in finished for number in range(len(plan.tasks[NORMS])))
-
-    def facts(self) -> type[NoFacts]:
-        """See `NoFacts`."""
-        return NoFacts
 
     def setup(self, plan: DocumentPlan) -> None:
         """Nothing of the plan is needed."""

@@ -17,7 +17,7 @@ from recipe.tokenizer import prepared_tokenizer
 from tokenizers import Tokenizer
 
 from evalkit.errors import DataError, EvalkitError, UsageError
-from evalkit.models.tokenizer import load_tokenizer
+from evalkit.models.loading.tokenizer import load_tokenizer
 from tests.pretrain.trainings import pack_until, training_of
 from tests.tiny import TOKENS, TRAINING_TEXT, tiny_tokenizer
 

@@ -12,7 +12,7 @@ from recipe.packing import _identity, digest_of, documents
 from recipe.settings import read_recipe, read_training_study
 
 from evalkit.errors import UsageError
-from evalkit.models.zoo import models
+from evalkit.models.zoo.named import models
 from tests.pretrain.settings_files import EXAMPLE, write_recipe
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

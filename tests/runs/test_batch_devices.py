@@ -12,7 +12,7 @@ import torch
 from evalkit.benchmarks.multiple_choice.results_report import accuracy_table
 from evalkit.benchmarks.run_listing import list_found
 from evalkit.errors import UsageError
-from evalkit.models.spec import model_spec
+from evalkit.models.loading.spec import model_spec
 from evalkit.runs.batch_devices import BatchDevice, devices
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.runs.score_table import ScoreRow

@@ -26,8 +26,8 @@ from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.exchange.exports import FORMS, export_run
-from evalkit.models.locate import locate
-from evalkit.models.spec import ModelSpec
+from evalkit.models.loading.locate import locate
+from evalkit.models.loading.spec import ModelSpec
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, Run, load_run
 from evalkit.runs.writing import find_finished, open_run
 from evalkit.tables.measured import accuracies

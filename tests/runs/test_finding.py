@@ -17,8 +17,8 @@ from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.run_listing import list_found, runs_report
 from evalkit.comparison.sides import names
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.models.locate import Checkpoint, locate, silent
-from evalkit.models.spec import ModelSpec
+from evalkit.models.loading.locate import Checkpoint, locate, silent
+from evalkit.models.loading.spec import ModelSpec
 from evalkit.runs.finding import find_run, list_runs, model_name, scan
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from tests.cli.test_root import Command, _no_settings, complains, evalkit

@@ -20,7 +20,7 @@ from evalkit.benchmarks import session
 from evalkit.benchmarks.run import evaluate
 from evalkit.display import Progress
 from evalkit.errors import RunInUseError
-from evalkit.models.fingerprint import state_of
+from evalkit.models.loading.fingerprint import state_of
 from evalkit.runs import lock, writing
 from evalkit.runs.folder import MANIFEST, RESULTS, Run, load_run
 from evalkit.runs.writing import open_run

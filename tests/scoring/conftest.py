@@ -9,19 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.prompts import (
-    EncodedQuestion,
-    Prompter,
-    TokenSequence,
-    question_item,
-    question_rows,
-)
+from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, TokenSequence, question_rows, question_sequences
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template
-from evalkit.models.load import LoadedModel
+from evalkit.models.loading.load import LoadedModel
 from evalkit.runs.score_table import ScoreRow
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import SequenceSet, plan
+from evalkit.scoring.pack import batches_of
+from evalkit.scoring.sequences import Sequences
 from tests.models.loading import load_folder
 from tests.questions import question
 from tests.tiny import Family, tiny_checkpoint
@@ -75,8 +71,8 @@ def encode(
     return list(prompter.encode(asked or questions(), unconditional))
 
 
-def items_of(encoded: Sequence[EncodedQuestion], scored: frozenset[int] = ALL) -> list[SequenceSet]:
-    return [question_item(index, one, scored) for index, one in enumerate(encoded)]
+def items_of(encoded: Sequence[EncodedQuestion], scored: frozenset[int] = ALL) -> Sequences:
+    return question_sequences(encoded, scored)
 
 
 def score(
@@ -85,9 +81,9 @@ def score(
     """The score table by (subtask, document, choice)."""
     rows = [
         row
-        for batch in plan(items_of(encoded, scored), budget or engine.budget)
+        for batch in batches_of(items_of(encoded, scored), budget or engine.budget)
         for item, scores in engine.score(batch)
-        for row in question_rows(encoded[item.index], scores, scored)
+        for row in question_rows(encoded[item], scores, scored)
     ]
     table = {(row.subtask, row.doc_id, row.choice): row for row in rows}
     assert len(table) == len(rows) == sum(len(e.sequences) for e in encoded)

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion
+from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion
 from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.models.load import LoadedModel
+from evalkit.models.loading.load import LoadedModel
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
-from evalkit.scoring.pack import SequenceSet, TreeBatch, plan
+from evalkit.scoring.pack import TreeBatch, batches_of
+from evalkit.scoring.sequences import Sequences, SequenceSet
 from tests.devices import DEVICES, KERNELS, cuda_memory_of, most_cuda_memory
 from tests.models.loading import load_folder
 from tests.questions import question
@@ -43,7 +44,7 @@ def encoded_for(loaded: LoadedModel, template: str, budget: int) -> list[Encoded
         for n, line in enumerate(TRAINING_TEXT)
     ]
     encoded = encode(loaded, TEMPLATES[template], asked=[*questions(), *more])
-    batches = plan(items_of(encoded), budget)
+    batches = batches_of(items_of(encoded), budget)
     assert len(batches) > 1
     assert all((len(batch.trunk) > 8) == (template == "trunk") for batch in batches)
     largest = max(len(batch.tree.tokens) for batch in batches)
@@ -91,7 +92,7 @@ def test_bfloat16_scores_are_as_near_to_float32_as_without_sharing(
     assert by_sharing.max() <= 2 * alone.max()
 
 
-def ragged(number: int) -> list[SequenceSet]:
+def ragged(number: int) -> Sequences:
     """So many questions of four choices, about 250 tokens each in a tree."""
     dice = np.random.default_rng(0)
     items = []
@@ -101,13 +102,14 @@ def ragged(number: int) -> list[SequenceSet]:
             np.concatenate((stem, dice.integers(1, 500, dice.integers(20, 45)))).astype(np.int32) for _ in range(4)
         )
         mask = tuple(np.arange(len(choice)) >= len(stem) for choice in choices)
-        items.append(SequenceSet(index, f"document {index}", "", choices, mask))
-    return items
+        items.append(SequenceSet(f"document {index}", "", choices, mask))
+    return Sequences.of(items)
 
 
 def log_likelihoods(engine: Engine, batch: TreeBatch) -> np.ndarray:
     """[choices of every item, in the items' order] float64."""
-    found = sorted(engine.score(batch), key=lambda pair: pair[0].index)
+    scored = zip(batch.items, batch.sets, engine.score(batch), strict=True)
+    found = [(item, members) for _, item, (_, members) in sorted(scored, key=lambda scores: scores[0])]
     return np.array(
         [
             scores.logprobs[mask].sum(dtype=np.float64)
@@ -137,7 +139,7 @@ def test_a_batch_that_memory_does_not_hold_is_halved_and_scored_alike(
     number, hidden = (8, 64) if device == "cpu" else (128, 1024)
     folder = tiny_checkpoint(tmp_path / "model", hidden=hidden, heads=hidden // 16, key_value_heads=2, spread=0.05)
     loaded = load_folder(folder, device=device, dtype="float32")
-    [batch] = plan(ragged(number), 10**6)
+    [batch] = batches_of(ragged(number), 10**6)
     plenty = engine_of(loaded, 10**6)
     expected = log_likelihoods(plenty, batch)
     said: list[str] = []
@@ -149,7 +151,7 @@ def test_a_batch_that_memory_does_not_hold_is_halved_and_scored_alike(
     assert re.fullmatch(rf"out of memory at {len(batch.tree.tokens)} tokens a batch: such batches are halved", said[0])
     np.testing.assert_allclose(found, expected, rtol=RELATIVE)
     forward = Forward(loaded.model)
-    for item, ours in zip(batch.items[::7], found.reshape(number, 4)[[i.index for i in batch.items[::7]]], strict=True):
+    for item, ours in zip(batch.sets[::7], found.reshape(number, 4)[list(batch.items[::7])], strict=True):
         with torch.inference_mode():
             alone = [forward.score_alone(tokens).logprobs for tokens in item.sequences]
         sums = [one[mask].sum(dtype=np.float64) for one, mask in zip(alone, item.is_scored, strict=True)]

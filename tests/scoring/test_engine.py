@@ -19,19 +19,21 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion, Prompter
+from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.errors import CheckpointError, ScoringError
-from evalkit.models.context import ContextSettings
-from evalkit.models.load import LoadedModel, load
-from evalkit.models.locate import locate
+from evalkit.models.context.extension import ContextSettings
+from evalkit.models.loading.load import LoadedModel, load
+from evalkit.models.loading.locate import locate
+from evalkit.models.loading.spec import extension_of
 from evalkit.models.memory import is_out_of_memory
-from evalkit.models.spec import extension_of
 from evalkit.models.variants.modeling import EvalkitLlamaConfig
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward, Trunk
 from evalkit.scoring.head import Scores
-from evalkit.scoring.pack import SequenceSet, plan
+from evalkit.scoring.pack import batches_of
+from evalkit.scoring.sequences import Sequences, SequenceSet
 from evalkit.scoring.tree import Tree
 from tests.models.test_stretch import SHAPE as VARIANT_SHAPE
 from tests.models.test_stretch import VARIANTS, saved, stretched
@@ -139,8 +141,8 @@ def test_a_score_that_is_not_a_number_names_the_document(tiny: Tiny) -> None:
     engine.check(items_of(encoded[:2]))
     assert engine.shares
     loaded.model.get_input_embeddings().weight[mark] = torch.inf
-    (batch,) = plan(items_of(encoded), engine.budget)
-    spoilt = {item.label for item, members in engine._shared_scores(batch) if np.isnan(members[0].logprobs[1:]).any()}
+    (batch,) = batches_of(items_of(encoded), engine.budget)
+    spoilt = [members for members in engine._shared_scores(batch) if np.isnan(members[0].logprobs[1:]).any()]
     assert len(spoilt) > 1
     with pytest.raises(
         ScoringError, match=r"subject_0 document 8: a log-likelihood is not a finite number; .* --dtype float32"
@@ -164,9 +166,9 @@ class Scarce:
         monkeypatch.setattr(Forward, "score", forward)
 
 
-def largest(items: list[SequenceSet]) -> tuple[int, SequenceSet]:
+def largest(items: Sequences) -> tuple[int, SequenceSet]:
     """Return the most tokens of an item in a batch of its own, and that item."""
-    return max(((len(batch.tree.tokens), batch.items[0]) for batch in plan(items, 1)), key=lambda found: found[0])
+    return max(((len(batch.tree.tokens), batch.sets[0]) for batch in batches_of(items, 1)), key=lambda found: found[0])
 
 
 def test_out_of_memory_halves_the_budget_and_continues(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,8 +424,8 @@ def largest_from_alone(engine: Engine, loaded: LoadedModel, encoded: Sequence[En
     Without its last token, which is only predicted: under "dynamic-yarn" the length counts.
     """
     gaps = []
-    for batch in plan(items_of(encoded), BUDGET):
-        for item, found in engine.score(batch):
+    for batch in batches_of(items_of(encoded), BUDGET):
+        for item, (_, found) in zip(batch.sets, engine.score(batch), strict=True):
             for sequence, scores in zip(item.sequences, found, strict=True):
                 alone = Forward(loaded.model).score_alone(sequence).logprobs[1:].sum()
                 gaps.append(relative(float(scores.logprobs[1:].sum()), float(alone)))

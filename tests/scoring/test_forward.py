@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from evalkit.models.load import LoadedModel
+from evalkit.models.loading.load import LoadedModel
 from evalkit.scoring import head as output_head
 from evalkit.scoring.attention import NAME, attending
 from evalkit.scoring.head import OutputHead

@@ -21,12 +21,13 @@ from pathlib import Path
 import psutil
 
 from evalkit.data import Library
-from evalkit.models.load import load
-from evalkit.models.locate import locate
-from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_item
+from evalkit.models.loading.load import load
+from evalkit.models.loading.locate import locate
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import plan
+from evalkit.scoring.pack import batches_of
+from evalkit.benchmarks.multiple_choice.encoded import question_sequences
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
@@ -49,7 +50,7 @@ questions = load_questions(choose_tasks(load_suite("zeroshot8"), ("mmlu",)), Lib
 encoded = list(Prompter(load_template("inst"), loaded.tokenizer, loaded.window).encode(questions))
 engine = Engine(loaded.model, auto_budget(loaded.model), print)
 scored = frozenset(range(len(SEGMENTS)))
-batches = plan([question_item(i, one, scored) for i, one in enumerate(encoded)], engine.budget)
+batches = batches_of(question_sequences(encoded, scored), engine.budget)
 planned = peak
 for batch in sorted(batches, key=lambda batch: len(batch.tree.tokens) + len(batch.trunk))[-4:]:
     engine.score(batch)
@@ -102,8 +103,8 @@ import os, sys
 import psutil
 import torch
 
-from evalkit.models.load import load
-from evalkit.models.locate import locate
+from evalkit.models.loading.load import load
+from evalkit.models.loading.locate import locate
 
 if sys.argv[2] == "kept":
     os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = os.environ["LRU_CACHE_CAPACITY"] = "1024"

@@ -9,7 +9,8 @@ from math import ceil
 import numpy as np
 import pytest
 
-from evalkit.scoring.pack import MIN_SAVING, MIN_TRUNK, SequenceSet, plan
+from evalkit.scoring.pack import MIN_SAVING, MIN_TRUNK, batches_of
+from evalkit.scoring.sequences import Sequences, SequenceSet
 from tests.marks import fast
 
 
@@ -28,7 +29,7 @@ def random_items(seed: int) -> list[SequenceSet]:
         stem = (first if rng.random() < often else []) + preambles[group] + some(8, 3)
         sequences = [np.array(stem + some(9) + [1, 2], np.int32) for _ in range(int(rng.integers(1, 5)))]
         masks = tuple(np.ones(len(one), bool) for one in sequences)
-        items.append(SequenceSet(index, f"document {index}", f"group {group}", tuple(sequences), masks))
+        items.append(SequenceSet(f"document {index}", f"group {group}", tuple(sequences), masks))
     return items
 
 
@@ -42,7 +43,7 @@ def nodes(sequences: list[list[int]]) -> int:
 
 def expected(items: list[SequenceSet], budget: int) -> list[tuple[list[int], list[int]]]:
     """(trunk, indices of items) of each batch."""
-    lists = {item.index: sorted(one.tolist() for one in item.sequences) for item in items}
+    lists = {index: sorted(one.tolist() for one in item.sequences) for index, item in enumerate(items)}
     order = sorted(lists, key=lambda index: (lists[index][0], index))
 
     def trunk(members: list[int]) -> int:
@@ -82,7 +83,7 @@ def expected(items: list[SequenceSet], budget: int) -> list[tuple[list[int], lis
 def test_batches_are_those_of_a_plan_by_loops(seed: int) -> None:
     items = random_items(seed)
     for budget in (5, 60, 300):
-        found = [(one.trunk.tolist(), [item.index for item in one.items]) for one in plan(items, budget)]
+        found = [(one.trunk.tolist(), list(one.items)) for one in batches_of(Sequences.of(items), budget)]
         assert found == expected(items, budget)
 
 
@@ -94,4 +95,4 @@ def test_the_reference_has_trunks_and_groups() -> None:
 
 
 def test_nothing_is_planned_for_nothing() -> None:
-    assert plan([], 100) == []
+    assert batches_of(Sequences.of([]), 100) == []

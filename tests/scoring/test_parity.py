@@ -9,13 +9,13 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION
+from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.errors import ScoringError
-from evalkit.models.load import LoadedModel
+from evalkit.models.loading.load import LoadedModel
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import SequenceSet, check_budget, plan, plan_arrays
-from evalkit.scoring.sequences import SequenceArrays
+from evalkit.scoring.pack import batches_of, plan
+from evalkit.scoring.sequences import Sequences, SequenceSet
 from tests.marks import fast
 from tests.scoring.conftest import ALL, JOINED, encode, items_of, largest_between, largest_difference, questions, score
 from tests.tiny import Family
@@ -66,10 +66,10 @@ def test_the_questions_above_hold_what_they_should(tiny: Tiny) -> None:
     inst, joined = (encode(loaded, template) for template in (load_template("inst"), JOINED))
     assert {len(e.sequences) for e in inst} == {2, 3, 4, 5}
     assert sum(s.straddles for e in joined for s in e.sequences) >= 3
-    batches = plan(items_of(inst), 200)
+    batches = batches_of(items_of(inst), 200)
     assert all(len(batch.trunk) > 8 for batch in batches)
-    assert not any(len(batch.trunk) for batch in plan(items_of(joined), 200))
-    assert any({3, 4, 5} <= {item.index for item in batch.items} for batch in batches)
+    assert not any(len(batch.trunk) for batch in batches_of(items_of(joined), 200))
+    assert any({3, 4, 5} <= set(batch.items) for batch in batches)
     whole = sum(len(s.tokens) for e in inst for s in e.sequences)
     assert sum(len(batch.tree.tokens) for batch in batches) < whole / 3
 
@@ -126,55 +126,42 @@ def test_bf16_differs_by_rounding_only(tiny: Tiny, family: Family) -> None:
 def test_a_plan_holds_every_sequence_once_within_the_budget(tiny: Tiny) -> None:
     encoded = encode(tiny(), unconditional=True)
     for budget in (1, 100, 1000):
-        batches = plan(items_of(encoded), budget)
-        assert sorted(item.index for batch in batches for item in batch.items) == list(range(len(encoded)))
+        batches = batches_of(items_of(encoded), budget)
+        assert sorted(item for batch in batches for item in batch.items) == list(range(len(encoded)))
         for batch in batches:
             assert len(batch.tree.tokens) <= budget or len(batch.items) == 1
-            assert len(batch.tree.paths) == sum(len(item.sequences) for item in batch.items)
-        assert str(batches) == str(plan(items_of(encoded), budget))
+            assert len(batch.tree.paths) == sum(len(item.sequences) for item in batch.sets)
+        assert [batch.items for batch in batches] == [batch.items for batch in batches_of(items_of(encoded), budget)]
 
 
-def test_the_smallest_budget_is_the_largest_item(tiny: Tiny) -> None:
-    items = items_of(encode(tiny()))
-    arrays, groups = SequenceArrays.of(item.sequences for item in items), [item.group for item in items]
-    for planned, batch in zip(plan_arrays(arrays, groups, 1), plan(items, 1), strict=True):
-        assert planned.largest == (len(batch.tree.tokens), batch.items[0].index)
-    most = max(planned.largest for planned in plan_arrays(arrays, groups, 1))
-    assert max(planned.largest for planned in plan_arrays(arrays, groups, most[0])) >= most
-
-
-def two_groups(tail: int) -> list[SequenceSet]:
+def two_groups(tail: int) -> Sequences:
     """Two groups with preambles of 60 tokens, and after them so many of each item's own."""
     rng = np.random.default_rng(0)
     preambles = rng.integers(0, 500, (2, 60))
     whole = [np.concatenate((preambles[i % 2], rng.integers(0, 500, tail))).astype(np.int32) for i in range(12)]
-    return [
-        SequenceSet(i, f"document {i}", str(i % 2), (s,), (np.ones(len(s), np.bool_),)) for i, s in enumerate(whole)
-    ]
+    return Sequences.of(
+        SequenceSet(f"document {i}", str(i % 2), (s,), (np.ones(len(s), np.bool_),)) for i, s in enumerate(whole)
+    )
 
 
 @pytest.mark.parametrize("tail", [5, 100])
 def test_the_advice_on_too_small_a_budget_is_good(tail: int) -> None:
     items = two_groups(tail)
     with pytest.raises(ScoringError, match=r"document \d+ takes \d+ tokens in one batch; give at least \d+") as caught:
-        check_budget(items, 3)
+        plan(items, 3, must_fit=True)
     enough = int(str(caught.value).split("give at least ")[1].split(",")[0])
-    check_budget(items, enough)
-    assert all(len(batch.tree.tokens) <= enough for batch in plan(items, enough))
+    plan(items, enough, must_fit=True)
+    assert all(len(batch.tree.tokens) <= enough for batch in batches_of(items, enough))
 
 
 def test_a_group_has_a_trunk_of_its_own_where_that_saves_passes() -> None:
     """Two subjects with long preambles: each its own trunk in small batches, none where one batch holds everything."""
     rng = np.random.default_rng(0)
     preambles = rng.integers(0, 500, (2, 300)).astype(np.int32)
-    items = [
-        SequenceSet(
-            i, str(i), str(i % 2), (np.concatenate((preambles[i % 2], rng.integers(0, 500, 20))).astype(np.int32),), ()
-        )
-        for i in range(20)
-    ]
-    small = plan(items, 100)
+    whole = [np.concatenate((preambles[i % 2], rng.integers(0, 500, 20))).astype(np.int32) for i in range(20)]
+    items = Sequences.of(SequenceSet(str(i), str(i % 2), (s,), (s > 0,)) for i, s in enumerate(whole))
+    small = batches_of(items, 100)
     assert {len(batch.trunk) for batch in small} == {300}
-    assert all(len({item.group for item in batch.items}) == 1 for batch in small)
-    (whole,) = plan(items, 5000)
+    assert all(len({item.group for item in batch.sets}) == 1 for batch in small)
+    (whole,) = batches_of(items, 5000)
     assert not len(whole.trunk)

@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.scoring import sequences as module
-from evalkit.scoring.sequences import SequenceArrays
+from evalkit.scoring.sequences import Sequences, SequenceSet
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=7), min_size=1, max_size=4)
 ITEMS = st.lists(SEQUENCES, min_size=1, max_size=8)
 
 
-def arrays_of(items: list[list[list[int]]]) -> SequenceArrays:
-    return SequenceArrays.of(tuple(np.array(one, np.int32) for one in item) for item in items)
+def arrays_of(items: list[list[list[int]]]) -> Sequences:
+    arrays = [[np.array(one, np.int32) for one in item] for item in items]
+    return Sequences.of(SequenceSet("", "", item, [one > 0 for one in item]) for item in arrays)
 
 
 def same_start(one: list[int], other: list[int]) -> int:
@@ -35,7 +36,7 @@ def test_ranks_are_the_lexicographic_order(items: list[list[list[int]]]) -> None
     lowest, highest = arrays.extremes
     assert [whole[i] for i in lowest] == [min(item) for item in items]
     assert [whole[i] for i in highest] == [max(item) for item in items]
-    assert [arrays.sequence(i).tolist() for i in range(len(whole))] == whole
+    assert [[one.tolist() for one in item.sequences] for item in arrays] == items
 
 
 def test_large_ids_are_in_numeric_order() -> None:
@@ -46,7 +47,7 @@ def test_large_ids_are_in_numeric_order() -> None:
 @given(ITEMS)
 def test_nodes_are_the_distinct_prefixes_of_the_inputs(items: list[list[list[int]]]) -> None:
     expected = [len({tuple(one[:n]) for one in item for n in range(1, len(one))}) for item in items]
-    assert arrays_of(items).nodes().tolist() == expected
+    assert arrays_of(items).nodes.tolist() == expected
 
 
 @given(ITEMS, st.integers(1, 12), st.data())

@@ -15,8 +15,9 @@ from evalkit.errors import CheckpointError, ScoringError
 from evalkit.scoring import attention, flex
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
-from evalkit.scoring.pack import SequenceSet, plan
+from evalkit.scoring.pack import batches_of
 from evalkit.scoring.probe import in_float32, make_probe, mask_first
+from evalkit.scoring.sequences import Sequences, SequenceSet
 from evalkit.scoring.sharing import SharingCheck
 from evalkit.scoring.tree import Ints, build_tree
 from tests.marks import fast
@@ -51,7 +52,7 @@ def engine_of(model: Any, budget: int = BUDGET, **settings: Any) -> tuple[Engine
     return Engine(model, budget, said.append, **settings), said
 
 
-def items() -> list[SequenceSet]:
+def items(count: int | None = None) -> Sequences:
     """The first two short and with choices of one token, then contexts of up to 700 tokens."""
     dice = np.random.default_rng(0)
     made = []
@@ -64,22 +65,21 @@ def items() -> list[SequenceSet]:
         )
         made.append(
             SequenceSet(
-                index,
                 f"document {index}",
                 "task",
                 sequences,
                 tuple(np.arange(len(s)) >= len(context) for s in sequences),
             )
         )
-    return made
+    return Sequences.of(made[:count])
 
 
 def largest_difference(engine: Engine, model: Any) -> float:
     """Of a continuation's log-likelihood from the model's own forward pass; relative, or in nats below 1."""
     gaps = []
     alone = Forward(model)
-    for batch in plan(items(), engine.budget):
-        for item, members in engine.score(batch):
+    for batch in batches_of(items(), engine.budget):
+        for item, (_, members) in zip(batch.sets, engine.score(batch), strict=True):
             for sequence, mask, scores in zip(item.sequences, item.is_scored, members, strict=True):
                 expected = float(alone.score_alone(sequence).logprobs[mask].sum())
                 gaps.append(abs(float(scores.logprobs[mask].sum()) - expected) / max(1.0, abs(expected)))
@@ -157,7 +157,7 @@ def test_attention_by_rows_is_found(
     monkeypatch.setattr("evalkit.scoring.engine.DENSE_TOKENS", BUDGET)
     by_rows(monkeypatch, kernel, BUDGET - 1 if window < 0 else window, with_trunk)
     engine, said = engine_of(model_of("llama", dtype), kernels=(kernel,))
-    engine.check(items()[:2])
+    engine.check(items(2))
     assert not engine.shares
     assert said == [
         f"warning: this model does not support scoring through shared prefixes ({engine.why_not}); every sequence is "
@@ -195,7 +195,7 @@ def test_architectures_share_and_score_as_by_themselves(kind: str, dtype: torch.
         for layer in model.model.layers:
             layer.self_attn.A.add_(torch.randn_like(layer.self_attn.A))
     engine, _ = engine_of(model)
-    engine.check(items()[:2])
+    engine.check(items(2))
     assert (engine.shares, engine.kernel, engine.why_not) == (True, kernel, "")
     if dtype == torch.float32:
         assert largest_difference(engine, model) <= RELATIVE
@@ -206,7 +206,7 @@ def test_a_window_of_rows_in_the_model_itself(monkeypatch: pytest.MonkeyPatch) -
     """GPT-Neo's local layers look back so many rows; short documents in small batches never show it."""
     model = model_of("gpt_neo", num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=256)
     engine, said = engine_of(model)
-    engine.check(items()[:2])
+    engine.check(items(2))
     assert not engine.shares and len(said) == 1
     assert largest_difference(engine, model) <= RELATIVE
 
@@ -217,7 +217,7 @@ def test_longer_batches_than_were_checked_are_compared_when_they_come(monkeypatc
     by_rows(monkeypatch, "tiles", 400)
     model = model_of("llama")
     engine, said = engine_of(model, budget=200, kernels=("tiles",))
-    engine.check(items()[:2])
+    engine.check(items(2))
     assert engine.shares and not said
     assert largest_difference(engine, model) <= RELATIVE
     (line,) = said
@@ -227,7 +227,7 @@ def test_longer_batches_than_were_checked_are_compared_when_they_come(monkeypatc
 def test_longer_batches_than_were_checked_still_share_where_that_is_right() -> None:
     model = model_of("llama")
     engine, said = engine_of(model, budget=200)
-    engine.check(items()[:2])
+    engine.check(items(2))
     first = engine.describe()["checked"]
     lone = Forward.score_unshared
     calls = 0
@@ -254,7 +254,7 @@ def test_an_inconclusive_check_does_not_pass() -> None:
     for layer in model.model.layers:
         layer.self_attn.v_proj.weight.zero_()
     engine, _ = engine_of(model)
-    engine.check(items()[:2])
+    engine.check(items(2))
     assert not engine.shares
     assert "inconclusive" in engine.why_not
 
@@ -262,7 +262,7 @@ def test_an_inconclusive_check_does_not_pass() -> None:
 @pytest.mark.parametrize("window", [1, 7])
 def test_a_window_too_short_to_tell(window: int) -> None:
     engine, _ = engine_of(model_of("mistral", sliding_window=window))
-    engine.check(items()[:2])
+    engine.check(items(2))
     assert engine.why_not == f"sequences of {window} tokens are too short for the check"
 
 
@@ -278,11 +278,11 @@ def test_experts_that_rounding_decides_between_are_no_mistake(monkeypatch: pytes
 
     monkeypatch.setattr(Forward, "hidden_shared", flipped)
     engine, _ = engine_of(model_of("llama"))
-    engine.check(items()[:2])
+    engine.check(items(2))
     assert engine.shares, engine.why_not
     places = iter([30] * 100)
     engine, _ = engine_of(model_of("llama"))
-    engine.check(items()[:2])
+    engine.check(items(2))
     assert not engine.shares
 
 
@@ -296,7 +296,7 @@ def test_memory_for_half_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Forward, "hidden_shared", scarce)
     engine, said = engine_of(model_of("llama"))
-    engine.check(items()[:2])
+    engine.check(items(2))
     assert engine.shares and engine.budget == 550
     assert said == ["out of memory at 1375 tokens: continuing with batches of 550"]
 
@@ -306,7 +306,7 @@ def test_a_model_that_does_not_run_is_named_in_one_line() -> None:
     model.model.layers[1].self_attn.q_proj = torch.nn.Linear(64, 24)
     engine, _ = engine_of(model)
     with pytest.raises(CheckpointError, match=r"^the model does not run \(RuntimeError: .*") as caught:
-        engine.check(items()[:2])
+        engine.check(items(2))
     assert "\n" not in str(caught.value)
 
 
@@ -339,7 +339,7 @@ def test_a_verdict_is_found_once_for_an_architecture(comparisons: Callable[[], i
         kind: str = "llama", dtype: torch.dtype = torch.float32, budget: int = BUDGET, **settings: Any
     ) -> Engine:
         engine, _ = engine_of(model_of(kind, dtype, **settings), budget, remembers=True)
-        engine.check(items()[:2])
+        engine.check(items(2))
         return engine
 
     first = checked()
@@ -369,7 +369,7 @@ def test_a_verdict_is_found_once_for_an_architecture(comparisons: Callable[[], i
 def test_a_verdict_of_another_architecture_is_not_used(comparisons: Callable[[], int], tmp_path: Path) -> None:
     def checked(kind: str) -> set[Path]:
         engine, _ = engine_of(model_of(kind), remembers=True)
-        engine.check(items()[:2])
+        engine.check(items(2))
         return set((tmp_path / "cache" / "sharing").iterdir())
 
     [ours] = checked("llama")
@@ -383,7 +383,7 @@ def test_a_verdict_of_another_architecture_is_not_used(comparisons: Callable[[],
 def test_a_model_changed_by_hand_is_always_compared(comparisons: Callable[[], int]) -> None:
     for _ in range(2):
         engine, _ = engine_of(model_of("llama"))
-        engine.check(items()[:2])
+        engine.check(items(2))
         assert comparisons()
 
 
@@ -400,7 +400,7 @@ def test_the_checks_of_weights_are_repeated_for_other_weights(
     def runs(model: Any, files: str | None, remembers: bool = True) -> int:
         engine, _ = engine_of(model, remembers=remembers, files=files)
         ran.clear()
-        engine.check(items()[:2])
+        engine.check(items(2))
         assert engine.shares and engine.describe()["stored"] == (not ran)
         return len(ran)
 
@@ -420,9 +420,9 @@ def test_failed_checks_of_weights_are_not_stored(comparisons: Callable[[], int])
     for _ in range(2):
         for model, why in ((nan, "NaN"), (ahead, "not a causal language model")):
             with pytest.raises(CheckpointError, match=why):
-                engine_of(model, remembers=True, files=why)[0].check(items()[:2])
+                engine_of(model, remembers=True, files=why)[0].check(items(2))
         engine, _ = engine_of(scaled, remembers=True, files="scaled")
-        engine.check(items()[:2])
+        engine.check(items(2))
         assert "output head differs" in engine.why_not and not engine.describe()["stored"]
 
 
@@ -508,9 +508,9 @@ def recurrent(scale: float) -> Any:
 def test_logits_that_are_small_do_not_hide_their_cap() -> None:
     """As those of random weights are: at 1 the cap changes them by 0.0002 nats, at 30 by 60."""
     model = recurrent(1)
-    assert Forward(model).head_gap(items()[2].sequences[0]) < 5e-3
+    assert SharingCheck(model)._head_gap(Forward(model), items()[2].sequences[0]) < 5e-3
     engine, said = engine_of(model)
-    engine.check(items()[:2])
+    engine.check(items(2))
     assert not engine.shares
     assert "output head differs from evalkit's" in said[-1]
 
@@ -519,11 +519,14 @@ def test_what_depends_on_the_weights_is_found_for_each_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path))
-    monkeypatch.setattr(Forward, "large_head_gap", lambda *_: 0.0)
+    real = SharingCheck._head_gap
+    monkeypatch.setattr(
+        SharingCheck, "_head_gap", lambda check, forward, tokens, largest=None: real(check, forward, tokens)
+    )
     for scale in (1, 30):
         model = recurrent(scale)
         engine, said = engine_of(model, remembers=True)
-        engine.check(items()[:2])
+        engine.check(items(2))
         assert largest_difference(engine, model) < 1e-3
     assert "output head" in said[-1]
 
@@ -533,9 +536,10 @@ def test_a_model_that_does_not_run_in_float32_is_scored_one_by_one(dtype: torch.
     """Mamba rounds its states to the dtype of its head's weights before the head is called, and these are widened."""
     model = model_of("mamba", dtype, state_size=8)
     engine, _ = engine_of(model)
-    engine.check(items()[:2])
+    engine.check(items(2))
     assert not engine.shares
-    [(item, members)] = engine.score(plan(items()[:1], engine.budget)[0])
+    [(_, members)] = engine.score(batches_of(items(1), engine.budget)[0])
+    item = items(1)[0]
     expected = Forward(model).score_alone(item.sequences[0]).logprobs[1:]
     assert members[0].logprobs[1:] == pytest.approx(expected, rel=1e-5 if dtype == torch.float32 else 0.05)
 
@@ -546,10 +550,10 @@ def test_documents_that_fill_the_window_share() -> None:
     dice = np.random.default_rng(0)
     context = dice.integers(0, VOCABULARY, 120)
     sequences = tuple(np.concatenate((context, dice.integers(0, VOCABULARY, 9))).astype(np.int32) for _ in range(3))
-    full = [SequenceSet(0, "full", "task", sequences, tuple(np.arange(129) >= 120 for _ in sequences))]
+    full = Sequences.of([SequenceSet("full", "task", sequences, [np.arange(129) >= 120 for _ in sequences])])
     engine, said = engine_of(model)
     engine.check(full)
-    engine.score(plan(full, engine.budget)[0])
+    engine.score(batches_of(full, engine.budget)[0])
     assert engine.shares
     assert said == []
 
@@ -560,15 +564,15 @@ def test_memory_that_does_not_hold_a_check(monkeypatch: pytest.MonkeyPatch, erro
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(Forward, "head_gap", fails)
+        patched.setattr(SharingCheck, "_head_gap", fails)
         engine, said = engine_of(model_of("llama"))
-        engine.check(items()[:2])
+        engine.check(items(2))
         assert not engine.shares
         assert "out of memory in the check" in said[-1]
     monkeypatch.setattr(Forward, "hidden_alone", fails)
-    monkeypatch.setattr(Forward, "logprobs_alone", fails)
+    monkeypatch.setattr(Forward, "logits_alone", fails)
     with pytest.raises(ScoringError, match="out of memory"):
-        engine_of(model_of("llama"))[0].check(items()[:2])
+        engine_of(model_of("llama"))[0].check(items(2))
 
 
 def test_weights_are_restored_after_a_failure() -> None:

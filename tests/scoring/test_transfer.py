@@ -14,7 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from evalkit.scoring import flex, forward, head
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.head import fetch, to_device
-from evalkit.scoring.pack import SequenceSet, TreeBatch, plan
+from evalkit.scoring.pack import TreeBatch, batches_of
+from evalkit.scoring.sequences import Sequences, SequenceSet
 
 META = torch.device("meta")
 
@@ -46,8 +47,8 @@ def batches(prefix: int) -> list[TreeBatch]:
     for index in range(12):
         stem = np.concatenate((shared, dice.integers(1, 500, 20)))
         choices = tuple(np.concatenate((stem, dice.integers(1, 500, 8))).astype(np.int32) for _ in range(3))
-        items.append(SequenceSet(index, str(index), "", choices, tuple(np.arange(len(one)) >= 20 for one in choices)))
-    return plan(items, 300)
+        items.append(SequenceSet(str(index), "", choices, tuple(np.arange(len(one)) >= 20 for one in choices)))
+    return batches_of(Sequences.of(items), 300)
 
 
 @pytest.mark.parametrize("greedy", [False, True])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import SequenceSet, plan
+from evalkit.scoring.pack import batches_of
+from evalkit.scoring.sequences import Sequences, SequenceSet
 from tests.marks import fast
 from tests.models.variants.building import FAMILIES, VARIANTS, VOCABULARY, model_of
 
@@ -14,7 +15,7 @@ RELATIVE = 1e-4
 """Of a sequence's log-likelihood, in float32: sums of the same numbers in another order."""
 
 
-def items() -> list[SequenceSet]:
+def items() -> Sequences:
     """Questions with four choices each, after one instruction that is long enough to be a trunk."""
     rng = np.random.default_rng(0)
     instruction = rng.integers(0, VOCABULARY, 40)
@@ -26,8 +27,8 @@ def items() -> list[SequenceSet]:
             for _ in range(4)
         )
         mask = tuple(np.arange(len(s)) >= len(context) for s in sequences)
-        made.append(SequenceSet(index, f"question {index}", "task", sequences, mask))
-    return made
+        made.append(SequenceSet(f"question {index}", "task", sequences, mask))
+    return Sequences.of(made)
 
 
 @pytest.mark.parametrize("kernel", ["tiles", "dense"])
@@ -37,10 +38,10 @@ def test_shared_scores_are_those_of_each_sequence_by_itself(family: str, variant
     engine = Engine(model_of(family, VARIANTS[variant]), 200, pytest.fail, kernels=(kernel,))
     engine.check(items())
     assert (engine.shares, engine.kernel, engine.dropped) == (True, kernel, [])
-    batches = plan(items(), engine.budget)
+    batches = batches_of(items(), engine.budget)
     assert any(len(batch.trunk) for batch in batches) and len(batches) > 1
     for batch in batches:
-        for item, members in engine.score(batch):
+        for item, (_, members) in zip(batch.sets, engine.score(batch), strict=True):
             for sequence, mask, scores in zip(item.sequences, item.is_scored, members, strict=True):
                 alone = engine._forward.score_alone(sequence).logprobs[mask]
                 assert abs(scores.logprobs[mask].sum() - alone.sum()) <= RELATIVE * abs(alone.sum())

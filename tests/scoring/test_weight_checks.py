@@ -12,28 +12,30 @@ from transformers import ProphetNetConfig, ProphetNetForCausalLM
 
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.scoring.forward import Forward
-from evalkit.scoring.pack import SequenceSet, plan
+from evalkit.scoring.pack import batches_of
+from evalkit.scoring.sequences import Sequences, SequenceSet
 from tests.marks import fast
 from tests.scoring.test_sharing import VOCABULARY, engine_of, model_of
 
 SHORT, LONG = 40, 200
 
 
-def item(length: int) -> SequenceSet:
+def item(length: int) -> Sequences:
     """A document whose longest choice has so many tokens."""
     dice = np.random.default_rng(length)
     context = dice.integers(0, VOCABULARY, length - 5)
     sequences = tuple(np.concatenate((context, dice.integers(0, VOCABULARY, n))).astype(np.int32) for n in (3, 5))
-    return SequenceSet(0, f"document of {length}", "task", sequences, tuple(np.arange(len(s)) > 0 for s in sequences))
+    masks = [np.arange(len(s)) > 0 for s in sequences]
+    return Sequences.of([SequenceSet(f"document of {length}", "task", sequences, masks)])
 
 
 def score(model: Any, *lengths: int) -> None:
     """Check with the first document only, and score all; compare with the model's own forward pass."""
     engine, _ = engine_of(model)
-    engine.check([item(lengths[0])])
+    engine.check(item(lengths[0]))
     for length in lengths:
-        [batch] = plan([item(length)], engine.budget)
-        for scored, members in engine.score(batch):
+        [batch] = batches_of(item(length), engine.budget)
+        for scored, (_, members) in zip(batch.sets, engine.score(batch), strict=True):
             for tokens, scores in zip(scored.sequences, members, strict=True):
                 logs = model(input_ids=torch.from_numpy(tokens)[None].long(), use_cache=False).logits[0].log_softmax(-1)
                 expected = logs[np.arange(len(tokens) - 1), tokens[1:]]
@@ -149,7 +151,7 @@ def test_looking_ahead_beyond_the_length_of_rotary_embeddings(length: int) -> No
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
     settings = {"rope_parameters": rope, "max_position_embeddings": 256}
     engine, _ = engine_of(model_of("llama", **settings))
-    engine.check([item(length)])
+    engine.check(item(length))
     refused(looking_ahead(model_of("llama", **settings), 2, least=30), length)
 
 
@@ -162,9 +164,9 @@ def test_tokens_that_a_model_never_predicts() -> None:
 
     model.register_forward_hook(masked)
     engine, _ = engine_of(model)
-    odd = SequenceSet(0, "document", "task", (2 * np.arange(30, dtype=np.int32) + 1,), (np.arange(30) > 0,))
-    engine.check([odd])
-    [(_, [scores])] = engine.score(plan([odd], engine.budget)[0])
+    odd = SequenceSet("document", "task", (2 * np.arange(30, dtype=np.int32) + 1,), (np.arange(30) > 0,))
+    engine.check(Sequences.of([odd]))
+    [(_, [scores])] = engine.score(batches_of(Sequences.of([odd]), engine.budget)[0])
     assert np.isfinite(scores.logprobs[1:]).all()
 
 
@@ -181,13 +183,13 @@ def test_a_check_that_memory_holds_at_the_exact_length_only(monkeypatch: pytest.
 
     model = model_of("llama")
     engine, _ = engine_of(model)
-    engine.check([item(SHORT)])
+    engine.check(item(SHORT))
     monkeypatch.setattr(Forward, "hidden_alone", scarce(LONG))
-    batches = plan([item(LONG)], engine.budget)
+    batches = batches_of(item(LONG), engine.budget)
     assert engine.score(batches[0])
     engine, _ = engine_of(model)
     monkeypatch.setattr(Forward, "hidden_alone", scarce(64))
-    engine.check([item(SHORT)])
+    engine.check(item(SHORT))
     with pytest.raises(ScoringError, match="out of memory"):
         engine.score(batches[0])
 
@@ -227,6 +229,6 @@ def test_a_forward_pass_without_the_option_of_a_cache() -> None:
 
     model.model.forward, model.forward = without_option, lambda input_ids: whole(input_ids=input_ids)
     engine, _ = engine_of(model)
-    engine.check([item(SHORT)])
+    engine.check(item(SHORT))
     assert not engine.shares and "TypeError" in engine.why_not
-    assert engine.score(plan([item(LONG)], engine.budget)[0])
+    assert engine.score(batches_of(item(LONG), engine.budget)[0])

@@ -14,9 +14,9 @@ from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import spread
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
-from evalkit.models.locate import silent
-from evalkit.models.shapes import parameter_count
-from evalkit.models.spec import tokenizer_alone
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import tokenizer_alone
+from evalkit.models.zoo.shapes import parameter_count
 from evalkit.runs.folder import Run, load_run
 from evalkit.studies.dry_run import dry_run_report, plans_report
 from evalkit.studies.running import run_here, run_study
@@ -68,7 +68,8 @@ def test_tokens_of_all_documents_are_counted_exactly(more: dict[str, Any], folde
 
 def test_distinct_tokens_are_those_of_the_trees(folder: Path) -> None:
     """A budget that takes a task in one batch; there, each prefix is computed once."""
-    from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_item
+    from evalkit.benchmarks.multiple_choice.encoded import question_sequences
+    from evalkit.benchmarks.multiple_choice.prompts import Prompter
     from evalkit.scoring import pack
 
     options = CHOICES | {"data_dir": folder / "documents", "tasks": ("piqa", "boolq")}
@@ -76,9 +77,8 @@ def test_distinct_tokens_are_those_of_the_trees(folder: Path) -> None:
     tokenizer = tokenizer_alone(plan.checkpoint, silent)
     prompter = Prompter(plan.template, tokenizer, 1024)  # type: ignore[attr-defined]
     for one in tokens_of(folder, 1000, **options):
-        encoded = prompter.encode(plan.questions[one.task])  # type: ignore[attr-defined]
-        items = [question_item(number, question, frozenset({2, 3})) for number, question in enumerate(encoded)]
-        [batch] = pack.plan(items, 10**6)
+        encoded = list(prompter.encode(plan.questions[one.task]))  # type: ignore[attr-defined]
+        [batch] = pack.batches_of(question_sequences(encoded, frozenset({2, 3})), 10**6)
         assert one.distinct == len(batch.tree.tokens)
 
 

@@ -12,7 +12,7 @@ import pytest
 from evalkit.benchmarks.run import planned
 from evalkit.data.library import Library
 from evalkit.errors import SeveralErrors
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.studies.planning import plan_checkpoints, plan_study
 from evalkit.studies.running import Outcome, outcomes_report, run_here, run_study
 from evalkit.studies.study import record_of, save_record

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from evalkit.display import Progress
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS, load_run
 from evalkit.runs.lock import locked, read_owner
 from evalkit.studies import running as module

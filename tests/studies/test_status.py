@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS
 from evalkit.runs.lock import Owner, locked
 from evalkit.studies.running import run_here, run_study
@@ -157,7 +157,7 @@ def test_without_records_runs_are_planned(study: Study) -> None:
 def test_it_imports_neither_torch_nor_transformers(study: Study) -> None:
     (folder_of(study, 0) / JOURNAL).touch()
     script = (
-        "import sys\nfrom pathlib import Path\nfrom evalkit.models.locate import silent\n"
+        "import sys\nfrom pathlib import Path\nfrom evalkit.models.loading.locate import silent\n"
         "from evalkit.studies.status import states_of\nfrom evalkit.studies.status import status_report\n"
         "from evalkit.studies.study_file import read_study\n"
         f"study = read_study(Path({str(study.path)!r}))\nstatus_report(study, states_of(study, silent))\n"

@@ -12,8 +12,8 @@ from transformers import AutoConfig
 
 import evalkit.models.auto  # noqa: F401
 from evalkit.errors import TableError, UsageError
-from evalkit.models.shapes import parameters, shape_facts
-from evalkit.models.zoo import models, named_model
+from evalkit.models.zoo.named import models, named_model
+from evalkit.models.zoo.shapes import parameters, shape_facts
 from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run, load_run
 from evalkit.tables.layout import layout_names as names
@@ -266,10 +266,10 @@ def test_a_checkpoint_beside_the_right_row_says_nothing(run_of: Any, tmp_path: P
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "qwen2"])
 def test_a_stretched_checkpoint_is_the_same_model(tmp_path: Path, family: Any) -> None:
-    from evalkit.models.context import ContextSettings
-    from evalkit.models.load import load
-    from evalkit.models.locate import locate
-    from evalkit.models.spec import extension_of
+    from evalkit.models.context.extension import ContextSettings
+    from evalkit.models.loading.load import load
+    from evalkit.models.loading.locate import locate
+    from evalkit.models.loading.spec import extension_of
 
     checkpoint = locate(str(tiny_checkpoint(tmp_path / "tiny", family)))
     extension = extension_of(checkpoint, ContextSettings(1024), lambda _: None)

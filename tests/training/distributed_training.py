@@ -15,7 +15,7 @@ import torch
 import evalkit
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError
-from evalkit.models.load import LoadedModel
+from evalkit.models.loading.load import LoadedModel
 from tests.training.trainers import state_of, trainer_of
 
 

@@ -17,7 +17,7 @@ import transformers
 import evalkit
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
-from evalkit.models.load import LoadedModel
+from evalkit.models.loading.load import LoadedModel
 from tests.marks import fast
 from tests.printed import printed
 from tests.tiny import tiny_checkpoint

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.groups import MEASURES, AttentionRow
-from evalkit.benchmarks.base import Benchmark, calling, naming
+from evalkit.benchmarks.base import Benchmark, lazy
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import UnknownNameError
@@ -54,18 +54,18 @@ class Attention(Benchmark):
     key = ("subtask", "doc_id")
     results_form = _AttentionResults
 
-    request = naming("evalkit.benchmarks.attention.plan:AttentionRequest")
-    plan = calling("evalkit.benchmarks.attention.plan:plan_attention")
-    is_missing = calling("evalkit.benchmarks.attention.plan:is_missing")
-    facts = naming("evalkit.benchmarks.attention.computing:AttentionFacts")
-    setup = calling("evalkit.benchmarks.attention.computing:setup_of")
-    computer = calling("evalkit.benchmarks.attention.computing:Analysis")
-    batches = calling("evalkit.benchmarks.attention.documents:planned_batches")
-    token_counts = calling("evalkit.benchmarks.attention.documents:task_costs")
-    finish = calling("evalkit.benchmarks.attention.tables:finish")
-    report = calling("evalkit.benchmarks.attention.results:attention_report")
-    comparable = calling("evalkit.benchmarks.attention.results:AttentionDocuments")
-    figures = calling("evalkit.benchmarks.attention.figures:run_figures")
+    request = lazy("evalkit.benchmarks.attention.plan:AttentionRequest")
+    plan = lazy("evalkit.benchmarks.attention.plan:plan_attention")
+    is_missing = lazy("evalkit.benchmarks.attention.plan:is_missing")
+    facts = lazy("evalkit.benchmarks.attention.computing:AttentionFacts")
+    setup = lazy("evalkit.benchmarks.attention.computing:setup_of")
+    computer = lazy("evalkit.benchmarks.attention.computing:Analysis")
+    batches = lazy("evalkit.benchmarks.attention.documents:planned_batches")
+    token_counts = lazy("evalkit.benchmarks.attention.documents:task_costs")
+    finish = lazy("evalkit.benchmarks.attention.tables:finish")
+    report = lazy("evalkit.benchmarks.attention.results:attention_report")
+    comparable = lazy("evalkit.benchmarks.attention.results:AttentionDocuments")
+    figures = lazy("evalkit.benchmarks.attention.figures:run_figures")
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Return the measures of each task, means over layers."""

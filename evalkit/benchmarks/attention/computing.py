@@ -25,7 +25,7 @@ from evalkit.runs.columns import schema_of
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.plan import AttentionPlan
-    from evalkit.models.load import LoadedModel
+    from evalkit.models.loading.load import LoadedModel
 
 _CHECKED_TOKENS = 48
 _BY_POSITION = "_by_position"

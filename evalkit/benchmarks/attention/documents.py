@@ -17,14 +17,15 @@ from evalkit.benchmarks.attention.categories import SPECIAL as SPECIAL_TOKEN
 from evalkit.benchmarks.attention.groups import MASS, RANK, RANKED_LAYERS, chosen_layers
 from evalkit.benchmarks.attention.plan import TEXT, AttentionPlan, key_of, work_of
 from evalkit.benchmarks.base import Batch, Batches, Planned
-from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, END, SPECIAL, Prompter
+from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, END, SPECIAL
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.request import TaskTokens, spread
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import Say
 from evalkit.errors import ScoringError
 from evalkit.inputs.values import check_text
-from evalkit.models.locate import silent
-from evalkit.models.spec import config_of, window_of
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import config_of, window_of
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.computing import AttentionFacts

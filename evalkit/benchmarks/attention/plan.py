@@ -16,7 +16,7 @@ from evalkit.display import Say
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.reading import read_given_text
 from evalkit.inputs.settings import setting
-from evalkit.models.locate import Checkpoint
+from evalkit.models.loading.locate import Checkpoint
 from evalkit.runs.finding import run_folder
 
 if TYPE_CHECKING:

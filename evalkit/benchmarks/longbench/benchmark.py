@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.base import calling
+from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.generated import (
     DocumentPlan,
     GeneratedBenchmark,
@@ -30,9 +30,9 @@ from evalkit.display import Say, doing
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.inputs.validated import Stored
-from evalkit.models.context import configured_window
-from evalkit.models.locate import Checkpoint
-from evalkit.models.spec import ModelSpec, config_of, context_settings
+from evalkit.models.context.extension import configured_window
+from evalkit.models.loading.locate import Checkpoint
+from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
 from evalkit.runs.folder import LONGBENCH, Run
 from evalkit.runs.forms import StoredTask
 
@@ -85,14 +85,13 @@ class LongBench(GeneratedBenchmark):
     """The LongBench and LongBench-E benchmarks."""
 
     kind = LONGBENCH
+    request = LongBenchRequest
     results_form = _LongBenchResults
+    files = (GENERATIONS,)
 
-    save = calling("evalkit.benchmarks.longbench.scores:save_generations")
-    comparable = calling("evalkit.benchmarks.longbench.scores:LongBenchAnswers")
-    figures = calling("evalkit.benchmarks.longbench.results_report:run_figures")
-
-    def request(self) -> type[LongBenchRequest]:
-        return LongBenchRequest
+    save = lazy("evalkit.benchmarks.longbench.scores:save_generations")
+    comparable = lazy("evalkit.benchmarks.longbench.scores:LongBenchAnswers")
+    figures = lazy("evalkit.benchmarks.longbench.results_report:run_figures")
 
     def plan(self, request: LongBenchRequest, say: Say) -> DocumentPlan:
         """Make the plan; its manifest's optional "left_out" has a line for each reason why tasks are left out."""
@@ -148,10 +147,6 @@ class LongBench(GeneratedBenchmark):
         most, context = plan.manifest["specification"]["max_prompt_tokens"], plan.manifest["context"]
         rows, chat = plan.tasks[task], plan.request.chat
         return generation_requests(find_task(task), rows, tokenizer, ends, most, context, chat)
-
-    def serves(self, plan: DocumentPlan, run: Run) -> bool:
-        """Return whether the generations table exists."""
-        return (run.folder / GENERATIONS).is_file()
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Return LongBench's scores in percent, rounded to two decimals as its official code prints them."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.base import Benchmark, Budget, calling, naming
+from evalkit.benchmarks.base import Benchmark, Budget, lazy
 from evalkit.benchmarks.multiple_choice.outcomes import stored_results
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
 from evalkit.benchmarks.outcomes import Label
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.scoring import Scoring, Setup
     from evalkit.benchmarks.request import SuiteRequest
     from evalkit.data import HubSplit
-    from evalkit.models.load import LoadedModel
+    from evalkit.models.loading.load import LoadedModel
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
@@ -76,16 +76,16 @@ class MultipleChoice(Benchmark):
     key = ("subtask", "doc_id")
     results_form: ClassVar[type[Stored]] = _ChoiceResults
 
-    request = naming("evalkit.benchmarks.request:SuiteRequest")
-    facts = naming("evalkit.benchmarks.multiple_choice.scoring:ScoringFacts")
-    setup = calling("evalkit.benchmarks.multiple_choice.scoring:setup_of")
-    batches = calling("evalkit.benchmarks.multiple_choice.scoring:batches_of")
-    metrics = calling("evalkit.benchmarks.multiple_choice.outcomes:stored_metrics")
-    comparable = calling("evalkit.benchmarks.multiple_choice.outcomes:ComparableChoices")
-    views = calling("evalkit.benchmarks.multiple_choice.views:choice_views")
-    report = calling("evalkit.benchmarks.multiple_choice.results_report:choices_report")
-    prompts = calling("evalkit.benchmarks.multiple_choice.views:shown_prompts")
-    token_counts = calling("evalkit.benchmarks.multiple_choice.scoring:estimated")
+    request = lazy("evalkit.benchmarks.request:SuiteRequest")
+    facts = lazy("evalkit.benchmarks.multiple_choice.scoring:ScoringFacts")
+    setup = lazy("evalkit.benchmarks.multiple_choice.scoring:setup_of")
+    batches = lazy("evalkit.benchmarks.multiple_choice.scoring:batches_of")
+    metrics = lazy("evalkit.benchmarks.multiple_choice.outcomes:stored_metrics")
+    comparable = lazy("evalkit.benchmarks.multiple_choice.outcomes:ComparableChoices")
+    views = lazy("evalkit.benchmarks.multiple_choice.views:choice_views")
+    report = lazy("evalkit.benchmarks.multiple_choice.results_report:choices_report")
+    prompts = lazy("evalkit.benchmarks.multiple_choice.views:shown_prompts")
+    token_counts = lazy("evalkit.benchmarks.multiple_choice.scoring:estimated")
 
     def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
         """Make the plan of a suite, or of lm-eval's tasks if the request is for these (see `resolve_suite`).
@@ -130,10 +130,6 @@ class MultipleChoice(Benchmark):
         content["samples"] = samples
         writer.save_results(content)
 
-    def serves(self, plan: ChoicePlan, run: Run) -> bool:
-        """Return whether a finished run has the sample files, if these are requested."""
-        return run.serves(plan.request.log_samples)
-
     def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
         """See `Benchmark`. Every rule reads the same scores, except those of unconditional continuations."""
         names = super().options_outside_id(options) | {"device", "log_samples"}
@@ -152,11 +148,6 @@ class MultipleChoice(Benchmark):
         """Return the averages of the suites that evalkit ships."""
         suites = shipped_suites().values()
         return {suite.name: {**suite.groups, "Average": suite.tasks} for suite in suites}
-
-    def fills(self, run: Run) -> tuple[str, dict[str, str]]:
-        """Return the suite whose tables the run fills, and which task fills another task's column."""
-        suite = shipped_suites().get(run.suite)
-        return (suite.fills, suite.stands_for) if suite and suite.fills else (run.suite, {})
 
     def label(self, run: Run, task: str) -> Label:
         """Return a task's labels: from the run's own suite, else from evalkit's suites."""

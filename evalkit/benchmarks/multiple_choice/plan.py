@@ -23,7 +23,7 @@ from evalkit.data import Library
 from evalkit.data.files import did_you_mean, find
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, RunError, UsageError
-from evalkit.models.locate import Checkpoint
+from evalkit.models.loading.locate import Checkpoint
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import specification_id
 from evalkit.runs.rules import Rule, find_rule
@@ -32,8 +32,7 @@ from evalkit.runs.score_table import CLUSTER
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.lm_eval.calls import RandomState
-    from evalkit.benchmarks.lm_eval.catalogue import TaskSet
+    from evalkit.benchmarks.lm_eval.tasks import RandomState, TaskSet
     from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.runs.journal import FinishedRows, Key
 
@@ -92,7 +91,7 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
     randomness = None
     with doing("reading documents"):
         if suite.others or suite.task_files is not None:
-            from evalkit.benchmarks.lm_eval.calls import random_state
+            from evalkit.benchmarks.lm_eval.tasks import random_state
             from evalkit.benchmarks.multiple_choice.tasks import load_others
 
             key = (suite.others, str(suite.task_files), suite.num_fewshot, request.data_dir)

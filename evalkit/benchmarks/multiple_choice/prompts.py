@@ -1,4 +1,4 @@
-"""Questions → token sequences with the segment of each token, and their scores → rows of the score table.
+"""Rendering and tokenisation: questions → token sequences with the segment of each token.
 
 In: `Question`s, a `Template` and a tokenizer. Out: one `TokenSequence` for each choice, tokenised exactly as if scored
 alone. Segments are found by character offsets: a token belongs to the segment of its last character, so a token
@@ -8,25 +8,27 @@ that straddles a boundary counts with the later segment and no continuation is e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, islice, pairwise
+from dataclasses import replace
+from itertools import accumulate, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from evalkit.benchmarks.multiple_choice.encoded import (
+    CONTEXT,
+    CONTINUATION,
+    END,
+    SPECIAL,
+    EncodedQuestion,
+    TokenSequence,
+)
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import Part, Template
 from evalkit.errors import ScoringError, TemplateError
 from evalkit.inputs.values import check_text, in_calls
-from evalkit.runs.score_table import SEGMENTS, ScoreRow
-from evalkit.scoring.pack import SequenceSet
+from evalkit.runs.score_table import SEGMENTS
 
-if TYPE_CHECKING:
-    from evalkit.scoring.head import Scores
-
-SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
 Pieces = list[tuple[int, str]]
 """The text of a sequence: (index into `SEGMENTS`, text)."""
 _FIXED_DATE = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
@@ -34,39 +36,6 @@ _FIXED_DATE = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
 _CALL = 512
 """Texts tokenised at a time: enough for the tokenizer's threads, few enough to keep their offsets in memory."""
 _SPECIAL, _END = np.array([SPECIAL], np.int8), np.array([END], np.int8)
-
-
-@dataclass(frozen=True)
-class TokenSequence:
-    """The tokens of one choice with their segments."""
-
-    tokens: NDArray[np.int32]
-    """[length] token ids."""
-    segments: NDArray[np.int8]
-    """[length] index into `SEGMENTS` of each token's segment."""
-    truncated: int = 0
-    """Number of context tokens truncated on the left to fit the context window."""
-    straddles: int = 0
-    """Number of tokens that straddle a segment boundary."""
-    characters: NDArray[np.int32] | None = None
-    """[length, 2] each token's characters in the rendered text, [start, end); -1 of tokens that are added as ids. None
-    unless the prompter was asked for them."""
-
-    def spans(self) -> list[tuple[str, int, int]]:
-        """Return (segment, first token, one past the last token) of each segment, in order."""
-        changes = np.flatnonzero(np.diff(self.segments)) + 1
-        bounds = [0, *changes.tolist(), len(self.segments)]
-        return [(SEGMENTS[self.segments[start]], start, end) for start, end in pairwise(bounds)]
-
-
-@dataclass(frozen=True)
-class EncodedQuestion:
-    """A question with the sequences of its choices."""
-
-    question: Question
-    sequences: tuple[TokenSequence, ...]
-    unconditional: tuple[TokenSequence, ...] = ()
-    """The choices without the context, if a rule needs them (`pmi`)."""
 
 
 class Prompter:
@@ -179,50 +148,6 @@ class Prompter:
         characters = None if sequence.characters is None else np.delete(sequence.characters, cut, axis=0)
         tokens, segments = np.delete(sequence.tokens, cut), np.delete(sequence.segments, cut)
         return TokenSequence(tokens, segments, excess, sequence.straddles, characters)
-
-
-def question_item(index: int, encoded: EncodedQuestion, scored: frozenset[int]) -> SequenceSet:
-    """Return the sequences of a question for the engine: first the conditional ones, then the unconditional ones.
-
-    Args:
-        index: the question's number, which identifies its scores.
-        encoded: the question.
-        scored: indices into `SEGMENTS` of the segments to score. In unconditional sequences only the continuation is
-            scored.
-    """
-    is_scored = np.isin(np.arange(len(SEGMENTS)), list(scored))
-    masks = [is_scored[sequence.segments] for sequence in encoded.sequences]
-    masks += [sequence.segments == CONTINUATION for sequence in encoded.unconditional]
-    tokens = tuple(sequence.tokens for sequence in encoded.sequences + encoded.unconditional)
-    return SequenceSet(index, encoded.question.label, encoded.question.subtask, tokens, tuple(masks))
-
-
-def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: frozenset[int]) -> Iterator[ScoreRow]:
-    """Yield the score table's rows of one question, one for each choice.
-
-    Args:
-        encoded: the question; its texts and tokens are not used.
-        scores: scores of the sequences of `question_item`, in order.
-        scored: indices of the segments that the template scores.
-    """
-    question, count = encoded.question, len(encoded.sequences)
-    for choice, (sequence, option) in enumerate(zip(encoded.sequences, question.choices, strict=True)):
-        sums, counts = _segment_sums(sequence, scores[choice].logprobs)
-        alone = None
-        if encoded.unconditional:
-            alone = _segment_sums(encoded.unconditional[choice], scores[count + choice].logprobs)[0][CONTINUATION]
-        document = (question.task, question.subtask, question.doc_id, choice, count, question.gold)
-        likelihoods = [total if code in scored else None for code, total in enumerate(sums)]
-        sizes = (len(option), len(option.encode("utf-8")), sequence.truncated, sequence.straddles)
-        yield ScoreRow._make((*document, *likelihoods, *counts, alone, *sizes))
-
-
-def _segment_sums(sequence: TokenSequence, scores: NDArray[np.float32]) -> tuple[list[float], list[int]]:
-    """Return each segment's sum of log-probabilities and number of tokens; the first token is not predicted."""
-    segments = sequence.segments[1:]
-    # float64: a float32 sum of thousands of values would lose precision
-    sums = np.bincount(segments, weights=scores[1:].astype(np.float64), minlength=len(SEGMENTS))
-    return sums.tolist(), np.bincount(segments, minlength=len(SEGMENTS)).tolist()
 
 
 def _ends(template: Template, tokenizer: Any, say: Callable[[str], None]) -> tuple[int | None, int | None]:

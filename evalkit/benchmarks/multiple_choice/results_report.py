@@ -15,7 +15,7 @@ import pandas as pd
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.errors import UsageError
-from evalkit.models.context import Extension
+from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, literal, simple_table

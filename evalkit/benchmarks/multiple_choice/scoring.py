@@ -1,14 +1,12 @@
 """Scoring of a suite's documents: plan → batches → rows of the score table.
 
-In: a plan and a loaded model. Out: batches, and their rows. From top to bottom: the token sequences of a task, the plan
-of the batches, their computer, and estimates without a model. While the model scores a task, a thread encodes and plans
-the next one.
+In: a plan and a loaded model. Out: batches, and their rows. From top to bottom: the plan of the batches, their
+computer, and estimates without a model. While the model scores a task, a thread encodes and plans the next one.
 """
 
 from __future__ import annotations
 
 import threading
-from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,80 +14,39 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from evalkit.benchmarks.base import Batch, Batches, Planned
-from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, TaskPart
-from evalkit.benchmarks.multiple_choice.prompts import (
+from evalkit.benchmarks.multiple_choice.encoded import (
     EncodedQuestion,
-    Prompter,
-    TokenSequence,
-    question_item,
+    EncodedQuestions,
     question_rows,
+    question_sequences,
 )
+from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, TaskPart
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, selected_documents
 from evalkit.benchmarks.multiple_choice.templates import Template
 from evalkit.benchmarks.request import TaskTokens, remembered
 from evalkit.display import Say
-from evalkit.models.locate import silent
-from evalkit.models.spec import window_of
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import window_of
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.score_table import SEGMENTS, ScoreRow
-from evalkit.scoring import pack
-from evalkit.scoring.sequences import SampledGroup, SequenceArrays, estimated_tokens, offsets
+from evalkit.scoring.pack import PlannedBatch, TreeBatch
+from evalkit.scoring.pack import plan as plan_batches
+from evalkit.scoring.sequences import SampledGroup, estimated_tokens
 
 if TYPE_CHECKING:
-    from evalkit.models.load import LoadedModel
+    from evalkit.models.loading.load import LoadedModel
     from evalkit.runs.journal import FinishedRows
 
 _CANDIDATES = 2
 """Questions of each task among which the start-up check chooses."""
 _TASKS_KEPT = 16
 """Tasks whose tokens are kept for the next checkpoint with the same tokenizer."""
-_NO_TOKENS = np.zeros(0, np.int32)
 
 
 class Stopped(Exception):
     """The batches are not needed any more."""
-
-
-@dataclass(frozen=True)
-class TaskSequences:
-    """The sequences of a task's questions in flat arrays; those of MMLU, 56,168, take 45 MB."""
-
-    arrays: SequenceArrays
-    """The sequences of each question: those of its choices, then the unconditional ones."""
-    segments: NDArray[np.int8]
-    """[tokens] index into `SEGMENTS` of each token's segment."""
-    cuts: NDArray[np.int32]
-    """[sequences, 2] number of truncated and of straddling tokens."""
-
-    @classmethod
-    def of(cls, encoded: Iterable[EncodedQuestion]) -> TaskSequences:
-        """Join the sequences of questions."""
-        tokens, segments, cuts = array("i"), array("b"), array("i")
-        lengths, counts = array("q"), array("q")
-        for question in encoded:
-            sequences = question.sequences + question.unconditional
-            counts.append(len(sequences))
-            for sequence in sequences:
-                tokens.frombytes(sequence.tokens.tobytes())
-                segments.frombytes(sequence.segments.tobytes())
-                lengths.append(len(sequence.tokens))
-                cuts.extend((sequence.truncated, sequence.straddles))
-        arrays = SequenceArrays(np.asarray(tokens), offsets(lengths), offsets(counts))
-        return cls(arrays, np.asarray(segments), np.asarray(cuts).reshape(-1, 2))
-
-    def encoded(self, index: int, question: Question) -> EncodedQuestion:
-        """Return a question with its sequences, by its number."""
-        sequences = []
-        for number in range(*self.arrays.first[index : index + 2].tolist()):
-            tokens = slice(*self.arrays.starts[number : number + 2].tolist())
-            cuts = self.cuts[number].tolist()
-            sequences.append(TokenSequence(self.arrays.tokens[tokens], self.segments[tokens], *cuts))
-        count = len(question.contexts)
-        return EncodedQuestion(question, tuple(sequences[:count]), tuple(sequences[count:]))
 
 
 @dataclass(frozen=True)
@@ -108,7 +65,7 @@ class ScoringFacts:
 class ChoiceContent:
     """Content of a batch of multiple-choice documents."""
 
-    batch: pack.TreeBatch
+    batch: TreeBatch
     questions: dict[int, EncodedQuestion]
     """Index of an item → its document, without its texts and tokens."""
     scored: frozenset[int]
@@ -136,22 +93,18 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
                 raise Stopped
             yield question
 
-    def planned(part: TaskPart) -> tuple[TaskSequences, list[pack.PlannedBatch]]:
+    def planned(part: TaskPart) -> tuple[EncodedQuestions, list[PlannedBatch]]:
         """Encode and plan a part; within `remembering`, that of an earlier run with the same tokens."""
-        questions, groups = part.questions, [question.subtask for question in part.questions]
+        must_fit = facts.shares and requested == facts.token_budget
 
-        def make() -> tuple[TaskSequences, list[pack.PlannedBatch]]:
-            encoded = prompters[part.template].encode(questions, plan.unconditional)
-            sequences = TaskSequences.of(until_stopped(encoded))
-            return sequences, pack.plan_arrays(sequences.arrays, groups, facts.token_budget)
+        def make() -> tuple[EncodedQuestions, list[PlannedBatch]]:
+            members = prompters[part.template].encode(part.questions, plan.unconditional)
+            encoded = EncodedQuestions.of(until_stopped(members), _scored(part.template))
+            return encoded, plan_batches(encoded.sequences, facts.token_budget, must_fit)
 
         # Several orders of the choices are more contexts
-        what = (part.task, len(questions[0].contexts), part.template.content_hash)
-        sequences, batches = remembered("batches", (plan.documents_key, identity, facts, *what), make, most=_TASKS_KEPT)
-        if facts.shares and requested == facts.token_budget:
-            labels = [question.label for question in questions]
-            pack.check_arrays(batches, sequences.arrays, groups, labels, requested)
-        return sequences, batches
+        what = (part.task, len(part.questions[0].contexts), part.template.content_hash, must_fit)
+        return remembered("batches", (plan.documents_key, identity, facts, *what), make, most=_TASKS_KEPT)
 
     def batches() -> Batches:
         with ThreadPoolExecutor(1, "evalkit-encode") as thread:
@@ -163,9 +116,9 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
                     task.result()
                 rest = iter(missing[ahead:])
                 for part in missing:
-                    sequences, of_part = tasks.popleft().result()
+                    encoded, of_part = tasks.popleft().result()
                     tasks.extend(thread.submit(planned, following) for following in islice(rest, 1))
-                    for batch in _missing(part, sequences, of_part, finished):
+                    for batch in _missing(part, encoded, of_part, finished):
                         yield batch
                         if tasks and tasks[0].done():
                             tasks[0].result()  # a failure is reported before the task's turn
@@ -179,28 +132,17 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
 
 
 def _missing(
-    part: TaskPart, sequences: TaskSequences, batches: Sequence[pack.PlannedBatch], finished: FinishedRows
+    part: TaskPart, encoded: EncodedQuestions, batches: Sequence[PlannedBatch], finished: FinishedRows
 ) -> Iterator[Batch]:
     """Yield the batches with documents without scores, whose content is made one by one."""
-    scored = _scored(part.template)
     for number, planned in enumerate(batches):
         questions = {item: part.questions[item] for item in planned.items}
         # A finished batch is left out as a whole: the others' numbers stay the same
-        if all(part.key_of(question) in finished for question in questions.values()):
-            continue
-        members = {item: sequences.encoded(item, question) for item, question in questions.items()}
-        items = tuple(question_item(item, encoded, scored) for item, encoded in members.items())
-        without_text = {item: _without_text(encoded) for item, encoded in members.items()}
-        content = ChoiceContent(pack.TreeBatch(planned.trunk, items), without_text, scored)
-        work = sum(map(_work_of, questions.values()))
-        yield Batch(part.task, number, content, work, len(members), part.journal)
-
-
-def _without_text(encoded: EncodedQuestion) -> EncodedQuestion:
-    question = replace(encoded.question, contexts=(), continuations=(), gaps=(), doc={})
-    both = (encoded.sequences, encoded.unconditional)
-    kept = (tuple(replace(sequence, tokens=_NO_TOKENS) for sequence in sequences) for sequences in both)
-    return EncodedQuestion(question, *kept)
+        if any(part.key_of(question) not in finished for question in questions.values()):
+            members = {item: encoded.without_text(item, question) for item, question in questions.items()}
+            content = ChoiceContent(planned.of(encoded.sequences), members, _scored(part.template))
+            work = sum(map(_work_of, questions.values()))
+            yield Batch(part.task, number, content, work, len(members), part.journal)
 
 
 def _prompters(plan: ChoicePlan, tokenizer: Any, window: int, say: Say) -> dict[Template, Prompter]:
@@ -242,14 +184,12 @@ class Scoring:
         )
         special = set(loaded.tokenizer.all_special_tokens)
         markers: dict[str, str] = {}
-        candidates: list[pack.SequenceSet] = []
+        candidates: list[EncodedQuestion] = []
         for template, questions in setup.items():
-            prompter = Prompter(template, loaded.tokenizer, loaded.window, silent)
-            for encoded in prompter.encode(questions):
-                candidates.append(question_item(len(candidates), encoded, _scored(template)))
+            candidates += Prompter(template, loaded.tokenizer, loaded.window, silent).encode(questions)
             for literal in (part.text.strip() for part in template.parts if part.segment == "special"):
                 markers[literal] = "special token" if literal in special else "text"
-        engine.check(candidates)
+        engine.check(question_sequences(candidates, frozenset()))
         self.facts = ScoringFacts(loaded.window, engine.budget, engine.shares)
         self.about = {
             "token_budget": engine.budget,
@@ -268,7 +208,7 @@ class Scoring:
         return [
             row
             for item, scores in self._engine.score(content.batch)
-            for row in question_rows(content.questions[item.index], scores, content.scored)
+            for row in question_rows(content.questions[item], scores, content.scored)
         ]
 
 

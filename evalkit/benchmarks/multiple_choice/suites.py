@@ -122,6 +122,12 @@ def _shipped_labels() -> dict[str, Label]:
     return {task: Label(name, suite.short.get(task, name)) for suite in suites for task, name in suite.labels.items()}
 
 
+def filled(suite: str) -> tuple[str, dict[str, str]]:
+    """Return the suite whose tables a suite's runs fill, and task → the task of that suite whose column it fills."""
+    shipped = shipped_suites().get(suite)
+    return (shipped.fills, shipped.stands_for) if shipped and shipped.fills else (suite, {})
+
+
 def label_of(task: str, manifest: Mapping[str, Any] | None = None) -> Label:
     """Return a task's labels: from the run's own suite, else from evalkit's suites, else the task's name."""
     labels, short = ((manifest or {}).get(kind, {}) for kind in ("labels", "short"))

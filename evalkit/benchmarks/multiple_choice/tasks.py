@@ -16,7 +16,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.lm_eval.calls import quiet_lm_eval
+from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite, choose_tasks
 from evalkit.benchmarks.request import spread
 from evalkit.cache import folder_digest, read_cached_bytes, source_digest, write_cached_bytes
@@ -24,11 +24,11 @@ from evalkit.compatibility.lm_eval import fewshot_seed, index_of, index_tasks, p
 from evalkit.data.lm_eval_dataset import dataset
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection, clusters_of
 from evalkit.errors import DataError, UsageError
-from evalkit.models.fingerprint import hash_file
+from evalkit.models.loading.fingerprint import hash_file
 from evalkit.paths import resource
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.lm_eval.catalogue import TaskSet
+    from evalkit.benchmarks.lm_eval.tasks import TaskSet
     from evalkit.data import Library
     from evalkit.display import Say
 
@@ -306,8 +306,8 @@ def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
         UsageError: a task's documents are not choices with one right answer, or a task in the user's folder has the
             name of a pinned task.
     """
-    from evalkit.benchmarks.lm_eval.catalogue import load_tasks, names_in
     from evalkit.benchmarks.lm_eval.plan import set_seeds
+    from evalkit.benchmarks.lm_eval.tasks import load_tasks, names_in
 
     defined = () if suite.task_files is None else names_in(suite.task_files)
     if clash := [task for task in suite.pinned if task in defined]:

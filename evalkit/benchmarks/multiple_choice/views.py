@@ -31,8 +31,8 @@ from evalkit.runs.folder import Run
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
-    from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion
     from evalkit.benchmarks.multiple_choice.tasks import Question
 
 Texts = Mapping[DocumentKey, ChoiceText]
@@ -47,9 +47,9 @@ def shown_prompts(plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.prompt_variants.prompt_sets import order_name, orders_of, under_order
-    from evalkit.benchmarks.session import load_model
+    from evalkit.benchmarks.session import ModelHolder
 
-    loaded = load_model(plan, say)
+    loaded = ModelHolder().model_of(plan, say)
     by_task = load_questions(plan.suite, plan.library, FirstDocuments(count), plan.others)
     for prompt, template in plan.prompts.templates.items():
         prompter = Prompter(template, loaded.tokenizer, loaded.window, say)

@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import calling
+from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.generated import (
     DocumentPlan,
     GeneratedBenchmark,
@@ -87,15 +87,14 @@ class Needle(GeneratedBenchmark):
     """Benchmark of needle-in-a-haystack tests."""
 
     kind = NEEDLE
+    request = NeedleRequest
     results_form = _NeedleResults
+    files = (NEEDLES, *HEATMAPS)
 
-    save = calling("evalkit.benchmarks.needle.results:save_needles")
-    report = calling("evalkit.benchmarks.needle.results:needle_report")
-    comparable = calling("evalkit.benchmarks.needle.results:Needles")
-    figures = calling("evalkit.benchmarks.needle.results:run_figures")
-
-    def request(self) -> type[NeedleRequest]:
-        return NeedleRequest
+    save = lazy("evalkit.benchmarks.needle.results:save_needles")
+    report = lazy("evalkit.benchmarks.needle.results:needle_report")
+    comparable = lazy("evalkit.benchmarks.needle.results:Needles")
+    figures = lazy("evalkit.benchmarks.needle.results:run_figures")
 
     def plan(self, request: NeedleRequest, say: Say) -> NeedlePlan:
         from evalkit.benchmarks.needle.text import Haystack, NeedleCase
@@ -142,10 +141,6 @@ class Needle(GeneratedBenchmark):
             digest = hashlib.sha256(tokens.astype("<i8").tobytes()).hexdigest()
             requests.append(GenerationRequest(str(number), Prompt(number, tokens, MAX_NEW_TOKENS, stops), digest))
         return requests
-
-    def serves(self, plan: NeedlePlan, run: Run) -> bool:
-        """Return whether the table and the heatmaps exist."""
-        return all((run.folder / name).is_file() for name in (NEEDLES, *HEATMAPS))
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         self.refuse_rule(run, rule)

@@ -19,13 +19,14 @@ from evalkit.benchmarks.perplexity.windows import PerplexityFacts, PositionRow, 
 from evalkit.benchmarks.request import TaskTokens, spread
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.models.spec import window_of
+from evalkit.models.loading.spec import window_of
 from evalkit.runs.batch_devices import BatchDevice, place_of
-from evalkit.scoring.pack import SequenceSet, TreeBatch
+from evalkit.scoring.pack import TreeBatch
+from evalkit.scoring.sequences import Sequences, SequenceSet
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.generated import DocumentPlan
-    from evalkit.models.load import LoadedModel
+    from evalkit.models.loading.load import LoadedModel
     from evalkit.runs.journal import FinishedRows
 
 
@@ -145,11 +146,12 @@ def _longest_shared(budget: int) -> int:
 
 def _content_of(task: str, windows: tuple[TextWindow, ...]) -> WindowsContent:
     items = []
-    for index, window in enumerate(windows):
+    for window in windows:
         label = f"{task} document {window.document}, window {window.number}"
         is_scored = np.arange(len(window.tokens)) >= window.context
-        items.append(SequenceSet(index, label, task, (window.tokens,), (is_scored,)))
-    return WindowsContent(windows, TreeBatch(np.empty(0, np.int32), tuple(items)))
+        items.append(SequenceSet(label, task, (window.tokens,), (is_scored,)))
+    batch = TreeBatch(np.empty(0, np.int32), tuple(range(len(items))), Sequences.of(items))
+    return WindowsContent(windows, batch)
 
 
 def _documents(plan: DocumentPlan) -> list[TextDocument]:
@@ -190,9 +192,9 @@ class WindowScoring:
         self._engine = engine = Engine(loaded.model, tokens, say, remembers=loaded.stock, files=loaded.files)
         facts = PerplexityFacts(window, engine.budget, prefix, loaded.tokenizer.decode(prefix))
         first = windows_of(setup.first, loaded.tokenizer, facts, setup.stride)[:1]
-        items = _content_of(setup.first.task, tuple(first)).batch.items
+        sequences = _content_of(setup.first.task, tuple(first)).batch.sequences
         # The check of sharing takes as long as some windows, and is not needed where each is a batch by itself
-        engine.check(items, alone=setup.is_long and window >= _longest_shared(tokens))
+        engine.check(sequences, alone=setup.is_long and window >= _longest_shared(tokens))
         self.facts = replace(facts, token_budget=engine.budget)
         self.about: dict[str, Any] = {
             "token_budget": engine.budget,
@@ -214,5 +216,5 @@ class WindowScoring:
         return [
             row
             for item, [scores] in self._engine.score(content.batch, alone=content.is_alone)
-            for row in rows_of(content.windows[item.index], scores.logprobs)
+            for row in rows_of(content.windows[item], scores.logprobs)
         ]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from evalkit.benchmarks.base import Benchmark, calling, naming
+from evalkit.benchmarks.base import Benchmark, lazy
 from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.benchmarks.perplexity.windows import KEY, PositionRow
@@ -90,22 +90,20 @@ class Perplexity(Benchmark):
     kind = PERPLEXITY
     row = PositionRow
     key = KEY
+    request = PerplexityRequest
     results_form = _PerplexityResults
 
-    facts = naming("evalkit.benchmarks.perplexity.windows:PerplexityFacts")
-    is_missing = calling("evalkit.benchmarks.perplexity.batches:is_missing")
-    setup = calling("evalkit.benchmarks.perplexity.batches:setup_of")
-    computer = calling("evalkit.benchmarks.perplexity.batches:WindowScoring")
-    batches = calling("evalkit.benchmarks.perplexity.batches:planned_batches")
-    token_counts = calling("evalkit.benchmarks.perplexity.batches:task_tokens")
-    finish = calling("evalkit.benchmarks.perplexity.results:write_results")
-    comparable = calling("evalkit.benchmarks.perplexity.results:comparable_documents")
-    headline = calling("evalkit.benchmarks.perplexity.results_report:headline")
-    report = calling("evalkit.benchmarks.perplexity.results_report:perplexity_report")
-    figures = calling("evalkit.benchmarks.perplexity.results_report:run_figures")
-
-    def request(self) -> type[PerplexityRequest]:
-        return PerplexityRequest
+    facts = lazy("evalkit.benchmarks.perplexity.windows:PerplexityFacts")
+    is_missing = lazy("evalkit.benchmarks.perplexity.batches:is_missing")
+    setup = lazy("evalkit.benchmarks.perplexity.batches:setup_of")
+    computer = lazy("evalkit.benchmarks.perplexity.batches:WindowScoring")
+    batches = lazy("evalkit.benchmarks.perplexity.batches:planned_batches")
+    token_counts = lazy("evalkit.benchmarks.perplexity.batches:task_tokens")
+    finish = lazy("evalkit.benchmarks.perplexity.results:write_results")
+    comparable = lazy("evalkit.benchmarks.perplexity.results:comparable_documents")
+    headline = lazy("evalkit.benchmarks.perplexity.results_report:headline")
+    report = lazy("evalkit.benchmarks.perplexity.results_report:perplexity_report")
+    figures = lazy("evalkit.benchmarks.perplexity.results_report:run_figures")
 
     def plan(self, request: PerplexityRequest, say: Say) -> DocumentPlan:
         from evalkit.benchmarks.perplexity.texts import read_texts

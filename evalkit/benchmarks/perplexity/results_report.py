@@ -14,7 +14,7 @@ import numpy as np
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, run_content
 from evalkit.benchmarks.perplexity.results import MOST, POSITION_COLUMNS, POSITIONS, PositionBin, position_bins
 from evalkit.escape import counted
-from evalkit.models.context import Extension
+from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.figures import (
     GREY,

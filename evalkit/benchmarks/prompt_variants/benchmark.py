@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import calling
+from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPT_VARIANTS, PROMPTS
 from evalkit.benchmarks.prompt_variants.outcomes import VariedResultsFile, stored_varied
@@ -40,11 +40,11 @@ class PromptVariants(MultipleChoice):
     kind = PROMPT_VARIANTS
     results_form = VariedResultsFile
 
-    metrics = calling("evalkit.benchmarks.prompt_variants.outcomes:varied_metrics")
-    comparable = calling("evalkit.benchmarks.prompt_variants.outcomes:ComparablePrompts")
-    report = calling("evalkit.benchmarks.prompt_variants.results_report:varied_report")
-    rescored = calling("evalkit.benchmarks.prompt_variants.results_report:varied_report")
-    figures = calling("evalkit.benchmarks.prompt_variants.results_report:prompt_figures")
+    metrics = lazy("evalkit.benchmarks.prompt_variants.outcomes:varied_metrics")
+    comparable = lazy("evalkit.benchmarks.prompt_variants.outcomes:ComparablePrompts")
+    report = lazy("evalkit.benchmarks.prompt_variants.results_report:varied_report")
+    rescored = lazy("evalkit.benchmarks.prompt_variants.results_report:varied_report")
+    figures = lazy("evalkit.benchmarks.prompt_variants.results_report:prompt_figures")
 
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
         """Write the score tables and the results under every rule."""
@@ -67,9 +67,6 @@ class PromptVariants(MultipleChoice):
         content = dict(rules[writer.manifest["rule"]])
         content["tasks"] = [task | {"seconds": round(seconds[task["task"]], 3)} for task in content["tasks"]]
         writer.save_results(content | {"rules": rules, "samples": False})
-
-    def serves(self, plan: Any, run: Run) -> bool:
-        return run.complete
 
     def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
         """Return the averages of the mean accuracies under a rule."""

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from evalkit.errors import UsageError
 from evalkit.inputs.reading import read_json
-from evalkit.models.zoo import named_model
+from evalkit.models.zoo.named import named_model
 from evalkit.paths import replace_file
 from recipe.settings import Recipe
 

@@ -21,7 +21,7 @@ from evalkit.data.wheels import file_digest
 from evalkit.errors import DataError, EvalkitError, first_line
 from evalkit.inputs.reading import Unreadable, parse_json
 from evalkit.inputs.values import check_text, in_calls
-from evalkit.models.zoo import new_folder
+from evalkit.models.zoo.named import new_folder
 from recipe.settings import Text
 
 VERSION = 1

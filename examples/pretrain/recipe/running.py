@@ -11,8 +11,8 @@ from accelerate import PartialState
 from transformers.utils import logging
 
 from evalkit.errors import OutOfMemoryError
-from evalkit.models.shapes import parameters
-from evalkit.models.zoo import named_model
+from evalkit.models.zoo.named import named_model
+from evalkit.models.zoo.shapes import parameters
 from recipe.folder import InUse, Training
 from recipe.loss_log import duration
 from recipe.packing import Say

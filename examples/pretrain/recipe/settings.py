@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import FileSettings, Listed, NonEmpty, read_settings
-from evalkit.models.zoo import named_model
+from evalkit.models.zoo.named import named_model
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]

@@ -13,10 +13,10 @@ from typing import Any
 from filelock import FileLock
 
 from evalkit.errors import UsageError
-from evalkit.models.locate import tokenizer_folder
-from evalkit.models.tokenizer import load_tokenizer
-from evalkit.models.train_tokenizer import train_tokenizer
-from evalkit.models.zoo import named_model, new_folder
+from evalkit.models.loading.locate import tokenizer_folder
+from evalkit.models.loading.tokenizer import load_tokenizer
+from evalkit.models.zoo.named import named_model, new_folder
+from evalkit.models.zoo.train_tokenizer import train_tokenizer
 from recipe.packing import Say, digest_of
 from recipe.settings import Recipe
 

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, Trainin
 import evalkit.models.auto  # noqa: F401  # registers the paper's model types
 from evalkit.compatibility.transformers import quiet
 from evalkit.errors import CheckpointError, EvalkitError, UsageError, first_line
-from evalkit.models.zoo import named_model, new_folder, write_random
+from evalkit.models.zoo.named import named_model, new_folder, write_random
 from recipe.checkpoints import WholeCheckpoints, settle
 from recipe.folder import InUse, Training, check_settings, record_settings
 from recipe.loss_log import LossLog

@@ -13,8 +13,8 @@ from evalkit.benchmarks.attention.groups import RANKED_LAYERS
 from evalkit.benchmarks.attention.plan import AttentionPlan, AttentionRequest, plan_attention
 from evalkit.benchmarks.request import request_of
 from evalkit.display import Progress
-from evalkit.models.locate import silent
-from evalkit.models.spec import tokenizer_alone
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.runs.folder import Run
 
 MEASURES = "bos,entropy,negative,sink,distance,similarity,rank"

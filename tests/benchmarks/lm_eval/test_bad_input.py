@@ -31,7 +31,7 @@ def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Offline, and without a model."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("evalkit.models.load.load", None)
+    monkeypatch.setattr("evalkit.models.loading.load.load", None)
 
 
 def refused(capsys: pytest.CaptureFixture[str], model: Path, *arguments: object) -> tuple[int, str]:

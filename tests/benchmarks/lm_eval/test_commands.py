@@ -61,7 +61,7 @@ def test_a_run_is_printed_listed_and_rescored(evalkit: Command, checkpoint: Path
 def test_prompts_are_shown_without_a_model(
     evalkit: Command, checkpoint: Path, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.models.load.load", None)
+    monkeypatch.setattr("evalkit.models.loading.load.load", None)
     asked = ("run", "--model", checkpoint, "--include-path", made, "--tasks", "made_shots,made_answers")
     out, _ = evalkit(*asked, "--show-prompts", 2)
     assert "made_shots document 1, loglikelihood" in out

@@ -15,10 +15,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from evalkit.benchmarks.lm_eval.generation import NEW_TOKENS
 from evalkit.benchmarks.lm_eval.harness import Harness
-from evalkit.benchmarks.lm_eval.texts import NEW_TOKENS
 from evalkit.errors import ScoringError
-from evalkit.models.load import LoadedModel
+from evalkit.models.loading.load import LoadedModel
 from tests.marks import fast
 from tests.tiny import TRAINING_TEXT, VOCABULARY, tiny_tokenizer
 

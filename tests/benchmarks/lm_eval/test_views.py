@@ -8,7 +8,7 @@ from pathlib import Path
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import evaluate
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.benchmarks.lm_eval.test_runs import Silent, _one_process, finished, model, tasks
 

@@ -14,7 +14,7 @@ from evalkit.benchmarks.longbench.benchmark import LongBench, LongBenchRequest, 
 from evalkit.benchmarks.longbench.protocol import suite_tasks
 from evalkit.benchmarks.request import request_of
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from tests.benchmarks.longbench.made import record, write
 from tests.models.loading import edit_config
 from tests.tiny import tiny_checkpoint

@@ -26,7 +26,7 @@ from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
 from evalkit.errors import RunError, ScoringError, UsageError
 from evalkit.generation.generator import Generator
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.runs.journal import Journal

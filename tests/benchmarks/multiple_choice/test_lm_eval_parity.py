@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_item, question_rows
+from evalkit.benchmarks.multiple_choice.encoded import question_rows, question_sequences
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
@@ -22,14 +23,14 @@ from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
 from evalkit.data.wheels import demo_checkpoint
 from evalkit.errors import EvalkitError
-from evalkit.models.load import LoadedModel, load
-from evalkit.models.locate import locate
+from evalkit.models.loading.load import LoadedModel, load
+from evalkit.models.loading.locate import locate
 from evalkit.paths import resource
 from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.score_table import ScoreRow
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import plan
+from evalkit.scoring.pack import batches_of
 
 pytestmark = pytest.mark.slow
 DOCUMENTS = 50
@@ -90,14 +91,13 @@ def our_scores(demo: LoadedModel, questions: list[Question]) -> pd.DataFrame:
     said: list[str] = []
     engine = Engine(demo.model, auto_budget(demo.model), said.append)
     scored = frozenset(SEGMENTS.index(segment) for segment in template.score)
-    items = [question_item(index, one, scored) for index, one in enumerate(encoded)]
     if questions[0].task == SUITE.tasks[0]:  # as a run does, on the first task only
-        engine.check(items[:2])
+        engine.check(question_sequences(encoded[:2], scored))
     rows = [
         row
-        for batch in plan(items, engine.budget)
+        for batch in batches_of(question_sequences(encoded, scored), engine.budget)
         for item, scores in engine.score(batch)
-        for row in question_rows(encoded[item.index], scores, scored)
+        for row in question_rows(encoded[item], scores, scored)
     ]
     assert engine.shares
     assert said == []

@@ -20,7 +20,7 @@ from evalkit.benchmarks.run import evaluate
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
 from evalkit.display import Progress
-from evalkit.models.locate import silent
+from evalkit.models.loading.locate import silent
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run, load_run
 from tests.benchmarks.multiple_choice.test_user_suites import files, write_suite

@@ -187,7 +187,7 @@ def test_the_batches_do_not_change_the_numbers(perplexity: Command) -> None:
 @pytest.mark.parametrize("stride", [None, 30])
 def test_a_model_with_a_sliding_window(evalkit: Command, file: Path, tmp_path: Path, stride: int | None) -> None:
     """Windows longer than the sliding one, and a checkpoint in bfloat16: as its own forward pass has them."""
-    from evalkit.models.spec import model_spec
+    from evalkit.models.loading.spec import model_spec
     from evalkit.scoring.forward import Forward
 
     checkpoint = tiny_checkpoint(tmp_path / "tiny", "qwen2", window=96, dtype="bfloat16", bos=None)
@@ -241,7 +241,7 @@ def test_from_python(model: Path, file: Path, perplexity: Command) -> None:
 @pytest.mark.parametrize("method", ["none", "linear", "ntk", "yarn", "dynamic-yarn"])
 def test_a_stretched_model(perplexity: Command, model: Path, texts: list[str], method: str) -> None:
     """The windows are as long as the context; each is as the model's own forward pass has it."""
-    from evalkit.models.spec import model_spec
+    from evalkit.models.loading.spec import model_spec
     from evalkit.scoring.forward import Forward
 
     run = run_of(perplexity("--context", "320", "--context-method", method))

@@ -23,8 +23,8 @@ from evalkit.benchmarks.run import planned
 from evalkit.cli import main
 from evalkit.display import Progress
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.models.locate import silent
-from evalkit.models.spec import tokenizer_alone
+from evalkit.models.loading.locate import silent
+from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.outcomes import OUTCOMES, document_outcomes
 from evalkit.runs.rules import decide, find_rule

@@ -42,7 +42,7 @@ model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config)
 assert type(model).__name__ == "EvalkitLlamaForCausalLM", type(model)
 """,
     "not registered": """
-import evalkit, evalkit.models.spec
+import evalkit, evalkit.models.loading.spec
 from transformers import AutoConfig, AutoModelForCausalLM
 for auto in (AutoConfig, AutoModelForCausalLM):
     try:
@@ -53,7 +53,7 @@ for auto in (AutoConfig, AutoModelForCausalLM):
         raise AssertionError("known without evalkit.models.auto")
 """,
     "light modules": """
-import sys, evalkit, evalkit.models, evalkit.models.spec, evalkit.models.shapes, evalkit.models.zoo
+import sys, evalkit, evalkit.models, evalkit.models.loading.spec, evalkit.models.zoo.shapes, evalkit.models.zoo.named
 heavy = [name for name in ("torch", "transformers", "pandas") if name in sys.modules]
 assert not heavy, heavy
 """,

@@ -19,12 +19,12 @@ from evalkit.inputs import values
 from evalkit.inputs.settings import check_names, fitted, setting
 from evalkit.inputs.validated import FileSettings, Number, read_settings
 from evalkit.inputs.values import name_or_path
-from evalkit.models.context import YARN, ContextSettings, Extension, context_window, plan_extension
-from evalkit.models.locate import ATTENTION, Checkpoint, locate, read_config, silent
+from evalkit.models.context.extension import YARN, ContextSettings, Extension, context_window, plan_extension
+from evalkit.models.loading.locate import ATTENTION, Checkpoint, locate, read_config, silent
 from evalkit.paths import resource
 
 if TYPE_CHECKING:
-    from evalkit.models.load import LoadedModel
+    from evalkit.models.loading.load import LoadedModel
 
 
 NONE, AUTO = "none", "auto"
@@ -83,7 +83,7 @@ class ModelSpec:
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
         """Load model and tokenizer of a checkpoint from `locate`. Raises as `models.load.load`."""
         with doing(f"loading {self.named}", slow=imports("torch")):
-            from evalkit.models.load import load
+            from evalkit.models.loading.load import load
 
             return load(
                 checkpoint,
@@ -185,7 +185,7 @@ def config_of(checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
 
 
 def _dequantised(checkpoint: Checkpoint, say: Say) -> Path:
-    from evalkit.models.gguf import dequantised
+    from evalkit.models.loading.gguf import dequantised
 
     if checkpoint.gguf is None or (folder := dequantised(checkpoint.gguf, say)) is None:
         raise CheckpointError(f"{checkpoint.given}: the cache folder has no room for its dequantised copy")
@@ -206,7 +206,7 @@ def tokenizer_alone(checkpoint: Checkpoint, say: Say) -> Any:
     """Load the tokenizer of a checkpoint without its weights; of a GGUF file, that of its dequantised copy."""
     if checkpoint.gguf is not None and checkpoint.tokenizer is None:
         checkpoint = replace(checkpoint, folder=_dequantised(checkpoint, say), gguf=None)
-    from evalkit.models.tokenizer import load_tokenizer
+    from evalkit.models.loading.tokenizer import load_tokenizer
 
     config = config_of(checkpoint, say)
     rows = int((config.get("text_config") or config).get("vocab_size") or 1 << 31)

@@ -15,8 +15,8 @@ import torch
 
 from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.errors import CheckpointError, first_line
-from evalkit.models.files import GENERATION_CONFIG
-from evalkit.models.snapshot import LoadedFiles
+from evalkit.models.loading.files import GENERATION_CONFIG
+from evalkit.models.loading.snapshot import LoadedFiles
 
 _EXCESS, _PACKED = 2, 32
 """Most parameters of a model as a multiple of the numbers in its files, plain and quantised. Below a factor of two,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
-from evalkit.models.config_check import WINDOW_KEYS
+from evalkit.models.loading.config import WINDOW_KEYS
 
 YARN, DYNAMIC_YARN, LINEAR, NTK, NONE = "yarn", "dynamic-yarn", "linear", "ntk", "none"
 METHODS = (YARN, DYNAMIC_YARN, LINEAR, NTK, NONE)

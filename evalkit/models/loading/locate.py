@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, first_line
-from evalkit.models.config_check import check_types
-from evalkit.models.files import (
+from evalkit.models.loading.config import check_types
+from evalkit.models.loading.files import (
     CHAT_TEMPLATES,
     TOKENIZER_PATTERNS,
     adapter_files,

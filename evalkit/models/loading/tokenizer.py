@@ -14,10 +14,10 @@ from typing import Any
 from evalkit.compatibility.transformers import original_encoding, quiet, replace_encoding
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, first_line
-from evalkit.models.checks import register_type
-from evalkit.models.config_check import check_code
-from evalkit.models.files import read_json, tokenizer_files
-from evalkit.models.locate import silent
+from evalkit.models.loading.checks import register_type
+from evalkit.models.loading.config import check_code
+from evalkit.models.loading.files import read_json, tokenizer_files
+from evalkit.models.loading.locate import silent
 
 _PROBE = (
     "It's 1234 o'clock;  two spaces, CamelCase_words and 3.14%.\n\n\tÜber naïve 東京 नदी привет 🌊 e\u0301 \n"

@@ -18,7 +18,7 @@ import torch
 
 from evalkit.compatibility.transformers import quiet, register_rotary
 from evalkit.errors import CheckpointError, ScoringError, first_line
-from evalkit.models.context import DYNAMIC_YARN, LINEAR, NONE, NTK, YARN, Extension, rotary_frequencies
+from evalkit.models.context.extension import DYNAMIC_YARN, LINEAR, NONE, NTK, YARN, Extension, rotary_frequencies
 from evalkit.models.parts import base_of, layers_of
 
 NTK_TYPE, BY_LENGTH_TYPE = "ntk_aware", "yarn_by_length"

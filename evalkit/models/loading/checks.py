@@ -18,15 +18,15 @@ from evalkit.compatibility.transformers import (
 )
 from evalkit.display import Say
 from evalkit.errors import CheckpointError
-from evalkit.models.config_check import check_code
-from evalkit.models.files import read_json, weight_indexes
-from evalkit.models.locate import Checkpoint
+from evalkit.models.loading.config import check_code
+from evalkit.models.loading.files import read_json, weight_indexes
+from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.variants.settings import PREFIX
 
 if TYPE_CHECKING:
     import torch
 
-    from evalkit.models.build import BuiltModel
+    from evalkit.models.loading.build import BuiltModel
 
 _CONDITIONAL = "ForConditionalGeneration"
 """Suffix of encoder-decoders, and of decoders with encoders of images or sound."""

@@ -14,9 +14,9 @@ from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
 from evalkit.errors import CheckpointError
-from evalkit.models.config_check import MOST_LAYERS
-from evalkit.models.files import safetensors_header
-from evalkit.models.locate import Checkpoint
+from evalkit.models.loading.config import MOST_LAYERS
+from evalkit.models.loading.files import safetensors_header
+from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.variants.settings import KEYS, PREFIX, VANILLA, Differential, Shape, Variant, read_variant
 
 Backbone = Literal["llama", "qwen2", "gpt_neox"]

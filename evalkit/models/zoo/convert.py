@@ -16,17 +16,17 @@ from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say, doing, imports
 from evalkit.errors import CheckpointError, UsageError, first_line, reading_as
 from evalkit.models import variants
-from evalkit.models.files import GENERATION_CONFIG, copy_files, tokenizer_files
-from evalkit.models.fingerprint import check_unchanged, states_of
-from evalkit.models.locate import Checkpoint, silent
-from evalkit.models.shapes import read_shape
+from evalkit.models.loading.files import GENERATION_CONFIG, copy_files, tokenizer_files
+from evalkit.models.loading.fingerprint import check_unchanged, states_of
+from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.variants.settings import DIFFERENTIAL
-from evalkit.models.zoo import new_folder
+from evalkit.models.zoo.named import new_folder
+from evalkit.models.zoo.shapes import read_shape
 
 if TYPE_CHECKING:
     import torch
 
-    from evalkit.models.snapshot import Snapshot
+    from evalkit.models.loading.snapshot import Snapshot
 
     Weights = dict[str, torch.Tensor]
 
@@ -72,7 +72,7 @@ def convert(
     if checkpoint.gguf is not None:
         raise CheckpointError(f"{checkpoint.given}: is a GGUF file; give a folder with config.json and safetensors")
     with doing(f"converting {checkpoint.given}", slow=imports("torch")):
-        from evalkit.models.snapshot import snapshot
+        from evalkit.models.loading.snapshot import snapshot
 
         with snapshot(checkpoint) as source:
             _convert(source, output, rope, pairing)

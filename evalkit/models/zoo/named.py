@@ -28,11 +28,11 @@ from safetensors import SafetensorError
 from evalkit.display import Say, doing, imports
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.inputs.validated import FileSettings, Named, read_settings
-from evalkit.models.files import copy_files, tokenizer_files
-from evalkit.models.locate import DTYPES, silent, tokenizer_folder
-from evalkit.models.shapes import Backbone, ModelShape, layer_count, read_shape
-from evalkit.models.train_tokenizer import train_tokenizer
+from evalkit.models.loading.files import copy_files, tokenizer_files
+from evalkit.models.loading.locate import DTYPES, silent, tokenizer_folder
 from evalkit.models.variants.settings import ALL_KEYS, VANILLA, layers_of
+from evalkit.models.zoo.shapes import Backbone, ModelShape, layer_count, read_shape
+from evalkit.models.zoo.train_tokenizer import train_tokenizer
 from evalkit.paths import resource
 
 _COMMON_KEYS = (
@@ -172,7 +172,7 @@ def write_random(
 
 
 def _write_tokenizer(folder: Path, vocabulary: int, tokenizer: str | None, texts: Sequence[Path], say: Say) -> Any:
-    from evalkit.models.tokenizer import load_tokenizer
+    from evalkit.models.loading.tokenizer import load_tokenizer
 
     if tokenizer is not None:
         given = tokenizer_folder(tokenizer, say)

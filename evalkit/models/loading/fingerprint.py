@@ -20,11 +20,11 @@ import xxhash
 from evalkit.cache import read_cached, write_cached
 from evalkit.display import doing
 from evalkit.errors import CheckpointError, reading_as
-from evalkit.models.files import read_json
-from evalkit.models.locate import Checkpoint
+from evalkit.models.loading.files import read_json
+from evalkit.models.loading.locate import Checkpoint
 
 if TYPE_CHECKING:
-    from evalkit.models.load import LoadedModel
+    from evalkit.models.loading.load import LoadedModel
 
 
 State = list[int]

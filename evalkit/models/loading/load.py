@@ -16,7 +16,8 @@ from evalkit.compatibility.transformers import attention_of
 from evalkit.display import Say
 from evalkit.errors import UnknownNameError
 from evalkit.escape import brief, printable
-from evalkit.models.checks import (
+from evalkit.models.context.extension import Extension, configured_window, context_window
+from evalkit.models.loading.checks import (
     check_index,
     check_numbers,
     check_report,
@@ -25,15 +26,14 @@ from evalkit.models.checks import (
     natively_known,
     quantization,
 )
-from evalkit.models.context import Extension, configured_window, context_window
-from evalkit.models.files import generation_settings
-from evalkit.models.fingerprint import Fingerprint
-from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, resolve_dtype, silent
-from evalkit.models.shapes import shape_facts
+from evalkit.models.loading.files import generation_settings
+from evalkit.models.loading.fingerprint import Fingerprint
+from evalkit.models.loading.locate import ATTENTION, DTYPES, Checkpoint, resolve_dtype, silent
+from evalkit.models.zoo.shapes import shape_facts
 
 if TYPE_CHECKING:
+    from evalkit.models.loading.snapshot import LoadedFiles
     from evalkit.models.parts import Placement
-    from evalkit.models.snapshot import LoadedFiles
 
 _FACTS = ("architecture", "parameters", "dtype", "device", "window", "bos_id", "eos_id", "attention")
 
@@ -159,7 +159,7 @@ def load(
         model, stretched = _built(read, extension, compute_dtype, attention, say)
         placement = place_model(given, model, main_device, spread_over_gpus, say)
         if stretched is not None:
-            from evalkit.models.stretch import finish
+            from evalkit.models.context.stretch import finish
 
             finish(given, model, stretched)
         tokenizer = _tokenizer(checkpoint, read, model, say)
@@ -183,12 +183,12 @@ def load(
 @contextmanager
 def _opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFiles]:
     if checkpoint.gguf is not None:
-        from evalkit.models import gguf
+        from evalkit.models.loading import gguf
 
         with gguf.opened(checkpoint, dtype, say) as read:
             yield read
         return
-    from evalkit.models.snapshot import snapshot
+    from evalkit.models.loading.snapshot import snapshot
 
     with snapshot(checkpoint) as copies:
         config = copies.checkpoint.config()
@@ -205,7 +205,7 @@ def _opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFile
 
 def _built(read: LoadedFiles, extension: Extension | None, dtype: str, attention: str, say: Say) -> tuple[Any, Any]:
     """Return the model on the CPU, in evaluation mode, after all checks, and its `Stretched` config if any."""
-    from evalkit.models.build import build_model
+    from evalkit.models.loading.build import build_model
 
     given, folder, config = read.checkpoint.given, read.checkpoint.folder, read.checkpoint.config()
     check_stored(given, config, read.weights.tensors)
@@ -213,7 +213,7 @@ def _built(read: LoadedFiles, extension: Extension | None, dtype: str, attention
     remote = read.checkpoint.trust_remote_code and not natively_known(config)
     stretched = None
     if extension is not None and not _sets_window_only(config, extension):
-        from evalkit.models.stretch import stretched_config
+        from evalkit.models.context.stretch import stretched_config
 
         stretched = stretched_config(given, folder, extension, trust_remote_code=remote)
     own = None if stretched is None else stretched.config
@@ -241,7 +241,7 @@ def _rounded_from(read: LoadedFiles, dtype: str) -> str | None:
 
 
 def _tokenizer(checkpoint: Checkpoint, read: LoadedFiles, model: Any, say: Say) -> Any:
-    from evalkit.models.tokenizer import load_tokenizer
+    from evalkit.models.loading.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(
         read.checkpoint.tokenizer or read.checkpoint.folder,

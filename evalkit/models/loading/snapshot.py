@@ -21,8 +21,8 @@ import xxhash
 from safetensors import safe_open
 
 from evalkit.errors import CheckpointError, reading_as
-from evalkit.models.files import GENERATION_CONFIG, copy_files
-from evalkit.models.fingerprint import (
+from evalkit.models.loading.files import GENERATION_CONFIG, copy_files
+from evalkit.models.loading.fingerprint import (
     Fingerprint,
     check_unchanged,
     combine,
@@ -31,7 +31,7 @@ from evalkit.models.fingerprint import (
     state_of,
     states_of,
 )
-from evalkit.models.locate import Checkpoint
+from evalkit.models.loading.locate import Checkpoint
 from evalkit.paths import temporary_folder
 
 _LARGE = 2**18

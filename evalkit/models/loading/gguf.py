@@ -24,13 +24,13 @@ from evalkit.compatibility import names
 from evalkit.compatibility.transformers import quiet, without_gguf_bar
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, first_line, reading_as
-from evalkit.models.files import generation_settings, read_json
-from evalkit.models.fingerprint import Fingerprint, combine, file_sha256, fingerprint, hash_file
-from evalkit.models.locate import Checkpoint
+from evalkit.models.loading.files import generation_settings, read_json
+from evalkit.models.loading.fingerprint import Fingerprint, combine, file_sha256, fingerprint, hash_file
+from evalkit.models.loading.locate import Checkpoint
 from evalkit.paths import temporary_folder
 
 if TYPE_CHECKING:
-    from evalkit.models.snapshot import LoadedFiles
+    from evalkit.models.loading.snapshot import LoadedFiles
 
 _RECORD = "fingerprint"
 """File beside the output of `save_pretrained`; its name matches none of the hashed files."""
@@ -89,7 +89,7 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
 @contextmanager
 def opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFiles]:
     """Read a GGUF checkpoint from its dequantised copy, or from the file itself if the cache has no room."""
-    from evalkit.models.snapshot import snapshot
+    from evalkit.models.loading.snapshot import snapshot
 
     if checkpoint.gguf is None:
         raise ValueError(f"{checkpoint.given} is not a GGUF file")
@@ -112,7 +112,7 @@ def opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFiles
 
 @contextmanager
 def _dequantised_in_memory(checkpoint: Checkpoint, gguf: Path) -> Iterator[LoadedFiles]:
-    from evalkit.models.snapshot import Weights, snapshot
+    from evalkit.models.loading.snapshot import Weights, snapshot
 
     with _private_copy(gguf) as (copy, digest):
         model, tokenizer = _read(gguf, copy)

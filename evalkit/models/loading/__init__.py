@@ -1,0 +1,1 @@
+"""Loading: `--model` → located files with a fingerprint → checks → a model and its tokenizer on its device."""
