@@ -72,7 +72,7 @@ def show(
         opened = [find_run(run, output) for run in runs]
         if document is None:
             criteria = Criteria(words=tuple((text or "").split()), **flags)
-            report = list_report(*show_list(opened, task, rule, criteria, news), limit, names(opened))
+            report = list_report(show_list(opened, task, rule, criteria, news), limit, names(opened))
         else:
             shown = show_document(opened, document, rule, news)
             report = document_report(shown, names(opened), with_prompt=printer.form != "terminal")
@@ -156,11 +156,10 @@ def report(
     for note in contents.notes:
         say(note)
     from evalkit.data.sampling import DocumentSample
-    from evalkit.pages.report import PageRequest, write_report
+    from evalkit.pages.report import write_report
 
     chosen = None if sample is None else DocumentSample(sample, seed)
-    request = PageRequest(title, not without_documents, chosen)
-    size = write_report(contents, request, output, say)
+    size = write_report(contents, output, say, title=title, with_documents=not without_documents, sample=chosen)
     click.echo(printable(f"{output} ({size / 1e6:,.1f} MB)"))
 
 

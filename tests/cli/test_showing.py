@@ -182,7 +182,7 @@ def test_runs_of_other_documents(
         str(checkpoint), data_dir=own, allow_unofficial_data=True, output=tmp_path / "runs", tasks=("piqa", "boolq"),
         progress=Progress(live=False),
     )  # fmt: skip
-    complains(evalkit("show", finished.folder, other.folder, "--won"), 2, "task piqa", "other documents")
+    complains(evalkit("show", finished.folder, other.folder, "--won"), 2, "task piqa", "content hash")
     assert evalkit("show", finished.folder, other.folder, "--won", "--task", "boolq").code == 0
     # Without texts, scores are shown and the reason is said
     rewrite(own / "boolq.jsonl", 1, {"passage": "another passage"})
