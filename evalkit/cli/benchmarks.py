@@ -258,7 +258,7 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
         EvalkitError: a run cannot be planned, nothing is stretched, or a run is not finished.
     """
     from evalkit.models.context.extension import METHODS
-    from evalkit.studies.planning import Job
+    from evalkit.studies.running import Job
 
     for method in methods:
         if method not in METHODS:

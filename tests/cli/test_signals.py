@@ -23,8 +23,8 @@ module.load = lambda *_, **__: (print("reached", flush=True), time.sleep(300))
 IN_THE_ENCODER = """
 import evalkit.benchmarks.multiple_choice.prompts as module
 encode = module.Prompter.encode
-def slowly(*arguments):
-    for sequence in encode(*arguments):
+def slowly(*arguments, **options):
+    for sequence in encode(*arguments, **options):
         if threading.current_thread() is not threading.main_thread():
             print("reached", flush=True)
             time.sleep(0.2)
