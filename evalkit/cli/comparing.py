@@ -81,7 +81,7 @@ def compare(
     check_study(study, benchmark, groups)
     if study is not None and is_typed(ctx, "output"):
         raise UsageError("--output is for runs; a study file names its own folder of runs: omit --output")
-    from evalkit.runs.outcomes import outcome_key
+    from evalkit.runs.continuous import outcome_key
 
     key = outcome_key(outcome, rule)
     if curve:
@@ -126,7 +126,7 @@ def _sides(
         from evalkit.comparison.sides import find_sides
 
         return find_sides(runs, groups, output), (), key
-    from evalkit.runs.outcomes import with_default_rule
+    from evalkit.runs.continuous import with_default_rule
     from evalkit.studies.results import read_results, study_sides
 
     results = read_results(study)
@@ -150,7 +150,7 @@ def _curves(
         from evalkit.comparison.sides import find_trainings
 
         return [curve(side, key) for side in find_trainings(runs, groups, output)], ()
-    from evalkit.runs.outcomes import with_default_rule
+    from evalkit.runs.continuous import with_default_rule
     from evalkit.studies.results import read_results, study_trainings
 
     results = read_results(study)

@@ -44,7 +44,7 @@ def _names_of(parameter: str) -> Iterable[str]:
 
             return [rule.name for rule in all_rules()]
         case "--outcome":
-            from evalkit.runs.outcomes import ACCURACY, OUTCOMES
+            from evalkit.runs.continuous import ACCURACY, OUTCOMES
 
             return ACCURACY, *OUTCOMES
         case "--template":

@@ -34,7 +34,7 @@ from evalkit.comparison.line import ScoredLine, by_layer, by_task, efficiency, l
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Side, claim_of
 from evalkit.errors import UsageError
-from evalkit.runs.outcomes import MARGIN
+from evalkit.runs.continuous import MARGIN
 from evalkit.stats.adjusted import adjusted_average, at_least_task_intervals
 from evalkit.stats.estimates import Estimate, Floats, average, interval
 from evalkit.stats.power import ALPHA

@@ -21,8 +21,8 @@ from evalkit.comparison.sides import Side, check_uniform, step_of
 from evalkit.errors import UsageError
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
+from evalkit.runs.continuous import ACCURACY, MARGIN, with_default_rule
 from evalkit.runs.folder import Run
-from evalkit.runs.outcomes import ACCURACY, MARGIN, with_default_rule
 from evalkit.stats.adjusted import at_least_task_intervals, pooled, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import Estimate, average, interval, mean
 from evalkit.stats.significance import cluster_sums

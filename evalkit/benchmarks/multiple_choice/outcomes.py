@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.runs.continuous import ACCURACY, MARGIN, document_outcomes, outcome_of
 from evalkit.runs.folder import Run
-from evalkit.runs.outcomes import ACCURACY, MARGIN, document_outcomes, outcome_of
 from evalkit.runs.score_table import CLUSTER
 from evalkit.runs.traits import is_imported
 
@@ -67,7 +67,7 @@ class ComparableChoices(Comparable):
         """Return [documents] 1 where the rule predicts the gold choice, else 0; or the values of an outcome.
 
         Args:
-            rule: a rule, or a key of an outcome (`scores.outcomes.outcome_of`).
+            rule: a rule, or a key of an outcome (`runs.continuous.outcome_of`).
         """
         return self._graded(rule)
 
@@ -105,7 +105,7 @@ class ComparableChoices(Comparable):
 
 
 def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
-    """Return the accuracies of the tasks, or the means of a continuous outcome (`scores.outcomes.outcome_of`).
+    """Return the accuracies of the tasks, or the means of a continuous outcome (`runs.continuous.outcome_of`).
 
     Arguments and errors: see `stored_results`.
     """
@@ -150,7 +150,7 @@ def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:
 
     Args:
         comparable: of a run.
-        key: see `scores.outcomes.outcome_of`.
+        key: see `runs.continuous.outcome_of`.
 
     Raises:
         UsageError: a document has no such outcome.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.runs.continuous import MARGIN, outcome_of
 from evalkit.runs.folder import Run
-from evalkit.runs.outcomes import MARGIN, outcome_of
 from evalkit.stats.estimates import Floats
 
 if TYPE_CHECKING:

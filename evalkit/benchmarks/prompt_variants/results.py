@@ -28,7 +28,7 @@ from evalkit.benchmarks.prompt_variants import PROMPT, PROMPTS
 from evalkit.errors import RunError
 from evalkit.escape import brief, with_error
 from evalkit.runs.accuracies import available_rules
-from evalkit.runs.outcomes import document_outcomes, outcome_of
+from evalkit.runs.continuous import document_outcomes, outcome_of
 from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.score_table import CLUSTER, ScoreRow
 from evalkit.stats.estimates import Floats, error_of_average, error_of_mean, error_of_share
