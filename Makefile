@@ -15,6 +15,7 @@ check: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.lint
 
 # Tests of one kind of evidence, such as `make test-browser`: see the markers in pyproject.toml
 KINDS := simulation hostile browser latex training cluster slow

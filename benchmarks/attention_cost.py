@@ -41,12 +41,12 @@ def measure(arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.attention.plan import AttentionRequest, plan_attention
     from evalkit.benchmarks.base import Batch, Budget
     from evalkit.benchmarks.request import request_of
-    from evalkit.benchmarks.session import load_model
+    from evalkit.benchmarks.session import ModelHolder
 
     names = ("sample", "dtype", "device", "context", "text")
     options = {name: getattr(arguments, name) for name in names} | {"layers": arguments.layers or None}
     plan = plan_attention(request_of(AttentionRequest, arguments.model, options), print)
-    loaded = load_model(plan, print)
+    loaded = ModelHolder().model_of(plan, print)
     layers = tuple(plan.manifest["specification"]["layers"])
     rest = tuple(group for group in GROUPS if group != RANK)
     ways: dict[str, Any] = {"forward pass": None, "all measures but the rank": rest}

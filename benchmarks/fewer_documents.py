@@ -77,7 +77,7 @@ def _sampled(pairing: Pairing, task: PairedTask, sample: DocumentSample) -> Pair
 
 def _ratio(pairing: Pairing, rule: str, key: str) -> str:
     found = None if key == rule else efficiency(by_task(pairing, rule), by_task(pairing, key))
-    return "" if found is None else f"{found.times:.1f} ({found.low:.1f} to {found.high:.1f})"
+    return "" if found is None else "{:.1f} ({:.1f} to {:.1f})".format(*found)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from evalkit.models.loading.locate import silent
-from evalkit.pages.report import PageRequest, contents_of_runs, write_report
+from evalkit.pages.report import contents_of_runs, write_report
 from evalkit.paths import RUNS
 from evalkit.runs.finding import find_run
 from evalkit.runs.folder import Run
@@ -44,7 +44,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = arguments.keep or Path(folder) / "report.html"
         started = time.perf_counter()
-        size = write_report(contents_of_runs(runs), PageRequest(), path, silent)
+        size = write_report(contents_of_runs(runs), path, silent)
         print("| | measured |\n|---|---|")
         print(f"| written in | {time.perf_counter() - started:.1f} s |")
         print(f"| peak memory of writing | {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB |")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalkit.benchmarks.lm_eval.catalogue import catalogue_index
+from evalkit.benchmarks.lm_eval.tasks import catalogue_index
 from evalkit.benchmarks.multiple_choice import stored
 from evalkit.benchmarks.run import evaluate
 from evalkit.compatibility.lm_eval import CatalogueEntry
@@ -120,7 +120,7 @@ def test_lm_evals_catalogue_is_of_the_installed_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipes: Pipes
 ) -> None:
     monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path))
-    module = "evalkit.benchmarks.lm_eval.catalogue"
+    module = "evalkit.benchmarks.lm_eval.tasks"
 
     def catalogue(version: str) -> set[str]:
         with monkeypatch.context() as during:

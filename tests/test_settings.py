@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -25,11 +24,11 @@ from tests import generated
 
 def commands(group: click.Group = cli) -> list[BenchmarkCommand]:
     """Return the commands that run a benchmark."""
-    found: list[BenchmarkCommand] = []
+    members: list[BenchmarkCommand] = []
     for command in group.commands.values():
-        found += commands(command) if isinstance(command, click.Group) else []
-        found += [command] if isinstance(command, BenchmarkCommand) else []
-    return found
+        members += commands(command) if isinstance(command, click.Group) else []
+        members += [command] if isinstance(command, BenchmarkCommand) else []
+    return members
 
 
 def test_the_generated_files_are_current() -> None:
@@ -41,24 +40,26 @@ def test_the_generated_files_are_current() -> None:
 def test_every_setting_is_an_option_with_its_help() -> None:
     assert {command.name for command in commands()} == {"run", "needle", "attention", "perplexity"}
     for command in commands():
-        for one in settings_of(ModelSpec, benchmark(command.kind).request).values():
-            options = [option for option in command.params if one.flag in option.opts]
-            assert len(options) == (one.name not in command.without), one.name
-            assert all(isinstance(option, click.Option) and one.help in str(option.help) for option in options)
-
-
-def test_every_setting_is_explained() -> None:
-    for kind in (ModelSpec, *(benchmark(name).request for name in ("multiple_choice", *generated.KINDS))):
-        assert [one.name for one in settings_of(kind).values() if not one.help.endswith((".", "…"))] == []
+        for definition in settings_of(ModelSpec, benchmark(command.kind).request).values():
+            assert definition.help.endswith((".", "…"))
+            options = [option for option in command.params if definition.flag in option.opts]
+            assert len(options) == (definition.name not in command.without), definition.name
+            assert all(isinstance(option, click.Option) and definition.help in str(option.help) for option in options)
 
 
 def test_keywords_are_the_settings() -> None:
-    shared = {*settings_of(SuiteRequest), "settings", "progress", "name", "tokenizer"}
-    callback = inspect.signature(evalkit.TrainerCallback).parameters
-    assert callback.keys() == {*shared, "trainer", "every", "at_end", "on_error", "attention"}
-    assert inspect.signature(evalkit.evaluate).parameters.keys() == {*shared, "model", *settings_of(ModelSpec)}
-    for one in settings_of(SuiteRequest, ModelSpec).values():
-        assert f"{one.name}: " in str(evalkit.evaluate.__doc__)
+    loading, shared = settings_of(ModelSpec), settings_of(SuiteRequest)
+    evaluate, callback, harness = (
+        inspect.signature(function).parameters
+        for function in (evalkit.evaluate, evalkit.TrainerCallback, evalkit.harness)
+    )
+    own = {*shared, "settings", "progress", "name", "tokenizer"}
+    assert evaluate.keys() == {*own, "model", *loading}
+    assert callback.keys() == {*own, "trainer", "every", "at_end", "on_error", "attention"}
+    assert harness.keys() > loading.keys()
+    for name, definition in {**loading, **shared}.items():
+        assert evaluate[name].default == definition.default
+        assert f"{name}: " in str(evalkit.evaluate.__doc__)
 
 
 @dataclass(frozen=True)
@@ -67,23 +68,15 @@ class _WithDummy(NeedleRequest):
 
 
 def test_a_new_setting_is_one_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(benchmark("needle")), "request", lambda _: _WithDummy)
+    monkeypatch.setattr(type(benchmark("needle")), "request", _WithDummy)
     needle = cli.commands["needle"]
     assert isinstance(needle, BenchmarkCommand)
     monkeypatch.setattr(needle, "_params", None)
     shown = needle.get_help(click.Context(needle, info_name="needle"))
-    assert "--dummy N" in shown
-    assert "A setting of a trial.  [default: 7]" in " ".join(shown.split()).replace("trial. [", "trial.  [")
+    assert "--dummy N" in shown and "A setting of a trial." in shown
     assert "| `--dummy` | whole number from 2 | `7` | A setting of a trial. |" in generated.reference()
-    with pytest.raises(UsageError, match="--dummy is 1; it must be at least 2"):
+    with pytest.raises(UsageError, match="--dummy is 1"):
         evalkit.evaluate("demo", suite="needle", settings={"dummy": 1})
     study = tmp_path / "study.yaml"
     study.write_text("checkpoints: {a: demo}\nbenchmarks: {needle: {dummy: 3}}\n", encoding="utf-8")
     assert read_study(study).benchmarks[0].options["dummy"] == 3
-
-
-def test_an_unknown_keyword_is_a_type_error() -> None:
-    wrong: dict[str, Any] = {"suit": "needle"}
-    for function in (evalkit.evaluate, evalkit.harness):
-        with pytest.raises(TypeError, match="unexpected keyword argument 'suit'"):
-            function("demo", **wrong)

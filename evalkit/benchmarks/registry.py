@@ -50,19 +50,18 @@ def benchmark(kind: str) -> Benchmark:
         module, _, name = _OWN[kind].partition(":")
         own: Benchmark = getattr(import_module(f"evalkit.benchmarks.{module}"), name)()
         return own
-    found = load_added(GROUP, kind, "benchmark", tuple(_OWN))
-    made: Benchmark = call_added(f"benchmark '{kind}'", found)
+    made: Benchmark = call_added(f"benchmark '{kind}'", load_added(GROUP, kind, "benchmark", tuple(_OWN)))
     call_added(f"benchmark '{kind}'", made.suites)
     return made
 
 
-def averages_of(found: Benchmark) -> dict[str, dict[str, tuple[str, ...]]]:
+def averages_of(kind: Benchmark) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return a benchmark's averages by suite.
 
     Raises:
         UsageError: it is another package's, and fails.
     """
-    return found.averages() if found.kind in _OWN else call_added(f"benchmark '{found.kind}'", found.averages)
+    return kind.averages() if kind.kind in _OWN else call_added(f"benchmark '{kind.kind}'", kind.averages)
 
 
 def kind_of_suite(suite: str | None) -> str:
@@ -73,12 +72,15 @@ def kind_of_suite(suite: str | None) -> str:
     """
     if suite is None or Path(suite).suffix in (".yaml", ".yml"):
         return "multiple_choice"
-    known: list[str] = []
-    for found in _loadable():
-        if suite in (names := found.suites()):
-            return found.kind
-        known += names
-    raise UnknownNameError("suite", suite, known)
+    for kind in _loadable():
+        if suite in kind.suites():
+            return kind.kind
+    raise UnknownNameError("suite", suite, suite_names())
+
+
+def suite_names() -> list[str]:
+    """Return the names of all benchmarks' suites."""
+    return [suite for kind in _loadable() for suite in kind.suites()]
 
 
 def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:
@@ -88,13 +90,12 @@ def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:
         UnknownNameError: no benchmark has such a suite.
     """
     known: list[str] = []
-    for found in _loadable():
-        averages: dict[str, dict[str, tuple[str, ...]]] = {}
+    for kind in _loadable():
         with suppress(UsageError):
-            averages = averages_of(found)
-        if suite in averages:
-            return averages[suite]
-        known += averages
+            averages = averages_of(kind)
+            if suite in averages:
+                return averages[suite]
+            known += averages
     raise UnknownNameError("suite", suite, known)
 
 
@@ -112,12 +113,12 @@ def benchmark_of(run: Run) -> Benchmark:
         RunError: its package is not installed, or results.json does not have the benchmark's schema.
     """
     try:
-        found = benchmark(run.kind)
+        kind = benchmark(run.kind)
     except UnknownNameError as error:
         raise RunError(f"run {run.folder} is of benchmark '{run.kind}', which is not installed") from error
     if run.complete:
-        run.require_form(found.results_form)
-    return found
+        run.require_form(kind.results_form)
+    return kind
 
 
 _HASH_CHARACTERS = 12
@@ -136,11 +137,12 @@ def differences(a: Run, b: Run, rule: str | None = None) -> list[tuple[Trait, Tr
     Documents and examples are compared for shared tasks only.
     """
     first, second = traits(a, rule), traits(b, rule)
-    pairs = [(one, second[name]) for name, one in first.items() if name in second and one.value != second[name].value]
-    if any(one.name == "template" for one, _ in pairs):  # its text then differs too
+    pairs = [(first[name], second[name]) for name in first if name in second]
+    pairs = [(mine, theirs) for mine, theirs in pairs if mine.value != theirs.value]
+    if any(mine.name == "template" for mine, _ in pairs):  # its text then differs too
         pairs = [pair for pair in pairs if pair[0].name != "template's text"]
     contents = _contents(a), _contents(b)
-    for what in dict.fromkeys(what for found in contents[0].values() for what in found):
+    for what in dict.fromkeys(what for content in contents[0].values() for what in content):
         if what not in first:
             pairs += _differing(what, *contents)
     return pairs
@@ -153,11 +155,10 @@ def document_difference(a: Run, b: Run, task: str, by_content: bool = False) -> 
     must then stand for the same content in both runs.
     """
     first, second = (benchmark_of(run).comparable(run) for run in (a, b))
-    mine, theirs = (one.must_agree(task) for one in (first, second))
-    free = SELECTION if by_content else ()
-    pairs = ((_HASHES.get(what, what), one, theirs[what]) for what, one in mine.items() if what not in free)
-    if found := next((found for found in pairs if "" != found[1] != found[2] != ""), None):
-        return found
+    mine, theirs = first.must_agree(task), second.must_agree(task)
+    for what, value in mine.items():
+        if not (by_content and what in SELECTION) and "" != value != theirs[what] != "":
+            return _HASHES.get(what, what), value, theirs[what]
     unknown = "" in (mine.get("documents"), theirs.get("documents"))
     return _other_content(first, second, task) if unknown and not by_content else None
 
@@ -166,7 +167,7 @@ def _other_content(a: Comparable, b: Comparable, task: str) -> tuple[str, str, s
     """Return the first document whose number stands for another content in B; None if there is none, or no hashes."""
     if not (a.has_contents and b.has_contents):
         return None
-    tables = (one.documents[one.documents["task"] == task].set_index(["subtask", "doc_id"]) for one in (a, b))
+    tables = (run.documents[run.documents["task"] == task].set_index(["subtask", "doc_id"]) for run in (a, b))
     first, second = (table[CONTENT] for table in tables)
     both = first.index.intersection(second.index)
     for key in both[(first[both] != second[both]).to_numpy()]:
@@ -177,8 +178,10 @@ def _other_content(a: Comparable, b: Comparable, task: str) -> tuple[str, str, s
 def _contents(run: Run) -> dict[str, dict[str, str]]:
     """Return task → what identifies its documents and examples → its value, for example a hash."""
     comparable, examples = benchmark_of(run).comparable(run), run.manifest["specification"].get("examples") or {}
-    found = {task: comparable.must_agree(task) for task in run.manifest["documents"]}
-    return {task: one | ({"examples": examples[task]} if task in examples else {}) for task, one in found.items()}
+    return {
+        task: comparable.must_agree(task) | ({"examples": examples[task]} if task in examples else {})
+        for task in run.manifest["documents"]
+    }
 
 
 def _differing(

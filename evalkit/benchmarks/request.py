@@ -36,37 +36,33 @@ from evalkit.runs.folder import specification_id
 Value = TypeVar("Value")
 
 
-class _Memory:
-    """Values by kind and key, the ones used last at the end."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.depth = 0
-        self.values: dict[str, OrderedDict[Hashable, Any]] = {}
-        self.making: dict[Hashable, Any] = {}
-        """Kind and key → the lock of the thread that makes the value."""
-
-
-_memory = _Memory()
+_lock = threading.RLock()
+_blocks = 0
+"""Number of blocks of `remembering` that have begun and not ended."""
+_values: dict[str, OrderedDict[Hashable, Any]] = {}
+"""Kind → values by key, the ones used last at the end."""
+_making: dict[Hashable, threading.RLock] = {}
+"""Kind and key → the lock of the thread that makes the value; others can be made and read meanwhile."""
 
 
 @contextmanager
 def remembering() -> Iterator[None]:
     """Keep the values that are made within the block until its end."""
-    with _memory.lock:
-        _memory.depth += 1
+    global _blocks
+    with _lock:
+        _blocks += 1
     try:
         yield
     finally:
-        with _memory.lock:
-            _memory.depth -= 1
-            if not _memory.depth:
-                _memory.values.clear()
-                _memory.making.clear()
+        with _lock:
+            _blocks -= 1
+            if not _blocks:
+                _values.clear()
+                _making.clear()
 
 
 def remembered(kind: str, key: Hashable, make: Callable[[], Value], most: int = 4) -> Value:
-    """Return the value of a key, made at its first use within `remembering`.
+    """Return the value of a key; within `remembering`, the one that was made for it before.
 
     Args:
         kind: kind of the value.
@@ -74,24 +70,23 @@ def remembered(kind: str, key: Hashable, make: Callable[[], Value], most: int = 
         make: makes the value, which nobody may change.
         most: number of values of this kind that are kept.
     """
-    if not _memory.depth:
+    if not _blocks:
         return make()
-    with _memory.lock:
-        values = _memory.values.setdefault(kind, OrderedDict())
-        making = _memory.making.setdefault((kind, key), threading.RLock())
-    # Other values can be made and read meanwhile
+    with _lock:
+        values = _values.setdefault(kind, OrderedDict())
+        making = _making.setdefault((kind, key), threading.RLock())
     with making:
-        with _memory.lock:
+        with _lock:
             if key in values:
                 values.move_to_end(key)
-                found: Value = values[key]
-                return found
-        found = make()
-        with _memory.lock:
-            values[key] = found
+                kept: Value = values[key]
+                return kept
+        value = make()
+        with _lock:
+            values[key] = value
             while len(values) > most:
                 values.popitem(last=False)
-        return found
+        return value
 
 
 SCORING_VERSION = 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -56,7 +56,7 @@ def evaluate(
     """
     of_model = settings_of(ModelSpec)
     options = given_options({key: value for key, value in shared.items() if key not in of_model}, settings or {})
-    loading: dict[str, Any] = {one.name: shared.get(one.name, one.default) for one in of_model.values()}
+    loading: dict[str, Any] = {key: shared.get(key, setting.default) for key, setting in of_model.items()}
     loading["tokenizer"] = tokenizer
     with progress or Progress() as shown:
         if isinstance(model, (str, Path)):
@@ -77,35 +77,18 @@ def planned(model: str | Path | ModelSpec, options: Mapping[str, Any], say: Say)
         EvalkitError: the options, the checkpoint or the documents are invalid.
     """
     chosen = _benchmark_of(options.get("suite"))
-    kind = chosen.request
-    given = {name: value for name, value in options.items() if name != "suite" or name in settings_of(kind)}
-    return chosen.plan(request_of(kind, model, given), say)
+    given = {name: value for name, value in options.items() if name != "suite" or name in settings_of(chosen.request)}
+    return chosen.plan(request_of(chosen.request, model, given), say)
 
 
 def _benchmark_of(suite: str | Path | None) -> Benchmark:
     return benchmark(kind_of_suite(None if suite is None else values.name_or_path("--suite", suite)))
 
 
-def given_options(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that differ from their defaults, merged with the benchmark's settings.
-
-    Raises:
-        UsageError: the benchmark has no such argument or setting, or an argument of `evaluate` is given as a setting.
-    """
-    given = given_settings(SuiteRequest, arguments)
-    if isinstance(vary := given.get("vary"), Path):
-        given["vary"] = str(vary)
-    suite = given.get("suite")
-    request = _benchmark_of(suite).request
-    own = own_settings(request)
-    if foreign := sorted(given.keys() - settings_of(request).keys() - {"suite"}):
-        more = f"; its settings are {', '.join(own)}" if own else ""
-        raise UsageError(f"{foreign[0]}: suite {suite} has no such argument{more}")
-    for name in settings:
-        if name in settings_of(ModelSpec, SuiteRequest):
-            raise UsageError(f"settings: {name} is an argument of evaluate; pass {name}=…, not in settings")
-        check_setting(f"settings: {name}", suite or DEFAULT_SUITE, name, own)
-    return given | dict(settings)
+def request_type(suite: str | Path | None) -> type[Request]:
+    """Return the request type of the benchmark that has a suite."""
+    request: type[Request] = _benchmark_of(suite).request
+    return request
 
 
 def own_settings(request: type[Request]) -> list[str]:
@@ -113,14 +96,35 @@ def own_settings(request: type[Request]) -> list[str]:
     return sorted(settings_of(request).keys() - settings_of(ModelSpec, SuiteRequest).keys())
 
 
-def check_setting(where: str, suite: str | Path, name: str, own: Collection[str]) -> None:
-    """Raise if the benchmark of a suite has no such setting of its own; `where` begins the message.
+def given_options(
+    arguments: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    named: Callable[[str], str] = str,
+    where: str = "settings:",
+) -> dict[str, Any]:
+    """Return the arguments that differ from their defaults, merged with the benchmark's own settings.
+
+    Args:
+        arguments: of `evaluate`, by name.
+        settings: settings of the suite's benchmark, by name.
+        named: argument → its name in messages.
+        where: begins the message about a setting.
 
     Raises:
-        UsageError: it has no settings of its own.
-        UnknownNameError: it has others.
+        UsageError: the benchmark has no such argument or setting, or an argument of `evaluate` is given as a setting.
     """
-    if not own:
-        raise UsageError(f"{where}: suite {suite} has no settings of its own")
-    if name not in own:
-        raise UnknownNameError(f"setting of suite {suite}", name, own)
+    given = given_settings(arguments, ModelSpec, SuiteRequest)
+    if isinstance(vary := given.get("vary"), Path):
+        given["vary"] = str(vary)
+    suite = given.get("suite") or DEFAULT_SUITE
+    request = request_type(suite)
+    own = own_settings(request)
+    if foreign := sorted(given.keys() - settings_of(ModelSpec, request).keys() - {"suite"}):
+        more = f"; it has {where} {', '.join(own)}" if own else ""
+        raise UsageError(f"{named(foreign[0])}: suite {suite} has no such setting{more}")
+    for name in settings:
+        if name in settings_of(ModelSpec, SuiteRequest):
+            raise UsageError(f"{where} {name} is an argument of every run; give {named(name)} instead")
+        if name not in own:
+            raise UnknownNameError(f"setting of suite {suite}", name, own)
+    return given | dict(settings)

@@ -5,8 +5,9 @@ In: a folder, or runs and why others have none. Out: a `Report`, whose JSON and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import Any
@@ -83,6 +84,13 @@ class ListedRun:
         origin = "imported" if self.imported else ""
         return ", ".join(filter(None, (shots, self.documents, self.context, self.windows, origin)))
 
+    @property
+    def searched(self) -> str:
+        """Text that a filter searches, in lower case."""
+        about = (Path(self.folder).name, self.state, self.id, self.created, self.model, self.revision, self.path,
+                 self.suite, self.template, self.dtype, self.settings, self.rule)  # fmt: skip
+        return " ".join(map(str, about)).lower()
+
 
 def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun]:
     """Return the runs under a folder whose description contains each word of a text; case is ignored.
@@ -92,16 +100,18 @@ def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun
     Raises:
         RunError: the folder cannot be read.
     """
-    found = [_damaged(one.folder, one.why) if isinstance(one, DamagedRun) else _listed(one) for one in scan(root)]
+    runs = [
+        ListedRun(str(run.folder), "damaged", notes=(run.why,)) if isinstance(run, DamagedRun) else _listed(run)
+        for run in scan(root)
+    ]
     words = text.lower().split()
-    chosen = [run for run in found if all(word in _described(run) for word in words)]
     orders: dict[str, Any] = {
         "date": lambda run: run.created,
         "name": lambda run: run.folder,
         "model": lambda run: by_number(run.checkpoint),
         "score": lambda run: float("inf") if run.score is None else -run.score,
     }
-    return sorted(chosen, key=orders[sort])
+    return sorted((run for run in runs if all(word in run.searched for word in words)), key=orders[sort])
 
 
 def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report:
@@ -113,24 +123,25 @@ def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report
         for run in runs
     ]  # fmt: skip
     # Empty columns are dropped to save width
-    keep = [column for column in range(len(headers)) if any(row[column] for row in rows)]
-    kept_headers, kept_rows = [headers[c] for c in keep], [[row[c] for c in keep] for row in rows]
-    none = f"none in {root}" + (f" with {text}" if text.strip() else "")
+    shown = [column for column in range(len(headers)) if any(row[column] for row in rows)]
+    rows = [[row[column] for column in shown] for row in rows]
+    headers = [headers[column] for column in shown]
     notes = [f"{run.id[:_ID_SHOWN] or Path(run.folder).name}: {note}" for run in runs for note in run.notes]
     if kept := [run.id[:_ID_SHOWN] for run in runs if run.state == "finished" and not (run.journal or run.imported)]:
         notes.append(f"stored without a journal, so their tables cannot be recomputed: {', '.join(kept)}")
     content = [asdict(run) for run in runs]
+    records = [
+        {name: "; ".join(value) if isinstance(value, tuple) else value for name, value in record.items()}
+        for record in content
+    ]
+    none = f"none in {root}" + (f" with {text}" if text.strip() else "")
     return Report(
-        (simple_table("runs", kept_headers, kept_rows, texts=len(keep)),) if runs else (),
-        verdict=() if runs else (none,),
+        (simple_table("runs", headers, rows, texts=len(shown)),) if runs else (),
+        () if runs else (none,),
         notes=tuple(notes),
         content=content,
-        records=[{name: _one_value(value) for name, value in record.items()} for record in content],
+        records=records,
     )
-
-
-def _one_value(value: Any) -> Any:
-    return "; ".join(value) if isinstance(value, (list, tuple)) else value
 
 
 def _listed(run: Run) -> ListedRun:
@@ -166,16 +177,6 @@ def _listed(run: Run) -> ListedRun:
     return ListedRun(state="finished", score=score, result=result, **about)
 
 
-def _damaged(folder: Path, why: str) -> ListedRun:
-    return ListedRun(str(folder), "damaged", notes=(why,))
-
-
-def _described(run: ListedRun) -> str:
-    """Return the text that a filter searches, in lower case."""
-    about = ("state", "id", "created", "model", "revision", "path", "suite", "template", "dtype", "settings", "rule")
-    return " ".join(map(str, (Path(run.folder).name, *(getattr(run, name) for name in about)))).lower()
-
-
 _NONE = "–"
 
 
@@ -193,49 +194,61 @@ class SummarisedRun:
     message: str = ""
     """Why it is not finished, or what was left out."""
 
-    @property
+    @cached_property
     def metrics(self) -> dict[str, Metric]:
-        """Return task → its first metric."""
-        if self.run is None:
-            return {}
-        found: dict[str, Metric] = {}
-        for metric in benchmark_of(self.run).metrics(self.run, self.rule):
-            found.setdefault(metric.task, metric)
-        return found
+        """Task → its first metric."""
+        metrics: dict[str, Metric] = {}
+        for metric in benchmark_of(self.run).metrics(self.run, self.rule) if self.run else ():
+            metrics.setdefault(metric.task, metric)
+        return metrics
+
+    @cached_property
+    def average(self) -> dict[str, Any] | None:
+        """The stored average over all tasks, None if there is none."""
+        averages = benchmark_of(self.run).stored_averages(self.run, self.rule) if self.run else []
+        return dict(averages[-1]) if averages else None
 
     @property
-    def average(self) -> Mapping[str, Any] | None:
-        """Return the stored average over all tasks, None if there is none."""
-        if self.run is None:
-            return None
-        averages = benchmark_of(self.run).stored_averages(self.run, self.rule)
-        return averages[-1] if averages else None
+    def about(self) -> dict[str, Any]:
+        """Keys of its record in JSON and CSV."""
+        identity = (self.run.manifest["id"], str(self.run.folder)) if self.run else (None, None)
+        return {"model": self.model, "state": self.state, "message": self.message, "run": identity[0],
+                "folder": identity[1]}  # fmt: skip
 
 
 def summary_report(runs: Sequence[SummarisedRun]) -> Report:
     """Return a report with a line for each checkpoint, in order."""
-    metrics = [one.metrics for one in runs]
-    tasks = list(dict.fromkeys(task for one in metrics for task in one))
-    averages = [one.average for one in runs] if len(tasks) > 1 else [None] * len(runs)
-    name = next((one["name"] for one in averages if one), None)
-    headers = ["checkpoint", *(_heading(task, runs, metrics) for task in tasks), *([name] if name else [])]
-    folder, labels = _labels([one.model for one in runs])
+    tasks = list(dict.fromkeys(task for run in runs for task in run.metrics))
+    averages = [run.average if len(tasks) > 1 else None for run in runs]
+    name = next((average["name"] for average in averages if average), None)
+    folder, labels = _labels([run.model for run in runs])
     rows = []
-    for label, one, found, average in zip(labels, runs, metrics, averages, strict=True):
-        cells = [_cell(found.get(task)) if one.run else _NONE for task in tasks]
+    for label, run, average in zip(labels, runs, averages, strict=True):
+        cells = [_cell(run.metrics.get(task)) for task in tasks]
         rows.append([label, *cells, *([percent(average["accuracy"]) if average else _NONE] if name else [])])
-    lower = any(metric.higher_is_better is False for one in metrics for metric in one.values())
+    headers = ["checkpoint", *(_heading(task, runs) for task in tasks), *([name] if name else [])]
+    metrics = [metric for run in runs for metric in run.metrics.values()]
     notes = [f"checkpoints are in {folder}"] if folder else []
-    notes += [f"{one.model}: {one.state}: {one.message}" for one in runs if one.message]
-    notes += [f"{one.model}: {note}" for one in runs if one.run for note in mixture(one.run.manifest)]
-    if any(metric.official is False for one in metrics for metric in one.values()):
+    notes += [f"{run.model}: {run.state}: {run.message}" for run in runs if run.message]
+    notes += [f"{run.model}: {note}" for run in runs if run.run for note in mixture(run.run.manifest)]
+    if any(metric.official is False for metric in metrics):
         notes.append("*: not the official documents of the task")
+    if any(metric.higher_is_better is False for metric in metrics):
+        notes.append(LOWER_NOTE)
     return Report(
         (simple_table("summary", headers, rows),),
-        (f"{sum(one.run is not None for one in runs)} of {len(runs)} checkpoints are finished{_what(runs)}",),
-        notes=(*notes, *([LOWER_NOTE] if lower else [])),
-        content=[_content(one, found) for one, found in zip(runs, metrics, strict=True)],
-        records=[_record(one, found) for one, found in zip(runs, metrics, strict=True)],
+        (f"{sum(run.run is not None for run in runs)} of {len(runs)} checkpoints are finished{_shared(runs)}",),
+        notes=tuple(notes),
+        content=[
+            run.about | {"tasks": [asdict(metric) for metric in run.metrics.values()], "average": run.average}
+            for run in runs
+        ],
+        records=[
+            run.about
+            | {task: metric.value for task, metric in run.metrics.items()}
+            | {"average": run.average["accuracy"] if run.average else None}
+            for run in runs
+        ],
     )
 
 
@@ -248,23 +261,22 @@ def _labels(models: Sequence[str]) -> tuple[str, list[str]]:
     return str(PurePath(*common)), [str(PurePath(*PurePath(model).parts[len(common) :])) for model in models]
 
 
-def _what(runs: Sequence[SummarisedRun]) -> str:
+def _shared(runs: Sequence[SummarisedRun]) -> str:
     """Describe what all runs share: the suite and, where rules apply, template and rule."""
-    one = next((one for one in runs if one.run), None)
-    if one is None or one.run is None:
-        return ""
-    by_rule = "rules" in one.run.stored
-    several = "prompts" in one.run.manifest["specification"]
-    prompts = f"mean over {one.run.template} and other prompts" if several else f"{one.run.template} prompts"
-    return f" on {one.run.suite}" + (f", {prompts}, rule {one.rule or one.run.rule}" * by_rule)
+    for summarised in runs:
+        if (run := summarised.run) is not None:
+            several = "prompts" in run.manifest["specification"]
+            prompts = f"mean over {run.template} and other prompts" if several else f"{run.template} prompts"
+            by_rule = f", {prompts}, rule {summarised.rule or run.rule}" if "rules" in run.stored else ""
+            return f" on {run.suite}{by_rule}"
+    return ""
 
 
-def _heading(task: str, runs: Sequence[SummarisedRun], metrics: Sequence[Mapping[str, Metric]]) -> str:
+def _heading(task: str, runs: Sequence[SummarisedRun]) -> str:
     """Return the label of a task, with marks for unofficial documents and for a metric of which lower is better."""
-    run = next(one.run for one, found in zip(runs, metrics, strict=True) if one.run and task in found)
-    found = [one[task] for one in metrics if task in one]
-    mark = "*" if any(metric.official is False for metric in found) else ""
-    lower = LOWER_IS_BETTER if found[0].higher_is_better is False else ""
+    measured = [(run.run, run.metrics[task]) for run in runs if run.run and task in run.metrics]
+    (run, metric), mark = measured[0], "*" if any(metric.official is False for _, metric in measured) else ""
+    lower = LOWER_IS_BETTER if metric.higher_is_better is False else ""
     return f"{benchmark_of(run).label(run, task).short}{mark}{lower}"
 
 
@@ -272,22 +284,3 @@ def _cell(metric: Metric | None) -> str:
     if metric is None or metric.value is None:
         return _NONE
     return percent(metric.value / metric.whole) if metric.whole else fixed(metric.value, 4)
-
-
-def _content(one: SummarisedRun, metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    return {
-        "model": one.model,
-        "state": one.state,
-        "message": one.message,
-        "run": one.run.manifest["id"] if one.run else None,
-        "folder": str(one.run.folder) if one.run else None,
-        "tasks": [asdict(metric) for metric in metrics.values()],
-        "average": dict(one.average) if one.average else None,
-    }
-
-
-def _record(one: SummarisedRun, metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    content = _content(one, metrics)
-    values = {task: metric.value for task, metric in metrics.items()}
-    average = {"average": one.average["accuracy"] if one.average else None}
-    return {name: content[name] for name in ("model", "state", "message", "run", "folder")} | values | average

@@ -19,6 +19,7 @@ from evalkit.benchmarks.base import Batch, Budget, Plan, Planned
 from evalkit.benchmarks.registry import benchmark
 from evalkit.display import Progress, Say, doing
 from evalkit.inputs.validated import restored
+from evalkit.models.loading.fingerprint import check_identity
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Entry
@@ -61,27 +62,6 @@ def prefetched(
             raise
 
 
-class ModelHolder:
-    """Loads models, one at a time, and keeps the last one: runs of one checkpoint load it once."""
-
-    def __init__(self) -> None:
-        self._key: LoadingKey | None = None
-        self._loaded: LoadedModel | None = None
-
-    def model_of(self, plan: Plan, say: Say) -> LoadedModel:
-        """Return the loaded model of a run, or the one that is kept if it is the same. Raises as `load_checked`."""
-        specification = plan.manifest["specification"]
-        key = loading_key(plan.request.model, specification)
-        if self._loaded is None or self._key != key:
-            # Freed first, since two models may not fit into memory
-            self._loaded = None
-            self._loaded = load_model(plan, say)
-            self._key = key
-        else:
-            check_loaded(plan.checkpoint.given, specification, self._loaded)
-        return self._loaded
-
-
 LoadingKey = tuple["ModelSpec", str]
 
 
@@ -96,6 +76,27 @@ def loading_key(model: ModelSpec, specification: Mapping[str, Any]) -> LoadingKe
     return plain, about
 
 
+class ModelHolder:
+    """Loads models, one at a time, and keeps the last one: runs of one checkpoint load it once."""
+
+    def __init__(self) -> None:
+        self._key: LoadingKey | None = None
+        self._loaded: LoadedModel | None = None
+
+    def model_of(self, plan: Plan, say: Say) -> LoadedModel:
+        """Return the loaded model of a run, or the one that is kept if it is the same. Raises as `load_checked`."""
+        specification = plan.manifest["specification"]
+        key = loading_key(plan.request.model, specification)
+        if self._loaded is None or self._key != key:
+            # Freed first, since two models may not fit into memory
+            self._loaded = None
+            self._loaded = load_checked(plan.request.model, plan.checkpoint, specification, say)
+            self._key = key
+        else:
+            check_identity(plan.checkpoint.given, specification, self._loaded)
+        return self._loaded
+
+
 def load_checked(model: ModelSpec, checkpoint: Checkpoint, specification: Mapping[str, Any], say: Say) -> LoadedModel:
     """Load the model of a run, of which `specification` has the fingerprint, and report what was loaded.
 
@@ -103,22 +104,10 @@ def load_checked(model: ModelSpec, checkpoint: Checkpoint, specification: Mappin
         CheckpointError: it cannot be loaded, or its files have changed since the run's id was computed.
     """
     loaded = model.load(checkpoint, say)
-    check_loaded(checkpoint.given, specification, loaded)
+    check_identity(checkpoint.given, specification, loaded)
     for line in loaded.describe().split("\n"):
         say(line)
     return loaded
-
-
-def check_loaded(given: str, specification: Mapping[str, Any], loaded: LoadedModel) -> None:
-    """Raise a `CheckpointError` if a model is not the one of a run; see `check_identity`."""
-    from evalkit.models.loading.fingerprint import check_identity
-
-    check_identity(given, specification, loaded)
-
-
-def load_model(plan: Plan, say: Say) -> LoadedModel:
-    """Load the model of a run and report what was loaded. Raises as `load_checked`."""
-    return load_checked(plan.request.model, plan.checkpoint, plan.manifest["specification"], say)
 
 
 @dataclass(frozen=True)
@@ -192,8 +181,7 @@ class OpenRun:
         Raises:
             RunError: it could not be written; earlier batches are unaffected.
         """
-        entry = Entry(*batch.key, round(seconds, 4), place)
-        self.finished.append(entry, rows, packed)
+        self.finished.append(Entry(*batch.key, round(seconds, 4), place), rows, packed)
 
     def report(self, done: float, seconds_left: float | None) -> None:
         """Publish the progress to other processes; see `Lock.report`."""
@@ -211,13 +199,12 @@ class OpenRun:
 def finished(plan: Plan, say: Say) -> Run | None:
     """Return the run of a plan if it has everything that is requested, else None."""
     kind = benchmark(plan.manifest["kind"])
-    device = plan.request.model.device
     samples = getattr(plan.request, "log_samples", False)
 
     def has_all(run: Run) -> bool:
         return run.serves(samples) and all((run.folder / name).is_file() for name in kind.files)
 
-    run = find_finished(plan.folder, plan.manifest, has_all, say, device)
+    run = find_finished(plan.folder, plan.manifest, has_all, say, plan.request.model.device)
     if run is not None:
         run.require_form(kind.results_form)
     return run

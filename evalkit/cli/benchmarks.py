@@ -17,7 +17,6 @@ from evalkit.cli.options import (
     CONFIG,
     CONTEXT,
     DETAIL,
-    DRY_RUN,
     ORIGIN,
     PLOT,
     SELECTION,
@@ -27,8 +26,8 @@ from evalkit.cli.options import (
     checkpoints_of,
     settings,
 )
-from evalkit.cli.parameters import comma_separated, option, typed_option
-from evalkit.cli.running import PRINTING, WORKERS, dry_run, evaluation_of, finished, run_several, say
+from evalkit.cli.parameters import comma_separated, exclude, flag, option, typed_option
+from evalkit.cli.running import DRY_RUN, PRINTING, WORKERS, dry_run, evaluation_of, finished_runs, run_several, say
 from evalkit.cli.study import WATCH, watch, watched
 from evalkit.display import doing
 from evalkit.errors import UnknownNameError, UsageError
@@ -86,33 +85,29 @@ def run(
     """
     from evalkit.benchmarks.registry import benchmark_of
 
-    asked = evaluation_of(options)
-    if (watching := watched(ctx, options)) is not None:
-        if asked.workers.given:
-            raise UsageError("--watch evaluates in this process; leave out --workers and --ray")
-        if asked.is_dry:
-            raise UsageError("--watch evaluates checkpoints that do not exist yet; leave it out, or --dry-run")
+    evaluation = evaluation_of(options)
+    watching = watched(ctx, options)
+    exclude(watch=watching, dry_run=evaluation.is_dry, show_prompts=show_prompts or None)
+    if watching is not None:
+        if evaluation.workers.given:
+            raise UsageError(f"{evaluation.workers.given}: --watch evaluates in this process; leave out one of them")
         watch(watching, _request_options(ctx, options, own))
         return
     with doing("planning the run"):
-        named = checkpoints_of(ctx, checkpoints, model)
-        asked = replace(asked, options=_request_options(ctx, options, own))
-    if asked.is_dry and show_prompts:
-        raise UsageError("--dry-run and --show-prompts both compute nothing; give one of them")
-    if asked.is_dry:
-        asked.print(dry_run(named, asked.options))
-        return
-    if len(named) > 1:
+        models = checkpoints_of(ctx, checkpoints, model)
+        evaluation = replace(evaluation, options=_request_options(ctx, options, own))
+    if evaluation.is_dry:
+        evaluation.print(dry_run(models, evaluation.options))
+    elif len(models) > 1:
         if show_prompts or detail:
-            option = "--show-prompts" if show_prompts else "--detail"
-            raise UsageError(f"{option}: is for one checkpoint, and {len(named)} are given; name one of them")
-        report, finished = run_several(named, asked.options, asked.workers.runner)
-        asked.print(report)
+            raise UsageError(f"--{'show-prompts' if show_prompts else 'detail'}: is for one checkpoint, not several")
+        report, finished = run_several(models, evaluation.options, evaluation.workers.runner)
+        evaluation.print(report)
         ctx.exit(0 if finished else 1)
-    if show_prompts:
-        _print_prompts(named[0], asked.options, show_prompts)
+    elif show_prompts:
+        _print_prompts(models[0], evaluation.options, show_prompts)
     else:
-        asked.run(named[0], lambda found, rule: benchmark_of(found).report(found, rule, detail))
+        evaluation.run(models[0], lambda run, rule: benchmark_of(run).report(run, rule, detail))
 
 
 def _print_prompts(model: str, options: dict[str, Any], count: int) -> None:
@@ -130,41 +125,33 @@ def _print_prompts(model: str, options: dict[str, Any], count: int) -> None:
 def _request_options(ctx: click.Context, options: dict[str, Any], own: Sequence[str]) -> dict[str, Any]:
     """Return the options of the suite's benchmark, with its own settings.
 
-    Raises:
-        UsageError: an option that it does not have, unless it is from the environment, where other commands may need
-        it.
+    Options from the environment that it does not have are left out, since other commands may need them.
     """
-    from evalkit.benchmarks.registry import benchmark, kind_of_suite
-    from evalkit.benchmarks.request import DEFAULT_SUITE
-    from evalkit.benchmarks.run import check_setting, own_settings
+    from evalkit.benchmarks.run import given_options, own_settings, request_type
     from evalkit.inputs.settings import settings_of, switched
     from evalkit.models.loading.spec import ModelSpec
 
-    suite = options["suite"] or DEFAULT_SUITE
-    request = benchmark(kind_of_suite(suite)).request
-    known, further = settings_of(ModelSpec, request).keys() | {"suite"}, own_settings(request)
-    given = {name: value for name, value in options.items() if value is not None and value is not False}
-    for name in given.keys() - known:
-        if ctx.get_parameter_source(name) is not click.core.ParameterSource.ENVIRONMENT:
-            more = f"; it has --set {', '.join(further)}" if further else ""
-            raise UsageError(f"--{name.replace('_', '-')}: suite {suite} has no such setting{more}")
-        del given[name]
+    request = request_type(options["suite"])
+    known = settings_of(ModelSpec, request).keys() | {"suite"}
+    environment = click.core.ParameterSource.ENVIRONMENT
+    options = {
+        name: value
+        for name, value in options.items()
+        if name in known or ctx.get_parameter_source(name) is not environment
+    }
+    further: dict[str, Any] = {}
     for text in own:
-        name, equals, value = text.partition("=")
-        name = name.replace("-", "_")
+        key, equals, value = text.partition("=")
+        name = key.replace("-", "_")
         if not equals:
             raise UsageError(f"--set {text}: write KEY=VALUE, such as max_prompt_tokens=3500")
-        if name in options:
-            raise UsageError(f"--set {text}: that is an option; give --{name.replace('_', '-')} {value}")
-        check_setting(f"--set {text}", suite, name, further)
-        if name in given:
+        if name in further:
             raise UsageError(f"--set {text}: {name} is set twice; set it once")
-        given[name] = value
+        further[name] = value
     # A variable sets a setting of its name, as it does for the benchmark's own command
-    variables = {
-        name: os.environ[f"EVALKIT_{name.upper()}"] for name in further if f"EVALKIT_{name.upper()}" in os.environ
-    }
-    return switched(request, variables | given)
+    variables = {name: os.environ.get(f"EVALKIT_{name.upper()}") for name in own_settings(request)}
+    given = {name: value for name, value in variables.items() if value is not None} | further
+    return given_options(options, switched(request, given), flag, "--set:")
 
 
 @click.command(cls=BenchmarkCommand, kind="needle")
@@ -183,8 +170,7 @@ def needle(ctx: click.Context, /, checkpoint: str | None, model: str | None, **o
     evalkit needle --model CKPT --context 8192                           stretched to 8,192 tokens by YaRN
     evalkit needle --model CKPT --lengths 500,1000 --depths 10,50,90 --repeats 10 --text book.txt
     """
-    asked = evaluation_of(options | {"suite": "needle"})
-    asked.run(checkpoint_of(ctx, checkpoint, model))
+    evaluation_of(options | {"suite": "needle"}).run(checkpoint_of(ctx, checkpoint, model))
 
 
 @click.command(cls=BenchmarkCommand, kind="attention", without=("token_budget",))
@@ -207,8 +193,7 @@ def attention(ctx: click.Context, /, checkpoint: str | None, model: str | None, 
     evalkit attention --model CKPT --measures bos,entropy --layers -1 --sample 50 --seed 1
     evalkit attention --model CKPT --text book.txt --context 8192 --measures bos,mass
     """
-    asked = evaluation_of(options | {"suite": "attention"})
-    asked.run(checkpoint_of(ctx, checkpoint, model))
+    evaluation_of(options | {"suite": "attention"}).run(checkpoint_of(ctx, checkpoint, model))
 
 
 @click.command(cls=BenchmarkCommand, kind="perplexity")
@@ -245,34 +230,18 @@ def perplexity(
     evalkit perplexity --model CKPT --text book.txt --context 8192            stretched to 8,192 tokens by YaRN
     evalkit perplexity --model CKPT --text book.txt --context 8192 --methods none,linear,ntk,yarn --plot curves.png
     """
-    asked = evaluation_of(options | {"suite": "perplexity"})
-    named = checkpoint_of(ctx, checkpoint, model)
+    evaluation = evaluation_of(options | {"suite": "perplexity"})
+    checkpoint = checkpoint_of(ctx, checkpoint, model)
+    exclude(methods=methods, dry_run=evaluation.is_dry)
+    exclude(methods=methods, context_method=options["context_method"])
     if methods is None:
-        asked.run(named, draw=lambda found: _draw({str(found.manifest["model"]): found}, plot))
+        evaluation.run(checkpoint, draw=lambda run: _draw({str(run.manifest["model"]): run}, plot))
         return
-    if asked.is_dry:
-        raise UsageError("--dry-run is of one method, and the others take as much; leave out --methods")
     from evalkit.benchmarks.perplexity.results_report import methods_report
 
-    _check_methods(methods, asked.options)
-    runs = _run_methods(named, asked.options, methods, asked.workers.runner)
-    asked.print(methods_report(runs))
+    runs = _run_methods(checkpoint, evaluation.options, methods, evaluation.workers.runner)
+    evaluation.print(methods_report(runs))
     _draw(runs, plot)
-
-
-def _check_methods(methods: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Validate `--methods` before anything is read."""
-    from evalkit.models.context.extension import METHODS
-
-    for method in methods:
-        if method not in METHODS:
-            raise UnknownNameError("context method", method, METHODS)
-        if methods.count(method) > 1:
-            raise UsageError(f"--methods {','.join(methods)}: {method} occurs twice; name each method once")
-    if options.get("context_method") is not None:
-        raise UsageError("--methods names the methods already; leave out --context-method")
-    if options.get("context") in (None, "none") and options.get("context_config") is None:
-        raise UsageError("--methods: name the longer context window too, such as --context 8192")
 
 
 def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], runner: JobRunner) -> dict[str, Run]:
@@ -283,9 +252,16 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
     """
     from evalkit.benchmarks.run import planned
     from evalkit.display import Progress
-    from evalkit.runs.folder import load_run
+    from evalkit.models.context.extension import METHODS
     from evalkit.studies.planning import Job
 
+    for method in methods:
+        if method not in METHODS:
+            raise UnknownNameError("context method", method, METHODS)
+    if len(set(methods)) < len(methods):
+        raise UsageError(f"--methods {','.join(methods)}: name each method once")
+    if options.get("context") in (None, "none") and options.get("context_config") is None:
+        raise UsageError("--methods: name the longer context window too, such as --context 8192")
     with Progress() as progress:
         with doing("planning the runs"):
             plans = {method: planned(model, options | {"context_method": method}, progress.say) for method in methods}
@@ -295,8 +271,7 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
                 "training, so no method changes anything; give a longer --context, or --context-original"
             )
         outcomes = runner([Job(f"{model}, {method}", plan) for method, plan in plans.items()], progress)
-    finished(outcomes)
-    return {method: load_run(plan.folder) for method, plan in plans.items()}
+    return dict(zip(methods, finished_runs(outcomes), strict=True))
 
 
 def _draw(runs: dict[str, Run], plot: Path | None) -> None:

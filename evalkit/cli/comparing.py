@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from evalkit.benchmarks.attention.groups import KINDS, Band, FigureRequest, parsed_layers
-from evalkit.cli.options import BENCHMARK, GROUP, OUTCOME, OUTPUT, PLOT, STUDY, check_study, named_run
-from evalkit.cli.parameters import FOLDER, MARGIN, argument, comma_separated, is_typed, option, typed_option
+from evalkit.cli.options import OUTCOME, OUTPUT, PLOT, Source, named_run, source
+from evalkit.cli.parameters import (
+    FOLDER,
+    MARGIN,
+    argument,
+    comma_separated,
+    exclude,
+    is_typed,
+    option,
+    require,
+    typed_option,
+)
 from evalkit.cli.running import PRINTING, Printer, say
 from evalkit.display import doing
 from evalkit.errors import UsageError
@@ -25,9 +35,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @argument("runs", nargs=-1)
-@GROUP
-@STUDY
-@BENCHMARK
+@source(groups=True)
 @option(
     "--rule",
     help="How the answer is chosen (evalkit ls rules); of attention a measure, as rank@-1.  [default: the runs' own]",
@@ -46,9 +54,7 @@ if TYPE_CHECKING:
 def compare(
     ctx: click.Context,
     runs: tuple[str, ...],
-    groups: tuple[str, ...],
-    study: Path | None,
-    benchmark: str | None,
+    source: Source,
     rule: str | None,
     outcome: str | None,
     curve: bool,
@@ -74,21 +80,17 @@ def compare(
     evalkit compare --study study.yaml intg vanilla                    names of a study, with all their seeds
     evalkit compare --study study.yaml --curve intg                    its steps, a curve for each seed
     """
-    if curve and fail_if_worse:
-        raise UsageError("--fail-if-worse compares two sides; it does not go with --curve")
-    if margin and not fail_if_worse:
-        raise UsageError("--margin is an argument of --fail-if-worse; give both, or neither")
-    check_study(study, benchmark, groups)
-    if study is not None and is_typed(ctx, "output"):
-        raise UsageError("--output is for runs; a study file names its own folder of runs: omit --output")
     from evalkit.runs.continuous import outcome_key
 
+    exclude(curve=curve, fail_if_worse=fail_if_worse)
+    require("--fail-if-worse", fail_if_worse, margin=margin or None)
+    exclude(study=source.study, output=output if is_typed(ctx, "output") else None)
     key = outcome_key(outcome, rule)
     if curve:
         from evalkit.comparison.curves import curve_report
 
         with doing("reading runs"):
-            curves, notes = _curves(runs, groups, study, benchmark, key, output)
+            curves, notes = _curves(runs, source, key, output)
         printer(curve_report(curves).with_notes(notes))
         if plot:
             from evalkit.comparison.plots import curves as draw_curves
@@ -100,64 +102,53 @@ def compare(
     from evalkit.comparison.differences import exit_code
 
     with doing("reading and comparing runs"):
-        sides, notes, key = _sides(runs, groups, study, benchmark, key, output)
-        found = compare_sides(sides, key)
-        report = comparison_report(found).with_notes(notes)
+        sides, notes, key = _sides(runs, source, key, output)
+        comparisons = compare_sides(sides, key)
+        report = comparison_report(comparisons).with_notes(notes)
     printer(report)
     if plot:
         from evalkit.comparison.plots import forest
 
-        forest(found, plot)
+        forest(comparisons, plot)
     # Percentage points for shares, else the measure's own unit
-    scale = 100 if found[0].measure.is_share else 1
-    return exit_code(found, margin / scale) if fail_if_worse else 0
+    scale = 100 if comparisons[0].measure.is_share else 1
+    return exit_code(comparisons, margin / scale) if fail_if_worse else 0
 
 
 def _sides(
-    runs: tuple[str, ...],
-    groups: tuple[str, ...],
-    study: Path | None,
-    benchmark: str | None,
-    key: str | None,
-    output: Path,
+    runs: tuple[str, ...], source: Source, key: str | None, output: Path
 ) -> tuple[Sequence[Side], tuple[str, ...], str | None]:
     """Return sides, notes, and the key of the outcome, of a study under the benchmark's rule by default."""
-    if study is None:
+    if source.results is None:
         from evalkit.comparison.sides import find_sides
 
-        return find_sides(runs, groups, output), (), key
+        return find_sides(runs, source.groups, output), (), key
     from evalkit.runs.continuous import with_default_rule
-    from evalkit.studies.results import read_results, study_sides
+    from evalkit.studies.results import study_sides
 
-    results = read_results(study)
-    chosen = results.study.benchmark(benchmark)
-    found = study_sides(results, runs, chosen)
-    return found.sides, found.notes, with_default_rule(key, chosen.rule)
+    benchmark = source.results.study.benchmark(source.benchmark)
+    chosen = study_sides(source.results, runs, benchmark)
+    return chosen.sides, chosen.notes, with_default_rule(key, benchmark.rule)
 
 
 def _curves(
-    runs: tuple[str, ...],
-    groups: tuple[str, ...],
-    study: Path | None,
-    benchmark: str | None,
-    key: str | None,
-    output: Path,
+    runs: tuple[str, ...], source: Source, key: str | None, output: Path
 ) -> tuple[list[Curve], tuple[str, ...]]:
     """Return a curve for each training, and notes."""
     from evalkit.comparison.curves import curve
 
-    if study is None:
+    if source.results is None:
         from evalkit.comparison.sides import find_trainings
 
-        return [curve(side, key) for side in find_trainings(runs, groups, output)], ()
+        return [curve(side, key) for side in find_trainings(runs, source.groups, output)], ()
     from evalkit.runs.continuous import with_default_rule
-    from evalkit.studies.results import read_results, study_trainings
+    from evalkit.studies.results import study_trainings
 
-    results = read_results(study)
-    chosen = results.study.benchmark(benchmark)
-    found = study_trainings(results, runs, chosen)
-    key = with_default_rule(key, chosen.rule)
-    return [curve(one.side, key, one.steps) for one in found], tuple(note for one in found for note in one.notes)
+    benchmark = source.results.study.benchmark(source.benchmark)
+    trainings = study_trainings(source.results, runs, benchmark)
+    key = with_default_rule(key, benchmark.rule)
+    curves = [curve(training.side, key, training.steps) for training in trainings]
+    return curves, tuple(note for training in trainings for note in training.notes)
 
 
 _SUFFIXES = (".pdf", ".png")
@@ -167,8 +158,7 @@ _SUFFIXES = (".pdf", ".png")
 @click.command()
 @argument("figure", required=False, metavar="[NAME]")
 @argument("runs", nargs=-1)
-@STUDY
-@BENCHMARK
+@source()
 @typed_option("--all", "every", is_flag=True, help="Every figure that the runs have measures for, as .pdf and .png in "
               "the folder --output.")  # fmt: skip
 @typed_option("--list", "listed", is_flag=True, help="List the figures and their options.")
@@ -185,8 +175,7 @@ _SUFFIXES = (".pdf", ".png")
 def figure(
     figure: str | None,
     runs: tuple[str, ...],
-    study: Path | None,
-    benchmark: str | None,
+    source: Source,
     every: bool,
     listed: bool,
     names: tuple[str, ...] | None,
@@ -211,76 +200,59 @@ def figure(
     evalkit figure categories --paper --study study.yaml -o categories.pdf
     evalkit figure --all RUN_A RUN_B -o figures/
     """
+    from evalkit.reporting.figures import check_figure_path
+
     if listed:
         _list()
         return
     if every and figure is not None:
         runs, figure = (figure, *runs), None
     request = FigureRequest(parsed_layers(layers or ()), tasks or (), band, measure, paper)
-    if figure is None and not every:
-        raise UsageError(f"name a figure: {', '.join(KINDS)}; or give --all")
-    check_study(study, benchmark)
-    paths = _paths_of_all(request, output) if figure is None else [output or Path(f"{figure}.pdf")]
     if figure is not None:
-        from evalkit.reporting.figures import check_figure_path
-
         request.check(figure)
-        check_figure_path(paths[0])
-    if not runs and study is None:
-        raise UsageError(
-            "name one or more runs of evalkit attention (evalkit ls runs lists them), or --study FILE.yaml"
-        )
+        check_figure_path(path := output or Path(f"{figure}.pdf"))
+    elif every:
+        exclude(all=True, measure=measure, paper=paper)
+        require("--output FOLDER", output is not None, all=True)
+        path = output or Path()
+    else:
+        raise UsageError(f"name a figure: {', '.join(KINDS)}; or give --all")
+    if not runs and source.study is None:
+        raise UsageError("name runs of evalkit attention (evalkit ls runs lists them), or --study FILE.yaml")
     with doing("reading runs"):
-        analysed, notes = _analysed(runs, study, benchmark, names, request)
+        analysed, notes = _analysed(runs, source, names, request)
     for note in notes:
         say(note)
     if figure is None:
-        _draw_every(analysed, request, paths[0])
+        _draw_every(analysed, request, path)
     else:
-        _draw(figure, analysed, request, paths)
-
-
-def _paths_of_all(request: FigureRequest, output: Path | None) -> list[Path]:
-    """Validate a command with --all before any run is read, and return the folder."""
-    if request.measure or request.paper:
-        raise UsageError(
-            f"{'--measure' if request.measure else '--paper'} is for one figure; name it in place of --all"
-        )
-    if output is None:
-        raise UsageError("--all writes several files; give their folder: -o figures/")
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"--output {output} is a file; --all needs a folder")
-    return [output]
+        _draw(figure, analysed, request, [path])
 
 
 def _analysed(
-    given: tuple[str, ...],
-    study: Path | None,
-    benchmark: str | None,
-    names: tuple[str, ...] | None,
-    request: FigureRequest,
+    given: tuple[str, ...], source: Source, names: tuple[str, ...] | None, request: FigureRequest
 ) -> tuple[list[AnalysedRun], list[str]]:
     """Return the runs by the names of their lines, and notes about them."""
     from evalkit.benchmarks.attention.figure_runs import AnalysedRun, run_differences
     from evalkit.comparison.sides import Side, check_unique
     from evalkit.comparison.sides import names as names_of
 
-    found: Sequence[Run]
+    runs: Sequence[Run]
     known: Sequence[str]
-    if study is None:
-        found, notes = [named_run(one) for one in given], []
-        known = names_of(found)
+    if source.results is None:
+        runs, notes = [named_run(run) for run in given], []
+        known = names_of(runs)
     else:
-        from evalkit.studies.results import read_results, study_analyses
+        from evalkit.studies.results import study_analyses
 
-        analyses = study_analyses(read_results(study), given, benchmark)
-        found, known, notes = analyses.runs, analyses.names, [*analyses.notes]
+        analyses = study_analyses(source.results, given, source.benchmark)
+        runs, known, notes = analyses.runs, analyses.names, [*analyses.notes]
     if names is not None:
-        if len(names) != len(found):
-            raise UsageError(f"--names has {len(names)} names for {len(found)} runs ({', '.join(known)}); give as many")
+        if len(names) != len(runs):
+            raise UsageError(f"--names has {len(names)} names for {len(runs)} runs ({', '.join(known)}); give as many")
         known = [printable(name) for name in names]
-    check_unique([Side(name, (run,)) for name, run in zip(known, found, strict=True)])
-    analysed = [AnalysedRun(name, run, request.tasks) for name, run in zip(known, found, strict=True)]
+    check_unique([Side(name, (run,)) for name, run in zip(known, runs, strict=True)])
+    analysed = [AnalysedRun(name, run, request.tasks) for name, run in zip(known, runs, strict=True)]
     return analysed, [*notes, *(f"warning: {text[0].lower()}{text[1:]}" for text in run_differences(analysed))]
 
 
@@ -288,9 +260,9 @@ def _draw_every(analysed: list[AnalysedRun], request: FigureRequest, folder: Pat
     """Draw every figure that the runs have the measures of; report the others."""
     written = False
     for name, kind in KINDS.items():
-        one = FigureRequest(request.layers, request.tasks, request.band if kind.band else None)
+        drawn = FigureRequest(request.layers, request.tasks, request.band if kind.band else None)
         try:
-            _draw(name, analysed, one, [folder / f"{name}{suffix}" for suffix in _SUFFIXES])
+            _draw(name, analysed, drawn, [folder / f"{name}{suffix}" for suffix in _SUFFIXES])
             written = True
         except UsageError as error:
             say(f"left out: {name}: {error}")

@@ -1,9 +1,10 @@
-"""Lists of suites, tasks, templates, rules, outcomes, tables and documents, as reports."""
+"""Lists of suites, tasks, templates, rules, outcomes, tables, exports and documents, and the state of the machine."""
 
 from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -32,25 +33,35 @@ _SCRATCH = 2**30
 """Free bytes that a run needs: its own files, the documents and the demo model."""
 
 
+def _listed(
+    name: str, headers: str, rows: Sequence[Sequence[str]], notes: Iterable[str] = (), texts: int = 9
+) -> Report:
+    """Return a report of one table, whose headers are separated by a bar."""
+    columns = headers.split("|")
+    table = simple_table(name, columns, rows, texts=min(texts, len(columns)))
+    return Report((table,), notes=tuple(notes))
+
+
 def report(data_dir: Path | None, output: Path) -> Report:
     """Return a report for bug reports and first runs; problems are marked with "!"."""
     rows = [*_versions(), *_device(), *_documents(data_dir), *_disk(output)]
     problems = sum(row[0] == "!" for row in rows)
-    verdict = f"{problems} problem(s), marked !" if problems else "no problems found"
-    return Report((simple_table("doctor", ["", "what", "state"], rows, texts=3),), notes=(verdict,))
+    return _listed(
+        "doctor", "|what|state", rows, [f"{problems} problem(s), marked !" if problems else "no problems found"]
+    )
 
 
 def _versions() -> list[list[str]]:
     rows = [["", "python", platform.python_version()], ["", "evalkit", __version__]]
     for name in _PACKAGES:
+        tested = _TESTED.get(name, "")
         try:
-            found = version(name)
+            installed = version(name)
         except PackageNotFoundError:
-            pinned = f"=={_TESTED[name]}" if name in _TESTED else ""
-            rows.append(["!", name, f"not installed: pip install {name}{pinned}"])
+            rows.append(["!", name, f"not installed: pip install {name}{tested and f'=={tested}'}"])
             continue
-        wrong = name in _TESTED and found != _TESTED[name]
-        rows.append(["!" if wrong else "", name, found + (f" (evalkit needs {_TESTED[name]})" if wrong else "")])
+        wrong = tested not in ("", installed)
+        rows.append(["!" if wrong else "", name, installed + (f" (evalkit needs {tested})" if wrong else "")])
     return rows
 
 
@@ -62,19 +73,16 @@ def _device() -> list[list[str]]:
         ["", "processor", f"{platform.machine()}, {torch.get_num_threads()} threads"],
         ["", "memory", f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"],
     ]
-    if not torch.cuda.is_available():
-        return [*rows, ["", "GPU", "none that torch can use"]]
-    for index in range(torch.cuda.device_count()):
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
-        name = torch.cuda.get_device_name(index)
-        rows.append(["", f"GPU {index}", f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"])
-    return rows
+        state = f"{torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        rows.append(["", f"GPU {index}", state])
+    return rows if torch.cuda.is_available() else [*rows, ["", "GPU", "none that torch can use"]]
 
 
 def _documents(data_dir: Path | None) -> list[list[str]]:
     library = Library(data_dir)
-    here = {task: library.where(task).source for task in TASKS}
-    absent = [task for task, source in here.items() if source == "absent"]
+    absent = [task for task in TASKS if library.where(task).source == "absent"]
     rows = [["", "documents", f"{len(TASKS) - len(absent)} of {len(TASKS)} tasks here (evalkit data)"]]
     if absent:
         rows.append(["!", "absent", f"{', '.join(absent)}: evalkit data --fetch, --data-dir, or the hub during a run"])
@@ -102,7 +110,7 @@ def suites() -> Report:
             continue
         for suite, description in benchmark(kind).suites().items():
             rows.append([suite, description, ", ".join(averages.get(suite, {}).get("Average", ()))])
-    return Report((simple_table("suites", ["suite", "what it is", "tasks"], rows, texts=3),))
+    return _listed("suites", "suite|what it is|tasks", rows)
 
 
 def tasks() -> Report:
@@ -111,52 +119,51 @@ def tasks() -> Report:
         [name, label_of(name).full, f"{task.hub.path} ({task.hub.split})", f"{task.count:,}"]
         for name, task in TASKS.items()
     ]
-    return Report((simple_table("tasks", ["task", "name", "on the hub", "documents"], rows, texts=3),))
+    return _listed("tasks", "task|name|on the hub|documents", rows, texts=3)
 
 
 def templates() -> Report:
     """Return the prompt templates."""
     rows = [[name, load_template(name).description] for name in template_names()]
-    return Report((simple_table("templates", ["template", "what it is"], rows, texts=2),))
+    return _listed("templates", "template|what it is", rows)
 
 
 def rules() -> Report:
     """Return the scoring rules with their formulas; below them, errors of those that cannot be loaded."""
     rows = [[rule.name, rule.formula, rule.description] for rule in all_rules()]
-    table = simple_table("rules", ["rule", "formula", "what it chooses"], rows, texts=3)
-    return Report((table,), notes=tuple(invalid_rules()))
+    return _listed("rules", "rule|formula|what it chooses", rows, invalid_rules())
 
 
 def outcomes() -> Report:
     """Return the outcomes of documents that can be compared, with their formulas."""
     rows = [[ACCURACY, "[argmax_k s(k) = g]", "whether the rule chooses the gold answer; higher is better"]]
-    for one in OUTCOMES.values():
-        rows.append(
-            [one.name, one.formula, f"{one.description}; {'higher' if one.higher_is_better else 'lower'} is better"]
-        )
-    table = simple_table("outcomes", ["outcome", "formula", "what it is of a document"], rows, texts=3)
+    for outcome in OUTCOMES.values():
+        better = "higher" if outcome.higher_is_better else "lower"
+        rows.append([outcome.name, outcome.formula, f"{outcome.description}; {better} is better"])
     legend = "g: gold answer; k: choices; L: log-likelihood; p: softmax of L over the choices; s: the rule's score"
-    return Report((table,), notes=(legend,))
+    return _listed("outcomes", "outcome|formula|what it is of a document", rows, [legend])
 
 
 def tables() -> Report:
     """Return the tables by name, with their captions."""
     layouts = [load_layout(name) for name in layout_names()]
     rows = [[layout.name, plain(layout.caption).split(". ")[0]] for layout in layouts]
-    return Report((simple_table("tables", ["table", "what it shows"], rows, texts=2),))
+    return _listed("tables", "table|what it shows", rows)
+
+
+_EXPORTS = {
+    "lm_eval": "lm-eval's results files",
+    "hub": "the Hugging Face hub's model card metadata",
+    "every_eval_ever": "the Every Eval Ever schema",
+    "run": "the run folder to publish, without its journal and the machine's paths",
+}
 
 
 def exports() -> Report:
     """Return a table of the export formats, with the package that adds each."""
-    own = {
-        "lm_eval": "lm-eval's results files",
-        "hub": "the Hugging Face hub's model card metadata",
-        "every_eval_ever": "the Every Eval Ever schema",
-        "run": "the run folder to publish, without its journal and the machine's paths",
-    }
     packages = {name: entry.value for name, entry in added(GROUP).items()}
-    rows = [[name, own.get(name) or packages[name]] for name in form_names()]
-    return Report((simple_table("exports", ["export", "format, or the function that writes it"], rows, texts=2),))
+    rows = [[name, _EXPORTS.get(name) or packages[name]] for name in form_names()]
+    return _listed("exports", "export|format, or the function that writes it", rows)
 
 
 _ABSENT = dict.fromkeys(EXAMPLES, "– (only --num-fewshot needs it)")
@@ -178,22 +185,20 @@ def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> Re
         DataError: a download failed.
     """
     known = TASKS | EXAMPLES
-    for task in chosen:
-        if task not in known:
-            raise UnknownNameError("task", task, known)
     library = Library(data_dir)
     rows, absent, errors = [], 0, []
     for task in chosen or tuple(known):
-        place = library.where(task)
-        if place.path is None and fetch:
+        if task not in known:
+            raise UnknownNameError("task", task, known)
+        location = library.where(task)
+        if location.path is None and fetch:
             library.fetch(task)
-            place = library.where(task)
-        absent += place.path is None
+            location = library.where(task)
+        absent += location.path is None
         try:
-            state = f"official, {library.load(task).source}" if place.path else _ABSENT.get(task, "–")
+            state = f"official, {library.load(task).source}" if location.path else _ABSENT.get(task, "–")
         except DataError as error:
             state = "rejected, see below"
             errors.append(f"{task}: {error}")
-        rows.append([task, place.source, state, f"{known[task].count:,}"])
-    table = simple_table("documents", ["task", "from", "state", "documents"], rows, texts=3)
-    return Report((table,), notes=(*errors, *([_ADVICE] if absent else [])))
+        rows.append([task, location.source, state, f"{known[task].count:,}"])
+    return _listed("documents", "task|from|state|documents", rows, [*errors, *([_ADVICE] if absent else [])], texts=3)

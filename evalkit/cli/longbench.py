@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from evalkit.cli.options import (
     COMPUTING,
     CONFIG,
     CONTEXT,
-    DRY_RUN,
     ORIGIN,
     OUTPUT,
     PLOT,
@@ -27,8 +25,8 @@ from evalkit.cli.options import (
     settings,
 )
 from evalkit.cli.parameters import FOLDER, Commands, argument, option, typed_option
-from evalkit.cli.running import PRINTING, Printer, evaluation_of, say
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.cli.running import DRY_RUN, PRINTING, Printer, evaluation_of, say
+from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,16 +42,12 @@ class _LongBenchGroup(Commands):
     """A group with the default command `run`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert the default command where none is named."""
         if not args:
             return super().parse_args(ctx, ["run", "--help"])
         if args[0] not in self.commands:
             # A name after an option is its value
-            if later := [arg for before, arg in pairwise(args) if arg in ("rescore", "score") and before[0] != "-"]:
+            if later := [word for before, word in pairwise(args) if word in self.commands and before[0] != "-"]:
                 raise UsageError(f"give the options of evalkit longbench {later[0]} after its name")
-            alone = not any(arg.startswith("-") for arg in args[:2])
-            if alone and (len(args) > 1 or (get_close_matches(args[0], self.commands) and not Path(args[0]).exists())):
-                raise UnknownNameError("command", args[0], self.commands)
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -98,8 +92,8 @@ def run(
 
     evaluation_of(options).run(
         checkpoint_of(ctx, checkpoint, model),
-        lambda found, _: report_of(found, edit_similarity),
-        lambda found: _draw_run(found, plot, edit_similarity),
+        lambda run, _: report_of(run, edit_similarity),
+        lambda run: _draw_run(run, plot, edit_similarity),
     )
 
 
@@ -119,9 +113,9 @@ def rescore(run: str, output: Path, edit_similarity: EditVariant, plot: Path | N
     """
     from evalkit.benchmarks.longbench.results_report import report_of
 
-    found = named_run(run, output)
-    printer.run(found, report_of(found, edit_similarity))
-    _draw_run(found, plot, edit_similarity)
+    opened = named_run(run, output)
+    printer.run(opened, report_of(opened, edit_similarity))
+    _draw_run(opened, plot, edit_similarity)
 
 
 @longbench.command()
@@ -146,8 +140,7 @@ def score(
     predictions = read_predictions(files, "longbench-e" if is_e else "longbench")
     results = score_generations(predictions.generations, "longbench-e" if is_e else "longbench", edit_similarity)
     printer(longbench_report(results, predictions.notes))
-    if plot is not None:
-        _draw(predictions.generations, plot, edit_similarity)
+    _draw(predictions.generations, plot, edit_similarity)
 
 
 def _draw_run(run: Run, plot: Path | None, edit_similarity: EditVariant) -> None:
@@ -157,8 +150,9 @@ def _draw_run(run: Run, plot: Path | None, edit_similarity: EditVariant) -> None
         _draw(load_generations(run), plot, edit_similarity)
 
 
-def _draw(generations: pd.DataFrame, plot: Path, edit_similarity: EditVariant) -> None:
+def _draw(generations: pd.DataFrame, plot: Path | None, edit_similarity: EditVariant) -> None:
     from evalkit.benchmarks.longbench.results_report import draw_by_length
 
-    draw_by_length(generations, plot, edit_similarity)
-    say(f"{plot} has been written")
+    if plot is not None:
+        draw_by_length(generations, plot, edit_similarity)
+        say(f"{plot} has been written")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import click
 
 from evalkit.cli.options import DATA_DIR, OUTPUT
-from evalkit.cli.parameters import FOLDER, Commands, argument, comma_separated, option, typed_option
+from evalkit.cli.parameters import FOLDER, Commands, argument, comma_separated, option, require, typed_option
 from evalkit.cli.running import PRINTING, Printer
 from evalkit.display import doing, news
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import UnknownNameError
 from evalkit.escape import printable
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, pr
     """
     if what and what not in _LISTS:
         raise UnknownNameError("list", what, _LISTS)
-    if what != "runs" and (given := [name for name, value in {"sort": sort, "filter": text}.items() if value]):
-        raise UsageError(f"--{given[0]} is an option for runs; give evalkit ls runs --{given[0]} …")
+    require("evalkit ls runs", what == "runs", sort=sort, filter=text)
     from evalkit.reporting.report import Report
 
     reports = {name: _list(name, output, sort, text) for name in ([what] if what else _LISTS)}

@@ -1,21 +1,21 @@
 """Options that commands share, options of a benchmark's settings, and config files, which set options too.
 
-A value has the same meaning in a config file as on the command line, and may be given once in each. A config file's
-values are parsed as if they were on the command line.
+A value has the same meaning in a config file as on the command line, and may be given once in each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, wraps
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 import click
 
 from evalkit.cli.parameters import (
     FOLDER,
-    SUITE,
     TEXT,
     Command,
     Option,
@@ -25,6 +25,7 @@ from evalkit.cli.parameters import (
     long_name,
     option,
     option_group,
+    require,
     settings_of_option,
     typed_option,
 )
@@ -34,54 +35,47 @@ from evalkit.paths import RUNS
 if TYPE_CHECKING:
     from evalkit.inputs.settings import Setting
     from evalkit.runs.folder import Run
+    from evalkit.studies.results import StudyResults
 
 
 def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+    """Make the values of a YAML file the defaults of a command's options."""
     if path is None:
         return
     from evalkit.inputs.yaml_reading import read_yaml_as_typed
 
-    content = read_yaml_as_typed(path, UsageError, "config file")
-    if content is None:
-        content = {}
+    content = read_yaml_as_typed(path, UsageError, "config file") or {}
     if not isinstance(content, dict):
         raise UsageError(f"config file {path} must contain keys and values, such as 'model: demo'")
     # By the option's name on the command line, which may differ from the parameter's
     known = {long_name(p.opts)[2:]: p for p in ctx.command.params if isinstance(p, click.Option) and p.name != "config"}
     defaults: dict[str, Any] = {}
     for key, value in content.items():
-        named = key.replace("_", "-")
-        if named not in known:
-            raise UsageError(f"config file {path}: {UnknownNameError('key', named, known)}")
-        parameter = known[named]
-        if parameter.name in defaults:
-            raise UsageError(f"config file {path}: key '{named}' occurs twice, with - and with _; remove one")
+        name = key.replace("_", "-")
+        if name not in known:
+            raise UsageError(f"config file {path}: {UnknownNameError('key', name, known)}")
+        if known[name].name in defaults:
+            raise UsageError(f"config file {path}: key '{name}' occurs twice, with - and with _; remove one")
         if value is not None:
-            defaults[parameter.name or ""] = _config_value(ctx, parameter, value, f"config file {path}: key '{named}'")
+            where = f"config file {path}: key '{name}'"
+            defaults[known[name].name or ""] = _config_value(ctx, known[name], value, where)
     ctx.default_map = defaults
 
 
 def _config_value(ctx: click.Context, parameter: click.Option, value: Any, where: str) -> str | list[str]:
-    """Convert a value of the file to its text on the command line."""
+    """Return a value of the file as its text on the command line, where it would be valid."""
+    is_list = parameter.multiple or parameter.callback is comma_separated
+    listed = value if is_list and isinstance(value, list) else [value]
+    if not listed or not all(isinstance(item, str) and item for item in listed):
+        raise UsageError(f"{where} must be a text{', or a list of texts' if is_list else ''}; found {value!r:.60}")
     if parameter.multiple:
-        listed = value if isinstance(value, list) else [value]
-        if not listed or not all(isinstance(one, str) and one for one in listed):
-            raise UsageError(f"{where} must be a string, or a list of strings")
         return listed
-    if isinstance(value, list) and parameter.callback is comma_separated:
-        if not value or not all(isinstance(part, str) for part in value):
-            raise UsageError(f"{where} must be a list of names or numbers, with at least one")
-        value = ",".join(value)
-    if not isinstance(value, str):
-        kind = "a list" if isinstance(value, list) else "a mapping"
-        raise UsageError(f"{where} is {kind}; give one value")
-    if not value:
-        raise UsageError(f"{where} is empty; leave it out, or give a value")
+    text = ",".join(listed)
     try:
-        parameter.type.convert(value, parameter, ctx)
+        parameter.type.convert(text, parameter, ctx)
     except (click.BadParameter, UsageError) as error:
         raise UsageError(f"{where}: {str(error).rstrip('.')}") from error
-    return value
+    return text
 
 
 def _runs_folder(_: click.Context, __: click.Parameter, path: Path) -> Path:
@@ -108,35 +102,64 @@ DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.
 PLOT = option("--plot", type=FOLDER, callback=figure_path, help="Also draw it, into a .png, .pdf or .svg file.")
 DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, searched before other sources.")
 OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, callback=_runs_folder, help="Folder of run folders.")
-
-
-STUDY = typed_option("--study", metavar="FILE.yaml", type=FOLDER, help="Study file, whose finished runs are read.")
 OUTCOME = option(
     "--outcome",
     metavar="NAME",
     help="accuracy, bits_per_byte, log_loss, brier or margin (evalkit ls outcomes).  [default: accuracy]",
 )
-BENCHMARK = typed_option("--benchmark", help="Benchmark of the study.  [default: the only one that fits]")
 
 
-GROUP = typed_option("--group", "groups", multiple=True, metavar="NAME=RUN,RUN,…",
-                     help="Several seeds or checkpoints of one side; repeat for each side.")  # fmt: skip
+@dataclass(frozen=True)
+class Source:
+    """The runs that a command reads: those named by arguments, groups of them, or those of a study."""
+
+    study: Path | None
+    benchmark: str | None
+    """Benchmark of the study."""
+    groups: tuple[str, ...]
+
+    @cached_property
+    def results(self) -> StudyResults | None:
+        """The study's runs; None without a study.
+
+        Raises:
+            EvalkitError: the study cannot be read.
+        """
+        if self.study is None:
+            return None
+        from evalkit.studies.results import read_results
+
+        return read_results(self.study)
 
 
-def check_study(study: Path | None, benchmark: str | None, groups: tuple[str, ...] = ()) -> None:
-    """Raise a `UsageError` if `--benchmark` is given without `--study`, or `--group` with it."""
-    if benchmark is not None and study is None:
-        raise UsageError("--benchmark names a benchmark of a study; give --study FILE.yaml too")
-    if groups and study is not None:
-        raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
+def source(
+    groups: bool = False, benchmark: str = "Benchmark of the study.  [default: the only one that fits]"
+) -> Callable[[Command], Command]:
+    """Declare --study and --benchmark, and --group where a command has it; the command gets them as a `Source`."""
+
+    def add(command: Command) -> Command:
+        @wraps(command)
+        def called(
+            *arguments: Any, study: Path | None, benchmark: str | None, groups: tuple[str, ...] = (), **options: Any
+        ) -> Any:
+            require("--study", study is not None, benchmark=benchmark)
+            if groups and study is not None:
+                raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
+            return command(*arguments, source=Source(study, benchmark, groups), **options)
+
+        declare: Any = option_group(
+            *([typed_option("--group", "groups", multiple=True, metavar="NAME=RUN,RUN,…",
+                            help="Several seeds or checkpoints of one side; repeat for each side.")] if groups else []),
+            typed_option("--study", metavar="FILE.yaml", type=FOLDER, help="Study file, whose finished runs are read."),
+            typed_option("--benchmark", help=benchmark),
+        )  # fmt: skip
+        return cast(Command, declare(called))
+
+    return add
 
 
 def named_run(given: str, root: Path | None = None) -> Run:
-    """Return the finished run that a command's RUN names.
-
-    Args:
-        given: see `find_run`.
-        root: folder of run folders; None: the default, for commands whose --output has another meaning.
+    """Return the finished run that a command's RUN names, in a folder of runs; None: the default folder.
 
     Raises:
         EvalkitError: no run or several match, or the run is damaged or not finished.
@@ -156,15 +179,9 @@ TRUST = ("allow_pickle", "trust_remote_code")
 
 
 class BenchmarkCommand(click.Command):
-    """A command with an option for each setting of a benchmark and of its model.
+    """A command with an option for each setting of a benchmark and of its model; `settings` says where in the list.
 
-    The benchmark is imported when the options are needed. `settings` says where in the list they are.
-
-    Args:
-        *arguments: as of `click.Command`, like `**more`.
-        kind: the benchmark.
-        without: settings without an option.
-        **more: see `*arguments`.
+    The benchmark is imported when the options are needed.
     """
 
     def __init__(self, *arguments: Any, kind: str, without: Sequence[str] = (), **more: Any) -> None:
@@ -234,8 +251,6 @@ def _option_of(setting: Setting, default_text: str) -> Option:
         more = {"type": click.IntRange(min=setting.least) if setting.shows_least else int}
     elif hint is Path:
         more = {"type": FOLDER}
-    elif setting.name == "suite":
-        more = {"type": SUITE}
     if setting.name == "output":
         more["callback"] = _runs_folder
     if default is not None:
@@ -245,12 +260,6 @@ def _option_of(setting: Setting, default_text: str) -> Option:
     return Option(names, **settings_of_option(names, setting.has_variable, help=text, metavar=setting.metavar, **more))
 
 
-DRY_RUN = typed_option(
-    "--dry-run",
-    "without_computing",
-    is_flag=True,
-    help="Compute nothing; print documents, tokens and time.",
-)
 _CHECKPOINT = "Checkpoint folder, hub name, .gguf file, or demo."
 CHECKPOINT = option_group(
     click.argument("checkpoint", metavar="[CKPT]", required=False, type=TEXT),
@@ -271,30 +280,25 @@ def checkpoint_of(ctx: click.Context, given: str | None, model: str | None) -> s
     """
     if given is not None and model is not None and is_typed(ctx, "model"):
         raise UsageError(f"the checkpoint is given twice, as {given} and as --model {model}; give it once")
-    if (found := given if given is not None else model) is None:
+    if (checkpoint := given if given is not None else model) is None:
         raise UsageError(
             f"name a checkpoint: {ctx.command_path} CKPT, or --model CKPT (a folder, a hub name, a .gguf file, or "
             f"demo); see {ctx.command_path} --help"
         )
-    return found
+    return checkpoint
 
 
 def checkpoints_of(ctx: click.Context, given: Sequence[str], model: str | None) -> tuple[str, ...]:
-    """Return one checkpoint or several, as arguments or by `--model`; patterns are expanded.
-
-    Raises:
-        UsageError: none is given, both forms are used, or nothing matches a pattern.
-    """
+    """Return one checkpoint or several; patterns are expanded. Raises a `UsageError` also if nothing matches one."""
     from evalkit.models.loading.files import is_pattern, matching
 
-    if len(given) > 1 and model is not None and is_typed(ctx, "model"):
-        raise UsageError(f"checkpoints are given as arguments and as --model {model}; give all as arguments")
-    found: list[str] = []
-    for one in given if len(given) > 1 else [checkpoint_of(ctx, given[0] if given else None, model)]:
-        if not is_pattern(one):
-            found.append(one)
-        elif matches := matching(one):
-            found += matches
+    checkpoint_of(ctx, given[0] if given else None, model)
+    checkpoints: list[str] = []
+    for name in given or [model or ""]:
+        if not is_pattern(name):
+            checkpoints.append(name)
+        elif matches := matching(name):
+            checkpoints += matches
         else:
-            raise UsageError(f"{one}: no folder and no .gguf file matches")
-    return tuple(dict.fromkeys(found))
+            raise UsageError(f"{name}: no folder and no .gguf file matches")
+    return tuple(dict.fromkeys(checkpoints))

@@ -1,4 +1,4 @@
-"""Kinds of parameters of a command, command groups, and the functions that declare parameters.
+"""Parameters of commands: their types, completion, environment variables, and how they are declared.
 
 An environment variable sets an option as the command line does; a value may be given once in each.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 import click
@@ -17,92 +18,6 @@ from click.shell_completion import CompletionItem
 
 from evalkit.errors import EvalkitError, UnknownNameError, UsageError
 from evalkit.inputs import values
-
-Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-
-
-_COMPLETED = ("--suite", "--rule", "--outcome", "--template", "--task", "--tasks", "--to", "--measure", "--benchmark",
-              "name", "figure", "run", "runs")  # fmt: skip
-"""Options and arguments whose names are completed. A file is accepted in place of any of them."""
-_LISTS = ("--tasks",)
-"""Options with several comma-separated names."""
-
-
-def _names_of(parameter: str) -> Iterable[str]:
-    """Return the known names for an option or an argument."""
-    match parameter:
-        case "--suite":
-            from evalkit.benchmarks.registry import benchmark, kinds
-
-            found: list[str] = []
-            for kind in kinds():
-                with suppress(EvalkitError):  # of a package that cannot be loaded
-                    found += benchmark(kind).suites()
-            return found
-        case "--rule":
-            from evalkit.runs.rules import all_rules
-
-            return [rule.name for rule in all_rules()]
-        case "--outcome":
-            from evalkit.runs.continuous import ACCURACY, OUTCOMES
-
-            return ACCURACY, *OUTCOMES
-        case "--template":
-            from evalkit.benchmarks.multiple_choice.templates import template_names
-
-            return template_names()
-        case "--task" | "--tasks":
-            from evalkit.data import TASKS
-
-            return TASKS
-        case "--to":
-            from evalkit.exchange.exports import form_names
-
-            return form_names()
-        case "name":
-            from evalkit.tables.layout import layout_names
-
-            return layout_names()
-        case "figure":
-            from evalkit.benchmarks.attention.groups import KINDS
-
-            return KINDS
-        case "--measure":
-            from evalkit.benchmarks.attention.groups import MEASURES
-
-            return MEASURES
-        case "run" | "runs":
-            from evalkit.runs.finding import root_of_runs
-
-            return [path.name for path in sorted(root_of_runs().glob("*/"))]
-        case _:
-            return ()
-
-
-def _names_of_study(path: Path, parameter: str) -> Iterable[str]:
-    from evalkit.studies.study_file import read_study
-
-    try:
-        study = read_study(path)
-    except EvalkitError:
-        return ()
-    return study.names if parameter == "runs" else [one.name for one in study.benchmarks]
-
-
-def completer(parameter: str) -> Completer | None:
-    """Return the completer of an option or an argument; None where its type completes it."""
-    if parameter not in _COMPLETED:
-        return None
-
-    def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        before, comma, prefix = incomplete.rpartition(",") if parameter in _LISTS else ("", "", incomplete)
-        study = ctx.params.get("study") if parameter in ("runs", "--benchmark") else None
-        names = _names_of(parameter) if study is None else _names_of_study(study, parameter)
-        found = [CompletionItem(before + comma + name) for name in names if name.startswith(prefix)]
-        return found or [CompletionItem(incomplete, type="file")]
-
-    return complete
-
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -123,18 +38,66 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+_COMPLETED = {
+    "--suite": "evalkit.benchmarks.registry:suite_names",
+    "--rule": "evalkit.runs.rules:all_rules",
+    "--outcome": "evalkit.runs.continuous:OUTCOMES",
+    "--template": "evalkit.benchmarks.multiple_choice.templates:template_names",
+    "--task": "evalkit.data:TASKS",
+    "--tasks": "evalkit.data:TASKS",
+    "--to": "evalkit.exchange.exports:form_names",
+    "--measure": "evalkit.benchmarks.attention.groups:MEASURES",
+    "--benchmark": "",
+    "name": "evalkit.tables.layout:layout_names",
+    "figure": "evalkit.benchmarks.attention.groups:KINDS",
+    "run": "evalkit.runs.finding:root_of_runs",
+    "runs": "evalkit.runs.finding:root_of_runs",
+}
+"""Option or argument → its known names: an object or a function of other rooms. A file is accepted in place of any."""
+
+
+def _names_of(parameter: str, study: Path | None) -> Iterable[str]:
+    if study is not None:
+        from evalkit.studies.study_file import read_study
+
+        content = read_study(study)
+        return content.names if parameter == "runs" else [benchmark.name for benchmark in content.benchmarks]
+    if not (source := _COMPLETED[parameter]):
+        return ()
+    known = resolve_name(source)
+    known = known() if callable(known) else known
+    if isinstance(known, Path):
+        return [path.name for path in sorted(known.glob("*/"))]
+    return [getattr(item, "name", item) for item in known]
+
+
+def completer(parameter: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]] | None:
+    """Return the completer of an option or an argument; None where its type completes it."""
+    if parameter not in _COMPLETED:
+        return None
+
+    def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, prefix = incomplete.rpartition(",") if parameter == "--tasks" else ("", "", incomplete)
+        try:
+            names = _names_of(parameter, ctx.params.get("study") if parameter in ("runs", "--benchmark") else None)
+        except EvalkitError:
+            names = ()
+        items = [CompletionItem(before + comma + name) for name in names if name.startswith(prefix)]
+        return items or [CompletionItem(incomplete, type="file")]
+
+    return complete
+
+
 class Option(click.Option):
-    """An option with one value; a second value or an empty one is rejected."""
+    """An option with one value; a second value or an empty variable is rejected."""
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Make the parser collect all values, so that a second one is detected."""
         if self.is_flag or self.multiple:
             super().add_to_parser(parser, ctx)
-        else:
+        else:  # all values are collected, so that a second one is detected
             parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=1)
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:
-        """Return the single value and its source."""
         if not self.multiple and isinstance(given := opts.get(self.name or ""), list):
             if len(given) > 1:
                 shown = ", ".join(map(str, given))
@@ -143,35 +106,16 @@ class Option(click.Option):
         return super().consume_value(ctx, opts)
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Return the environment variable's value; an empty one, which click ignores, is rejected."""
         if isinstance(self.envvar, str) and os.environ.get(self.envvar, "set").strip() == "":
             raise UsageError(f"{self.envvar} is set and empty; unset it, or give a value")
         value = super().resolve_envvar_value(ctx)
-        # Several commands read one variable: a value that is valid for another command only is ignored
-        if (
-            value is not None
-            and not _accepts(self, value)
-            and any(_accepts(one, value) for one in _same_variable(self, ctx))
-        ):
-            return None
+        # EVALKIT_SUITE is for several commands: another benchmark's suite is ignored
+        if value and self.name == "suite" and isinstance(self.type, click.Choice) and value not in self.type.choices:
+            from evalkit.benchmarks.registry import kind_of_suite
+
+            with suppress(UnknownNameError):
+                return None if kind_of_suite(value) else value
         return value
-
-
-def _accepts(option: click.Option, value: str) -> bool:
-    if isinstance(option.type, _SuiteParam):
-        return option.type.knows(value)
-    if isinstance(option.type, click.Choice):
-        return value in option.type.choices or value.replace("_", "-") in option.type.choices
-    return True
-
-
-def _same_variable(option: click.Option, ctx: click.Context) -> Iterator[click.Option]:
-    """Yield the options of all commands that the same variable sets."""
-    commands = [ctx.find_root().command]
-    while commands:
-        command = commands.pop()
-        yield from (one for one in command.params if isinstance(one, click.Option) and one.envvar == option.envvar)
-        commands += command.commands.values() if isinstance(command, click.Group) else ()
 
 
 class _TextParam(click.ParamType):  # type: ignore[type-arg]
@@ -195,33 +139,19 @@ class _PathParam(click.ParamType):  # type: ignore[type-arg]
 
 class _MarginParam(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found: float = super().convert(value, param, ctx)
-        if not math.isfinite(found):
+        margin: float = super().convert(value, param, ctx)
+        if not math.isfinite(margin):
             self.fail(f"{value} is not a finite number", param, ctx)
-        return found
+        return margin
 
 
 def _display_name(param: click.Parameter | None) -> str:
-    """Return the name of an option or an argument in messages."""
     if isinstance(param, click.Option):
         return long_name(param.opts)
     return "argument" if param is None else param.human_readable_name
 
 
-class _SuiteParam(_TextParam):
-    """Parameter type: a suite of any benchmark."""
-
-    def knows(self, value: str) -> bool:
-        """Return whether a suite exists."""
-        from evalkit.benchmarks.registry import kind_of_suite
-
-        try:
-            return bool(kind_of_suite(value))
-        except UnknownNameError:
-            return False
-
-
-TEXT, FOLDER, MARGIN, SUITE = _TextParam(), _PathParam(), _MarginParam(min=0), _SuiteParam()
+TEXT, FOLDER, MARGIN = _TextParam(), _PathParam(), _MarginParam(min=0)
 
 
 def argument(name: str, **settings: Any) -> Callable[[Command], Command]:
@@ -261,13 +191,34 @@ def option_group(*options: Callable[[Command], Command]) -> Callable[[Command], 
     """Combine options into one decorator, in this order."""
 
     def add(command: Command) -> Command:
-        for one in reversed(options):
-            command = one(command)
+        for declare in reversed(options):
+            command = declare(command)
         return command
 
     return add
 
 
 def is_typed(ctx: click.Context, name: str) -> bool:
-    """Return whether an option is given on the command line, not in the environment or a config file."""
+    """Whether an option is given on the command line, not in the environment or a config file."""
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def given_flags(options: Mapping[str, Any]) -> list[str]:
+    """Return the flags of the options that have a value."""
+    return [flag(name) for name, value in options.items() if value is not None and value is not False and value != ()]
+
+
+def exclude(**options: Any) -> None:
+    """Raise a `UsageError` if more than one of these options is given."""
+    if len(flags := given_flags(options)) > 1:
+        raise UsageError(f"{' and '.join(flags)} cannot be combined; give one of them")
+
+
+def require(needed: str, is_given: bool, **options: Any) -> None:
+    """Raise a `UsageError` if one of these options is given without the one that it needs."""
+    if not is_given and (flags := given_flags(options)):
+        raise UsageError(f"{flags[0]} needs {needed}; give both, or neither")

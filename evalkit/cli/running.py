@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from evalkit.cli.parameters import Command, option, option_group, typed_option
+from evalkit.cli.parameters import Command, option, option_group, require, typed_option
 from evalkit.display import doing
 from evalkit.errors import UsageError
 from evalkit.escape import printable
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
     from evalkit.studies.running import JobRunner, Outcome
+
+
+def say(text: str) -> None:
+    """Print a line about the output on standard error."""
+    click.echo(printable(text), err=True)
 
 
 @dataclass(frozen=True)
@@ -37,16 +42,11 @@ class Printer:
         """
         from evalkit.paths import replace_file
         from evalkit.reporting.report import render
+        from evalkit.reporting.terminal import terminal_width
 
         if self.standalone and self.form not in ("latex", "html"):
-            raise UsageError(
-                f"--standalone is for --format latex and html; it cannot be used with --format {self.form}"
-            )
-        width = None
-        if self.form == "terminal" and output is None:
-            from evalkit.reporting.terminal import terminal_width
-
-            width = terminal_width()
+            raise UsageError(f"--standalone is for --format latex and html, not for --format {self.form}")
+        width = terminal_width() if self.form == "terminal" and output is None else None
         text = render(report, self.form, standalone=self.standalone, width=width)
         if output is None:
             click.echo(text)
@@ -54,13 +54,11 @@ class Printer:
                 for note in report.all_notes if report.records is not None else report.notes:
                     say(note)
             return
-        if output.is_dir():
-            raise UsageError(f"{output} is a folder; name a file with --output")
         try:
             replace_file(output, f"{text}\n".encode())
-        except OSError as error:
-            reason = error.strerror or error
-            raise UsageError(f"{output} cannot be written: {reason}; choose another --output") from error
+        except (OSError, ValueError) as error:  # ValueError: the path of a folder without a name, such as "."
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"--output {output} cannot be written: {reason}; choose another file") from error
         click.echo(printable(str(output)))
 
     def run(self, run: Run, report: Report) -> None:
@@ -88,11 +86,9 @@ def PRINTING(command: Command) -> Command:
     return cast(Command, added)
 
 
-def say(text: str) -> None:
-    """Print a line about the output on standard error."""
-    click.echo(printable(text), err=True)
-
-
+DRY_RUN = typed_option(
+    "--dry-run", "without_computing", is_flag=True, help="Compute nothing; print documents, tokens and time."
+)
 WORKERS = option_group(
     typed_option("--workers", type=click.IntRange(min=1), metavar="N", help="Compute with this many workers by Ray: "
                  "GPUs, or shares of the cores, of this machine or of --ray."),
@@ -104,7 +100,6 @@ WORKERS = option_group(
     typed_option("--ship-checkpoints", is_flag=True, help="Send the checkpoints to the workers, which have no file "
                  "system in common with this machine."),
 )  # fmt: skip
-_NAMES = ("workers", "ray", "worker_cpus", "worker_gpus", "ship_checkpoints")
 
 
 @dataclass(frozen=True)
@@ -123,18 +118,17 @@ def workers_of(options: dict[str, Any]) -> Workers:
     Raises:
         UsageError: an option of workers is given without workers.
     """
-    workers, ray, cpus, gpus, ship = (options.pop(name, None) for name in _NAMES)
+    workers, ray = options.pop("workers", None), options.pop("ray", None)
+    details = {name: options.pop(name, None) for name in ("worker_cpus", "worker_gpus", "ship_checkpoints")}
+    require("--workers N or --ray ADDRESS", workers is not None or ray is not None, **details)
     if workers is None and ray is None:
-        for name, value in zip(_NAMES[2:], (cpus, gpus, ship), strict=True):
-            if value:
-                raise UsageError(f"--{name.replace('_', '-')}: is for workers; add --workers N or --ray ADDRESS")
         from evalkit.studies.running import run_here
 
         return Workers(run_here)
     from evalkit.studies.cluster.driver import ClusterRunner
     from evalkit.studies.cluster.ray_cluster import ClusterOptions
 
-    runner = ClusterRunner(ClusterOptions(workers, ray, cpus, gpus, ship))
+    runner = ClusterRunner(ClusterOptions(workers, ray, *details.values()))
     return Workers(runner, "--ray" if workers is None else "--workers")
 
 
@@ -163,7 +157,6 @@ class Evaluation:
         from evalkit.benchmarks.session import run_plan
         from evalkit.display import Progress
         from evalkit.errors import DataError
-        from evalkit.runs.folder import load_run
         from evalkit.studies.planning import Job
 
         if self.is_dry:
@@ -173,8 +166,7 @@ class Evaluation:
             with doing("planning the run"):
                 plan = planned(model, self.options, progress.say)
             if self.workers.given:
-                finished(self.workers.runner([Job(model, plan)], progress))
-                run = load_run(plan.folder)
+                [run] = finished_runs(self.workers.runner([Job(model, plan)], progress))
             else:
                 run = run_plan(plan, progress)
         with doing("reading scores"):
@@ -204,14 +196,16 @@ def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
         return plans_report(plans, progress.say)
 
 
-def finished(outcomes: Sequence[Outcome]) -> None:
-    """Raise a `RunError` if a run is not finished."""
+def finished_runs(outcomes: Sequence[Outcome]) -> list[Run]:
+    """Open the computed runs. Raises a `RunError` if one is not finished."""
     from evalkit.errors import RunError
+    from evalkit.runs.folder import load_run
 
     for outcome in outcomes:
         if outcome.state != "finished":
             label = f"{outcome.job.label}: " if len(outcomes) > 1 else ""
             raise RunError(f"{label}{outcome.message}")
+    return [load_run(outcome.job.plan.folder) for outcome in outcomes]
 
 
 def run_several(models: Sequence[str], options: dict[str, Any], runner: JobRunner) -> tuple[Report, bool]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.options import DETAIL, GROUP, OUTCOME, OUTPUT, RUN, STUDY, check_study, named_run
-from evalkit.cli.parameters import FOLDER, argument, comma_separated, option, typed_option
+from evalkit.cli.options import DETAIL, OUTCOME, OUTPUT, RUN, Source, named_run, source
+from evalkit.cli.parameters import FOLDER, argument, comma_separated, exclude, option, typed_option
 from evalkit.cli.running import PRINTING, Printer, say
 from evalkit.display import doing, news
 from evalkit.errors import UsageError
@@ -16,9 +16,6 @@ from evalkit.escape import printable
 
 if TYPE_CHECKING:
     from evalkit.pages.report import PageContents
-
-
-_MOST_RUNS = 2
 
 
 @click.command()
@@ -60,30 +57,26 @@ def show(
     evalkit show RUN --document arc_easy/17
     evalkit show RUN --wrong --limit 100 --format json
     """
-    if not 1 <= len(runs) <= _MOST_RUNS:
-        raise UsageError(
-            "name one run, or two on the same documents: evalkit show RUN --wrong (evalkit ls runs lists them)"
-        )
-    given = [f"--{name}" for name, value in {"task": task, "text": text, **flags}.items() if value]
-    if document is not None and given:
-        raise UsageError(f"--document shows one document; omit {', '.join(given)}")
-    for first, second in (("wrong", "right"), ("won", "lost")):
-        if flags[first] and flags[second]:
-            raise UsageError(f"--{first} and --{second}: no document is both; give one of them")
+    if len(runs) not in (1, 2):
+        raise UsageError("name one run, or two on the same documents: evalkit show RUN (evalkit ls runs lists them)")
+    for name, value in {"task": task, "text": text, **flags}.items():
+        exclude(document=document, **{name: value})
+    exclude(wrong=flags["wrong"], right=flags["right"])
+    exclude(won=flags["won"], lost=flags["lost"])
     with doing("reading runs"):
         from evalkit.comparison.sides import names
         from evalkit.inspection.reports import document_report, list_report, prompt_text
         from evalkit.inspection.selection import Criteria, show_document, show_list
         from evalkit.runs.finding import find_run
 
-        found = [find_run(one, output) for one in runs]
+        opened = [find_run(run, output) for run in runs]
         if document is None:
             criteria = Criteria(words=tuple((text or "").split()), **flags)
-            report = list_report(*show_list(found, task, rule, criteria, news), limit, names(found))
+            report = list_report(show_list(opened, task, rule, criteria, news), limit, names(opened))
         else:
-            one = show_document(found, document, rule, news)
-            report = document_report(one, names(found), with_prompt=printer.form != "terminal")
-    if document is not None and printer.form == "terminal" and (prompt := prompt_text(one)):
+            shown = show_document(opened, document, rule, news)
+            report = document_report(shown, names(opened), with_prompt=printer.form != "terminal")
+    if document is not None and printer.form == "terminal" and (prompt := prompt_text(shown)):
         click.echo(f"{prompt}\n")
     printer(report)
     return 0
@@ -115,9 +108,7 @@ def rescore(run: str, rule: str | None, output: Path, detail: bool, printer: Pri
 
 @click.command()
 @argument("runs", nargs=-1)
-@GROUP
-@STUDY
-@typed_option("--benchmark", help="Benchmark of the study.  [default: all]")
+@source(groups=True, benchmark="Benchmark of the study.  [default: all]")
 @option("--rule", help="How answers are chosen in comparisons (evalkit ls rules).  [default: the runs' own]")
 @OUTCOME
 @typed_option("--names", callback=comma_separated, help="Names of RUNS in the page, separated by commas.  [default: "
@@ -131,9 +122,7 @@ def rescore(run: str, rule: str | None, output: Path, detail: bool, printer: Pri
 @typed_option("--output", "-o", type=FOLDER, default=Path("report.html"), show_default=True, help="File to write.")
 def report(
     runs: tuple[str, ...],
-    groups: tuple[str, ...],
-    study: Path | None,
-    benchmark: str | None,
+    source: Source,
     rule: str | None,
     outcome: str | None,
     names: tuple[str, ...] | None,
@@ -156,48 +145,29 @@ def report(
     evalkit report --study study.yaml --sample 200 -o report.html
     evalkit report RUN --without-documents -o summary.html            some 100 kB
     """
-    check_study(study, benchmark, groups)
-    if study is not None and names:
-        raise UsageError("--names is for runs; with --study its own names are used: omit --names")
-    if without_documents and sample is not None:
-        raise UsageError("--sample chooses documents, and --without-documents leaves them out; give one of them")
+    exclude(study=source.study, names=names)
+    exclude(without_documents=without_documents, sample=sample)
     if output.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--output {output}: the report is an HTML page; give a file name that ends in .html")
     with doing("reading runs"):
         from evalkit.runs.continuous import outcome_key
 
-        contents = _contents(runs, groups, study, benchmark, outcome_key(outcome, rule), names or ())
+        contents = _contents(runs, source, outcome_key(outcome, rule), names or ())
     for note in contents.notes:
         say(note)
     from evalkit.data.sampling import DocumentSample
-    from evalkit.pages.report import PageRequest, write_report
+    from evalkit.pages.report import write_report
 
     chosen = None if sample is None else DocumentSample(sample, seed)
-    request = PageRequest(title, not without_documents, chosen)
-    size = write_report(contents, request, output, lambda text: say(text))
+    size = write_report(contents, output, say, title=title, with_documents=not without_documents, sample=chosen)
     click.echo(printable(f"{output} ({size / 1e6:,.1f} MB)"))
 
 
-def _contents(
-    runs: tuple[str, ...],
-    groups: tuple[str, ...],
-    study: Path | None,
-    benchmark: str | None,
-    rule: str | None,
-    names: tuple[str, ...],
-) -> PageContents:
+def _contents(runs: tuple[str, ...], source: Source, rule: str | None, names: tuple[str, ...]) -> PageContents:
+    from evalkit.comparison.sides import read_group
     from evalkit.pages.report import contents_of_runs, contents_of_study
 
-    if study is not None:
-        from evalkit.studies.results import read_results
-
-        return contents_of_study(read_results(study), runs, benchmark, rule)
-    from evalkit.comparison.sides import read_group
-
-    named = [read_group(group) for group in groups]
-    return contents_of_runs(
-        [named_run(run) for run in runs],
-        [(name, [named_run(run) for run in members]) for name, members in named],
-        rule,
-        names,
-    )
+    if source.results is not None:
+        return contents_of_study(source.results, runs, source.benchmark, rule)
+    groups = [(name, [named_run(run) for run in members]) for name, members in map(read_group, source.groups)]
+    return contents_of_runs([named_run(run) for run in runs], groups, rule, names)

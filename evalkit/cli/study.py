@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evalkit.cli.options import figure_path
-from evalkit.cli.parameters import FOLDER, SETTINGS, Commands, argument, is_typed, option_group, typed_option
+from evalkit.cli.parameters import FOLDER, SETTINGS, Commands, argument, is_typed, option_group, require, typed_option
 from evalkit.cli.running import PRINTING, WORKERS, Printer, workers_of
 from evalkit.display import doing
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from evalkit.studies.study import Study
     from evalkit.studies.watch import Arrived, GrowingCurve, Watcher
 
 
@@ -51,10 +50,8 @@ def watched(ctx: click.Context, options: dict[str, Any]) -> WatchOptions | None:
         UsageError: one of them is given without --watch, or --watch with an option that it excludes.
     """
     folder, until, idle, plot = (options.pop(name) for name in ("watch", "until", "idle", "plot"))
+    require("--watch", folder is not None, until=until, idle=idle, plot=plot)
     if folder is None:
-        for name, value in (("until", until), ("idle", idle), ("plot", plot)):
-            if value is not None:
-                raise UsageError(f"--{name} belongs to --watch; give both, or neither")
         return None
     for name in ("checkpoints", "model", "revision", "show_prompts", "detail", "form", "standalone"):
         if is_typed(ctx, name) and ctx.params.get(name):
@@ -80,18 +77,17 @@ def watch(given: WatchOptions, options: dict[str, Any]) -> None:
     from evalkit.errors import CheckpointError
     from evalkit.studies.watch import GrowingCurve, Watcher
 
-    progress = Progress()
+    say = Progress().say
     idle = None if given.idle is None else 60 * given.idle
-    watcher = Watcher(
-        given.folder, until=given.until, idle=idle, allow_pickle=options.get("allow_pickle", False), say=progress.say
-    )
-    curve, failed = GrowingCurve(given.folder, given.plot, progress.say), dict[str, str]()
-    progress.say(f"watching {given.folder}; Ctrl-C ends it, and the same command resumes")
+    allow_pickle = options.get("allow_pickle", False)
+    watcher = Watcher(given.folder, until=given.until, idle=idle, allow_pickle=allow_pickle, say=say)
+    curve, failed = GrowingCurve(given.folder, given.plot, say), dict[str, str]()
+    say(f"watching {given.folder}; Ctrl-C ends it, and the same command resumes")
     seen = False
     with remembering():
-        for one in watcher:
-            failed.pop(one.folder.name, None)
-            _evaluate(one, options, watcher, curve, failed)
+        for checkpoint in watcher:
+            failed.pop(checkpoint.folder.name, None)
+            _evaluate(checkpoint, options, watcher, curve, failed)
             seen = True
     if left := watcher.incomplete | failed:
         listed = "; ".join(f"{name}: {why}" for name, why in left.items())
@@ -103,7 +99,7 @@ def watch(given: WatchOptions, options: dict[str, Any]) -> None:
 
 
 def _evaluate(
-    one: Arrived, options: dict[str, Any], watcher: Watcher, curve: GrowingCurve, failed: dict[str, str]
+    checkpoint: Arrived, options: dict[str, Any], watcher: Watcher, curve: GrowingCurve, failed: dict[str, str]
 ) -> None:
     """Evaluate a checkpoint and print its line; an error of this checkpoint is printed, and its reason kept."""
     from evalkit.benchmarks.run import planned
@@ -113,33 +109,30 @@ def _evaluate(
     from evalkit.models.loading.files import why_incomplete
     from evalkit.studies.running import FAILURES, why_failed
 
-    name = one.folder.name
+    folder, say = checkpoint.folder, Progress().say
     try:
         with Progress() as progress:
-            with doing(f"planning the run of {name}"):
-                plan = planned(str(one.folder), options, progress.say)
+            with doing(f"planning the run of {folder.name}"):
+                plan = planned(str(folder), options, progress.say)
             run = run_plan(plan, progress)
-        line = curve.add(one.step, run, plan.manifest["rule"])
+        if line := curve.add(checkpoint.step, run, plan.manifest["rule"]):
+            click.echo(line)
         if left_out := plan.manifest.get("left_out"):
-            failed[name] = f"left out: {'; '.join(left_out)}"
+            failed[folder.name] = f"left out: {'; '.join(left_out)}"
     except (UsageError, TemplateError):  # of every checkpoint
         raise
     except FAILURES as error:
-        say = Progress().say
-        if not one.folder.is_dir():
-            say(f"{name} was removed before it was evaluated")
+        if not folder.is_dir():
+            say(f"{folder.name} was removed before it was evaluated")
         elif isinstance(error, RunInUseError):
-            failed[name] = str(error)
-            say(f"{name}: {error}")
-            watcher.again(one, _IN_USE)
-        elif why_incomplete(one.folder, allow_pickle=bool(options.get("allow_pickle"))):
-            watcher.again(one)  # it is being removed or written again
+            failed[folder.name] = str(error)
+            say(f"{folder.name}: {error}")
+            watcher.again(checkpoint, _IN_USE)
+        elif why_incomplete(folder, allow_pickle=bool(options.get("allow_pickle"))):
+            watcher.again(checkpoint)  # it is being removed or written again
         else:
-            failed[name] = why_failed(error)
-            say(f"{name} failed: {failed[name]}")
-    else:
-        if line:
-            click.echo(line)
+            failed[folder.name] = why_failed(error)
+            say(f"{folder.name} failed: {failed[folder.name]}")
 
 
 _FILE = argument("file", metavar="STUDY", type=FOLDER)
@@ -178,25 +171,24 @@ def run(ctx: click.Context, /, file: Path, wait: bool, dry_run: bool, printer: P
     Exits with 1 if a run failed or left out tasks, and with 0 if the others compute the rest.
     """
     from evalkit.display import Progress
+    from evalkit.studies.study_file import read_study
 
     workers = workers_of(options)
-    if dry_run and wait:
-        raise UsageError("--wait: a dry run computes nothing and waits for nobody; leave out one of them")
-    if dry_run and workers.given:
-        raise UsageError(f"{workers.given}: a dry run computes nothing, in this process; leave out one of them")
+    if dry_run and (wait or workers.given):
+        raise UsageError(f"{'--wait' if wait else workers.given}: a dry run computes nothing; leave out one of them")
     with doing("reading the study"):
-        found = _read(file)
+        content = read_study(file)
     with Progress() as progress:
         if dry_run:
             from evalkit.studies.dry_run import dry_run_report
 
-            report, failed = dry_run_report(found, progress.say), False
+            report, failed = dry_run_report(content, progress.say), False
         else:
             from evalkit.studies.running import outcomes_report, run_study
 
-            outcomes = run_study(found, progress, workers.runner, wait)
+            outcomes = run_study(content, progress, workers.runner, wait)
             report = outcomes_report(outcomes)
-            failed = any(one.state == "failed" or one.left_out for _, one in outcomes)
+            failed = any(outcome.state == "failed" or outcome.left_out for _, outcome in outcomes)
     printer(report)
     ctx.exit(1 if failed else 0)
 
@@ -213,15 +205,10 @@ def status(ctx: click.Context, file: Path, printer: Printer) -> None:
     with doing("reading the study's runs"):
         from evalkit.models.loading.locate import silent
         from evalkit.studies.status import states_of, status_report
+        from evalkit.studies.study_file import read_study
 
-        found = _read(file)
-        states = states_of(found, silent)
-        report = status_report(found, states)
+        content = read_study(file)
+        states = states_of(content, silent)
+        report = status_report(content, states)
     printer(report)
-    ctx.exit(1 if any(one.state == "failed" for one in states) else 0)
-
-
-def _read(file: Path) -> Study:
-    from evalkit.studies.study_file import read_study
-
-    return read_study(file)
+    ctx.exit(1 if any(state.state == "failed" for state in states) else 0)

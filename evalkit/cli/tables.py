@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.options import BENCHMARK, OUTCOME, RUN, STUDY, check_study, named_run
-from evalkit.cli.parameters import FOLDER, argument, option, typed_option
+from evalkit.cli.options import OUTCOME, RUN, Source, named_run, source
+from evalkit.cli.parameters import FOLDER, argument, exclude, option, require, typed_option
 from evalkit.cli.running import PRINTING, Printer, say
 from evalkit.display import doing
 from evalkit.errors import UsageError
@@ -18,6 +18,7 @@ from evalkit.escape import printable
 
 if TYPE_CHECKING:
     from evalkit.reporting.table import Table
+    from evalkit.studies.tables import FilledTable, UnfilledTable
     from evalkit.tables.request import TableRequest
 
 _SOURCES = ("published", "runs", "both")
@@ -28,12 +29,11 @@ _FILE = typed_option("--output", "-o", type=FOLDER, help="File to write.  [defau
 @click.command()
 @argument("name", required=False)
 @argument("more", nargs=-1, metavar="")
-@option("--source", type=click.Choice(_SOURCES), help="Source of numbers: the paper, runs, or runs with the difference "
-        "to the paper.  [default: published; runs with --study]")  # fmt: skip
+@option("--source", "origin", type=click.Choice(_SOURCES), help="Source of numbers: the paper, runs, or runs with the "
+        "difference to the paper.  [default: published; runs with --study]")  # fmt: skip
 @option("--runs", metavar="RUN RUN …|FILE.yaml", help="Runs, assigned to rows by their models; or a YAML "
         "file that maps rows to runs.")  # fmt: skip
-@STUDY
-@BENCHMARK
+@source()
 @option("--rule", help="How the runs' answers are chosen (evalkit ls rules).  [default: the runs' own]")
 @OUTCOME
 @option("--stderr", "spreads", is_flag=True, help="Print ±: standard error of a run, deviation over several.")
@@ -55,10 +55,9 @@ _FILE = typed_option("--output", "-o", type=FOLDER, help="File to write.  [defau
 def table(
     name: str | None,
     more: tuple[str, ...],
-    source: str | None,
+    origin: str | None,
     runs: str | None,
-    study: Path | None,
-    benchmark: str | None,
+    source: Source,
     audit: bool,
     every: bool,
     printer: Printer,
@@ -84,25 +83,25 @@ def table(
 
     if more and runs is None:
         raise UsageError(f"{more[0]}: a table has one NAME; give runs after --runs")
-    check_study(study, benchmark)
-    if study is not None and runs is not None:
-        raise UsageError("--study and --runs both name the runs of the table; give one of them")
-    if study is not None and source == "published":
+    exclude(study=source.study, runs=runs)
+    if source.study is not None and origin == "published":
         raise UsageError("--study is for --source runs or both; omit --source published")
-    request = TableRequest(name or "", source or ("published" if study is None else "runs"), **options)
+    request = TableRequest(name or "", origin or ("published" if source.study is None else "runs"), **options)
     if every:
-        _check_every(name, runs, audit, output)
-        return _print_every(request, study, benchmark, printer, output or Path())
+        if name is not None:
+            raise UsageError(f"--all prints every table; omit {name}")
+        exclude(all=True, audit=audit, runs=runs)
+        require("--output FOLDER", output is not None, all=True)
+        return _print_every(request, source, printer, output or Path())
     if audit:
-        if runs or study or request.as_printed:
-            raise UsageError("--audit reads the published tables only; omit --runs, --study and --as-printed")
+        exclude(audit=True, runs=runs, study=source.study, as_printed=request.as_printed)
         from evalkit.tables.audit import audited
 
         made = audited([name] if name else layout_names())
     elif name is None:
         raise UsageError(f"name a table, or a layout file: {', '.join(layout_names())}; or give --all or --audit")
-    elif study is not None:
-        made = _of_study(request, study, benchmark)
+    elif source.study is not None:
+        made = _of_study(request, source)
     else:
         with doing("reading runs") if runs else nullcontext():
             made = make(replace(request, **_runs(runs, more)))
@@ -110,70 +109,60 @@ def table(
     return 0
 
 
-def _check_every(name: str | None, runs: str | None, audit: bool, output: Path | None) -> None:
-    if name is not None or audit:
-        raise UsageError(f"--all prints every table; omit {name or '--audit'}")
-    if runs is not None:
-        raise UsageError("--all takes runs from a study: give --study FILE.yaml in place of --runs")
-    if output is None:
-        raise UsageError("--all writes a file for each table; give their folder: -o tables/")
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"--output {output} is a file; --all needs a folder")
-
-
-def _of_study(request: TableRequest, path: Path, benchmark: str | None) -> Table:
+def _of_study(request: TableRequest, source: Source) -> Table:
     """Fill a table from a study; the study's models that are not in it are listed on standard error."""
-    from evalkit.studies.results import read_results
-    from evalkit.studies.tables import UnfilledTable, study_table
+    from evalkit.studies.tables import UnfilledTable
 
     with doing("reading runs"):
-        results = read_results(path)
-        found = study_table(results, request, benchmark)
-    if isinstance(found, UnfilledTable):
-        raise UsageError(f"study {path} cannot fill table {found.name}: {found.why}")
-    for line in found.without_row:
-        click.echo(f"not in {found.table.name}: {line}", err=True)
-    return found.table
+        filled = _filled(request, source)
+    if isinstance(filled, UnfilledTable):
+        raise UsageError(f"study {source.study} cannot fill table {filled.name}: {filled.why}")
+    for line in filled.without_row:
+        click.echo(f"not in {filled.table.name}: {line}", err=True)
+    return filled.table
 
 
-def _print_every(
-    request: TableRequest, path: Path | None, benchmark: str | None, printer: Printer, folder: Path
-) -> int:
+def _filled(request: TableRequest, source: Source) -> FilledTable | UnfilledTable:
+    from evalkit.studies.tables import FilledTable, study_table
+    from evalkit.tables.request import make
+
+    if source.results is None:
+        return FilledTable(make(request), ())
+    return study_table(source.results, request, source.benchmark)
+
+
+def _print_every(request: TableRequest, source: Source, printer: Printer, folder: Path) -> int:
     """Write every table into a folder; return the exit code. A table that fails does not stop the others."""
     from evalkit.errors import EvalkitError, TableError
     from evalkit.reporting.report import Report
     from evalkit.reporting.table import SUFFIXES
-    from evalkit.studies.results import read_results
-    from evalkit.studies.tables import FilledTable, UnfilledTable, study_layouts, study_table
+    from evalkit.studies.tables import UnfilledTable, study_layouts
     from evalkit.tables.layout import layout_names
-    from evalkit.tables.request import make
 
-    results = None if path is None else read_results(path)
-    if results is not None and benchmark is not None:
-        results.study.benchmark(benchmark)
+    if source.results is not None and source.benchmark is not None:
+        source.results.study.benchmark(source.benchmark)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--output {folder} cannot be made: {error.strerror or error}") from error
     written: set[str] = set()
     failed = False
-    for name in layout_names() if results is None else study_layouts(results.study):
-        one = replace(request, name=name)
+    for name in layout_names() if source.results is None else study_layouts(source.results.study):
         try:
             with doing(f"table {name}"):
-                found = FilledTable(make(one), ()) if results is None else study_table(results, one, benchmark)
-            if isinstance(found, UnfilledTable):
-                say(f"left out: {found.name}: {found.why}")
+                filled = _filled(replace(request, name=name), source)
+            if isinstance(filled, UnfilledTable):
+                say(f"left out: {filled.name}: {filled.why}")
                 continue
-            if found.table.name in written:
-                raise UsageError(f"another table is called {found.table.name}; rename the layout's file")
-            written.add(found.table.name)
-            printer(Report((found.table,)), folder / f"{found.table.name}{SUFFIXES[printer.form]}")
+            if filled.table.name in written:
+                raise UsageError(f"another table is called {filled.table.name}; rename the layout's file")
+            written.add(filled.table.name)
+            printer(Report((filled.table,)), folder / f"{filled.table.name}{SUFFIXES[printer.form]}")
         except EvalkitError as error:
             say(f"evalkit: table {Path(name).stem}: {error}")
             failed = True
     if not (written or failed):
-        raise TableError(f"study {path} has no finished run for any table")
+        raise TableError(f"study {source.study} has no finished run for any table")
     return int(failed)
 
 
@@ -181,11 +170,11 @@ def _runs(first: str | None, more: tuple[str, ...]) -> dict[str, Any]:
     """Parse --runs: a mapping, or runs."""
     if first is None:
         return {}
-    given = (first, *more)
-    files = [text for text in given if text.endswith((".yaml", ".yml")) or Path(text).is_file()]
-    if files and len(given) > 1:
-        raise UsageError(f"--runs {' '.join(given)}: give one YAML file, or runs alone")
-    return {"mapping": Path(first)} if files else {"runs": given}
+    runs = (first, *more)
+    files = [text for text in runs if text.endswith((".yaml", ".yml")) or Path(text).is_file()]
+    if files and more:
+        raise UsageError(f"--runs {' '.join(runs)}: give one YAML file, or runs alone")
+    return {"mapping": Path(first)} if files else {"runs": runs}
 
 
 @click.command()

@@ -67,11 +67,9 @@ def compare(
     for name, members in (groups or {}).items():
         if isinstance(members, (str, Path, Run)):
             raise UsageError(f"groups: '{name}' is one run; give a list of runs")
-    sides = sides_of(
-        [_finished(run, root) for run in runs],
-        [(name, [_finished(run, root) for run in members]) for name, members in (groups or {}).items()],
-    )
-    return compare_sides(sides, outcome_key(outcome, rule))
+    singles = [_finished(run, root) for run in runs]
+    named = [(name, [_finished(run, root) for run in members]) for name, members in (groups or {}).items()]
+    return compare_sides(sides_of(singles, named), outcome_key(outcome, rule))
 
 
 def _finished(given: GivenRun, root: str | Path) -> Run:

@@ -1,15 +1,17 @@
-"""Reports of comparisons.
+"""Comparisons in words and numbers.
 
-In: `Comparison`s. Out: a `Report` with tables (shares in percent and points, other measures in their unit) and records.
+In: `Comparison`s. Out: their verdicts as sentences, and a `Report` with tables (shares in percent and points, other
+measures in their unit) and records.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from evalkit.benchmarks.outcomes import Measure
 from evalkit.comparison.differences import (
     DOWN,
     UNDECIDED,
@@ -18,11 +20,7 @@ from evalkit.comparison.differences import (
     ContinuousEvidence,
     Difference,
     RuleVerdict,
-    Unit,
-    difference_text,
-    interval_text,
-    p_text,
-    unit_of,
+    TaskDifference,
 )
 from evalkit.comparison.line import SEEDS, SIGN_FLIP
 from evalkit.reporting.decimals import fixed, percent
@@ -30,46 +28,136 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.stats.significance import DRAWS
 
-_SMALL = 10
-"""Ratios below it are printed with a decimal."""
+_PLACES, _MOST_PLACES = 3, 12
 
 
-def continuous_sentence(found: Comparison) -> str | None:
+@dataclass(frozen=True)
+class Unit:
+    """Unit and decimals of the numbers in one report."""
+
+    places: int | None
+    """Decimals; None for shares, which are printed in percent."""
+
+    @property
+    def factor(self) -> float:
+        """Factor that a score is multiplied by in figures."""
+        return 100 if self.places is None else 1
+
+    @property
+    def points(self) -> str:
+        """Suffix of a difference: " points", or nothing."""
+        return " points" if self.places is None else ""
+
+    def value(self, score: float, signed: bool = False) -> str:
+        """Format a score, or a difference (signed)."""
+        if self.places is None and math.isfinite(score):
+            return percent(score, signed=signed)
+        return fixed(score, self.places or 0, signed)
+
+    def difference(self, difference: float) -> str:
+        """Format a difference with its sign; zero is never negative."""
+        return self.value(difference, signed=True)
+
+    def interval(self, difference: Difference) -> str:
+        """Format the interval of a difference."""
+        return f"{self.difference(difference.low)} to {self.difference(difference.high)}"
+
+    def error(self, stderr: float | None) -> str:
+        """Format a standard error with one more decimal; a dash if it is unknown."""
+        if self.places is None and stderr is not None and math.isfinite(stderr):
+            return percent(stderr, 2)
+        return fixed(stderr, (self.places or 0) + 1)
+
+    def words(self, difference: Difference) -> str:
+        """Format a difference with its interval and p value."""
+        sign = "" if difference.p is not None and difference.p < _LEAST_P else "= "
+        value = f"{self.difference(difference.difference)}{self.points}"
+        return f"{value} (95 % interval {self.interval(difference)}), p {sign}{p_text(difference.p)}"
+
+
+def unit_of(measure: Measure, errors: Iterable[float | None]) -> Unit:
+    """Return the unit of a report. Measures other than shares have decimals for two digits of the smallest error."""
+    if measure.is_share:
+        return Unit(None)
+    least = min((error for error in errors if error is not None and 0 < error < math.inf), default=None)
+    places = _PLACES if least is None else 1 - math.floor(math.log10(least))
+    return Unit(max(0, min(places, _MOST_PLACES)))
+
+
+def page_unit(compared: Comparison) -> Unit:
+    """Return the unit that a comparison is printed in."""
+    return unit_of(compared.measure, [row.stderr for row in (*compared.tasks, *compared.averages)])
+
+
+_LEAST_P = 0.0005
+"""Smallest p value that three decimals can show."""
+
+
+def p_text(p: float | None) -> str:
+    """Format a p value with three decimals."""
+    if p is None:
+        return "–"
+    return "<0.001" if p < _LEAST_P else fixed(p, 3)
+
+
+def label(compared: Comparison, name: str) -> str:
+    """Return the printed label of a line; of an average, its name."""
+    return compared.labels[name].full if name in compared.labels else name
+
+
+def headline(compared: Comparison) -> str:
+    """Return the verdict as a sentence."""
+    a, b, average, unit = compared.a, compared.b, compared.average, page_unit(compared)
+    up, down = compared.verdicts
+    better, worse, count = compared.count(up), compared.count(down), len(compared.tasks)
+    tasks = f"{count} {'layer' if compared.measure.layers else 'task'}" + "s" * (count > 1)
+    if not (better or worse) and count > 1 and average.verdict != UNDECIDED:
+        alone = f"none of {tasks} shows it alone after Holm's correction"
+        return f"{b} is {average.verdict} than {a} on average, {unit.words(average)}; {alone}."
+    if better and worse:
+        sentence = f"{b} is {up} than {a} on {better} of {tasks} and {down} on {worse}"
+    elif better or worse:
+        sentence = f"{b} is {up if better else down} than {a} on {better or worse} of {tasks}"
+    else:
+        sentence = f"No difference between {b} and {a} is shown on {'any of ' * (count > 1)}{tasks}"
+    if count == 1:
+        return f"{sentence}: {unit.words(compared.tasks[0])}."
+    return f"{sentence} after Holm's correction; average {unit.words(average)}: {average.verdict}."
+
+
+def continuous_sentence(compared: Comparison) -> str | None:
     """Return what the continuous outcome shows, and how many times fewer documents it needs; None if there is none."""
-    one = found.continuous
-    if one is None:
+    if (evidence := compared.continuous) is None:
         return None
-    unit, average = unit_of(one.measure, [one.average.stderr]), one.average
-    tasks = ", ".join(found.labels[task].full for task in one.left_out)
+    measure, average = evidence.measure, evidence.average
+    tasks = ", ".join(compared.labels[task].full for task in evidence.left_out)
     without = f", without {tasks}, whose answers are letters" if tasks else ""
-    name = f"{one.measure.name[:1].upper()}{one.measure.name[1:]}"
-    numbers = f"{name}{without}: average {difference_text(average, unit)}"
-    direction = "lower" if one.measure.higher_is_better is False else "higher"
+    numbers = unit_of(measure, [average.stderr]).words(average)
+    sentence = f"{measure.name[:1].upper()}{measure.name[1:]}{without}: average {numbers}"
+    sentence += f"; {'lower' if measure.higher_is_better is False else 'higher'} is better"
     if average.verdict == UNDECIDED:
-        return f"{numbers}; {direction} is better: undecided."
-    said = f"{numbers}; {direction} is better, so {found.b} is {average.verdict}"
-    if found.average.verdict not in (UNDECIDED, average.verdict):
-        return f"{said}, and the two outcomes contradict each other."
-    return f"{said}{_documents(one)}."
+        return f"{sentence}: undecided."
+    sentence += f", so {compared.b} is {average.verdict}"
+    if compared.average.verdict not in (UNDECIDED, average.verdict):
+        return f"{sentence}, and the two outcomes contradict each other."
+    return f"{sentence}{_fewer_documents(evidence)}."
 
 
-def _documents(one: ContinuousEvidence) -> str:
-    if one.times_low is None:
+def _fewer_documents(evidence: ContinuousEvidence) -> str:
+    times, low, high = evidence.times, evidence.times_low, evidence.times_high
+    if low is None or (high is None and low < 1):
         return ""
-    if one.times_high is None:
-        if one.times_low < 1:
-            return ""
-        return f"; for the same power it needs at least {_ratio(one.times_low)} times fewer documents than accuracy"
-    assert one.times is not None
-    interval = f"95 % interval {_ratio(one.times_low)} to {_ratio(one.times_high)}"
-    if one.times >= 1:
-        return f"; for the same power it needs {_ratio(one.times)} times fewer documents than accuracy ({interval})"
-    turned = f"95 % interval {_ratio(1 / one.times_high)} to {_ratio(1 / one.times_low)}"
-    return f"; for the same power accuracy needs {_ratio(1 / one.times)} times fewer documents ({turned})"
+    if times is None or high is None:
+        return f"; for the same power it needs at least {_ratio(low)} times fewer documents than accuracy"
+    if times >= 1:
+        interval = f"95 % interval {_ratio(low)} to {_ratio(high)}"
+        return f"; for the same power it needs {_ratio(times)} times fewer documents than accuracy ({interval})"
+    interval = f"95 % interval {_ratio(1 / high)} to {_ratio(1 / low)}"
+    return f"; for the same power accuracy needs {_ratio(1 / times)} times fewer documents ({interval})"
 
 
 def _ratio(times: float) -> str:
-    return f"{round(times):,}" if times >= _SMALL else fixed(times, 1)
+    return f"{round(times):,}" if times >= 10 else fixed(times, 1)
 
 
 _PROMPT_NOTES = (
@@ -79,251 +167,193 @@ _PROMPT_NOTES = (
     "under all prompts: intersection-union test, whose p is the largest of the prompts' and needs no correction "
     "(Berger 1982); the claim is about these prompts, not about others",
 )
-_MEAN = "mean over prompts"
 
 
 def _prompt_of(rule: str) -> str:
     """Return the prompt of "RULE@PROMPT"; of a rule alone, that it is the mean over them."""
-    return rule.partition("@")[2] or _MEAN
+    return rule.partition("@")[2] or "mean over prompts"
 
 
-def _single_prompts(found: Comparison) -> list[RuleVerdict]:
+def _single_prompts(compared: Comparison) -> list[RuleVerdict]:
     """Return the verdict under each prompt, without that on the mean."""
-    return [one for one in found.rules if "@" in one.rule]
+    return [verdict for verdict in compared.rules if "@" in verdict.rule]
 
 
-def prompts_sentence(found: Comparison) -> str:
+def prompts_sentence(compared: Comparison) -> str:
     """Return whether B is better, or worse, than A under all prompts."""
-    single = _single_prompts(found)
-    up, down = (sum(one.average.verdict in verdicts for one in single) for verdicts in (UP, DOWN))
-    count, on = len(single), " on average over the tasks" if len(found.tasks) > 1 else ""
-    better, worse = found.verdicts
+    a, b, (better, worse) = compared.a, compared.b, compared.verdicts
+    averages = {verdict.rule: verdict.average for verdict in _single_prompts(compared)}
+    up, down = (sum(average.verdict in verdicts for average in averages.values()) for verdicts in (UP, DOWN))
+    count = len(averages)
+    prompts = f"{count} prompts" + " on average over the tasks" * (len(compared.tasks) > 1)
     if count in (up, down):
-        last = max(single, key=lambda one: 1.0 if one.average.p is None else one.average.p)
-        said = f"{found.b} is {better if up else worse} than {found.a} under all {count} prompts{on}"
-        return f"{said} (intersection-union test: the largest p is {p_text(last.average.p)}, {_prompt_of(last.rule)})."
+        rule, last = max(averages.items(), key=lambda item: 1.0 if item[1].p is None else item[1].p)
+        test = f"intersection-union test: the largest p is {p_text(last.p)}, {_prompt_of(rule)}"
+        return f"{b} is {better if up else worse} than {a} under all {prompts} ({test})."
     if not up and not down:
-        sign = -1 if found.measure.higher_is_better is False else 1
-        ahead, behind = (sum(sign * side * one.average.difference > 0 for one in single) for side in (1, -1))
-        said = f"No difference between {found.b} and {found.a} is shown under any of {count} prompts{on}"
-        return f"{said}; {found.b} is ahead under {ahead}, {found.a} under {behind}."
+        sign = -1 if compared.measure.higher_is_better is False else 1
+        ahead, behind = (sum(sign * side * one.difference > 0 for one in averages.values()) for side in (1, -1))
+        shown = f"No difference between {b} and {a} is shown under any of {prompts}"
+        return f"{shown}; {b} is ahead under {ahead}, {a} under {behind}."
     counts = {better: up, worse: down, "undecided": count - up - down}
-    said = ", ".join(f"{verdict} under {number}" for verdict, number in counts.items() if number)
-    return (
-        f"Of {count} prompts{on}, {found.b} against {found.a} is {said}: neither is shown to be {better} under all of "
-        "them."
-    )
-
-
-def headline(found: Comparison) -> str:
-    """Return the verdict as a sentence."""
-    up, down = found.verdicts
-    better, worse, count = found.count(up), found.count(down), len(found.tasks)
-    tasks, average = f"{count} {'layer' if found.measure.layers else 'task'}" + "s" * (count > 1), found.average
-    unit = page_unit(found)
-    if not (better or worse) and count > 1 and average.verdict != UNDECIDED:
-        alone = f"none of {tasks} shows it alone after Holm's correction"
-        return f"{found.b} is {average.verdict} than {found.a} on average, {difference_text(average, unit)}; {alone}."
-    if better and worse:
-        said = f"{found.b} is {up} than {found.a} on {better} of {tasks} and {down} on {worse}"
-    elif better or worse:
-        said = f"{found.b} is {up if better else down} than {found.a} on {better or worse} of {tasks}"
-    else:
-        on = f"any of {tasks}" if count > 1 else tasks
-        said = f"No difference between {found.b} and {found.a} is shown on {on}"
-    corrected = " after Holm's correction" if count > 1 else ""
-    if count == 1:
-        return f"{said}: {difference_text(found.tasks[0], unit)}."
-    return f"{said}{corrected}; average {difference_text(average, unit)}: {average.verdict}."
-
-
-def page_unit(found: Comparison) -> Unit:
-    """Return the unit that a comparison is printed in."""
-    return unit_of(found.measure, [one.stderr for one in (*found.tasks, *found.averages)])
-
-
-def label(found: Comparison, name: str) -> str:
-    """Return the printed label of a line; of an average, its name."""
-    return found.labels[name].full if name in found.labels else name
-
-
-def comparison_report(found: Sequence[Comparison]) -> Report:
-    """Build the report of comparisons with the same baseline."""
-    letters = [chr(ord("A") + place) if place < 26 else str(place) for place in range(len(found) + 1)]
-    parts = tuple(_one(one, "A", letter) for one, letter in zip(found, letters[1:], strict=True))
-    content = {
-        "comparisons": [
-            {"verdict": headline(one)} | asdict(one) | {"notes": list(part.notes)}
-            for one, part in zip(found, parts, strict=True)
-        ]
-    }
-    return Report((), content=content, records=[record for one in found for record in _records(one)], parts=parts)
-
-
-def _one(found: Comparison, a: str, b: str) -> Report:
-    """Build the report of one comparison; sides are called by their letters."""
-    facts = [
-        f"{letter}: {name} ({', '.join(folders)})"
-        for letter, name, folders in ((a, found.a, found.runs_a), (b, found.b, found.runs_b))
-    ]
-    facts += [f"{a} and {b} differ in {what}: {one} | {other}" for what, (one, other) in found.claim.settings.items()]
-    tables = [_differences(found, a, b)]
-    if any(task.spread for task in found.tasks):
-        tables.append(_spreads(found, a, b))
-    if len(found.rules) > 1:
-        tables.append(_rules(found, a, b))
-    prompts = prompts_sentence(found) if found.measure.alternatives == "prompt" else None
-    sentences = (headline(found), prompts, continuous_sentence(found), found.claim.sentence)
-    verdict = tuple(filter(None, sentences))
-    return Report(tuple(tables), verdict, tuple(facts), tuple(_notes(found, a, b)))
-
-
-def _records(found: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield a record for each task and average; differences and scores are fractions."""
-    for kind, members in (("task", found.tasks), ("average", found.averages)):
-        for one in members:
-            content = {key: value for key, value in asdict(one).items() if key not in ("spread", "name")}
-            yield {
-                "a": found.a,
-                "b": found.b,
-                "rule": found.rule,
-                "kind": kind,
-                "name": one.name,
-                **({"layer": content.get("layer")} if found.measure.layers else {}),
-                **{key: content.get(key) for key in _COLUMNS},
-                **{f"variance_{key}": getattr(one.spread, key, None) for key in ("seeds", "documents", "shared")},
-            }
+    listed = ", ".join(f"{verdict} under {number}" for verdict, number in counts.items() if number)
+    return f"Of {prompts}, {b} against {a} is {listed}: neither is shown to be {better} under all of them."
 
 
 _COLUMNS = ("n", "sources", "dropped", "official", "score_a", "score_b", "difference", "low", "high", "stderr",
             "freedom", "test", "p", "p_holm", "verdict", "won", "lost", "same", "detectable")  # fmt: skip
+"""Fields of a record; those that only tasks have are None for averages."""
 
 
-def _differences(found: Comparison, a: str, b: str) -> Table:
-    unit = page_unit(found)
-    rows = [
-        (
-            label(found, task.name) + "†" * (task.sources < task.n) + "*" * (not task.official),
-            f"{task.n:,}",
-            *_common(task, unit),
-            p_text(task.p_holm),
-            f"{task.won:,}",
-            f"{task.lost:,}",
-            "–" if task.detectable is None else unit.value(task.detectable),
-            "" if task.verdict == UNDECIDED else task.verdict,
-        )
-        for task in found.tasks
+def comparison_report(comparisons: Sequence[Comparison]) -> Report:
+    """Build the report of comparisons with the same baseline, whose sides are called by letters."""
+    letters = [chr(ord("A") + place) if place < 26 else str(place) for place in range(1, len(comparisons) + 1)]
+    parts = tuple(_one_comparison(compared, letter) for compared, letter in zip(comparisons, letters, strict=True))
+    content = [
+        {"verdict": headline(compared)} | asdict(compared) | {"notes": list(part.notes)}
+        for compared, part in zip(comparisons, parts, strict=True)
     ]
-    averages = [
-        (one.name, "", *_common(one, unit), p_text(one.p), *[""] * 3, "" if one.verdict == UNDECIDED else one.verdict)
-        for one in (found.averages if len(found.tasks) > 1 else ())
+    records = [record for compared in comparisons for record in _records(compared)]
+    return Report((), content={"comparisons": content}, records=records, parts=parts)
+
+
+def _one_comparison(compared: Comparison, b: str) -> Report:
+    facts = [
+        f"{letter}: {name} ({', '.join(folders)})"
+        for letter, name, folders in (("A", compared.a, compared.runs_a), (b, compared.b, compared.runs_b))
     ]
-    about = ("task", "n", a, b, f"{b} − {a}", "95 % interval", "± SE", "p (Holm)")
-    won = ("higher", "lower") if found.measure.higher_is_better is None else ("won", "lost")
+    settings = compared.claim.settings.items()
+    facts += [f"A and {b} differ in {what}: {of_a} | {of_b}" for what, (of_a, of_b) in settings]
+    tables = [_differences(compared, b)]
+    if any(task.spread for task in compared.tasks):
+        tables.append(_spreads(compared, b))
+    if len(compared.rules) > 1:
+        tables.append(_rules(compared, b))
+    prompts = prompts_sentence(compared) if compared.measure.alternatives == "prompt" else None
+    sentences = (headline(compared), prompts, continuous_sentence(compared), compared.claim.sentence)
+    return Report(tuple(tables), tuple(filter(None, sentences)), tuple(facts), tuple(_notes(compared, b)))
+
+
+def _records(compared: Comparison) -> Iterator[dict[str, Any]]:
+    for row in (*compared.tasks, *compared.averages):
+        yield {
+            "a": compared.a,
+            "b": compared.b,
+            "rule": compared.rule,
+            "kind": "task" if isinstance(row, TaskDifference) else "average",
+            "name": row.name,
+            **({"layer": getattr(row, "layer", None)} if compared.measure.layers else {}),
+            **{column: getattr(row, column, None) for column in _COLUMNS},
+            **{f"variance_{part}": getattr(row.spread, part, None) for part in ("seeds", "documents", "shared")},
+        }
+
+
+def _differences(compared: Comparison, b: str) -> Table:
+    unit = page_unit(compared)
+
+    def row(name: str, n: str, difference: Difference, p: float | None, counts: Sequence[str]) -> list[str]:
+        scores = map(unit.value, (difference.score_a, difference.score_b))
+        numbers = [unit.difference(difference.difference), unit.interval(difference), unit.error(difference.stderr)]
+        verdict = "" if difference.verdict == UNDECIDED else difference.verdict
+        return [name, n, *scores, *numbers, p_text(p), *counts, verdict]
+
+    rows = []
+    for task in compared.tasks:
+        shown = label(compared, task.name) + "†" * (task.sources < task.n) + "*" * (not task.official)
+        detectable = "–" if task.detectable is None else unit.value(task.detectable)
+        rows.append(row(shown, f"{task.n:,}", task, task.p_holm, [f"{task.won:,}", f"{task.lost:,}", detectable]))
+    if len(compared.tasks) > 1:
+        rows += [row(average.name, "", average, average.p, [""] * 3) for average in compared.averages]
+    about = ("task", "n", "A", b, f"{b} − A", "95 % interval", "± SE", "p (Holm)")
+    won = ("higher", "lower") if compared.measure.higher_is_better is None else ("won", "lost")
     headers = (*about, *won, "could show", f"{b} is")
-    lines = [*rows, *averages]
     # Without a significant difference the last column is empty
-    last = len(headers) if any(line[-1] for line in lines) else len(headers) - 1
-    return simple_table(f"comparison-{b}", headers[:last], [line[:last] for line in lines], ruled={len(rows)})
+    last = len(headers) if any(cells[-1] for cells in rows) else len(headers) - 1
+    ruled = {len(compared.tasks)}
+    return simple_table(f"comparison-{b}", headers[:last], [cells[:last] for cells in rows], ruled=ruled)
 
 
-def _common(one: Difference, unit: Unit) -> tuple[str, ...]:
-    scores = unit.value(one.score_a), unit.value(one.score_b), unit.difference(one.difference)
-    return *scores, interval_text(one, unit), unit.error(one.stderr)
-
-
-def _spreads(found: Comparison, a: str, b: str) -> Table:
+def _spreads(compared: Comparison, b: str) -> Table:
     """Build the table of standard errors by component: runs and documents."""
-    rows, unit = [], page_unit(found)
-    for one in (*found.tasks, *found.averages):
-        if parts := one.spread:
-            name = label(found, one.name)
-            sources = (*parts.deviations, math.sqrt(parts.seeds), _root(parts.documents))
-            freedom = fixed(one.freedom, 1)
-            rows.append((name, *map(unit.error, sources), unit.error(one.stderr), freedom))
-    runs = (f"SD of {a}'s runs", f"SD of {b}'s runs")
+    rows, unit = [], page_unit(compared)
+    for row in (*compared.tasks, *compared.averages):
+        if parts := row.spread:
+            errors = (math.sqrt(part) if part >= 0 else math.nan for part in (parts.seeds, parts.documents))
+            sources = map(unit.error, (*parts.deviations, *errors, row.stderr))
+            rows.append((label(compared, row.name), *sources, fixed(row.freedom, 1)))
+    runs = ("SD of A's runs", f"SD of {b}'s runs")
     headers = ("task", *runs, "± from runs", "± from documents", "± both", "t with df")
     title = f"Sources of the standard error{' (in points)' if unit.points else ''}"
-    return simple_table(f"errors-{b}", headers, rows, ruled={len(found.tasks)}, title=title)
+    return simple_table(f"errors-{b}", headers, rows, ruled={len(compared.tasks)}, title=title)
 
 
-def _rules(found: Comparison, a: str, b: str) -> Table:
-    unit, by_prompt = page_unit(found), found.measure.alternatives == "prompt"
-    rows = tuple(
+def _rules(compared: Comparison, b: str) -> Table:
+    unit, by_prompt = page_unit(compared), compared.measure.alternatives == "prompt"
+    rows = [
         (
-            (_prompt_of(one.rule) if by_prompt else one.rule) + " <" * (one.rule == found.rule),
-            unit.difference(one.average.difference),
-            interval_text(one.average, unit),
-            p_text(one.average.p),
-            str(one.better),
-            str(one.worse),
-            one.average.verdict,
+            (_prompt_of(verdict.rule) if by_prompt else verdict.rule) + " <" * (verdict.rule == compared.rule),
+            unit.difference(verdict.average.difference),
+            unit.interval(verdict.average),
+            p_text(verdict.average.p),
+            str(verdict.better),
+            str(verdict.worse),
+            verdict.average.verdict,
         )
-        for one in found.rules
-    )
-    what, above = "The same scores under every rule that all runs support", "the rule above"
+        for verdict in compared.rules
+    ]
+    what, above, alternatives = "The same scores under every rule that all runs support", "rule", compared.rules
     if by_prompt:
-        what, above = "The prompts one by one", "the table above"
-    verdicts = [one.average.verdict for one in (_single_prompts(found) if by_prompt else found.rules)]
-    agree = verdicts.count(found.average.verdict)
-    title = f"{what}: {agree} of {len(verdicts)} agree on the average (<: {above})."
-    counted = (f"tasks {verdict}" for verdict in found.verdicts)
-    headers = ("prompt" if by_prompt else "rule", f"average {b} − {a}", "95 % interval", "p", *counted, f"{b} is")
+        what, above, alternatives = "The prompts one by one", "table", tuple(_single_prompts(compared))
+    agree = sum(verdict.average.verdict == compared.average.verdict for verdict in alternatives)
+    title = f"{what}: {agree} of {len(alternatives)} agree on the average (<: the {above} above)."
+    counts = (f"tasks {verdict}" for verdict in compared.verdicts)
+    headers = ("prompt" if by_prompt else "rule", f"average {b} − A", "95 % interval", "p", *counts, f"{b} is")
     return simple_table(f"rules-{b}", headers, rows, title=title)
 
 
-def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
-    yield found.measure.words + ("; differences in points" if found.measure.is_share else "")
-    if found.measure.layers and found.average.name == "Average":
+def _notes(compared: Comparison, b: str) -> Iterator[str]:
+    measure, tasks = compared.measure, compared.tasks
+    seeds = any(task.test == SEEDS for task in tasks)
+    yield measure.words + ("; differences in points" if measure.is_share else "")
+    if measure.layers and compared.average.name == "Average":
         yield "average: mean over documents of each document's mean over the layers"
-    if any(task.test == SEEDS for task in found.tasks):
+    if seeds:
         yield (
             "p: t over runs and documents, which are crossed; each side's spread has its own degrees of freedom (runs "
             "less one), so the test is valid for unequal groups and spreads; Holm over the tasks, averages uncorrected"
         )
     else:
-        if graded := [task for task in found.tasks if task.test == SIGN_FLIP and found.measure.graded]:
-            every = "" if len(graded) == len(found.tasks) else "; exact McNemar where answers are right or wrong"
-            test = (
-                f"the larger of the sign-flip test's ({DRAWS:,} sampled patterns where there are too many to "
-                f"enumerate) and the interval's t{every}"
-            )
-        else:
-            test = "exact McNemar"
+        test = "exact McNemar"
+        if graded := [task for task in tasks if task.test == SIGN_FLIP and measure.graded]:
+            every = "" if len(graded) == len(tasks) else "; exact McNemar where answers are right or wrong"
+            sampled = f"{DRAWS:,} sampled patterns where there are too many to enumerate"
+            test = f"the larger of the sign-flip test's ({sampled}) and the interval's t{every}"
         yield f"p: {test}; Holm over the tasks; averages: t, uncorrected; a p of 0.05 is significant"
-    if found.letters:
-        listed = ", ".join(label(found, task) for task in found.letters)
+    if compared.letters:
+        listed = ", ".join(label(compared, task) for task in compared.letters)
         yield f"answers of {listed} are letters: the values mostly measure the format, and outweigh others in averages"
-    if share := found.measure.resolution:
-        yield f"differences up to {percent(share, 2)} % of the values are rounding and have p 1"
-    won, more = {True: ("won, lost", "higher"), False: ("won, lost", "lower"), None: ("higher, lower", "higher")}[
-        found.measure.higher_is_better
-    ]
-    yield f"{won}: documents on which {b}, or {a}, scores {more}; intervals are not corrected"
-    if clustered := [task for task in found.tasks if task.sources < task.n]:
-        listed = ", ".join(f"{label(found, task.name)} {task.sources:,}" for task in clustered)
-        exact = "exact " * (not found.measure.graded)
-        larger = f", p: the larger of the {exact}sign-flip test's over whole sources and the interval's t"
-        tested = "" if clustered[0].test == SEEDS else larger
-        yield f"†: documents share sources ({listed}): clustered error{tested}"
-    if strata := [task for task in found.tasks if task.strata > 1]:
-        yield f"stratified by subject: {', '.join(label(found, task.name) for task in strata)}"
-    evidence = "documents and runs" if any(task.spread for task in found.tasks) else "documents"
-    if found.measure.alternatives == "prompt":
-        yield from _PROMPT_NOTES
-    yield f"could show: the smallest true difference that so many {evidence} detect with 80 % power, before Holm"
-    if dropped := [task for task in found.tasks if task.dropped]:
-        yield "dropped, because not every run has them: " + ", ".join(
-            f"{task.dropped:,} documents of {label(found, task.name)}" for task in dropped
+    if measure.resolution:
+        yield f"differences up to {percent(measure.resolution, 2)} % of the values are rounding and have p 1"
+    won = "higher, lower" if measure.higher_is_better is None else "won, lost"
+    more = "lower" if measure.higher_is_better is False else "higher"
+    yield f"{won}: documents on which {b}, or A, scores {more}; intervals are not corrected"
+    if clustered := [task for task in tasks if task.sources < task.n]:
+        listed = ", ".join(f"{label(compared, task.name)} {task.sources:,}" for task in clustered)
+        exact = "exact " * (not measure.graded)
+        tested = (
+            "" if seeds else f", p: the larger of the {exact}sign-flip test's over whole sources and the interval's t"
         )
-    reasons: dict[str, list[str]] = {}
-    for task, reason in found.left_out.items():
-        reasons.setdefault(reason, []).append(label(found, task))
-    for reason, tasks in reasons.items():
-        yield f"not compared ({reason}): {', '.join(tasks)}"
-    if any(not task.official for task in found.tasks):
+        yield f"†: documents share sources ({listed}): clustered error{tested}"
+    if strata := [task for task in tasks if task.strata > 1]:
+        yield f"stratified by subject: {', '.join(label(compared, task.name) for task in strata)}"
+    if measure.alternatives == "prompt":
+        yield from _PROMPT_NOTES
+    evidence = "documents and runs" if any(task.spread for task in tasks) else "documents"
+    yield f"could show: the smallest true difference that so many {evidence} detect with 80 % power, before Holm"
+    if dropped := [f"{task.dropped:,} documents of {label(compared, task.name)}" for task in tasks if task.dropped]:
+        yield f"dropped, because not every run has them: {', '.join(dropped)}"
+    for reason in dict.fromkeys(compared.left_out.values()):
+        left_out = [label(compared, task) for task, why in compared.left_out.items() if why == reason]
+        yield f"not compared ({reason}): {', '.join(left_out)}"
+    if not all(task.official for task in tasks):
         yield "*: not the official documents of the task"
-
-
-def _root(variance: float) -> float:
-    return math.sqrt(variance) if variance >= 0 else math.nan

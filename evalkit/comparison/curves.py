@@ -1,27 +1,27 @@
 """Training curves: accuracy, or another outcome, by step.
 
 In: runs of one training, with steps from their revisions, checkpoints or names. Out: a `Curve` with a confidence
-interval for every point.
+interval for every point, and its report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Comparable, Label, Measure
-from evalkit.comparison.differences import Unit, unit_of
+from evalkit.comparison.comparison_report import Unit, unit_of
 from evalkit.comparison.line import line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Side, check_uniform, step_of
 from evalkit.errors import UsageError
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.runs.continuous import ACCURACY, MARGIN, with_default_rule
+from evalkit.runs.continuous import ACCURACY
 from evalkit.runs.folder import Run
 from evalkit.stats.adjusted import at_least_task_intervals, pooled, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import Estimate, average, interval, mean
@@ -70,8 +70,41 @@ def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | No
         UsageError: a run has no step, two have the same, there is only one run, or the runs differ in model, documents
             or measurement settings.
     """
+    by_step = _by_step(side.runs, steps_of_runs or list(map(step_of, side.runs)))
+    first, *later = by_step.values()
+    graded: dict[str, Comparable] = {}
+    pairing = pair(Side(side.name, (first,)), Side(side.name, tuple(later)), graded)
+    check_uniform(side, may_differ=("limit",))  # only documents that all runs have count
+    rule = pairing.key(rule)
+    measure, documents, chance = pairing.measure(rule), pairing.graded[0].documents, {}
+    if "choices" in documents and measure.name == ACCURACY:
+        guess = 1 / documents["choices"].to_numpy(float)
+        chance = {task.task: float(guess[task.rows[0]].mean()) for task in pairing.tasks}
+        chance["Average"] = sum(chance.values()) / len(chance)
+    tasks, counts, labels = {}, {}, {}
+    for task in pairing.tasks:
+        for place, layer in enumerate(measure.layers) if measure.layers else [(None, None)]:
+            name = line_name(task.task, layer)
+            tasks[name] = _points(by_step, _accuracies(pairing, task, rule, measure, place), measure)
+            counts[name], labels[name] = task.n, line_label(pairing.label(task.task), layer)
+    whole = [_accuracies(pairing, task, rule, measure, None) for task in pairing.tasks]
+    averages = [_average(of_step, measure) for of_step in zip(*whole, strict=True)]
+    return Curve(
+        name=side.name,
+        rule=rule,
+        measure=measure,
+        runs=tuple(str(run.folder) for run in by_step.values()),
+        tasks=tasks,
+        documents=counts,
+        chance=chance,
+        average=_points(by_step, averages, measure),
+        labels=labels,
+    )
+
+
+def _by_step(runs: Sequence[Run], steps: Sequence[int | None]) -> dict[int, Run]:
     by_step: dict[int, Run] = {}
-    for run, step in zip(side.runs, steps_of_runs or map(step_of, side.runs), strict=True):
+    for run, step in zip(runs, steps, strict=True):
         if step is None:
             raise UsageError(
                 f"run {run.folder.name} has no training step; expected one in its model's folder or revision "
@@ -84,43 +117,7 @@ def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | No
         by_step[step] = run
     if len(by_step) < 2:
         raise UsageError("a curve needs two checkpoints or more; name more runs")
-    steps = sorted(by_step)
-    first, *later = (by_step[step] for step in steps)
-    graded: dict[str, Comparable] = {}
-    pairing = pair(Side(side.name, (first,)), Side(side.name, tuple(later)), graded)
-    check_uniform(side, may_differ=("limit",))  # only documents that all runs have count
-    rules = {run.manifest["rule"] for run in by_step.values()}
-    if rule in (None, MARGIN) and len(rules) > 1:
-        raise UsageError(
-            f"the runs have different rules ({', '.join(sorted(rules))}); name one with --rule: "
-            f"all runs support {', '.join(pairing.rules)}"
-        )
-    chosen = with_default_rule(rule, str(rules.pop())) or ""
-    measure, documents, chance = pairing.measure(chosen), pairing.graded[0].documents, {}
-    if "choices" in documents and measure.name == ACCURACY:
-        guess = 1 / documents["choices"].to_numpy(float)
-        chance = {task.task: float(guess[task.rows[0]].mean()) for task in pairing.tasks}
-        chance["Average"] = sum(chance.values()) / len(chance)
-    lines = [
-        (task, place, line_name(task.task, layer), line_label(pairing.label(task.task), layer))
-        for task in pairing.tasks
-        for place, layer in (enumerate(measure.layers) if measure.layers else [(None, None)])
-    ]
-    whole = [_by_step(pairing, task, chosen, measure, None) for task in pairing.tasks]
-    return Curve(
-        name=side.name,
-        rule=chosen,
-        measure=measure,
-        runs=tuple(str(by_step[step].folder) for step in steps),
-        tasks={
-            name: _points(steps, _by_step(pairing, task, chosen, measure, place), measure)
-            for task, place, name, _ in lines
-        },
-        documents={name: task.n for task, _, name, _ in lines},
-        chance=chance,
-        average=_points(steps, [_average(list(of_step), measure) for of_step in zip(*whole, strict=True)], measure),
-        labels={name: label for _, _, name, label in lines},
-    )
+    return dict(sorted(by_step.items()))
 
 
 class _Accuracy(NamedTuple):
@@ -134,34 +131,23 @@ class _Accuracy(NamedTuple):
     """Of a share: twice the share less one, with four sources added."""
 
 
-def _by_step(pairing: Pairing, task: PairedTask, rule: str, measure: Measure, layer: int | None) -> list[_Accuracy]:
-    found = []
+def _accuracies(pairing: Pairing, task: PairedTask, rule: str, measure: Measure, layer: int | None) -> list[_Accuracy]:
+    """Return the accuracy of each run on a task."""
+    accuracies = []
     weights = cluster_sums(np.ones(task.n), task.clusters)
     for scores in chain(*pairing.scores(task, rule, layer)):
         size = size_of_differences(cluster_sums(2 * scores - 1, task.clusters), weights)
-        found.append(_accuracy(mean(scores, task.clusters, task.strata), len(weights), size, measure))
-    return found
+        accuracies.append(_adjusted(mean(scores, task.clusters, task.strata), len(weights), size, measure))
+    return accuracies
 
 
 def _average(tasks: Sequence[_Accuracy], measure: Measure) -> _Accuracy:
-    pool = pooled([one.sources for one in tasks], [one.size for one in tasks])
-    found = _accuracy(average([one.estimate for one in tasks]), *pool, measure)
-    return found._replace(adjusted=at_least_task_intervals(found.adjusted, [one.adjusted for one in tasks]))
+    sources, size = pooled([task.sources for task in tasks], [task.size for task in tasks])
+    of_all = _adjusted(average([task.estimate for task in tasks]), sources, size, measure)
+    return of_all._replace(adjusted=at_least_task_intervals(of_all.adjusted, [task.adjusted for task in tasks]))
 
 
-def _points(steps: Sequence[int], found: Sequence[_Accuracy], measure: Measure) -> tuple[Point, ...]:
-    points = []
-    for step, one in zip(steps, found, strict=True):
-        low, high = interval(one.adjusted)
-        if measure.is_share:
-            low, high = (low + 1) / 2, (high + 1) / 2
-        if measure.bounds:
-            low, high = max(measure.bounds[0], low), min(measure.bounds[1], high)
-        points.append(Point(step, one.estimate.value, one.estimate.stderr, low, high))
-    return tuple(points)
-
-
-def _accuracy(estimate: Estimate, sources: float, size: float, measure: Measure) -> _Accuracy:
+def _adjusted(estimate: Estimate, sources: float, size: float, measure: Measure) -> _Accuracy:
     """Adjust a share by adding two correct and two incorrect sources (Agresti and Coull 1998).
 
     Where nearly all answers are correct, an interval about the share itself is too short; where all are, it has zero
@@ -176,45 +162,44 @@ def _accuracy(estimate: Estimate, sources: float, size: float, measure: Measure)
     return _Accuracy(estimate, sources, size, more)
 
 
-def curve_report(curves: Sequence[Curve]) -> Report:
-    """Build the report of training curves: a table of accuracy by step for each training."""
-    lead, tables = [], []
-    for one in curves:
-        first, last = one.average[0], one.average[-1]
-        unit, noun = curve_unit(one), "layer" if one.measure.layers else "task"
-        lead.append(
-            f"{one.name}: average {unit.value(first.accuracy)} at step {first.step:,}, "
-            f"{unit.value(last.accuracy)} at step {last.step:,} ({len(one.average)} checkpoints, "
-            f"{len(one.tasks)} {noun}{'s' * (len(one.tasks) > 1)})"
-        )
-        rows = tuple(
-            (
-                f"{point.step:,}",
-                *(unit.value(points[place].accuracy) for points in one.tasks.values()),
-                unit.value(point.accuracy),
-                unit.error(point.stderr),
-            )
-            for place, point in enumerate(one.average)
-        )
-        headers = ("step", *(one.labels[task].short for task in one.tasks), "Avg.", "± SE")
-        tables.append(simple_table("curve", headers, rows, title=one.name if len(curves) > 1 else ""))
-    return Report(
-        tuple(tables),
-        verdict=tuple(lead),
-        notes=(curves[0].measure.words,),
-        content={"curves": [asdict(one) for one in curves]},
-        records=list(_records(curves)),
+def _points(steps: dict[int, Run], accuracies: Sequence[_Accuracy], measure: Measure) -> tuple[Point, ...]:
+    points = []
+    for step, accuracy in zip(steps, accuracies, strict=True):
+        low, high = interval(accuracy.adjusted)
+        if measure.is_share:
+            low, high = (low + 1) / 2, (high + 1) / 2
+        if measure.bounds:
+            low, high = max(measure.bounds[0], low), min(measure.bounds[1], high)
+        points.append(Point(step, accuracy.estimate.value, accuracy.estimate.stderr, low, high))
+    return tuple(points)
+
+
+def curve_unit(curve: Curve) -> Unit:
+    """Return the unit that a curve is printed in."""
+    return unit_of(
+        curve.measure, [point.stderr for points in (*curve.tasks.values(), curve.average) for point in points]
     )
 
 
-def curve_unit(one: Curve) -> Unit:
-    """Return the unit that a curve is printed in."""
-    return unit_of(one.measure, [point.stderr for points in (*one.tasks.values(), one.average) for point in points])
-
-
-def _records(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
-    """Yield a record for each task and step."""
-    for one in curves:
-        for task, points in [*one.tasks.items(), ("Average", one.average)]:
-            for point in points:
-                yield {"curve": one.name, "rule": one.rule, "task": task, "n": one.documents.get(task)} | asdict(point)
+def curve_report(curves: Sequence[Curve]) -> Report:
+    """Build the report of training curves: a table of accuracy by step for each training."""
+    verdict, tables, records = [], [], []
+    for training in curves:
+        first, last = training.average[0], training.average[-1]
+        unit, noun = curve_unit(training), "layer" if training.measure.layers else "task"
+        verdict.append(
+            f"{training.name}: average {unit.value(first.accuracy)} at step {first.step:,}, "
+            f"{unit.value(last.accuracy)} at step {last.step:,} ({len(training.average)} checkpoints, "
+            f"{len(training.tasks)} {noun}{'s' * (len(training.tasks) > 1)})"
+        )
+        rows = []
+        for place, point in enumerate(training.average):
+            cells = [unit.value(points[place].accuracy) for points in training.tasks.values()]
+            rows.append([f"{point.step:,}", *cells, unit.value(point.accuracy), unit.error(point.stderr)])
+        headers = ("step", *(training.labels[task].short for task in training.tasks), "Avg.", "± SE")
+        tables.append(simple_table("curve", headers, rows, title=training.name if len(curves) > 1 else ""))
+        for task, points in [*training.tasks.items(), ("Average", training.average)]:
+            about = {"curve": training.name, "rule": training.rule, "task": task, "n": training.documents.get(task)}
+            records += [about | asdict(point) for point in points]
+    content = {"curves": [asdict(training) for training in curves]}
+    return Report(tuple(tables), tuple(verdict), notes=(curves[0].measure.words,), content=content, records=records)

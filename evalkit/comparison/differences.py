@@ -1,25 +1,33 @@
-"""Records of a comparison: differences by task, averages, and the whole comparison.
+"""Records of a comparison: differences by task, averages, and the whole comparison; and what a program exits with.
 
 Scores are fractions, differences are B less A. `comparison.py` computes them, `comparison_report.py` prints them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evalkit.benchmarks.outcomes import Label, Measure
 from evalkit.comparison.sides import Claim
 from evalkit.errors import UsageError
 from evalkit.escape import brief, counted
-from evalkit.reporting.decimals import fixed, percent
+from evalkit.stats.power import ALPHA
 from evalkit.stats.significance import Spread
 
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
 HIGHER, LOWER = "higher", "lower"
 """Verdicts for measures without a better direction."""
 UP, DOWN = (BETTER, HIGHER), (WORSE, LOWER)
+
+
+def verdict_of(p: float | None, difference: float, higher_is_better: bool | None) -> str:
+    """Return "better" or "worse" if p is at most 5 % ("higher" or "lower" if neither is better), else "undecided"."""
+    if p is None or not p <= ALPHA:
+        return UNDECIDED
+    if higher_is_better is None:
+        return HIGHER if difference > 0 else LOWER
+    return BETTER if (difference > 0) == higher_is_better else WORSE
 
 
 @dataclass(frozen=True)
@@ -46,9 +54,8 @@ class Difference:
     """Verdict on B: "better" or "worse" ("higher" or "lower" where neither is better), or "undecided"."""
 
     def __repr__(self) -> str:
-        return brief(
-            self, self.name, f"{self.difference:+.4g}", f"95 % {self.low:+.4g} to {self.high:+.4g}", self.verdict
-        )
+        interval = f"95 % {self.low:+.4g} to {self.high:+.4g}"
+        return brief(self, self.name, f"{self.difference:+.4g}", interval, self.verdict)
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,75 +161,10 @@ class Comparison:
         return sum(task.verdict == verdict for task in self.tasks)
 
 
-def p_text(p: float | None) -> str:
-    """Format a p value with three decimals."""
-    if p is None:
-        return "–"
-    return "<0.001" if p < 0.0005 else fixed(p, 3)
-
-
-def difference_text(one: Difference, unit: Unit) -> str:
-    """Format a difference with its interval and p value."""
-    sign = "" if one.p is not None and one.p < 0.0005 else "= "
-    difference = f"{unit.difference(one.difference)}{unit.points}"
-    return f"{difference} (95 % interval {interval_text(one, unit)}), p {sign}{p_text(one.p)}"
-
-
-def interval_text(one: Difference, unit: Unit) -> str:
-    """Format the interval of a difference."""
-    return f"{unit.difference(one.low)} to {unit.difference(one.high)}"
-
-
-_PLACES, _MOST_PLACES = 3, 12
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Unit and decimals of the numbers in one report."""
-
-    places: int | None
-    """Decimals; None for shares, which are printed in percent."""
-
-    @property
-    def factor(self) -> float:
-        """Factor that a score is multiplied by in figures."""
-        return 100 if self.places is None else 1
-
-    @property
-    def points(self) -> str:
-        """Suffix of a difference: " points", or nothing."""
-        return " points" if self.places is None else ""
-
-    def value(self, score: float, signed: bool = False) -> str:
-        """Format a score, or a difference (signed)."""
-        if self.places is None and math.isfinite(score):
-            return percent(score, signed=signed)
-        return fixed(score, self.places or 0, signed)
-
-    def difference(self, difference: float) -> str:
-        """Format a difference with its sign; zero is never negative."""
-        return self.value(difference, signed=True)
-
-    def error(self, stderr: float | None) -> str:
-        """Format a standard error with one more decimal; a dash if it is unknown."""
-        if self.places is None and stderr is not None and math.isfinite(stderr):
-            return percent(stderr, 2)
-        return fixed(stderr, (self.places or 0) + 1)
-
-
-def unit_of(measure: Measure, errors: Iterable[float | None]) -> Unit:
-    """Return the unit of a report. Measures other than shares have decimals for two digits of the smallest error."""
-    if measure.is_share:
-        return Unit(None)
-    least = min((error for error in errors if error is not None and 0 < error < math.inf), default=None)
-    places = _PLACES if least is None else 1 - math.floor(math.log10(least))
-    return Unit(max(0, min(places, _MOST_PLACES)))
-
-
 FINE, IS_WORSE, IS_UNDECIDED = 0, 3, 4
 
 
-def exit_code(found: Sequence[Comparison], margin: float) -> int:
+def exit_code(comparisons: Sequence[Comparison], margin: float) -> int:
     """Return 0 if no side is worse than A by more than the margin (non-inferiority), 3 if one is, 4 if undecided.
 
     A side is worse if its average is (the whole interval is below -margin), or if a task is, after Holm's correction,
@@ -230,23 +172,22 @@ def exit_code(found: Sequence[Comparison], margin: float) -> int:
     a side that is equal to A is therefore undecided: no number of documents proves that two sides are equal.
 
     Args:
-        found: comparisons with the same baseline.
+        comparisons: with the same baseline.
         margin: largest acceptable loss of the average: a fraction, or in the measure's unit.
 
     Raises:
         UsageError: the measure has no better direction.
     """
-    if (measure := found[0].measure).higher_is_better is None:
+    measure = comparisons[0].measure
+    if measure.higher_is_better is None:
         raise UsageError(
             f"of {measure.name} neither higher nor lower is better, so no side can be worse; remove --fail-if-worse"
         )
-    codes = [_one(comparison, margin) for comparison in found]
-    return IS_WORSE if IS_WORSE in codes else max(codes)
-
-
-def _one(found: Comparison, margin: float) -> int:
-    sign = 1 if found.measure.higher_is_better else -1
-    worst, best = sorted((sign * found.average.low, sign * found.average.high))
-    if best < -margin or any(t.verdict == WORSE and sign * t.difference < -margin for t in found.tasks):
-        return IS_WORSE
-    return FINE if worst > -margin else IS_UNDECIDED
+    sign, codes = 1 if measure.higher_is_better else -1, []
+    for comparison in comparisons:
+        worst, best = sorted((sign * comparison.average.low, sign * comparison.average.high))
+        losses = (-sign * task.difference for task in comparison.tasks if task.verdict == WORSE)
+        if best < -margin or any(loss > margin for loss in losses):
+            return IS_WORSE
+        codes.append(FINE if worst > -margin else IS_UNDECIDED)
+    return max(codes)

@@ -1,7 +1,7 @@
-"""Difference and test of one line of a comparison: a task, or one layer of it.
+"""Differences and tests of one line of a comparison: a task or one layer of it, and the mean over tasks.
 
-In: paired documents with the scores of both sides. Out: the difference with its standard error, and the p value of the
-appropriate test.
+In: paired documents with the scores of both sides. Out: the difference with its standard error and interval, and the
+p value of the appropriate test, before correction for multiple tests; how many documents an outcome saves.
 """
 
 from __future__ import annotations
@@ -9,22 +9,38 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Label, Measure
+from evalkit.comparison.differences import AverageDifference, TaskDifference, verdict_of
 from evalkit.comparison.pairing import PairedTask, Pairing
-from evalkit.stats.adjusted import size_of_differences, with_one_won_and_one_lost
-from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, average, mean, t_quantile
+from evalkit.stats.adjusted import (
+    adjusted_average,
+    at_least_task_intervals,
+    size_of_differences,
+    with_one_won_and_one_lost,
+)
+from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, average, interval, mean, t_quantile
 from evalkit.stats.power import ALPHA, mcnemar_detectable, sign_flip_detectable, t_detectable
-from evalkit.stats.significance import cluster_sums, crossed, crossed_p_value, mcnemar, sign_flip, spread, t_test
+from evalkit.stats.significance import (
+    Spread,
+    between,
+    cluster_sums,
+    crossed,
+    crossed_p_value,
+    mcnemar,
+    sign_flip,
+    spread,
+    t_test,
+)
 
 MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip and t", "t over seeds and documents"
 
 
 class ScoredLine:
-    """Scores, difference and p value of a line, before correction for multiple tests.
+    """Scores of a line with their difference, its errors and its test.
 
     Args:
         paired: its documents.
@@ -34,31 +50,21 @@ class ScoredLine:
     """
 
     def __init__(self, paired: PairedTask, a: Floats, b: Floats, measure: Measure, layer: int | None = None) -> None:
-        self.paired, self.a, self.b, self.layer, self.span = paired, a, b, layer, measure.span
-        self.name = line_name(paired.task, layer)
+        self.paired, self.a, self.b, self.measure, self.layer = paired, a, b, measure, layer
         self.differences = b.mean(axis=0) - a.mean(axis=0)
-        place = (paired.clusters, paired.strata)
-        self.documents = mean(self.differences, *place)
+        self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
+        self.documents = mean(self.differences, paired.clusters, paired.strata)
         self.sums = cluster_sums(self.differences, paired.clusters)
         self.weights = cluster_sums(np.ones(paired.n), paired.clusters)
-        self.size = size_of_differences(self.sums, self.weights, self.span)
-        self.rounding = measure.resolution * float(np.abs(a).mean() + np.abs(b).mean()) / 2
-        self.several = len(a) > 1 or len(b) > 1
-        self.spread = spread(a, b, *place) if self.several else None
+        self.size = size_of_differences(self.sums, self.weights, measure.span)
         self.adjusted = self.documents
         if measure.bounds:  # without bounds no interval near them can be too short
             self.adjusted = with_one_won_and_one_lost(self.documents, paired.sources, self.size)
-        self.of_documents = self.adjusted
-        self.estimate = self.documents
-        if self.spread is not None:
-            self.estimate, self.adjusted = (crossed(one, self.spread) for one in (self.documents, self.adjusted))
-        self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
-        if self.spread is not None:
-            self.test = SEEDS
-        elif measure.is_share and paired.sources == paired.n and np.isin(self.differences, (-1, 0, 1)).all():
-            self.test = MCNEMAR
-        else:
-            self.test = SIGN_FLIP
+        several = len(a) > 1 or len(b) > 1
+        self.spread = spread(a, b, paired.clusters, paired.strata) if several else None
+        self.rounding = measure.resolution * float(np.abs(a).mean() + np.abs(b).mean()) / 2
+        independent = paired.sources == paired.n and np.isin(self.differences, (-1, 0, 1)).all()
+        self.test = SEEDS if several else MCNEMAR if measure.is_share and independent else SIGN_FLIP
 
     @cached_property
     def p(self) -> float | None:
@@ -66,23 +72,46 @@ class ScoredLine:
         if abs(self.documents.value) <= self.rounding > 0:
             return 1.0
         if self.spread is not None:
-            return nan_to_none(crossed_p_value(self.of_documents, self.spread))
+            return nan_to_none(crossed_p_value(self.adjusted, self.spread))
         if self.test == MCNEMAR:
             return mcnemar(self.won, self.lost)
         # Under the null, sources of unequal sizes need not be symmetric about zero, so the t test is used too
-        return nan_to_none(max(sign_flip(self.sums).p, t_test(self.adjusted)))
+        return nan_to_none(max(sign_flip(self.sums), t_test(self.adjusted)))
 
     def detectable(self) -> float | None:
         """Return the smallest true difference that these documents detect with 80 % power; None if there is none."""
         if self.test == MCNEMAR:
             return mcnemar_detectable(self.paired.n, self.won + self.lost)
-        smooth = t_detectable(self.adjusted.stderr, self.adjusted.freedom, self.span)
-        if not math.isfinite(self.span):
+        adjusted, span = _crossed(self.adjusted, self.spread), self.measure.span
+        smooth = t_detectable(adjusted.stderr, adjusted.freedom, span)
+        if not math.isfinite(span):
             # With too few sources no pattern of signs is significant, whatever the differences
             return None if self.test == SIGN_FLIP and 2.0 ** (1 - len(self.sums)) > ALPHA else smooth
         # Where documents and runs hardly differ, the discreteness of a test over documents limits power more than the t
-        found = smooth, sign_flip_detectable(self.sums, self.weights, self.documents.stderr, self.span)
-        return None if None in found else max(one for one in found if one is not None)
+        discrete = sign_flip_detectable(self.sums, self.weights, self.documents.stderr, span)
+        return None if smooth is None or discrete is None else max(smooth, discrete)
+
+    def difference(self, p_holm: float, with_power: bool) -> TaskDifference:
+        """Return the record of the line; the smallest detectable difference, which is slow, only if `with_power`."""
+        paired, measure, lower = self.paired, self.measure, self.measure.higher_is_better is False
+        corrected = None if self.p is None else p_holm
+        return TaskDifference(
+            name=line_name(paired.task, self.layer),
+            **_numbers(self.a.mean(), self.b.mean(), self.documents, self.adjusted, self.spread, self.p, measure),
+            verdict=verdict_of(corrected, self.documents.value, measure.higher_is_better),
+            n=paired.n,
+            sources=paired.sources,
+            strata=1 if paired.strata is None else len(np.unique(paired.strata)),
+            dropped=paired.dropped,
+            official=paired.official,
+            won=self.lost if lower else self.won,
+            lost=self.won if lower else self.lost,
+            same=paired.n - self.won - self.lost,
+            test=self.test,
+            p_holm=corrected,
+            detectable=self.detectable() if with_power else None,
+            layer=self.layer,
+        )
 
 
 def by_task(pairing: Pairing, rule: str) -> list[ScoredLine]:
@@ -101,6 +130,60 @@ def by_layer(pairing: Pairing, rule: str) -> list[ScoredLine]:
     ]
 
 
+def average_difference(name: str, lines: Sequence[ScoredLine]) -> AverageDifference:
+    """Compare the mean over tasks; a seed answers all tasks, so its variance is that between the runs' averages."""
+    measure, count = lines[0].measure, len(lines)
+    a, b = (np.stack([getattr(line, side).mean(axis=1) for line in lines]).mean(axis=0) for side in "ab")
+    documents, of_tasks = average([line.documents for line in lines]), [line.adjusted for line in lines]
+    if measure.bounds:
+        sources, sizes = [line.paired.sources for line in lines], [line.size for line in lines]
+        adjusted = adjusted_average(documents, of_tasks, sources, sizes)
+    else:
+        adjusted = at_least_task_intervals(documents, of_tasks)
+    spreads = [line.spread for line in lines if line.spread is not None]
+    parts = None
+    if spreads:
+        shared = sum(of_line.shared for of_line in spreads) / count**2
+        parts = Spread(between(a), between(b), documents.variance, shared, len(a), len(b))
+        p = nan_to_none(crossed_p_value(adjusted, parts))
+    else:
+        p = lines[0].p if count == 1 else nan_to_none(t_test(adjusted))
+    if abs(documents.value) <= sum(line.rounding for line in lines) / count and measure.resolution:
+        p = 1.0
+    numbers = _numbers(a.mean(), b.mean(), documents, adjusted, parts, p, measure)
+    return AverageDifference(name, **numbers, verdict=verdict_of(p, documents.value, measure.higher_is_better))
+
+
+def _numbers(
+    a: float, b: float, documents: Estimate, adjusted: Estimate, parts: Spread | None, p: float | None, measure: Measure
+) -> dict[str, Any]:
+    """Return the fields common to tasks and averages; the adjusted interval is clipped to possible differences.
+
+    An exact test may be not significant where the t interval excludes zero. The interval is then extended to zero, so
+    that the two agree.
+    """
+    estimate, adjusted = _crossed(documents, parts), _crossed(adjusted, parts)
+    bounds, span = interval(adjusted), measure.span
+    low, high = (-span, span) if math.isnan(bounds.low) else (max(-span, bounds.low), min(span, bounds.high))
+    if p is None or p > ALPHA:
+        low, high = min(low, 0.0), max(high, 0.0)
+    return {
+        "score_a": float(a),
+        "score_b": float(b),
+        "difference": estimate.value,
+        "low": low,
+        "high": high,
+        "stderr": nan_to_none(estimate.stderr),
+        "freedom": nan_to_none(adjusted.freedom),
+        "p": p,
+        "spread": parts,
+    }
+
+
+def _crossed(estimate: Estimate, parts: Spread | None) -> Estimate:
+    return estimate if parts is None else crossed(estimate, parts)
+
+
 def line_name(task: str, layer: int | None) -> str:
     """Return a line's name, unique within its comparison."""
     return task if layer is None else f"{task} layer {layer}"
@@ -116,56 +199,36 @@ def nan_to_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-class Efficiency(NamedTuple):
-    """Documents that accuracy needs for one that the outcome needs, at equal power."""
+def efficiency(accuracy: Sequence[ScoredLine], other: Sequence[ScoredLine]) -> tuple[float, float, float] | None:
+    """Return how many times fewer documents an outcome needs than accuracy at equal power, and the 95 % interval.
 
-    times: float
-    low: float
-    """The 95 % interval."""
-    high: float
-    """Infinite where accuracy's difference may be zero."""
-
-
-def efficiency(accuracy: Sequence[ScoredLine], other: Sequence[ScoredLine]) -> Efficiency | None:
-    """Return how many times fewer documents an outcome needs than accuracy; None if no interval bounds it.
-
-    Several runs of a side are taken as they are: the ratio is about documents, not about seeds.
+    Several runs of a side are taken as they are: the ratio is about documents, not about seeds. The upper end is
+    infinite where accuracy's difference may be zero. The interval is Fieller's, of the ratio of two expectations.
 
     Args:
         accuracy: lines of tasks under accuracy.
         other: lines of the same tasks, in the same order, under the outcome.
+
+    Returns:
+        None where the outcome's difference may be zero, or where every ratio is possible.
     """
-    first, second = (average([one.documents for one in lines]) for lines in (accuracy, other))
+    first, second = (average([line.documents for line in lines]) for lines in (accuracy, other))
     if not (first.variance > 0 and second.variance > 0):
         return None
     a, b = first.value / first.stderr, second.value / second.stderr
-    shared = _correlation(accuracy, other, first, second)
-    found = _fieller(a, b, shared, t_quantile((1 + CONFIDENCE) / 2, min(first.freedom, second.freedom)))
-    return None if found is None else Efficiency((b / a) ** 2 if a else math.inf, *found)
-
-
-def _correlation(
-    accuracy: Sequence[ScoredLine], other: Sequence[ScoredLine], first: Estimate, second: Estimate
-) -> float:
-    """Return the correlation of both average differences over samples of documents."""
+    # Both differences, in units of their errors, are correlated over samples of documents
     sums = [
         mean(one.differences / first.stderr + two.differences / second.stderr, one.paired.clusters, one.paired.strata)
         for one, two in zip(accuracy, other, strict=True)
     ]
-    return max(-1.0, min(1.0, average(sums).variance / 2 - 1))
-
-
-def _fieller(a: float, b: float, shared: float, quantile: float) -> tuple[float, float] | None:
-    """Return the interval of (ratio of expectations, b over a)², of normal variables with deviations of one.
-
-    None where b may be zero, or where every ratio is possible.
-    """
-    square = quantile**2
+    correlation = max(-1.0, min(1.0, average(sums).variance / 2 - 1))
+    square = t_quantile((1 + CONFIDENCE) / 2, min(first.freedom, second.freedom)) ** 2
     if b**2 <= square:
         return None
-    leading, half, last = a**2 - square, a * b - square * shared, b**2 - square
-    root = math.sqrt(max(0.0, half**2 - leading * last))
+    times = (b / a) ** 2 if a else math.inf
+    leading, half, last = a**2 - square, a * b - square * correlation, b**2 - square
     if leading == 0:
-        return (last / (2 * half)) ** 2, math.inf
+        return times, (last / (2 * half)) ** 2, math.inf
+    root = math.sqrt(max(0.0, half**2 - leading * last))
     ends = sorted(((half - root) / leading, (half + root) / leading), key=abs)
-    return ends[0] ** 2, ends[1] ** 2 if leading > 0 else math.inf
+    return times, ends[0] ** 2, ends[1] ** 2 if leading > 0 else math.inf

@@ -17,6 +17,7 @@ from evalkit.benchmarks.outcomes import CONTENT, Comparable, Label, Measure
 from evalkit.benchmarks.registry import benchmark_of, document_difference
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
+from evalkit.runs.continuous import MARGIN, with_default_rule
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import CLUSTER
 from evalkit.runs.traits import is_imported, unofficial
@@ -69,10 +70,21 @@ class Pairing:
         first = self.graded[0].run
         return benchmark_of(first).label(first, task)
 
-    @property
-    def rules(self) -> list[str]:
-        """Rules that all runs support."""
-        return [rule for rule in self.graded[0].rules if all(rule in other.rules for other in self.graded)]
+    def key(self, rule: str | None) -> str:
+        """Return the key of a rule or outcome (`runs.outcomes.outcome_key`), by default and for a margin the runs' own.
+
+        Raises:
+            UsageError: no rule is given and the runs have different ones.
+        """
+        if rule not in (None, MARGIN):
+            return rule
+        if len(rules := list(dict.fromkeys(one.run.manifest["rule"] for one in self.graded))) > 1:
+            first, *others = (one.rules for one in self.graded)
+            common = ", ".join(name for name in first if all(name in other for other in others)) or "no rule"
+            raise UsageError(
+                f"the runs have different rules ({', '.join(rules)}); name one with --rule: all runs support {common}"
+            )
+        return str(with_default_rule(rule, str(rules[0])))
 
     def alternatives(self, rule: str) -> list[str]:
         """Return the rules that all runs support and that measure the same as `rule`."""
@@ -85,30 +97,26 @@ class Pairing:
         Raises:
             UsageError: a run does not support the rule, or the runs measured different layers.
         """
-        first, *others = (one.measure(rule) for one in self.graded)
+        first, *others = measures = [one.measure(rule) for one in self.graded]
         for one, other in zip(self.graded[1:], others, strict=True):
-            if other.layers != first.layers:
+            if (other.layers, other.averaged) != (first.layers, first.averaged):
+                mine, theirs = (measure.averaged or f"{len(measure.layers)} layers" for measure in (first, other))
                 raise UsageError(
-                    f"{first.name} has {len(first.layers)} layers in run {self.graded[0].run.folder.name} and "
-                    f"{len(other.layers)} in run {one.run.folder.name}; compare models with the same layers"
-                )
-            if other.averaged != first.averaged:
-                raise UsageError(
-                    f"{rule} is a mean over {first.averaged} in run {self.graded[0].run.folder.name}, and over "
-                    f"{other.averaged} in run {one.run.folder.name}; compare one layer: --rule {rule}@-1"
+                    f"{first.name} is of {mine} in run {self.graded[0].run.folder.name} and of {theirs} in run "
+                    f"{one.run.folder.name}; compare models with the same layers, or one layer: --rule {rule}@-1"
                 )
         # An imported log may not say which direction is better, where another run does
-        return next((one for one in (first, *others) if one.higher_is_better is not None), first)
+        return next((measure for measure in measures if measure.higher_is_better is not None), first)
 
     def scores(self, task: PairedTask, rule: str, layer: int | None = None) -> tuple[Floats, Floats]:
         """Return ([runs of A, n], [runs of B, n]) scores of a task's documents.
 
         `layer` is the index of one of the measure's layers; None: each document's mean over them.
         """
-        found = [one.by_rule(rule)[rows] for one, rows in zip(self.graded, task.rows, strict=True)]
-        found = [one if one.ndim == 1 else one.mean(axis=1) if layer is None else one[:, layer] for one in found]
+        scores = [one.by_rule(rule)[rows] for one, rows in zip(self.graded, task.rows, strict=True)]
+        scores = [of if of.ndim == 1 else of.mean(axis=1) if layer is None else of[:, layer] for of in scores]
         count = len(self.a.runs)
-        return np.stack(found[:count]), np.stack(found[count:])
+        return np.stack(scores[:count]), np.stack(scores[count:])
 
 
 def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
@@ -128,39 +136,33 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
     for run in runs:
         if str(run.folder) not in graded:
             graded[str(run.folder)] = benchmark_of(run).comparable(run)
-    found = tuple(graded[str(run.folder)] for run in runs)
-    for one in found[1:]:
-        found[0].check_alike(one)
-        one.check_alike(found[0])
-    by_run = [list(dict.fromkeys(one.documents["task"])) for one in found]
+    of_runs = tuple(graded[str(run.folder)] for run in runs)
+    for other in of_runs[1:]:
+        of_runs[0].check_alike(other)
+        other.check_alike(of_runs[0])
+    by_run = [list(dict.fromkeys(one.documents["task"])) for one in of_runs]
     shared = [task for task in by_run[0] if all(task in tasks for tasks in by_run)]
     left_out = {task: "not in every run" for task in dict.fromkeys(chain(*by_run)) if task not in shared}
-    for one in found:
+    for one in of_runs:
         measured = [task["task"] for task in one.run.stored["tasks"]]
         left_out |= {task: one.lacking for task in measured if not any(task in tasks for tasks in by_run)}
     if not shared:
-        listed = "; ".join(map(_listed, found, by_run))
-        raise UsageError(f"the runs have no task in common ({listed}); compare runs with a common task")
+        reasons = ", ".join(f"{task}: {reason}" for task, reason in left_out.items())
+        raise UsageError(f"the runs have no task in common ({reasons}); compare runs with a common task")
     for task in shared:
-        _check_documents(task, runs, all(one.has_contents for one in found))
-    return Pairing(a, b, tuple(_paired(found, shared)), left_out, found)
+        for run in runs[1:]:
+            check_same_documents(runs[0], run, task, all(one.has_contents for one in of_runs))
+    return Pairing(a, b, tuple(_paired(of_runs, shared)), left_out, of_runs)
 
 
-def _listed(one: Comparable, tasks: Sequence[str]) -> str:
-    """Return a run's tasks with documents, and those without, for a message."""
-    lacking = [task["task"] for task in one.run.stored["tasks"] if task["task"] not in tasks]
-    more = f", and {', '.join(lacking)} with {one.lacking}" if lacking else ""
-    return f"{one.run.folder.name}: {', '.join(tasks)}{more}"
-
-
-def _check_documents(task: str, runs: tuple[Run, ...], by_content: bool) -> None:
-    for run in runs[1:]:
-        if found := document_difference(runs[0], run, task, by_content):
-            what, mine, theirs = found
-            raise UsageError(
-                f"task {task}: the {what} of run {run.folder.name} ({theirs[:12]}) is not that of run "
-                f"{runs[0].folder.name} ({mine[:12]}), so the documents cannot be paired; run both on the same"
-            )
+def check_same_documents(a: Run, b: Run, task: str, by_content: bool = False) -> None:
+    """Raise a `UsageError` if the documents of a task differ between two runs (`document_difference`)."""
+    if difference := document_difference(a, b, task, by_content):
+        what, mine, theirs = difference
+        raise UsageError(
+            f"task {task}: the {what} of run {b.folder.name} ({theirs[:12]}) is not that of run {a.folder.name} "
+            f"({mine[:12]}), so the documents cannot be paired; run both on the same"
+        )
 
 
 def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[PairedTask]:
@@ -169,15 +171,26 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
         places, dropped = _places(tables, _identity(task, tables, graded))
         if not len(places[0]):
             raise UsageError(f"task {task}: the runs have no document in common; run both on the same documents")
-        chosen = [table.iloc[place] for table, place in zip(tables, places, strict=True)]
-        _check_answers(task, graded, chosen)
+        first, *others = chosen = [table.iloc[place] for table, place in zip(tables, places, strict=True)]
+        for one, table in zip(graded[1:], others, strict=True):
+            for column in one.checked:  # equal, unless a table was modified
+                if (wrong := np.flatnonzero(first[column].to_numpy() != table[column].to_numpy())).size:
+                    row = first.iloc[int(wrong[0])]
+                    raise UsageError(
+                        f"task {task}: {row['subtask']} document {row['doc_id']} has another '{column}' in run "
+                        f"{one.run.folder.name} than in run {graded[0].run.folder.name}; it is not the same document"
+                    )
+        subjects, names = first["subtask"].factorize()
+        alone = (first[CLUSTER].to_numpy() == first["doc_id"].to_numpy()).all()
+        # Clusters are numbered by subtask and source, since subtasks may number their sources alike
+        sources = None if alone else first.groupby(["subtask", CLUSTER], sort=False).ngroup()
         yield PairedTask(
             task=task,
-            clusters=_clusters(chosen[0]),
-            strata=_strata(chosen[0]),
+            clusters=None if sources is None else np.asarray(sources, np.int64),
+            strata=np.asarray(subjects, np.int64) if len(names) > 1 else None,
             rows=tuple(np.asarray(table.index, np.int64) for table in chosen),
             dropped=dropped,
-            official=not any(task in tasks for one in graded for tasks in unofficial(one.run.manifest).values()),
+            official=not any(task in marked for one in graded for marked in unofficial(one.run.manifest).values()),
         )
 
 
@@ -185,15 +198,14 @@ def _identity(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, .
     """Return the column that identifies a document: its content where all runs have it, else its number."""
     having = [CONTENT in table for table in tables]
     if any(having) and not all(having) and any(is_imported(one.run.manifest) for one in graded):
-        without = graded[having.index(False)].run.folder.name
         raise UsageError(
-            f"task {task}: run {without} has no hashes of its documents' content, by which an imported run is paired: "
-            "an earlier version made it; run its command again with a new --output"
+            f"task {task}: run {graded[having.index(False)].run.folder.name} has no hashes of its documents' content, "
+            "by which an imported run is paired: run its command again with a new --output"
         )
     return CONTENT if all(having) else "doc_id"
 
 
-def _places(tables: list[pd.DataFrame], identity: str) -> tuple[list[Codes], int]:
+def _places(tables: Sequence[pd.DataFrame], identity: str) -> tuple[list[Codes], int]:
     """Return the indices of the common documents in each table, in the first one's order, and the number of others."""
     names = ["subtask", identity]
     first, *others = ([table[name].to_numpy() for name in names] for table in tables)
@@ -205,30 +217,3 @@ def _places(tables: list[pd.DataFrame], identity: str) -> tuple[list[Codes], int
         common = common[common.isin(key)]
     every = keys[0].append(keys[1:]).unique()
     return [np.asarray(key.get_indexer(common), np.int64) for key in keys], len(every) - len(common)
-
-
-def _check_answers(task: str, graded: tuple[Comparable, ...], chosen: list[pd.DataFrame]) -> None:
-    """Raise `UsageError` if paired documents have different answers, as in a table that was modified."""
-    first = chosen[0]
-    for one, table in zip(graded[1:], chosen[1:], strict=True):
-        for column in one.checked:
-            if (wrong := np.flatnonzero(first[column].to_numpy() != table[column].to_numpy())).size:
-                row = first.iloc[int(wrong[0])]
-                raise UsageError(
-                    f"task {task}: {row['subtask']} document {row['doc_id']} has another '{column}' in run "
-                    f"{one.run.folder.name} than in run {graded[0].run.folder.name}, so it is not the same document"
-                )
-
-
-def _clusters(documents: pd.DataFrame) -> Codes | None:
-    """Return cluster numbers that are unique across subtasks; None if each document is its own cluster."""
-    alone = documents[CLUSTER].to_numpy() == documents["doc_id"].to_numpy()
-    if alone.all():
-        return None
-    pairs = documents.groupby(["subtask", CLUSTER], sort=False).ngroup()
-    return np.asarray(pairs, np.int64)
-
-
-def _strata(documents: pd.DataFrame) -> Codes | None:
-    codes, subjects = documents["subtask"].factorize()
-    return np.asarray(codes, np.int64) if len(subjects) > 1 else None

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from evalkit.benchmarks.registry import differences
 from evalkit.errors import CheckpointError, UsageError
@@ -28,16 +28,14 @@ _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
 
 def step_in(text: str) -> int | None:
     """Return the training step in a name ("step1000", "checkpoint-500", "iter_20k"), the last of several; else None."""
-    found = _STEP.findall(text)
-    return int(found[-1][0]) * _SCALE[found[-1][1].lower()] if found else None
+    steps = _STEP.findall(text)
+    return int(steps[-1][0]) * _SCALE[steps[-1][1].lower()] if steps else None
 
 
 def step_of(run: Run) -> int | None:
     """Return a run's step, from its checkpoint's revision, trainer_state.json or name; None if none has it."""
-    if (step := step_in(str(run.manifest.get("revision") or ""))) is not None:
-        return step
-    step = step_of_checkpoint(str(run.manifest["model"]))
-    return step if step is not None else step_in(run.folder.name)
+    steps = (step_in(str(run.manifest.get("revision") or "")), step_of_checkpoint(str(run.manifest["model"])))
+    return next((step for step in (*steps, step_in(run.folder.name)) if step is not None), None)
 
 
 def step_of_checkpoint(model: str) -> int | None:
@@ -57,22 +55,41 @@ def steps_of(runs: Sequence[Run]) -> list[int] | None:
 
 @dataclass(frozen=True)
 class Side:
-    """A side of a comparison: a name and its runs."""
+    """A side of a comparison: a name, and one run, or several seeds or checkpoints of the same thing."""
 
     name: str
     runs: tuple[Run, ...]
-    """One run, or several seeds or checkpoints of the same thing."""
+
+
+Group: TypeAlias = tuple[str, Sequence[Run]]
+"""Name, and the runs of one side."""
 
 
 def find_sides(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
     """Find the sides of a comparison, in their order: runs (`finding.find_run`), then groups "NAME=run,run,…".
 
     Raises:
-        UsageError: fewer than two sides, a malformed group, or a duplicate run or name.
+        UsageError: a malformed group, or a duplicate run or name.
     """
     named = [read_group(group) for group in groups]
     singles = [find_run(text, root) for text in given]
     return sides_of(singles, [(name, [find_run(run, root) for run in runs]) for name, runs in named])
+
+
+def find_trainings(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
+    """Find the trainings of a curve: all single runs are one training, and each group is one.
+
+    Raises:
+        UsageError: no run is given, or one is given twice.
+    """
+    trainings: list[Group] = [(name, [find_run(run, root) for run in runs]) for name, runs in map(read_group, groups)]
+    if singles := [find_run(text, root) for text in given]:
+        folders = {str(run.manifest["model"]).rstrip("/").rpartition("/")[0].rpartition("/")[2] for run in singles}
+        common = folders.pop() if len(folders) == 1 else ""
+        trainings.insert(0, (printable(common or "training"), singles))
+    if not trainings:
+        raise UsageError("name the runs of a training's checkpoints: evalkit compare --curve RUN RUN RUN")
+    return sides_of([], trainings)
 
 
 def read_group(text: str) -> tuple[str, list[str]]:
@@ -84,56 +101,18 @@ def read_group(text: str) -> tuple[str, list[str]]:
     return printable(name.strip()), runs
 
 
-def sides_of(singles: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]) -> list[Side]:
-    """Return the sides of finished runs, in their order: single runs, then groups.
+def sides_of(singles: Sequence[Run], groups: Sequence[Group], single_names: Sequence[str] = ()) -> list[Side]:
+    """Return sides in their order: single runs, under these names or their own, then groups.
 
     Raises:
-        UsageError: fewer than two sides, a group without runs, or a duplicate run or name.
-    """
-    sides = named_sides(names(singles), singles, groups)
-    if len(sides) < 2:
-        raise UsageError(
-            f"there is nothing to compare {sides[0].name} with: name two runs or more, or two groups"
-            if sides
-            else "name two runs or more: evalkit compare RUN_A RUN_B (evalkit ls runs lists them)"
-        )
-    check_unique(sides)
-    return sides
-
-
-def named_sides(
-    single_names: Sequence[str], singles: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]
-) -> list[Side]:
-    """Return sides in their order: single runs under these names, then groups. Neither names nor runs are checked.
-
-    Raises:
-        UsageError: a group has no runs.
+        UsageError: a group without runs, or a duplicate run or name.
     """
     if empty := [name for name, runs in groups if not runs]:
         raise UsageError(f"group {empty[0]} has no runs; name one or more, or remove the group")
-    sides = [Side(name, (run,)) for name, run in zip(single_names, singles, strict=True)]
-    return sides + [Side(name, tuple(runs)) for name, runs in groups]
-
-
-def find_trainings(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
-    """Find the trainings of a curve: all single runs are one training, and each group is one.
-
-    Raises:
-        UsageError: no run is given, or one is given twice.
-    """
-    found = [Side(name, tuple(find_run(run, root) for run in runs)) for name, runs in map(read_group, groups)]
-    if singles := tuple(find_run(text, root) for text in given):
-        found = [Side(_training_name(singles), singles), *found]
-    if not found:
-        raise UsageError("name the runs of a training's checkpoints: evalkit compare --curve RUN RUN RUN")
-    check_unique(found)
-    return found
-
-
-def _training_name(runs: Sequence[Run]) -> str:
-    """Return the parent folder that the models' names have in common; "training" if they have none."""
-    folders = {str(run.manifest["model"]).rstrip("/").rpartition("/")[0].rpartition("/")[2] for run in runs}
-    return printable(folders.pop()) if len(folders) == 1 and "" not in folders else "training"
+    sides = [Side(name, (run,)) for name, run in zip(single_names or names(singles), singles, strict=True)]
+    sides += [Side(name, tuple(runs)) for name, runs in groups]
+    check_unique(sides)
+    return sides
 
 
 def check_unique(sides: Sequence[Side]) -> None:
@@ -154,15 +133,15 @@ def check_unique(sides: Sequence[Side]) -> None:
 
 def names(runs: Sequence[Run]) -> list[str]:
     """Return a unique name for each run: its model, with the settings that distinguish runs of models of that name."""
-    known = [(_model_name(run), _settings(run)) for run in runs]
-    named = []
-    for model, settings in known:
-        alike = [others for other, others in known if other == model]
-        differing = [str(value) for key, value in settings.items() if value and len({o.get(key) for o in alike}) > 1]
-        named.append(printable(" ".join([model, *differing])))
+    models, settings = list(map(_model_name, runs)), list(map(_settings, runs))
+    unique = []
+    for model, mine in zip(models, settings, strict=True):
+        alike = [theirs for other, theirs in zip(models, settings, strict=True) if other == model]
+        differing = [value for key, value in mine.items() if value and len({theirs[key] for theirs in alike}) > 1]
+        unique.append(printable(" ".join([model, *differing])))
     return [
-        name if named.count(name) == 1 else f"{name} {run.manifest['id']}"
-        for name, run in zip(named, runs, strict=True)
+        name if unique.count(name) == 1 else f"{name} {run.manifest['id']}"
+        for name, run in zip(unique, runs, strict=True)
     ]
 
 
@@ -174,14 +153,14 @@ def _model_name(run: Run) -> str:
     return parts[-1] if parts else run.folder.name
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: Run) -> dict[str, str]:
     specification = run.manifest["specification"]
     shots = specification.get("num_fewshot")
     return {
-        "revision": run.manifest.get("revision"),
+        "revision": str(run.manifest.get("revision") or ""),
         "template": run.template,
-        "dtype": specification.get("dtype"),
-        "shots": f"{shots}-shot" if shots else None,
+        "dtype": str(specification.get("dtype") or ""),
+        "shots": f"{shots}-shot" if shots else "",
         "limit": documents_read(specification) or "all documents",
     }
 
@@ -211,26 +190,22 @@ def claim_of(a: Side, b: Side) -> Claim:
                 "remove one"
             )
         check_uniform(side)
-    differing = _differing(a, b)
-    kind, sentence = _sentence(a, b, differing)
-    return Claim(kind, sentence, differing)
+    settings = _differing(a, b)
+    return Claim(*_kind_and_sentence(a, b, settings), settings)
 
 
 def check_uniform(side: Side, may_differ: Collection[str] = ()) -> None:
     """Raise `UsageError` if the runs of a side have different models, or settings other than those that may differ."""
     first = side.runs[0]
     for run in side.runs[1:]:
-        if models := model_differences(first, run):
+        models, pairs = model_differences(first, run), _setting_differences(first, run)
+        settings = [pair for pair in pairs if pair[0].refused and pair[0].name not in may_differ]
+        if models or settings:
+            differing = [*models, *(f"{mine.name} ({mine.value} and {theirs.value})" for mine, theirs in settings)]
             raise UsageError(
-                f"group {side.name} mixes models: those of {first.folder.name} and {run.folder.name} differ in "
-                f"{', '.join(models)}; a group must be seeds or checkpoints of one model"
+                f"group {side.name} mixes {'models' if models else 'settings'}: {first.folder.name} and "
+                f"{run.folder.name} differ in {', '.join(differing)}; a group must be seeds or checkpoints of one model"
             )
-        for one, other in _setting_differences(first, run):
-            if one.refused and one.name not in may_differ:
-                raise UsageError(
-                    f"group {side.name} mixes runs that differ in {one.name} ({first.folder.name}: {one.value}, "
-                    f"{run.folder.name}: {other.value}); a group must be seeds or checkpoints under the same settings"
-                )
 
 
 def _setting_differences(a: Run, b: Run) -> list[tuple[Trait, Trait]]:
@@ -240,21 +215,20 @@ def _setting_differences(a: Run, b: Run) -> list[tuple[Trait, Trait]]:
 
 def _differing(a: Side, b: Side) -> dict[str, tuple[str, str]]:
     """Return the settings that differ between any two runs → (A's values, B's)."""
-    first = a.runs[0]
-    found: dict[str, str] = {}
-    by_run: dict[Path, dict[str, str]] = {}
+    of_first: dict[str, str] = {}
+    of_runs: dict[Path, dict[str, str]] = {}
     for run in (*a.runs, *b.runs):
-        pairs = _setting_differences(first, run)
-        found |= {mine.name: mine.value for mine, _ in pairs}
-        by_run[run.folder] = {theirs.name: theirs.value for _, theirs in pairs}
+        pairs = _setting_differences(a.runs[0], run)
+        of_first |= {mine.name: mine.value for mine, _ in pairs}
+        of_runs[run.folder] = {theirs.name: theirs.value for _, theirs in pairs}
 
     def values(side: Side, name: str) -> str:
-        return ", ".join(dict.fromkeys(by_run[run.folder].get(name, found[name]) for run in side.runs))
+        return ", ".join(dict.fromkeys(of_runs[run.folder].get(name, of_first[name]) for run in side.runs))
 
-    return {name: (values(a, name), values(b, name)) for name in found}
+    return {name: (values(a, name), values(b, name)) for name in of_first}
 
 
-def _sentence(a: Side, b: Side, differing: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+def _kind_and_sentence(a: Side, b: Side, differing: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
     weights = [{checkpoint_of(run) for run in side.runs} for side in (a, b)]
     if weights[0] == weights[1]:
         what = " and ".join(differing) or "its location"
@@ -272,7 +246,8 @@ def _sentence(a: Side, b: Side, differing: Mapping[str, tuple[str, str]]) -> tup
             f"The claim is about {many.name} ({len(many.runs)} runs) and this one checkpoint of {alone.name}; it does "
             f"not extend to other seeds of {alone.name}, since one run does not show their spread{few}."
         )
-    if any(_one_training(side) for side in (a, b)):
+    steps = [steps_of(side.runs) for side in (a, b)]
+    if any(listed is not None and len(set(listed)) == len(listed) for listed in steps):
         return "trainings", (
             f"The runs of a side are checkpoints of one training ({counts[0]} and {counts[1]}), so the claim is about "
             "these trainings: their spread replaces the spread between seeds, and is likely smaller."
@@ -281,9 +256,3 @@ def _sentence(a: Side, b: Side, differing: Mapping[str, tuple[str, str]]) -> tup
         f"The claim is about two architectures: the errors cover other seeds ({counts[0]} and {counts[1]} here) and "
         f"other documents{few}."
     )
-
-
-def _one_training(side: Side) -> bool:
-    """Return whether the runs' names have distinct training steps."""
-    steps = steps_of(side.runs)
-    return steps is not None and len(set(steps)) == len(steps) > 1

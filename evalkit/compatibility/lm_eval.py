@@ -31,13 +31,32 @@ class CatalogueEntry(NamedTuple):
     """Tasks of a tag."""
 
 
-def read_task_file(path: Path) -> dict[str, Any]:
-    """Return the content of a task file with its includes; functions remain names.
+def task_configs(manager: Any, name: str) -> dict[str, dict[str, Any]]:
+    """Return task → its configuration, with what its groups add, for the tasks that a name leads to.
 
-    The public API reads one only by loading the task, which downloads its documents and runs its code.
+    The public API reads them only by loading the tasks, which imports their code and downloads their documents. Here
+    functions remain names.
     """
-    load = _of("lm_eval.tasks._yaml_loader", "load_yaml")
-    return dict(names.call(_PACKAGE, load, path, resolve_func=False))
+    factory = names.module(_PACKAGE, "lm_eval.tasks._factory")
+    configs: dict[str, dict[str, Any]] = {}
+
+    class Description:
+        """Takes the place of a task that is not loaded."""
+
+        def __init__(self, config: dict[str, Any]) -> None:
+            self.task_name = config["task"]
+            configs[self.task_name] = config
+
+    def without_code(load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        def loaded(path: Path, **_: Any) -> dict[str, Any]:
+            content = names.call(_PACKAGE, load, path, resolve_func=False)
+            return {**content, "class": Description} if "class" in content else dict(content)
+
+        return loaded
+
+    with names.replaced(_PACKAGE, factory, load_yaml=without_code, ConfigurableTask=lambda _: Description):
+        manager.load([name])
+    return configs
 
 
 def index_tasks(root: Path) -> dict[str, CatalogueEntry]:

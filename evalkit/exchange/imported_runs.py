@@ -22,7 +22,6 @@ from evalkit.exchange.logs import LoggedTask, ResultsFile, part_of_request
 from evalkit.inputs.reading import parse_json
 from evalkit.runs.folder import Run, folder_name, load_run, specification_id
 from evalkit.runs.forms import json_bytes
-from evalkit.runs.score_table import ScoreRow
 from evalkit.runs.writing import RunWriter, find_finished, open_run
 
 IMPORT_VERSION = 3
@@ -219,22 +218,6 @@ def selection_specification(logs: Sequence[LoggedTask], tasks: Sequence[LoggedPl
 def selection_hash(documents: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the entries of any other documents, (task, what identifies its documents)."""
     return {"limit": None, "selection": hashlib.sha256(repr(documents).encode()).hexdigest()}
-
-
-def choice_rows(
-    task: str, subtask: str, doc_id: int, likelihoods: Sequence[float], choices: Sequence[str], gold: int
-) -> list[ScoreRow]:
-    """Return the rows of a document's choices; their token counts are to be removed by `uncounted`."""
-    return [
-        ScoreRow(
-            *(task, subtask, doc_id, number, len(choices), gold),
-            *(None, None, None, likelihood, None),
-            *(0, 0, 0, 0, 0),
-            None,
-            *(len(choice), len(choice.encode("utf-8", "surrogatepass")), 0, 0),
-        )
-        for number, (likelihood, choice) in enumerate(zip(likelihoods, choices, strict=True))
-    ]
 
 
 def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, tuple[str, int]]]]) -> None:

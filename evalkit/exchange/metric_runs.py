@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from evalkit.benchmarks.lm_eval.outcomes import compared_metric, document_scores, write_document_scores, write_scores
+from evalkit.benchmarks.lm_eval.outcomes import choice_rows, compared_metric, document_scores, write_tables
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.data import Library
 from evalkit.display import Say
@@ -27,7 +27,6 @@ from evalkit.escape import printable
 from evalkit.exchange.imported_runs import (
     Import,
     LoggedPlaces,
-    choice_rows,
     import_run,
     model_of,
     save_logs,
@@ -159,8 +158,8 @@ def _import(
         scores = {log.task: list(document_scores(log.task, map(_fields, _by_number(log.samples)))) for log in logs}
         without_sizes = [log.task for log in logs if _delimiter(log) is None]
         all_rows = [row for log in logs for row in rows[log.task]]
-        write_scores(writer, all_rows, {}, counted=False, without_sizes=without_sizes)
-        write_document_scores(writer, [score for members in scores.values() for score in members])
+        all_scores = [score for members in scores.values() for score in members]
+        write_tables(writer, all_rows, {}, all_scores, counted=False, without_sizes=without_sizes)
         save_logs(writer, [(log, {one.doc_id: (log.task, one.doc_id) for one in log.samples}) for log in logs])
         tasks = []
         for log in logs:
@@ -290,7 +289,7 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
             if metric == "acc" and is_number and _is_plain_choice(log, requests):
                 raise DataError(f"{sample.where} has acc {logged}, but its log-likelihoods give {expected:g}")
             return []
-    return choice_rows(log.task, log.task, sample.doc_id, likelihoods[:count], options, gold)
+    return choice_rows(log.task, log.task, sample.doc_id, gold, options, likelihoods[:count])
 
 
 def _is_plain_choice(log: LoggedTask, requests: Sequence[tuple[str, ...]]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from evalkit.benchmarks.lm_eval.outcomes import choice_rows
 from evalkit.benchmarks.multiple_choice.stored import pinned_questions
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, label_of, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.tasks import Question
@@ -29,7 +30,6 @@ from evalkit.escape import printable
 from evalkit.exchange.imported_runs import (
     Import,
     LoggedPlaces,
-    choice_rows,
     import_run,
     save_logs,
     selection_specification,
@@ -251,7 +251,7 @@ def _write(writer: RunWriter, matched: Sequence[MatchedTask]) -> None:
         row
         for sample, question in pairs
         for row in choice_rows(
-            question.task, question.subtask, question.doc_id, sample.likelihoods, question.choices, question.gold
+            question.task, question.subtask, question.doc_id, question.gold, question.choices, sample.likelihoods
         )
     ]
     clusters = {(question.subtask, question.doc_id): question.cluster for _, question in pairs}

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from array import array
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,6 @@ Reason = Callable[[str], EvalkitError]
 HALF = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair."""
 NO_CHARACTER = "half of a surrogate pair (\\ud800 to \\udfff), which is no character"
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""A JSON string; an unterminated one extends to the end."""
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""Change of depth at brackets outside of strings: +1, or -1 as a signed byte."""
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -78,7 +72,6 @@ def read_given_text(path: Path) -> tuple[bytes, str]:
 def parse_json(data: bytes) -> Any:
     """Parse JSON in UTF-8 to plain data. Raises `Unreadable`."""
     text = decoded(data)
-    _check_depth(data)
     try:
         content = json.loads(text, object_pairs_hook=_object)
         if _ESCAPED_HALF.search(data):
@@ -87,8 +80,12 @@ def parse_json(data: bytes) -> Any:
         raise Unreadable(f"not valid JSON: {error.msg}", error.lineno) from error
     except UnicodeEncodeError as error:
         raise Unreadable(f"a text holds {NO_CHARACTER}") from error
+    except RecursionError as error:
+        raise Unreadable(TOO_DEEP) from error
     except ValueError as error:  # a key with two values, or an integer of thousands of digits
         raise Unreadable(str(error)) from error
+    if data.count(b"[") + data.count(b"{") > DEEPEST and _is_deep(content):
+        raise Unreadable(TOO_DEEP)
     return content
 
 
@@ -132,9 +129,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_depth(data: bytes) -> None:
-    """Reject JSON that is nested too deeply, before it is parsed."""
-    if data.count(b"[") + data.count(b"{") > DEEPEST:
-        steps = array("b", _STRING.sub(b"", data).translate(_STEPS, _NO_BRACKETS))
-        if max(accumulate(steps), default=0) > DEEPEST:
-            raise Unreadable(TOO_DEEP)
+def _is_deep(content: Any) -> bool:
+    """Whether data has more than `DEEPEST` levels of lists and mappings."""
+    level = [content]
+    for _ in range(DEEPEST):
+        parts = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list)))
+        level = list(chain.from_iterable(parts))
+    return any(isinstance(part, (dict, list)) for part in level)

@@ -121,10 +121,17 @@ def check_names(names: Collection[str], *kinds: type) -> None:
             raise UnknownNameError("option", name, known)
 
 
-def given_settings(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not the default: an empty list of names, for example, is all of them."""
-    known = settings_of(kind)
-    return {name: value for name, value in values.items() if value is not None and not _is_default(known[name], value)}
+def given_settings(given: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
+    """Return the values that are not the default: an empty list of names, for example, is all of them.
+
+    Values without a setting of these dataclasses are kept.
+    """
+    known = settings_of(*kinds)
+    return {
+        name: value
+        for name, value in given.items()
+        if value is not None and not (name in known and _is_default(known[name], value))
+    }
 
 
 def _is_default(definition: Setting, value: Any) -> bool:

@@ -7,7 +7,6 @@ the key, its value and pydantic's reason; for an unknown key, the nearest one.
 
 from __future__ import annotations
 
-import re
 import reprlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -34,8 +33,6 @@ from evalkit.inputs.yaml_reading import read_yaml
 
 _LONGEST = 60
 """Maximum characters of a key or a value in a message."""
-_MOST_ERRORS = 10_000
-"""Maximum errors that are formatted; pydantic needs 10 microseconds for each."""
 
 
 class Stored(BaseModel):
@@ -87,28 +84,19 @@ _UNKNOWN_KEY = "unknown_key"
 
 
 def _described(found: ValidationError, content: Any) -> str:
-    """Describe the errors of the value that is nested deepest, which is where the best-fitting member of a union fails.
+    """Describe an unknown key, or the deepest error: the best-fitting member of a union fails there.
 
     An unknown key is reported before a missing one, of which it may be a misspelling.
     """
-    if found.error_count() > _MOST_ERRORS:
-        return f"{found.error_count():,} of its values are of another form"
     errors = found.errors(include_url=False)
-    errors = [error for error in errors if error["type"] == _UNKNOWN_KEY] or errors
-    places = [_place(error, content) for error in errors]
-    place = max(places, key=len)
-    first, *others = (error for error, other in zip(errors, places, strict=True) if other == place)
-    if first["type"] == "missing":
-        return f"it lacks '{_path((*place, first['loc'][-1]))}'"
-    message = first["msg"].removeprefix("Value error, ") if first["type"] in (_UNKNOWN_KEY, "value_error") else ""
-    if first["type"] == "literal_error" and first["loc"][-1:] == ("[key]",):
-        known = re.findall("'(.*?)'", first["ctx"]["expected"])
-        place, message = place[:-1], str(UnknownNameError("key", _cut(str(first["input"])), known))
+    error = max(errors, key=lambda error: (error["type"] == _UNKNOWN_KEY, len(_place(error, content))))
+    place = _place(error, content)
+    if error["type"] == "missing":
+        return f"it lacks '{_path((*place, error['loc'][-1]))}'"
     key = f"'{_path(place)}'" if place else ""
-    if message:
-        return f"{key}: {message}".removeprefix(": ")
-    reasons = " or ".join(dict.fromkeys(error["msg"] for error in (first, *others)))
-    return f"{key or 'it'} is {_cut(reprlib.repr(first['input']))}: {reasons}"
+    if error["type"] in (_UNKNOWN_KEY, "value_error"):
+        return f"{key}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+    return f"{key or 'it'} is {_cut(reprlib.repr(error['input']))}: {error['msg']}"
 
 
 def _place(error: ErrorDetails, content: Any) -> tuple[int | str, ...]:

@@ -6,6 +6,7 @@ In: a file. Out: plain data, see `reading.py`. No code is run.
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,70 +50,63 @@ def _parse_yaml(data: bytes, loader: type[_Loader]) -> Any:
         raise Unreadable(TOO_DEEP) from error
 
 
-class _Problem(yaml.MarkedYAMLError):
-    """A YAML error with its position."""
-
-    def __init__(self, problem: str, place: yaml.Event | yaml.Node) -> None:
-        super().__init__(problem=problem)
-        self.problem_mark = place.start_mark  # type: ignore[assignment]
+def _problem(text: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=text, problem_mark=node.start_mark)
 
 
 class _Loader(yaml.SafeLoader):
     """Loader of plain data, whose limits are checked before objects are constructed."""
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._depth = 0
-        self._extents: dict[int, tuple[int, int]] = {}
-        """Node → (values and characters, levels), with aliases expanded."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose the next node of the file; PyYAML calls this for each."""
-        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
-        self._depth += 1
-        if self._depth > DEEPEST:
-            raise _Problem(TOO_DEEP, event)
-        node = super().compose_node(parent, index)
-        self._depth -= 1
+    def get_single_node(self) -> yaml.Node | None:
+        """Return the file's node; PyYAML constructs its value next."""
+        node: yaml.Node | None = super().get_single_node()
         if node is not None:
-            self._measure(node, event)
+            _check(node, {})
         return node
-
-    def _measure(self, node: yaml.Node, event: yaml.Event) -> None:
-        if id(node) not in self._extents:
-            if isinstance(event, yaml.AliasEvent):
-                raise _Problem(f"the alias *{event.anchor} refers to a node that contains it", event)
-            if isinstance(node, yaml.MappingNode):
-                self._check_keys(node)
-            self._extents[id(node)] = self._extent(node)
-        size, levels = self._extents[id(node)]
-        if size > MOST_EXPANDED:
-            raise _Problem(f"its aliases expand to more than {MOST_EXPANDED:,} values and characters", event)
-        if levels > DEEPEST:
-            raise _Problem(TOO_DEEP, event)
-
-    def _extent(self, node: yaml.Node) -> tuple[int, int]:
-        if isinstance(node, yaml.ScalarNode):
-            return 1 + len(node.value), 1
-        parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
-        inner = [self._extents[id(part)] for part in parts]
-        return 1 + sum(size for size, _ in inner), 1 + max((levels for _, levels in inner), default=0)
-
-    def _check_keys(self, node: yaml.MappingNode) -> None:
-        lines: dict[tuple[str, str], int] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise _Problem("a key is a list or a mapping; it must be a string", key)
-            if (identity := (key.tag, key.value)) in lines:
-                raise _Problem(f"the key '{key.value}' is already in line {lines[identity]}; remove one", key)
-            lines[identity] = key.start_mark.line + 1
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Construct the value of a node."""
-        found = super().construct_object(node, deep)
-        if isinstance(found, str) and HALF.search(found):
-            raise _Problem(NO_CHARACTER, node)
-        return found
+        value = super().construct_object(node, deep)
+        if isinstance(value, str) and HALF.search(value):
+            raise _problem(NO_CHARACTER, node)
+        return value
+
+
+def _check(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Return the values and characters of a node with its aliases expanded, and its levels, or raise a YAML error.
+
+    `known` has these numbers for the nodes before; None for a node that contains this one.
+    """
+    if id(node) in known:
+        if (extent := known[id(node)]) is None:
+            raise _problem("an alias refers to a node that contains it", node)
+        return extent
+    known[id(node)] = None
+    size, levels = 1, 0
+    if isinstance(node, yaml.ScalarNode):
+        size += len(node.value)
+    else:
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node)
+        for part in node.value if isinstance(node, yaml.SequenceNode) else chain.from_iterable(node.value):
+            more, below = _check(part, known)
+            size, levels = size + more, max(levels, below)
+    if size > MOST_EXPANDED:
+        raise _problem(f"its aliases expand to more than {MOST_EXPANDED:,} values and characters", node)
+    if levels >= DEEPEST:
+        raise _problem(TOO_DEEP, node)
+    known[id(node)] = size, levels + 1
+    return size, levels + 1
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    lines: dict[tuple[str, str], int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise _problem("a key is a list or a mapping; it must be a string", key)
+        if (identity := (key.tag, key.value)) in lines:
+            raise _problem(f"the key '{key.value}' is already in line {lines[identity]}; remove one", key)
+        lines[identity] = key.start_mark.line + 1
 
 
 class _TypedLoader(_Loader):

@@ -1,6 +1,7 @@
 """Outcomes of documents: right or wrong, by how much, tied, truncated.
 
-In: a finished run, by its benchmark's views. Out: `TaskOutcomes`, with the same arrays for choices and for answers.
+In: a finished run, by its benchmark's views. Out: `TaskOutcomes`, with the same arrays for choices and for answers, and
+a `DocumentOutcome` for each document, with its plain data.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from evalkit.benchmarks.document_views import CUT, AnsweredDocument, AnswerView, ChoiceText, ChoiceView, TaskView
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.display import Say
-from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import Floats, best_choices, find_rule, row_scores
 from evalkit.runs.score_table import SEGMENTS
@@ -70,7 +70,7 @@ def _margins(scores: Floats, starts: Places, gold_rows: Places) -> Floats:
     return np.where(np.diff(np.append(starts, len(scores))) == 1, np.inf, margin)
 
 
-_BEST = 1.0
+BEST = 1.0
 """Best score of an answer."""
 
 DocumentName = tuple[str, str]
@@ -88,9 +88,8 @@ class TaskOutcomes:
     """Whether the prediction is the gold choice; of an answer, whether its score is the best one."""
     value: Floats
     """Margin of choices (see `Decisions`), score of answers; NaN for an answer without a score."""
-    tie: Flags
     truncated: Flags
-    decided: Decisions | None
+    decided: Decisions | None = None
     """Decisions about choices; None for answers."""
     rule: str | None = None
     """The rule that chose; None for answers."""
@@ -104,31 +103,6 @@ class TaskOutcomes:
     def places(self) -> dict[DocumentName, int]:
         """Subtask and id → index of the document."""
         return {key: place for place, key in enumerate(self.keys)}
-
-    def name(self, place: int) -> str:
-        """Return a document's name on the command line: "arc_easy/17", "mmlu/mmlu_astronomy/3"."""
-        subtask, identity = self.keys[place]
-        task = self.view.task
-        return f"{task}/{identity}" if subtask == task else f"{task}/{subtask}/{identity}"
-
-    def rows(self, place: int) -> list[dict[Any, Any]]:
-        """Return the rows of a document's choices in the score table; none of an answer."""
-        if self.decided is None or not isinstance(self.view, ChoiceView):
-            return []
-        start = int(self.decided.starts[place])
-        count = int(self.view.scores["choices"].iloc[start])
-        return self.view.scores.iloc[start : start + count].to_dict("records")
-
-    def choice_text(self, place: int) -> ChoiceText | None:
-        """Return the texts of a document with choices; None if there are none."""
-        if not isinstance(self.view, ChoiceView):
-            return None
-        subtask, identity = self.keys[place]
-        return self.view.texts.get((subtask, int(identity)))
-
-    def answer(self, place: int) -> AnsweredDocument | None:
-        """Return a document that was answered; None of one with choices."""
-        return self.view.documents[place] if isinstance(self.view, AnswerView) else None
 
 
 def run_outcomes(run: Run, tasks: Collection[str], rule: str | None, say: Say) -> Iterator[TaskOutcomes]:
@@ -144,54 +118,97 @@ def run_outcomes(run: Run, tasks: Collection[str], rule: str | None, say: Say) -
     if rule is not None:
         run.require_choices()
     for view in benchmark_of(run).views(run, tasks, say):
-        yield _of_choices(run, view, rule or str(run.rule)) if isinstance(view, ChoiceView) else _of_answers(run, view)
+        if isinstance(view, ChoiceView):
+            made = decisions(view, rule or str(run.rule))
+            first = view.scores.iloc[made.starts]
+            keys = zip(first["subtask"].astype(str).tolist(), first["doc_id"].astype(str).tolist(), strict=True)
+            cut = np.maximum.reduceat(view.scores["truncated"].to_numpy(), made.starts) > 0
+            yield TaskOutcomes(run, view, tuple(keys), made.right, made.margin, cut, made, rule or str(run.rule))
+        else:
+            documents = view.documents
+            scores = np.array([np.nan if each.score is None else each.score for each in documents], float)
+            cut = np.array([CUT in each.facts for each in documents], bool)
+            named = tuple((each.subtask, each.id) for each in documents)
+            yield TaskOutcomes(run, view, named, scores >= BEST, scores, cut)
 
 
-def check_scores(outcomes: TaskOutcomes) -> None:
-    """Raise a `UsageError` if scores of a task's answers have other bounds than 0 and 1, so that none is right."""
-    if outcomes.decided is None and ((outcomes.value < 0) | (outcomes.value > _BEST)).any():
-        raise UsageError(
-            f"task {outcomes.view.task}: its metric is not between 0 and 1, so that no document is right or wrong; "
-            "leave out --wrong, --right, --won and --lost"
-        )
+class DocumentOutcome(NamedTuple):
+    """One document in one run."""
+
+    task: TaskOutcomes
+    place: int
+    """Its index in the task."""
+
+    @property
+    def key(self) -> DocumentName:
+        return self.task.keys[self.place]
+
+    @property
+    def name(self) -> str:
+        """Name on the command line: "arc_easy/17", "mmlu/mmlu_astronomy/3"."""
+        (subtask, identity), task = self.key, self.task.view.task
+        return f"{task}/{identity}" if subtask == task else f"{task}/{subtask}/{identity}"
+
+    @property
+    def value(self) -> float:
+        return float(self.task.value[self.place])
+
+    @property
+    def answer(self) -> AnsweredDocument | None:
+        """The answered document; None of one with choices."""
+        return self.task.view.documents[self.place] if isinstance(self.task.view, AnswerView) else None
+
+    @property
+    def text(self) -> ChoiceText | None:
+        """The texts of a document with choices; None if there are none."""
+        if not isinstance(self.task.view, ChoiceView):
+            return None
+        subtask, identity = self.key
+        return self.task.view.texts.get((subtask, int(identity)))
+
+    @property
+    def gold(self) -> int:
+        """Index of the gold choice."""
+        assert self.task.decided is not None
+        return int(self.task.decided.gold[self.place])
+
+    @property
+    def rows(self) -> list[dict[Any, Any]]:
+        """The rows of the choices in the score table; none of an answer."""
+        if self.task.decided is None or not isinstance(self.task.view, ChoiceView):
+            return []
+        scores, start = self.task.view.scores, int(self.task.decided.starts[self.place])
+        return scores.iloc[start : start + int(scores["choices"].iloc[start])].to_dict("records")
+
+    def decision(self, made: Decisions) -> dict[str, Any]:
+        """Return what a rule chooses, as plain data."""
+        return {
+            "prediction": int(made.prediction[self.place]),
+            "right": bool(made.right[self.place]),
+            "tie": bool(made.tie[self.place]),
+            "margin": float(made.margin[self.place]),
+        }
+
+    def outcome(self) -> dict[str, Any]:
+        """Return the outcome as plain data: of choices the prediction, of an answer its text and score."""
+        task, place = self.task, self.place
+        right = {"right": bool(task.right[place]) if task.right[place] or task.wrong[place] else None}
+        truncated = {"truncated": bool(task.truncated[place])}
+        if isinstance(task.view, AnswerView):
+            document = task.view.documents[place]
+            about = {"answer": document.answer, "references": list(document.references), "metric": task.view.metric}
+            return about | {"score": document.score} | right | truncated | dict(document.facts)
+        assert task.decided is not None
+        return {"gold": self.gold} | self.decision(task.decided) | right | truncated
+
+    def record(self) -> dict[str, Any]:
+        """Return the outcome with its run, and the scores of the choices by segment, as plain data."""
+        record = {"run": self.task.run.manifest["id"], "rule": self.task.rule} | self.outcome()
+        choices = list(map(_segment_scores, self.rows))
+        return record | ({"choices": choices} if choices else {})
 
 
-def _of_choices(run: Run, view: ChoiceView, rule: str) -> TaskOutcomes:
-    made = decisions(view, rule)
-    first = view.scores.iloc[made.starts]
-    keys = zip(first["subtask"].astype(str).tolist(), first["doc_id"].astype(str).tolist(), strict=True)
-    cut = np.maximum.reduceat(view.scores["truncated"].to_numpy(), made.starts) > 0
-    return TaskOutcomes(run, view, tuple(keys), made.right, made.margin, made.tie, cut, made, rule)
-
-
-def _of_answers(run: Run, view: AnswerView) -> TaskOutcomes:
-    scores = np.array([np.nan if document.score is None else document.score for document in view.documents], float)
-    keys = tuple((document.subtask, document.id) for document in view.documents)
-    cut = np.array([CUT in document.facts for document in view.documents], bool)
-    return TaskOutcomes(run, view, keys, scores >= _BEST, scores, np.zeros(len(keys), bool), cut, None)
-
-
-def run_record(task: TaskOutcomes, place: int) -> dict[str, Any]:
-    """Return the outcome of a document in a run, and the scores of its choices, as plain data."""
-    record = {"run": task.run.manifest["id"], "rule": task.rule} | outcome_record(task, place)
-    choices = [_choice(row) for row in task.rows(place)]
-    return record | ({"choices": choices} if choices else {})
-
-
-def outcome_record(task: TaskOutcomes, place: int) -> dict[str, Any]:
-    """Return the outcome of a document: of choices the prediction, of an answer its text and score."""
-    right = {"right": bool(task.right[place]) if task.right[place] or task.wrong[place] else None}
-    truncated = {"truncated": bool(task.truncated[place])}
-    if isinstance(task.view, AnswerView):
-        document = task.view.documents[place]
-        given = {"answer": document.answer, "references": list(document.references)}
-        return given | {"metric": task.view.metric, "score": document.score} | right | truncated | dict(document.facts)
-    assert task.decided is not None
-    chosen = {"gold": int(task.decided.gold[place]), "prediction": int(task.decided.prediction[place])}
-    return chosen | right | {"tie": bool(task.tie[place]), "margin": float(task.value[place])} | truncated
-
-
-def _choice(row: Mapping[Any, Any]) -> dict[str, dict[str, float | None]]:
+def _segment_scores(row: Mapping[Any, Any]) -> dict[str, dict[str, float | None]]:
     """Return segment → log-likelihood, tokens and perplexity of a row of the score table, for segments with tokens.
 
     "unconditional" is the continuation without the context, "whole" the whole sequence, where several segments are
@@ -211,9 +228,9 @@ def _choice(row: Mapping[Any, Any]) -> dict[str, dict[str, float | None]]:
 
 def _numbers(likelihood: float, count: float) -> dict[str, float | None]:
     tokens = None if np.isnan(count) else int(count)
-    if np.isnan(likelihood) or not tokens:
-        known = None if np.isnan(likelihood) else float(likelihood)
-        return {"log_likelihood": known, "tokens": tokens, "perplexity": None}
-    with np.errstate(over="ignore"):
-        perplexity = float(np.exp(-likelihood / tokens))
-    return {"log_likelihood": float(likelihood), "tokens": tokens, "perplexity": perplexity}
+    known = None if np.isnan(likelihood) else float(likelihood)
+    perplexity = None
+    if known is not None and tokens:
+        with np.errstate(over="ignore"):
+            perplexity = float(np.exp(-likelihood / tokens))
+    return {"log_likelihood": known, "tokens": tokens, "perplexity": perplexity}

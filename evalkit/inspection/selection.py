@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.document_views import ChoiceView
-from evalkit.benchmarks.registry import benchmark_of, document_difference
+from evalkit.benchmarks.registry import benchmark_of
+from evalkit.comparison.pairing import check_same_documents
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UnknownNameError, UsageError
-from evalkit.inspection.outcomes import DocumentName, TaskOutcomes, check_scores, run_outcomes
+from evalkit.inspection.outcomes import BEST, DocumentName, DocumentOutcome, TaskOutcomes, run_outcomes
 from evalkit.runs.folder import Run
 
 _LISTED = 3
@@ -20,6 +21,8 @@ _LISTED = 3
 
 InRuns = tuple[TaskOutcomes, ...]
 """A task's outcomes in one run, or in two."""
+SelectedDocument = tuple[DocumentOutcome, ...]
+"""A document in one run, or in two."""
 
 
 @dataclass(frozen=True)
@@ -38,42 +41,20 @@ class Criteria:
     """Words that its text contains, in any case."""
     subtask: str | None = None
 
-    @property
-    def judges(self) -> bool:
-        """Whether a criterion needs to know which documents are right."""
-        return self.wrong or self.right or self.won or self.lost
+
+class Selection(NamedTuple):
+    """Documents of one or two runs."""
+
+    tasks: list[InRuns]
+    """The tasks that were searched."""
+    documents: list[SelectedDocument]
+    """Those that fulfil the criteria, in order."""
+    searched: int
+    """Number of documents that were searched."""
 
 
-class SelectedDocument(NamedTuple):
-    """A document in each run."""
-
-    outcomes: InRuns
-    places: tuple[int, ...]
-    """Its index in the task, in each run."""
-
-    @property
-    def value(self) -> float:
-        """Its margin or score in the only run; the second run's less the first's."""
-        first, *second = (float(task.value[place]) for task, place in zip(self.outcomes, self.places, strict=True))
-        if not second:
-            return first
-        return 0.0 if second[0] == first else second[0] - first
-
-    @property
-    def name(self) -> str:
-        return self.outcomes[0].name(self.places[0])
-
-    @property
-    def key(self) -> DocumentName:
-        return self.outcomes[0].keys[self.places[0]]
-
-
-def show_list(
-    runs: Sequence[Run], task: str | None, rule: str | None, criteria: Criteria, say: Say
-) -> tuple[list[InRuns], list[SelectedDocument], int]:
-    """Return the searched tasks, the selected documents, and the number of documents that were searched.
-
-    The documents are sorted by value, the lowest first; right or won ones the highest first.
+def show_list(runs: Sequence[Run], task: str | None, rule: str | None, criteria: Criteria, say: Say) -> Selection:
+    """Select documents, sorted by value, the lowest first; right or won ones the highest first.
 
     Args:
         runs: one finished run, or two.
@@ -91,12 +72,13 @@ def show_list(
         raise UsageError("--wrong, --right, --tie and --truncated are for one run; of two runs, give --won or --lost")
     name, subtask = (None, None) if task is None else _find_task(runs[0], task)
     tasks = _outcomes(runs, name, rule, say)
-    searched = sum(subtask in (None, key[0]) for outcomes in tasks for key in outcomes[0].keys)
     criteria = replace(criteria, subtask=subtask)
-    selected = [document for outcomes in tasks for document in _of_task(outcomes, criteria)]
+    searched = sum(subtask in (None, key[0]) for outcomes in tasks for key in outcomes[0].keys)
+    selected = [document for outcomes in tasks for document in _selected(outcomes, criteria)]
     sign = -1 if criteria.right or criteria.won else 1
     # Documents without a value come last; the sort keeps the order of equal ones
-    return tasks, sorted(selected, key=lambda document: (np.isnan(document.value), sign * document.value)), searched
+    selected.sort(key=lambda document: (np.isnan(_value(document)), sign * _value(document)))
+    return Selection(tasks, selected, searched)
 
 
 def show_document(runs: Sequence[Run], name: str, rule: str | None, say: Say) -> SelectedDocument:
@@ -109,31 +91,22 @@ def show_document(runs: Sequence[Run], name: str, rule: str | None, say: Say) ->
         raise UsageError(f"--document {name}: write TASK/DOCUMENT, such as arc_easy/17 or mmlu/mmlu_astronomy/3")
     task, subtask = _find_task(runs[0], head)
     [outcomes] = _outcomes(runs, task, rule, say)
-    place = _find_document(outcomes[0], subtask, rest)
-    selected = _in_each(outcomes, outcomes[0].keys[place])
-    if selected is None:
-        raise UsageError(
-            f"run {runs[-1].folder.name} has no document {outcomes[0].name(place)}; show the other run alone"
-        )
+    document = _find_document(outcomes[0], subtask, rest)
+    if (selected := _in_each(outcomes, document.key)) is None:
+        raise UsageError(f"run {runs[-1].folder.name} has no document {document.name}; show the other run alone")
     return selected
-
-
-def check_same_documents(a: Run, b: Run, task: str) -> None:
-    """Raise a `UsageError` if the documents of a task differ between two runs."""
-    if difference := document_difference(a, b, task):
-        what, mine, theirs = difference
-        raise UsageError(
-            f"task {task}: the {what} of run {b.folder.name} ({theirs[:12]}) is not that of run {a.folder.name} "
-            f"({mine[:12]}), so these are other documents; show each run alone"
-        )
 
 
 def _find_task(run: Run, name: str) -> tuple[str, str | None]:
     """Return the task with a name, or the task of a subtask with that name, and the subtask."""
-    tasks = _tasks(run)
-    if name in tasks:
+    if name in (tasks := _tasks(run)):
         return name, None
-    if name in (subtasks := _subtasks(run)):
+    try:
+        documents = benchmark_of(run).comparable(run).documents
+        subtasks = dict(zip(documents["subtask"], documents["task"], strict=True))
+    except EvalkitError:  # the run has no table of its documents
+        subtasks = {}
+    if name in subtasks:
         return subtasks[name], name
     raise UnknownNameError(f"task of run {run.folder.name}", name, {*tasks, *subtasks})
 
@@ -142,39 +115,25 @@ def _tasks(run: Run) -> list[str]:
     return [entry["task"] for entry in run.stored["tasks"]]
 
 
-def _subtasks(run: Run) -> dict[str, str]:
-    """Return subtask → task; empty if the run has no table of its documents."""
-    try:
-        documents = benchmark_of(run).comparable(run).documents
-    except EvalkitError:
-        return {}
-    pairs = documents[["subtask", "task"]].drop_duplicates()
-    return dict(zip(pairs["subtask"], pairs["task"], strict=True))
-
-
-def _find_document(task: TaskOutcomes, subtask: str | None, rest: str) -> int:
-    """Return the index of the document with an id, or subtask/id, in a subtask if it is known."""
+def _find_document(task: TaskOutcomes, subtask: str | None, rest: str) -> DocumentOutcome:
+    """Return the document with an id, or subtask/id, in a subtask if it is known."""
     head, _, tail = rest.partition("/")
     if (place := task.places.get((head, tail))) is not None:
-        return place
-    ids = [(place, identity) for place, (of, identity) in enumerate(task.keys) if subtask in (None, of)]
-    matches = [place for place, identity in ids if identity == rest]
+        return DocumentOutcome(task, place)
+    of_subtask = [place for place, (of, _) in enumerate(task.keys) if subtask in (None, of)]
+    matches = [DocumentOutcome(task, place) for place in of_subtask if task.keys[place][1] == rest]
     if not matches:
-        known = dict.fromkeys(identity for _, identity in ids)
+        known = dict.fromkeys(task.keys[place][1] for place in of_subtask)
         raise UnknownNameError(f"document of {subtask or task.view.task}", rest, known)
     if len(matches) > 1:
-        listed = ", ".join(task.name(place) for place in matches[:_LISTED])
-        more = ", …" if len(matches) > _LISTED else ""
-        raise UsageError(
-            f"{len(matches)} subtasks of {task.view.task} have a document {rest}: {listed}{more}; name one"
-        )
+        listed = ", ".join(document.name for document in matches[:_LISTED]) + ", …" * (len(matches) > _LISTED)
+        raise UsageError(f"{len(matches)} subtasks of {task.view.task} have a document {rest}: {listed}; name one")
     return matches[0]
 
 
 def _outcomes(runs: Sequence[Run], task: str | None, rule: str | None, say: Say) -> list[InRuns]:
     """Return the outcomes of each task that all runs have."""
-    shared = [name for name in _tasks(runs[0]) if all(name in _tasks(run) for run in runs[1:])]
-    chosen = [name for name in shared if task in (None, name)]
+    chosen = [name for name in _tasks(runs[0]) if task in (None, name) and all(name in _tasks(run) for run in runs)]
     if not chosen:
         raise UsageError(
             f"run {runs[-1].folder.name} has no {task or 'task of the other run'}; compare runs with a common task"
@@ -192,43 +151,56 @@ def _outcomes(runs: Sequence[Run], task: str | None, rule: str | None, say: Say)
 
 
 def _in_each(outcomes: InRuns, key: DocumentName) -> SelectedDocument | None:
-    places = tuple(of_run.places[key] for of_run in outcomes if key in of_run.places)
-    return SelectedDocument(outcomes, places) if len(places) == len(outcomes) else None
+    if any(key not in of_run.places for of_run in outcomes):
+        return None
+    return tuple(DocumentOutcome(of_run, of_run.places[key]) for of_run in outcomes)
 
 
-def _of_task(outcomes: InRuns, criteria: Criteria) -> Iterator[SelectedDocument]:
+def _value(document: SelectedDocument) -> float:
+    """Return the margin or score in the only run; the second run's less the first's."""
+    first, *second = (of_run.value for of_run in document)
+    if not second:
+        return first
+    return 0.0 if second[0] == first else second[0] - first
+
+
+def _selected(outcomes: InRuns, criteria: Criteria) -> Iterator[SelectedDocument]:
     first, last = outcomes[0], outcomes[-1]
     if criteria.words and isinstance(first.view, ChoiceView) and not first.view.texts:
         raise UsageError(f"--text searches texts, which task {first.view.task} does not have: {first.view.problem}")
-    for of_run in outcomes if criteria.judges else ():
-        check_scores(of_run)
-    for place, key in enumerate(first.keys):
+    if criteria.wrong or criteria.right or criteria.won or criteria.lost:
+        for of_run in outcomes:
+            if of_run.decided is None and ((of_run.value < 0) | (of_run.value > BEST)).any():
+                raise UsageError(
+                    f"task {of_run.view.task}: its metric is not between 0 and 1, so that no document is right or "
+                    "wrong; leave out --wrong, --right, --won and --lost"
+                )
+    tie = np.zeros(len(first.keys), bool) if first.decided is None else first.decided.tie
+    for key in first.keys:
         if (selected := _in_each(outcomes, key)) is None:
             continue
-        right, wrong = first.right[place], first.wrong[place]
-        wins, fails = last.right[selected.places[-1]], last.wrong[selected.places[-1]]
+        place, other = selected[0].place, selected[-1].place
         checks = (
-            (criteria.wrong, wrong),
-            (criteria.right, right),
-            (criteria.tie, first.tie[place]),
+            (criteria.wrong, first.wrong[place]),
+            (criteria.right, first.right[place]),
+            (criteria.tie, tie[place]),
             (criteria.truncated, first.truncated[place]),
-            (criteria.won, wrong and wins),
-            (criteria.lost, right and fails),
+            (criteria.won, first.wrong[place] and last.right[other]),
+            (criteria.lost, first.right[place] and last.wrong[other]),
             (criteria.subtask is not None, key[0] == criteria.subtask),
         )
-        if all(holds for is_asked, holds in checks if is_asked) and _has_words(first, place, criteria.words):
+        if all(holds for is_asked, holds in checks if is_asked) and _has_words(selected[0], criteria.words):
             yield selected
 
 
-def _has_words(task: TaskOutcomes, place: int, words: Sequence[str]) -> bool:
+def _has_words(document: DocumentOutcome, words: Sequence[str]) -> bool:
     if not words:
         return True
-    if answer := task.answer(place):
-        texts = [*(piece.text for piece in answer.prompt), "\n", "\n".join((answer.answer, *answer.references))]
-    elif text := task.choice_text(place):
+    whole = ""
+    if answer := document.answer:
+        prompt = "".join(piece.text for piece in answer.prompt)
+        whole = "\n".join((prompt, answer.answer, *answer.references))
+    elif text := document.text:
         pieces = ("".join(piece.text for piece in part) for part in (text.common, *text.choices))
-        texts = ["\n".join((*pieces, *text.options))]
-    else:
-        texts = []
-    whole = "".join(texts).casefold()
-    return all(word.casefold() in whole for word in words)
+        whole = "\n".join((*pieces, *text.options))
+    return all(word.casefold() in whole.casefold() for word in words)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from evalkit.benchmarks.outcomes import Comparable
-from evalkit.comparison.comparison import agreements, compare, subject_differences
-from evalkit.comparison.comparison_report import comparison_report, headline
+from evalkit.comparison.comparison import compare, subject_differences
+from evalkit.comparison.comparison_report import comparison_report, headline, p_text, unit_of
 from evalkit.comparison.curves import Curve, curve_report
-from evalkit.comparison.differences import UNDECIDED, Comparison, interval_text, p_text, unit_of
+from evalkit.comparison.differences import UNDECIDED, Comparison
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import EvalkitError
@@ -25,13 +25,29 @@ def comparison_panels(
 
     `suite` is added to the titles of a page with several, and `name` is the beginning of the panels' anchors.
     """
-    baseline, *others = sides
+    from evalkit.comparison.plots import forest
+
+    panels: list[Panel] = []
     graded: dict[str, Comparable] = {}
-    titles = (f"{other.name} against {baseline.name}" + (f": {suite}" if suite else "") for other in others)
-    return tuple(
-        _comparison_panel(f"{name}-{number}", title, baseline, other, graded, rule)
-        for number, (title, other) in enumerate(zip(titles, others, strict=True), 1)
-    )
+    baseline, *others = sides
+    for number, other in enumerate(others, 1):
+        place, title = f"{name}-{number}", f"{other.name} against {baseline.name}" + (f": {suite}" if suite else "")
+        try:
+            pairing = pair(baseline, other, graded)
+            compared = compare(pairing, rule)
+            lines = "layer" if compared.measure.layers else "task"
+            words = f"Difference on each {lines} with its 95 % interval. {headline(compared)}"
+            figure = PageFigure(f"{place}-forest", words, svg_of(partial(forest, [compared])))
+            inner = _agreement_panels(place, pairing, compared) if len(pairing.graded) == 2 else []
+            with_subjects = (task for task in pairing.tasks if task.strata is not None)
+            for place_of_task, task in enumerate(with_subjects, 1):
+                subjects, label = _subject_report(pairing, task, compared), pairing.label(task.task).full
+                inner.append(Panel(f"{place}-subjects-{place_of_task}", f"{label} by subject", (subjects,)))
+            panels.append(Panel(place, title, comparison_report([compared]).parts, (figure,), panels=tuple(inner)))
+        except EvalkitError as error:
+            reason = f"{other.name} is not compared with {baseline.name}: {str(error).rstrip('.')}."
+            panels.append(Panel(place, title, (Report((), facts=(reason,)),)))
+    return tuple(panels)
 
 
 def curve_panel(curves: Sequence[Curve], suite: str = "", name: str = "curves") -> Panel:
@@ -45,57 +61,25 @@ def curve_panel(curves: Sequence[Curve], suite: str = "", name: str = "curves") 
     return Panel(name, f"Training curves{about}: {names}", (curve_report(curves),), (figure,))
 
 
-def _comparison_panel(
-    name: str, title: str, a: Side, b: Side, graded: dict[str, Comparable], rule: str | None
-) -> Panel:
-    try:
-        pairing = pair(a, b, graded)
-        compared = compare(pairing, rule)
-        figure = _forest(f"{name}-forest", compared)
-        panels = (*_agreement_panels(name, pairing, compared), *_subject_panels(name, pairing, compared))
-        return Panel(name, title, comparison_report([compared]).parts, (figure,), panels=panels)
-    except EvalkitError as error:
-        reason = str(error).rstrip(".")
-        return Panel(name, title, (Report((), facts=(f"{b.name} is not compared with {a.name}: {reason}.",)),))
-
-
-def _forest(name: str, compared: Comparison) -> PageFigure:
-    from evalkit.comparison.plots import forest
-
-    lines = "layer" if compared.measure.layers else "task"
-    words = f"Difference on each {lines} with its 95 % interval. {headline(compared)}"
-    return PageFigure(name, words, svg_of(partial(forest, [compared])))
-
-
-def _agreement_panels(name: str, pairing: Pairing, compared: Comparison) -> Iterator[Panel]:
-    """Yield the panel of agreement by document; none for groups of runs."""
-    if len(pairing.graded) != 2:
-        return
-    rule = compared.rule
-    if compared.measure.graded:
-        title = f"Documents by which score is higher ({pairing.measure(rule).name})"
-        columns = {"n": "n", "A higher": "a_higher", "equal": "equal", "B higher": "b_higher"}
-    else:
-        title = f"Documents by the answers of both, rule {rule}"
-        columns = {"n": "n", "both right": "both_right", "A right, B wrong": "a_higher",
-                   "A wrong, B right": "b_higher", "both wrong": "both_wrong"}  # fmt: skip
-    rows = [
-        [pairing.label(task.task).full, *(f"{getattr(task, count):,}" for count in columns.values())]
-        for task in agreements(pairing, rule)
-    ]
-    table = simple_table("agreement", ["task", *columns], rows, title=title)
-    yield Panel(f"{name}-agreement", "Agreement by document", (Report((table,), facts=_sides(compared)),))
+def _agreement_panels(place: str, pairing: Pairing, compared: Comparison) -> list[Panel]:
+    """Return the panel of agreement by document between two runs."""
+    title, rows = f"Documents by the answers of both, rule {compared.rule}", []
+    counts = ["both right", "A right, B wrong", "A wrong, B right", "both wrong"]
+    if graded := compared.measure.graded:
+        title = f"Documents by which score is higher ({pairing.measure(compared.rule).name})"
+        counts = ["A higher", "equal", "B higher"]
+    for task in pairing.tasks:
+        [a], [b] = pairing.scores(task, compared.rule)
+        flags = [(a == 1) & (b == 1), a > b, b > a, (a == 0) & (b == 0)]
+        if graded:
+            flags = [a > b, ~((a > b) | (b > a)), b > a]
+        rows.append([pairing.label(task.task).full, f"{task.n:,}", *(f"{int(flag.sum()):,}" for flag in flags)])
+    table = simple_table("agreement", ["task", "n", *counts], rows, title=title)
+    return [Panel(f"{place}-agreement", "Agreement by document", (Report((table,), facts=_sides(compared)),))]
 
 
 def _sides(compared: Comparison) -> tuple[str, str]:
     return f"A: {compared.a}", f"B: {compared.b}"
-
-
-def _subject_panels(name: str, pairing: Pairing, compared: Comparison) -> Iterator[Panel]:
-    """Yield a panel for each task with subjects."""
-    for number, task in enumerate(task for task in pairing.tasks if task.strata is not None):
-        title = f"{pairing.label(task.task).full} by subject"
-        yield Panel(f"{name}-subjects-{number + 1}", title, (_subject_report(pairing, task, compared),))
 
 
 def _subject_report(pairing: Pairing, task: PairedTask, compared: Comparison) -> Report:
@@ -114,15 +98,13 @@ def _subject_report(pairing: Pairing, task: PairedTask, compared: Comparison) ->
         [
             subject.name.removeprefix(f"{task.task}_"),
             f"{subject.n:,}",
-            unit.value(subject.score_a),
-            unit.value(subject.score_b),
+            *map(unit.value, (subject.score_a, subject.score_b)),
             unit.difference(subject.difference),
-            interval_text(subject, unit),
+            unit.interval(subject),
             p_text(subject.p_holm),
             "" if subject.verdict == UNDECIDED else subject.verdict,
         ]
         for subject in subjects
     ]
     headers = ["subject", "n", "A", "B", "B − A", "95 % interval", "p (Holm)", "B is"]
-    table = simple_table(f"subjects-{task.task}", headers, rows)
-    return Report((table,), (verdict,), _sides(compared), notes)
+    return Report((simple_table(f"subjects-{task.task}", headers, rows),), (verdict,), _sides(compared), notes)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
 from evalkit.benchmarks.registry import benchmark_of, differences
@@ -19,139 +18,8 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, literal
 from evalkit.runs.folder import Run
 
-_NONE = Cell("–")
 _PLACES = 4
 """Decimals of values that are not shares."""
-
-
-class _SummaryColumn(NamedTuple):
-    """A task's first metric, or an average, of each run that has it."""
-
-    label: str
-    values: Mapping[int, Metric]
-    """Place of the run → its value."""
-
-    def cells(self, count: int) -> list[Cell]:
-        """Return a cell for each of `count` runs; the best as printed are bold, none where nothing competes."""
-        cells = [_cell(self.values[place]) if place in self.values else _NONE for place in range(count)]
-        known = {place: metric.value for place, metric in self.values.items() if metric.value is not None}
-        better = {metric.higher_is_better for metric in self.values.values()}
-        if len(known) < 2 or better not in ({True}, {False}):
-            return cells
-        best = (max if better == {True} else min)(known, key=lambda place: known[place])
-        return [
-            cell._replace(bold=place in known and cell.value == cells[best].value) for place, cell in enumerate(cells)
-        ]
-
-
-def _suite_summary(runs: Sequence[Run], names: Sequence[str]) -> Report:
-    """Return the summary of named runs of one suite: the first metric of each task, and the averages."""
-    columns = [*_task_columns(runs), *_average_columns(runs)]
-    cells = [column.cells(len(runs)) for column in columns]
-    lines = tuple(
-        Line("", literal(name), False, (), tuple(column[place] for column in cells)) for place, name in enumerate(names)
-    )
-    table = Table(
-        name=f"summary-{runs[0].suite}",
-        caption=(),
-        corner=literal("run"),
-        facts=(),
-        columns=(ColumnGroup((), tuple(literal(column.label) for column in columns)),),
-        sections=(Section((), "line", lines),),
-        notes=(),
-    )
-    return Report((table,), notes=tuple(_notes(runs, names, columns)))
-
-
-def _task_columns(runs: Sequence[Run]) -> list[_SummaryColumn]:
-    by_task: dict[str, dict[int, Metric]] = {}
-    for place, run in enumerate(runs):
-        for metric in benchmark_of(run).metrics(run):
-            by_task.setdefault(metric.task, {}).setdefault(place, metric)
-    return [_SummaryColumn(_heading(runs, task, values), values) for task, values in by_task.items()]
-
-
-def _heading(runs: Sequence[Run], task: str, values: Mapping[int, Metric]) -> str:
-    run = runs[next(iter(values))]
-    mark = "*" if any(metric.official is False for metric in values.values()) else ""
-    lower = LOWER_IS_BETTER if any(metric.higher_is_better is False for metric in values.values()) else ""
-    return f"{benchmark_of(run).label(run, task).short}{mark}{lower}"
-
-
-def _average_columns(runs: Sequence[Run]) -> list[_SummaryColumn]:
-    by_name: dict[str, dict[int, Metric]] = {}
-    for place, run in enumerate(runs):
-        for average in benchmark_of(run).stored_averages(run):
-            mean = Metric(average["name"], "average", 0, average["accuracy"], average["stderr"])
-            by_name.setdefault(average["name"], {})[place] = mean
-    return [_SummaryColumn(name, values) for name, values in by_name.items()]
-
-
-def _cell(metric: Metric) -> Cell:
-    if metric.value is None:
-        return _NONE
-    if whole := metric.whole:
-        return Cell(percent(metric.value / whole), "" if metric.stderr is None else percent(metric.stderr / whole))
-    return Cell(fixed(metric.value, _PLACES), "" if metric.stderr is None else fixed(metric.stderr, _PLACES))
-
-
-def _notes(runs: Sequence[Run], names: Sequence[str], columns: Sequence[_SummaryColumn]) -> Iterator[str]:
-    metrics = [metric for column in columns for metric in column.values.values()]
-    measured = ", ".join(dict.fromkeys(metric.name for metric in metrics if metric.n))
-    yield f"{measured}; shares in %" if any(metric.whole for metric in metrics) else measured
-    if rules := list(dict.fromkeys(run.rule for run in runs if run.rule)):
-        yield f"rule: {', '.join(rules)}"
-    if any(metric.stderr is not None for metric in metrics):
-        yield "±: standard error over documents"
-    if any(cell.bold for column in columns for cell in column.cells(len(runs))):
-        yield "bold: the best of a column as printed; the comparisons say whether it is better than another run"
-    if any(metric.official is False for metric in metrics):
-        yield "*: not the official documents of the task"
-    if any(metric.higher_is_better is False for metric in metrics):
-        yield LOWER_NOTE
-    for run, name in zip(runs[1:], names[1:], strict=True):
-        if unlike := [(mine, theirs) for mine, theirs in differences(runs[0], run) if mine.refused]:
-            listed = "; ".join(f"{mine.name}: {theirs.value}, not {mine.value}" for mine, theirs in unlike)
-            yield f"{name} is measured differently than {names[0]} ({listed}), so their numbers do not compare"
-
-
-def places_by_suite(runs: Sequence[Run]) -> dict[tuple[str, str], list[int]]:
-    """Return (kind, suite) → places of its runs, in the order of the first of each."""
-    places: dict[tuple[str, str], list[int]] = {}
-    for place, run in enumerate(runs):
-        places.setdefault((run.kind, run.suite), []).append(place)
-    return places
-
-
-def figure_panels(runs: Sequence[Run], names: Sequence[str]) -> tuple[Panel, ...]:
-    """Return a panel with the figures of each benchmark that has any for its runs, which have unique names.
-
-    Figures that cannot be drawn are named with the reason, so that the others are still shown.
-    """
-    panels: list[Panel] = []
-    problems: list[str]
-    for kind in dict.fromkeys(run.kind for run in runs):
-        members = [(run, name) for run, name in zip(runs, names, strict=True) if run.kind == kind]
-        place, problems = f"figures-{anchor(kind)}", []
-        figures = tuple(_drawn(place, [run for run, _ in members], [name for _, name in members], problems))
-        reports = (Report((), notes=tuple(problems)),) if problems else ()
-        if figures or reports:
-            panels.append(Panel(place, f"Figures of {kind}", reports, figures))
-    return tuple(panels)
-
-
-def _drawn(name: str, runs: Sequence[Run], names: Sequence[str], problems: list[str]) -> Iterator[PageFigure]:
-    """Yield the figures of runs of one benchmark; append to `problems` why others are left out."""
-    try:
-        figures = benchmark_of(runs[0]).figures(runs, names)
-    except EvalkitError as error:
-        problems.append(f"the figures cannot be drawn: {error}")
-        return
-    for figure in figures:
-        try:
-            yield PageFigure(f"{name}-{figure.name}", figure.words, svg_of(figure.draw))
-        except EvalkitError as error:
-            problems.append(f"figure {figure.name} cannot be drawn: {error}")
 
 
 def overview_panels(runs: Sequence[Run], names: Sequence[str]) -> tuple[Panel, ...]:
@@ -168,9 +36,85 @@ def overview_panels(runs: Sequence[Run], names: Sequence[str]) -> tuple[Panel, .
     return (*summaries, *map(_run_panel, runs, names))
 
 
-def anchor(text: str) -> str:
-    """Return a text with hyphens in place of what an anchor may not contain."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
+def places_by_suite(runs: Sequence[Run]) -> dict[tuple[str, str], list[int]]:
+    """Return (kind, suite) → places of its runs, in the order of the first of each."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for place, run in enumerate(runs):
+        places.setdefault((run.kind, run.suite), []).append(place)
+    return places
+
+
+def _suite_summary(runs: Sequence[Run], names: Sequence[str]) -> Report:
+    """Return the summary of named runs of one suite: the first metric of each task, and the averages."""
+    tasks: dict[str, dict[int, Metric]] = {}
+    averages: dict[str, dict[int, Metric]] = {}
+    for place, run in enumerate(runs):
+        for metric in benchmark_of(run).metrics(run):
+            tasks.setdefault(metric.task, {}).setdefault(place, metric)
+        for average in benchmark_of(run).stored_averages(run):
+            mean = Metric(average["name"], "average", 0, average["accuracy"], average["stderr"])
+            averages.setdefault(average["name"], {})[place] = mean
+    headings = [*(_heading(runs, task, values) for task, values in tasks.items()), *averages]
+    columns = [_cells(values, len(runs)) for values in (*tasks.values(), *averages.values())]
+    rows = zip(*columns, strict=True) if columns else [()] * len(runs)
+    lines = tuple(Line("", literal(name), False, (), tuple(row)) for name, row in zip(names, rows, strict=True))
+    table = Table(
+        name=f"summary-{runs[0].suite}",
+        caption=(),
+        corner=literal("run"),
+        facts=(),
+        columns=(ColumnGroup((), tuple(map(literal, headings))),),
+        sections=(Section((), "line", lines),),
+        notes=(),
+    )
+    metrics = [metric for values in (*tasks.values(), *averages.values()) for metric in values.values()]
+    bold = any(cell.bold for column in columns for cell in column)
+    return Report((table,), notes=tuple(_notes(runs, names, metrics, bold)))
+
+
+def _heading(runs: Sequence[Run], task: str, values: Mapping[int, Metric]) -> str:
+    run = runs[next(iter(values))]
+    mark = "*" if any(metric.official is False for metric in values.values()) else ""
+    lower = LOWER_IS_BETTER if any(metric.higher_is_better is False for metric in values.values()) else ""
+    return f"{benchmark_of(run).label(run, task).short}{mark}{lower}"
+
+
+def _cells(values: Mapping[int, Metric], count: int) -> list[Cell]:
+    """Return a cell for each of `count` runs; the best as printed are bold, none where nothing competes."""
+    cells = [_cell(values[place]) if place in values else Cell("–") for place in range(count)]
+    known = {place: metric.value for place, metric in values.items() if metric.value is not None}
+    better = {metric.higher_is_better for metric in values.values()}
+    if len(known) < 2 or better not in ({True}, {False}):
+        return cells
+    best = (max if better == {True} else min)(known, key=lambda place: known[place])
+    return [cell._replace(bold=place in known and cell.value == cells[best].value) for place, cell in enumerate(cells)]
+
+
+def _cell(metric: Metric) -> Cell:
+    if metric.value is None:
+        return Cell("–")
+    if whole := metric.whole:
+        return Cell(percent(metric.value / whole), "" if metric.stderr is None else percent(metric.stderr / whole))
+    return Cell(fixed(metric.value, _PLACES), "" if metric.stderr is None else fixed(metric.stderr, _PLACES))
+
+
+def _notes(runs: Sequence[Run], names: Sequence[str], metrics: Sequence[Metric], bold: bool) -> Iterator[str]:
+    measured = ", ".join(dict.fromkeys(metric.name for metric in metrics if metric.n))
+    yield f"{measured}; shares in %" if any(metric.whole for metric in metrics) else measured
+    if rules := list(dict.fromkeys(run.rule for run in runs if run.rule)):
+        yield f"rule: {', '.join(rules)}"
+    if any(metric.stderr is not None for metric in metrics):
+        yield "±: standard error over documents"
+    if bold:
+        yield "bold: the best of a column as printed; the comparisons say whether it is better than another run"
+    if any(metric.official is False for metric in metrics):
+        yield "*: not the official documents of the task"
+    if any(metric.higher_is_better is False for metric in metrics):
+        yield LOWER_NOTE
+    for run, name in zip(runs[1:], names[1:], strict=True):
+        if unlike := [(mine, theirs) for mine, theirs in differences(runs[0], run) if mine.refused]:
+            listed = "; ".join(f"{mine.name}: {theirs.value}, not {mine.value}" for mine, theirs in unlike)
+            yield f"{name} is measured differently than {names[0]} ({listed}), so their numbers do not compare"
 
 
 def _run_panel(run: Run, name: str) -> Panel:
@@ -182,3 +126,32 @@ def _run_panel(run: Run, name: str) -> Panel:
     panels = (Panel(f"{place}-subjects", "Results by subject", (Report(subjects),)),) if subjects else ()
     title = name if name.endswith(f" on {run.suite}") else f"{name}: {run.suite}"
     return Panel(place, title, (report,), panels=(*panels, provenance_panel(run, f"{place}-made")))
+
+
+def figure_panels(runs: Sequence[Run], names: Sequence[str]) -> tuple[Panel, ...]:
+    """Return a panel with the figures of each benchmark that has any for its runs, which have unique names.
+
+    Figures that cannot be drawn are named with the reason, so that the others are still shown.
+    """
+    panels = []
+    for kind in dict.fromkeys(run.kind for run in runs):
+        members = [(run, name) for run, name in zip(runs, names, strict=True) if run.kind == kind]
+        place, figures, problems = f"figures-{anchor(kind)}", [], []
+        try:
+            drawn = benchmark_of(members[0][0]).figures([run for run, _ in members], [name for _, name in members])
+        except EvalkitError as error:
+            drawn, problems = [], [f"the figures cannot be drawn: {error}"]
+        for figure in drawn:
+            try:
+                figures.append(PageFigure(f"{place}-{figure.name}", figure.words, svg_of(figure.draw)))
+            except EvalkitError as error:
+                problems.append(f"figure {figure.name} cannot be drawn: {error}")
+        if figures or problems:
+            reports = (Report((), notes=tuple(problems)),) if problems else ()
+            panels.append(Panel(place, f"Figures of {kind}", reports, tuple(figures)))
+    return tuple(panels)
+
+
+def anchor(text: str) -> str:
+    """Return a text with hyphens in place of what an anchor may not contain."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")

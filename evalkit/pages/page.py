@@ -1,130 +1,33 @@
 """One self-contained HTML file: static panels, and an explorer of documents where the page has them.
 
 In: a `Page`. Out: HTML with its styles, scripts, figures and data inline. Its content security policy permits only the
-inline scripts that are written here, by their hashes, and no request. The documents of a task are a block: a JSON
-header and number arrays, compressed, as base64.
+inline scripts that are written here, by their hashes, and no request.
 """
 
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from numpy.typing import NDArray
 
-from evalkit.benchmarks.document_views import Piece, TaskView
-from evalkit.data.sampling import DocumentSample
+from evalkit.benchmarks.document_views import Piece
 from evalkit.escape import in_json, printable
+from evalkit.pages.documents import DocumentData
 from evalkit.paths import replace_file
 from evalkit.reporting.formats import html_lines, html_table
 from evalkit.reporting.report import Report, render
 from evalkit.reporting.table import SUFFIXES, Format, Table
-from evalkit.runs.folder import Run
-from evalkit.runs.score_table import SEGMENTS
-
-DocumentName: TypeAlias = tuple[str, Any]
-"""Subtask, and the document's id in it."""
-
-
-@dataclass(frozen=True)
-class ViewOfRun:
-    """A run's view of a task."""
-
-    number: int
-    """Place of the run in the page."""
-    run: Run
-    view: TaskView
-
-
-class Union:
-    """The documents of several runs of one task, given in order, or a sample of them."""
-
-    def __init__(self, task: str, by_run: Sequence[Sequence[DocumentName]], sample: DocumentSample | None) -> None:
-        every = list(dict.fromkeys(name for names in by_run for name in names))
-        taken = range(len(every)) if sample is None else sample.places(task, [subtask for subtask, _ in every])
-        self.total = len(every)
-        self.names = [every[number] for number in taken]
-        self.subtasks = list(dict.fromkeys(subtask for subtask, _ in self.names))
-        self._places = {name: place for place, name in enumerate(self.names)}
-
-    def places(self, names: Sequence[DocumentName]) -> NDArray[np.int64]:
-        """Return the place of each document, -1 of those that are not taken."""
-        return np.fromiter((self._places.get(name, -1) for name in names), np.int64, len(names))
-
-    def subtask_numbers(self) -> NDArray[np.int64]:
-        """Return the number of each document's subtask in `subtasks`."""
-        number = {subtask: place for place, subtask in enumerate(self.subtasks)}
-        return np.fromiter((number[subtask] for subtask, _ in self.names), np.int64, len(self.names))
-
-    def about(self) -> dict[str, Any]:
-        """Return the entries of the page's index."""
-        return {"documents": len(self.names), "of": self.total, "subtasks": self.subtasks}
-
-
-def indexed(pieces: Iterable[Piece]) -> list[list[Any]]:
-    """Return [place of the segment in `SEGMENTS`, −1 for another one, text] of each piece."""
-    return [[SEGMENTS.index(piece.segment) if piece.segment in SEGMENTS else -1, piece.text] for piece in pieces]
-
-
-def problem_of(views: Iterable[TaskView]) -> str:
-    """Return the distinct problems of a task's views, joined."""
-    return "; ".join(dict.fromkeys(view.problem for view in views if view.problem))
-
-
-_ALIGNED = 8
-
-
-@dataclass(frozen=True)
-class DocumentData:
-    """Documents of a page."""
-
-    index: Mapping[str, Any]
-    """Runs and tasks, JSON-compatible; "block" of a task is a place in `blocks`."""
-    blocks: Sequence[str]
-
-
-def encoded(header: Mapping[str, Any], arrays: Mapping[str, tuple[str, NDArray[Any]]]) -> str:
-    """Return a block as base64: JSON-compatible content, and name → (u1, u2, i4, f4 or f8; values of any shape).
-
-    Raises:
-        OverflowError: an integer does not fit its type.
-    """
-    table: dict[str, list[Any]] = {}
-    parts: list[bytes] = []
-    offset = 0
-    for name, (kind, values) in arrays.items():
-        data = _packed(name, kind, values)
-        table[name] = [kind, offset, int(np.size(values))]
-        data += bytes(-len(data) % _ALIGNED)
-        parts.append(data)
-        offset += len(data)
-    text = in_json(json.dumps({**header, "arrays": table}, ensure_ascii=False, separators=(",", ":")))
-    start = text.encode("utf-8", "replace")  # a lone surrogate is shown as a question mark
-    start += b" " * (-(4 + len(start)) % _ALIGNED)
-    content = b"".join((len(start).to_bytes(4, "little"), start, *parts))
-    return base64.b64encode(gzip.compress(content, mtime=0)).decode("ascii")
-
-
-def _packed(name: str, kind: str, values: NDArray[Any]) -> bytes:
-    flat = np.asarray(values).ravel()
-    if kind.startswith(("u", "i")) and flat.size:
-        limits = np.iinfo(np.dtype(kind))
-        if flat.min() < limits.min or flat.max() > limits.max:
-            raise OverflowError(f"array {name}: values from {flat.min()} to {flat.max()} do not fit {kind}")
-    return flat.astype(f"<{kind}").tobytes()
 
 
 @dataclass(frozen=True)
@@ -154,23 +57,6 @@ class Panel:
     """Further parts, closed until the reader opens them."""
 
 
-def svg_of(draw: Callable[[Path], None]) -> str:
-    """Return what a function draws into a file that ends in .svg; the same figure gives the same text."""
-    with TemporaryDirectory(prefix="evalkit-") as folder:
-        path = Path(folder) / "figure.svg"
-        draw(path)
-        return path.read_text(encoding="utf-8")
-
-
-_ASSETS = Path(__file__).parent / "assets"
-_TABULATOR = "vendor/tabulator.min"
-_DOCUMENT_SCRIPTS = ("blocks.js", "task.js", "filters.js", "table.js", "document.js", "controls.js", "explorer.js")
-"""Scripts of the explorer, in the order of their definitions."""
-_COPIED: tuple[tuple[Format, str], ...] = (("latex", "LaTeX"), ("markdown", "Markdown"), ("csv", "CSV"))
-_SOURCE_MAP = re.compile(r"^(//# sourceMappingURL=.*|/\*# sourceMappingURL=.*\*/)$", re.MULTILINE)
-_ENDS_SCRIPT = re.compile(r"</script|<!--", re.IGNORECASE)
-
-
 @dataclass(frozen=True)
 class Page:
     """Content of a page."""
@@ -189,15 +75,30 @@ class Page:
     @property
     def chapters(self) -> list[tuple[str, str, tuple[Panel, ...]]]:
         """Return anchor, title and panels of each chapter that has panels, and of the documents."""
-        chapters = [
-            ("overview", "Overview", self.overview),
-            ("comparisons", "Comparisons", self.comparisons),
-            ("results", "Results", self.results),
-            ("documents", "Documents", ()),
-            ("sources", "Sources", self.sources),
+        names = ("overview", "comparisons", "results", "documents", "sources")
+        chapters = ((name, () if name == "documents" else getattr(self, name)) for name in names)
+        return [
+            (name, name.capitalize(), panels)
+            for name, panels in chapters
+            if panels or (name == "documents" and self.documents is not None)
         ]
-        without_panels = {"documents"} if self.documents is not None else set()
-        return [chapter for chapter in chapters if chapter[2] or chapter[0] in without_panels]
+
+
+def svg_of(draw: Callable[[Path], None]) -> str:
+    """Return what a function draws into a file that ends in .svg; the same figure gives the same text."""
+    with TemporaryDirectory(prefix="evalkit-") as folder:
+        path = Path(folder) / "figure.svg"
+        draw(path)
+        return path.read_text(encoding="utf-8")
+
+
+_ASSETS = Path(__file__).parent / "assets"
+_TABULATOR = "vendor/tabulator.min"
+_DOCUMENT_SCRIPTS = ("blocks.js", "task.js", "filters.js", "table.js", "document.js", "controls.js", "explorer.js")
+"""Scripts of the explorer, in the order of their definitions."""
+_COPIED: tuple[tuple[Format, str], ...] = (("latex", "LaTeX"), ("markdown", "Markdown"), ("csv", "CSV"))
+_SOURCE_MAP = re.compile(r"^(//# sourceMappingURL=.*|/\*# sourceMappingURL=.*\*/)$", re.MULTILINE)
+_ENDS_SCRIPT = re.compile(r"</script|<!--", re.IGNORECASE)
 
 
 class _CopiedTables:
@@ -234,30 +135,30 @@ def write_page(page: Page, path: Path) -> None:
 
 
 def _chunks(page: Page) -> Iterator[str]:
-    with_documents = page.documents is not None
-    script, style = _script(with_documents), _style(with_documents)
-    return _environment().get_template("page.html.j2").generate(
-        page=page,
-        tables=_CopiedTables(),
-        index=_json(page.documents.index) if page.documents else "",
-        script=Markup(script),
-        style=Markup(style),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )  # fmt: skip
-
-
-@cache
-def _environment() -> Environment:
+    scripts, styles = ["elements.js", "page.js"], ["page.css"]
+    library = ""
+    if page.documents is not None:
+        scripts[1:1], library = _DOCUMENT_SCRIPTS, _asset(f"{_TABULATOR}.js")
+        styles = [f"{_TABULATOR}.css", "page.css", "documents.css"]
+    body = "\n".join(map(_asset, scripts))
+    script = f'\n{library}\n(() => {{\n"use strict";\n{body}\n}})();\n'
+    if _ENDS_SCRIPT.search(script):
+        raise ValueError("a script of evalkit/pages/assets has '</script' or '<!--' in it")
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True,
                               undefined=StrictUndefined)  # fmt: skip
     environment.filters["printable"] = printable
     environment.filters["prompt"] = lambda text: printable(text, "\n\t")
-    environment.globals |= {
-        "lines": lambda lines, element: Markup(html_lines(lines, element)),
-        "picture": _picture,
-        "formats": [(form, label, SUFFIXES[form]) for form, label in _COPIED],
-    }
-    return environment
+    return environment.get_template("page.html.j2").generate(
+        page=page,
+        tables=_CopiedTables(),
+        index=_json(page.documents.index) if page.documents else "",
+        script=Markup(script),
+        style=Markup("\n".join(map(_asset, styles))),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        lines=lambda lines, element: Markup(html_lines(lines, element)),
+        picture=_picture,
+        formats=[(form, label, SUFFIXES[form]) for form, label in _COPIED],
+    )
 
 
 def _picture(figure: PageFigure) -> str:
@@ -268,22 +169,6 @@ def _json(content: Any) -> Markup:
     """Return JSON that cannot end the element it is in, with changes of direction by their codes."""
     text = in_json(json.dumps(content, separators=(",", ":"), allow_nan=False, ensure_ascii=False))
     return Markup(text.replace("<", "\\u003c"))
-
-
-def _script(with_documents: bool) -> str:
-    """Return the page's one script."""
-    names = ["elements.js", *(_DOCUMENT_SCRIPTS if with_documents else ()), "page.js"]
-    body = "\n".join(map(_asset, names))
-    library = _asset(f"{_TABULATOR}.js") if with_documents else ""
-    script = f'\n{library}\n(() => {{\n"use strict";\n{body}\n}})();\n'
-    if _ENDS_SCRIPT.search(script):
-        raise ValueError("a script of evalkit/pages/assets has '</script' or '<!--' in it")
-    return script
-
-
-def _style(with_documents: bool) -> str:
-    names = [f"{_TABULATOR}.css", "page.css", "documents.css"] if with_documents else ["page.css"]
-    return "\n".join(map(_asset, names))
 
 
 @cache

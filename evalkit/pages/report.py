@@ -16,7 +16,7 @@ from evalkit import __version__
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import remembering
 from evalkit.comparison.curves import curve
-from evalkit.comparison.sides import Side, check_unique, named_sides, names
+from evalkit.comparison.sides import Side, check_unique, names, sides_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import doing
 from evalkit.errors import EvalkitError, RunError, UsageError
@@ -30,7 +30,7 @@ from evalkit.reporting.report import Report
 from evalkit.runs.continuous import with_default_rule
 from evalkit.runs.folder import Run
 from evalkit.studies.results import StudyResults, StudyTraining
-from evalkit.studies.study import Selected, StudyBenchmark, select, trainings
+from evalkit.studies.study import StudyBenchmark, StudyCheckpoint, select, trainings
 
 _NAMED = 3
 """Most runs that the default title names."""
@@ -89,8 +89,7 @@ def contents_of_runs(
             f"--names has {counted(len(given_names), 'name')} for {counted(len(singles), 'run')}; give one for each run"
         )
     named = list(given_names) or _own_names(singles)
-    sides = named_sides(named, singles, groups)
-    check_unique(sides)
+    sides = sides_of(singles, groups, named)
     shown = [*named, *(f"{name} {number}" for name, members in groups for number in range(1, len(members) + 1))]
     if twice := [name for place, name in enumerate(shown) if name in shown[:place]]:
         raise UsageError(f"two runs are called '{twice[0]}'; give the groups or the runs other names")
@@ -116,16 +115,17 @@ def _own_names(runs: Sequence[Run]) -> list[str]:
 
 def _rules(runs: Sequence[Run], rule: str | None) -> dict[str, str | None]:
     """Return kind of run → the requested rule, None for kinds that do not have it; a `UsageError` if none has it."""
-    by_kind: dict[str, str | None] = dict.fromkeys((run.kind for run in runs), None)
+    by_kind: dict[str, str | None] = dict.fromkeys(run.kind for run in runs)
+    if rule is None:
+        return by_kind
     problems = []
-    for kind, run in {run.kind: run for run in runs}.items() if rule else ():
+    for kind, run in {run.kind: run for run in runs}.items():
         try:
-            benchmark_of(run).comparable(run).measure(str(rule))
+            benchmark_of(run).comparable(run).measure(rule)
+            by_kind[kind] = rule
         except EvalkitError as error:
             problems.append(str(error))
-        else:
-            by_kind[kind] = rule
-    if problems and not any(by_kind.values()):
+    if not any(by_kind.values()):
         raise UsageError(f"--rule {rule}: {problems[0]}")
     return by_kind
 
@@ -147,103 +147,92 @@ def contents_of_study(
     """
     study = results.study
     benchmarks = [study.benchmark(benchmark)] if benchmark else list(study.benchmarks)
-    parts = [_of_benchmark(results, chosen, each, rule, len(benchmarks) > 1) for each in benchmarks]
-    if not any(part.runs for part in parts):
-        raise UsageError(f"study {study.path}: no run is finished; run {results.remedy}")
-    return PageContents(
-        tuple(run for part in parts for run in part.runs),
-        tuple(name for part in parts for name in part.names),
-        tuple(comparison for part in parts for comparison in part.comparisons),
-        tuple(dict.fromkeys(note for part in parts for note in part.notes)),
-    )
-
-
-def _of_benchmark(
-    results: StudyResults, chosen: Sequence[str], benchmark: StudyBenchmark, rule: str | None, several: bool
-) -> PageContents:
-    models = [select(results.study, name) for name in chosen or results.study.names]
-    suffix = f" on {benchmark.name}" if several else ""
-    runs, shown, sides = [], [], []
-    for model in models:
-        pairs = zip(model.checkpoints, model.labels, strict=True)
-        finished = [(run, label) for of, label in pairs if (run := results.run(of, benchmark)) is not None]
-        runs += [run for run, _ in finished]
-        shown += [f"{label}{suffix}" for _, label in finished]
-        if finished:
-            sides.append(Side(model.name, tuple(run for run, _ in finished)))
-    check_unique(sides)
+    models = [select(study, name) for name in chosen or study.names]
     checkpoints = [checkpoint for model in models for checkpoint in model.checkpoints]
-    notes = [*results.unfinished(checkpoints, benchmark), *results.changes(checkpoints, benchmark)]
-    curves = tuple(_trainings(results, models, benchmark))
-    comparisons = []
-    if len(sides) > 1 or curves:
-        rule = with_default_rule(rule, benchmark.rule)
-        comparisons.append(PageComparison(benchmark.name, tuple(sides), rule, curves))
-    return PageContents(tuple(runs), tuple(shown), tuple(comparisons), tuple(notes))
+    runs: dict[str, Run] = {}
+    comparisons, notes = [], []
+    for each in benchmarks:
+        suffix = f" on {each.name}" if len(benchmarks) > 1 else ""
+        sides = []
+        for model in models:
+            pairs = zip(model.checkpoints, model.labels, strict=True)
+            finished = {label: run for of, label in pairs if (run := results.run(of, each)) is not None}
+            runs |= {f"{label}{suffix}": run for label, run in finished.items()}
+            sides += [Side(model.name, tuple(finished.values()))] if finished else []
+        check_unique(sides)
+        notes += [*results.unfinished(checkpoints, each), *results.changes(checkpoints, each)]
+        curves = tuple(_trainings(results, checkpoints, each))
+        if len(sides) > 1 or curves:
+            comparisons.append(PageComparison(each.name, tuple(sides), with_default_rule(rule, each.rule), curves))
+    if not runs:
+        raise UsageError(f"study {study.path}: no run is finished; run {results.remedy}")
+    return PageContents(tuple(runs.values()), tuple(runs), tuple(comparisons), tuple(dict.fromkeys(notes)))
 
 
-def _trainings(results: StudyResults, models: Sequence[Selected], benchmark: StudyBenchmark) -> Iterator[StudyTraining]:
-    """Yield the trainings of models that have two finished steps or more."""
-    chosen = [checkpoint for model in models for checkpoint in model.checkpoints]
-    for model in dict.fromkeys(checkpoint.name for checkpoint in chosen if checkpoint.step is not None):
-        for name, checkpoints in trainings(results.study, model):
-            done = [checkpoint for checkpoint in checkpoints if results.run(checkpoint, benchmark) is not None]
+def _trainings(
+    results: StudyResults, checkpoints: Sequence[StudyCheckpoint], benchmark: StudyBenchmark
+) -> Iterator[StudyTraining]:
+    """Yield the trainings of checkpoints' models that have two finished steps or more."""
+    for model in dict.fromkeys(checkpoint.name for checkpoint in checkpoints if checkpoint.step is not None):
+        for name, of_training in trainings(results.study, model):
+            done = [checkpoint for checkpoint in of_training if results.run(checkpoint, benchmark) is not None]
             if len(done) > 1:
                 steps = tuple(checkpoint.step for checkpoint in done if checkpoint.step is not None)
                 yield StudyTraining(Side(name, results.runs(done, benchmark)), steps, ())
 
 
-@dataclass(frozen=True)
-class PageRequest:
-    """What a page of runs contains besides results."""
+def write_report(
+    contents: PageContents,
+    path: Path,
+    say: Callable[[str], None],
+    *,
+    title: str | None = None,
+    with_documents: bool = True,
+    sample: DocumentSample | None = None,
+) -> int:
+    """Write the page of finished runs, and return its size in bytes.
 
-    title: str | None = None
-    documents: bool = True
-    sample: DocumentSample | None = None
-    """Which documents of each task; None: all."""
-
-
-def write_report(contents: PageContents, request: PageRequest, path: Path, say: Callable[[str], None]) -> int:
-    """Write the page of finished runs, and return its size in bytes; `say` is called with messages for the user.
+    Args:
+        contents: runs and comparisons.
+        path: of the file.
+        say: called with messages for the user.
+        title: of the page; None: the names of the runs.
+        with_documents: whether the page shows documents.
+        sample: which documents of each task; None: all.
 
     Raises:
+        UsageError: the file cannot be at this path; found before the runs are read.
         EvalkitError: a run is damaged, or the file cannot be written.
     """
-    _prepare(path)
     runs, names = contents.runs, contents.names
-    with remembering():
-        with doing("results"):
-            overview = overview_panels(runs, names)
-            results = figure_panels(runs, names)
-            sources = (sources_panel(runs),)
-        with doing("comparisons"):
-            several = len(contents.comparisons) > 1
-            numbered = enumerate(contents.comparisons, 1)
-            compared = tuple(panel for number, each in numbered for panel in _compared(each, number, several))
-        documents = None
-        if request.documents:
-            with doing("documents"):
-                documents = document_data(runs, names, say, request.sample)
-    title = request.title or ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
-    with doing("writing the page"):
-        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        made = " ".join([f"Made by evalkit {__version__} on {now}.", *contents.notes])
-        page = Page(title, made, overview, compared, results, sources, documents)
-        try:
-            write_page(page, path)
-        except OSError as error:
-            raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
-    return path.stat().st_size
-
-
-def _prepare(path: Path) -> None:
-    """Make the page's folder; raise a `UsageError` before the runs are read if the page cannot be there."""
     try:
         if path.is_dir():
             raise UsageError(f"{path} cannot be written: it is a folder; name a file in it, as {path / 'report.html'}")
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}; name another file") from error
+    documents = None
+    with remembering():
+        with doing("results"):
+            overview, results = overview_panels(runs, names), figure_panels(runs, names)
+            sources = (sources_panel(runs),)
+        with doing("comparisons"):
+            several, numbered = len(contents.comparisons) > 1, enumerate(contents.comparisons, 1)
+            compared = tuple(panel for number, each in numbered for panel in _compared(each, number, several))
+        if with_documents:
+            with doing("documents"):
+                documents = document_data(runs, names, say, sample)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    with doing("writing the page"):
+        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        made = " ".join([f"Made by evalkit {__version__} on {now}.", *contents.notes])
+        title = title or ", ".join(names[:_NAMED]) + more
+        page = Page(title, made, overview, compared, results, sources, documents)
+        try:
+            write_page(page, path)
+        except OSError as error:
+            raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
+    return path.stat().st_size
 
 
 def _compared(comparison: PageComparison, number: int, several: bool) -> Iterator[Panel]:

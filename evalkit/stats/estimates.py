@@ -144,9 +144,9 @@ def percentile_interval(means: Floats) -> Interval:
     return Interval(float(low), float(high))
 
 
-def interval(estimate: Estimate, confidence: float = CONFIDENCE) -> Interval:
-    """Return the t interval of an estimate."""
-    half = t_quantile((1 + confidence) / 2, estimate.freedom) * estimate.stderr
+def interval(estimate: Estimate) -> Interval:
+    """Return the 95 % t interval of an estimate."""
+    half = t_quantile((1 + CONFIDENCE) / 2, estimate.freedom) * estimate.stderr
     return Interval(estimate.value - half, estimate.value + half)
 
 

@@ -20,11 +20,15 @@ ALPHA = 0.05
 """Significance level of every test."""
 POWER = 0.8
 """Power at which a difference counts as detectable."""
+MOST_SEEDS = 1000
+"""Seeds per side above which a plan is not looked for."""
 
 _ONE_TAIL = 5.0
 """Standard errors above which the wrong tail of a t test is ignored."""
 _MAX_SHIFT = 30.0
 """Standard errors; even with one degree of freedom a difference of so many is detected with a power of 80 %."""
+_FREEDOM = 1e6
+"""Degrees of freedom of the variance between documents, if they are many."""
 
 
 def t_power(shift: float, freedom: float, level: float = ALPHA) -> float:
@@ -41,8 +45,8 @@ def t_detectable(stderr: float, freedom: float, most: float = 1.0, level: float 
     """Return the smallest difference that a t test detects, in the unit of `stderr`; None if it is more than `most`."""
     if not stderr > 0:
         return None
-    found = _first(lambda shift: t_power(shift, freedom, level), _MAX_SHIFT)
-    return None if found is None or found * stderr > most else found * stderr
+    shift = _first(lambda shift: t_power(shift, freedom, level), _MAX_SHIFT)
+    return None if shift is None or shift * stderr > most else shift * stderr
 
 
 def sign_flip_detectable(sums: Floats, weights: Floats, stderr: float, most: float = 1.0) -> float | None:
@@ -52,8 +56,7 @@ def sign_flip_detectable(sums: Floats, weights: Floats, stderr: float, most: flo
     the discreteness of the exact test requires more.
 
     Args:
-        sums: [clusters] sums of differences.
-        weights: [clusters] documents.
+        sums, weights: [clusters] sums of differences, and documents.
         stderr: standard error of the mean difference per document.
         most: largest possible difference of scores.
     """
@@ -91,8 +94,8 @@ def mcnemar_detectable(n: int, discordant: int) -> float | None:
 
     The number of discordant documents is the observed one, or the number that the difference requires, if larger.
     """
-    found = discordant / n
-    return _first(lambda difference: mcnemar_power(n, max(found, difference), difference), 1.0)
+    observed = discordant / n
+    return _first(lambda difference: mcnemar_power(n, max(observed, difference), difference), 1.0)
 
 
 @lru_cache(maxsize=64)
@@ -115,26 +118,20 @@ def _first(power: Callable[[float], float], most: float) -> float | None:
             return None
         low, under, high = high, over, 2 * high
         over = power(high) - POWER
-    # False position, halving the value at the retained end (Illinois algorithm)
+    # False position, halving the value at the retained end (Illinois algorithm); scipy.optimize is slow to import
     side = 0
     while high - low > 1e-7 * high:
         middle = high - over * (high - low) / (over - under)
-        found = power(middle) - POWER
-        if abs(found) < 1e-9:
+        reached = power(middle) - POWER
+        if abs(reached) < 1e-9:
             return middle
-        if found > 0:
-            high, over, under = middle, found, under / 2 if side > 0 else under
+        if reached > 0:
+            high, over, under = middle, reached, under / 2 if side > 0 else under
             side = 1
         else:
-            low, under, over = middle, found, over / 2 if side < 0 else over
+            low, under, over = middle, reached, over / 2 if side < 0 else over
             side = -1
     return high
-
-
-MOST_SEEDS = 1000
-"""Seeds per side above which a plan is not looked for."""
-_FREEDOM = 1e6
-"""Degrees of freedom of the variance between documents, if they are many."""
 
 
 def expected_spread(parts: Spread, seeds: int, documents: float = 1.0) -> Spread:
@@ -170,9 +167,9 @@ def seeds_needed(parts: Spread, difference: float, documents: float = 1.0, level
     Arguments as for `seeds_detectable`.
     """
 
-    def found(seeds: int) -> bool:
+    def suffice(seeds: int) -> bool:
         smallest = seeds_detectable(parts, seeds, documents, level)
         return smallest is not None and smallest <= abs(difference)
 
-    fewest = 2 + bisect_left(range(2, MOST_SEEDS + 1), True, key=found)
+    fewest = 2 + bisect_left(range(2, MOST_SEEDS + 1), True, key=suffice)
     return fewest if fewest <= MOST_SEEDS else None

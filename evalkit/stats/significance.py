@@ -36,14 +36,6 @@ _CHUNK = 1 << 24
 """Signs in memory at a time."""
 
 
-class SignFlip(NamedTuple):
-    """Result of a sign-flip test."""
-
-    p: float
-    exact: bool
-    """Whether all patterns of signs were counted, not a sample of them."""
-
-
 def mcnemar(wins: int, losses: int) -> float:
     """Return the p value of the exact McNemar test on documents that only one side gets right.
 
@@ -63,28 +55,26 @@ def cluster_sums(differences: Floats, clusters: Codes | None) -> Floats:
     return np.bincount(np.unique(clusters, return_inverse=True)[1], differences).astype(np.float64)
 
 
-def sign_flip(sums: Floats, seed: int = 0) -> SignFlip:
-    """Test whether the total differs from zero, by flipping the sign of each cluster's sum at random.
+def sign_flip(sums: Floats, seed: int = 0) -> float:
+    """Return the p value of whether [clusters] sums of differences have a total of zero, by flipping their signs.
 
     Exact where the sums are integers (0/1 scores), by convolving the binomial distributions of the distinct sizes; and
     where few are nonzero, by enumerating all signs. Otherwise signs are sampled, the same for the same seed. With sums
     of plus and minus one it is McNemar's test.
-
-    `sums` are the differences summed by cluster, [clusters].
     """
     sizes = np.abs(sums[sums != 0])
     total = float(sums.sum())
     if not len(sizes):
-        return SignFlip(1.0, True)
+        return 1.0
     if (sizes == np.rint(sizes)).all() and sizes.sum() <= LATTICE:
-        return SignFlip(_lattice(sizes.astype(np.int64), abs(round(total))), True)
+        return _lattice(sizes.astype(np.int64), abs(round(total)))
     # Tolerance: sums that are mathematically equal differ in their last bits
     reached = abs(total) - 1e-9 * float(sizes.sum())
     if len(sizes) <= ENUMERATED:
         patterns = np.arange(2 ** len(sizes))[:, None] >> np.arange(len(sizes)) & 1
         flipped = 2 * (patterns @ sizes) - sizes.sum()
-        return SignFlip(float((np.abs(flipped) >= reached).mean()), True)
-    return SignFlip((_drawn(sizes, reached, seed) + 1) / (DRAWS + 1), False)
+        return float((np.abs(flipped) >= reached).mean())
+    return (_drawn(sizes, reached, seed) + 1) / (DRAWS + 1)
 
 
 def t_test(estimate: Estimate) -> float:

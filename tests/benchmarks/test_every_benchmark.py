@@ -21,7 +21,7 @@ from evalkit.benchmarks.base import Budget
 from evalkit.benchmarks.registry import GROUP, benchmark, benchmark_of, differences, kind_of_suite
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.run_listing import list_found
-from evalkit.benchmarks.session import load_model, run_plan
+from evalkit.benchmarks.session import ModelHolder, run_plan
 from evalkit.cli import main
 from evalkit.cli.listing import suites
 from evalkit.comparison.comparison import compare
@@ -315,7 +315,7 @@ def test_a_batch_can_be_computed_elsewhere(
 ) -> None:
     """In any order, each from its pickle alone; planned without weights, from unpickled facts."""
     served_by, one = benchmark(kind), plan(kind, files, Path("none"))
-    loaded = load_model(one, Silent().say)
+    loaded = ModelHolder().model_of(one, Silent().say)
     computer = served_by.computer(
         pickle.loads(pickle.dumps(served_by.setup(one))), loaded, Budget(BUDGET[kind], BUDGET[kind]), Silent().say
     )

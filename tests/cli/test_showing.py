@@ -163,7 +163,7 @@ def test_errors(evalkit: Command, finished: Run, second: Run, tmp_path: Path) ->
     complains(evalkit("show", run, "--document", "boolq"), 2, "write TASK/DOCUMENT")
     complains(evalkit("show", run, "--document", "boolq/77"), 2, "unknown document of boolq '77'")
     complains(evalkit("show", run, "--document", "mmlu/0"), 2, "57 subtasks of mmlu have a document 0", "name one")
-    complains(evalkit("show", run, "--document", "boolq/1", "--wrong"), 2, "omit --wrong")
+    complains(evalkit("show", run, "--document", "boolq/1", "--wrong"), 2, "--document and --wrong")
     complains(evalkit("show", run, "--won"), 2, "name both")
     complains(evalkit("show", run, second.folder, "--wrong"), 2, "--won or --lost")
     complains(evalkit("show", run, "--rule", "pmi"), 2, "unconditional pass")
@@ -182,7 +182,7 @@ def test_runs_of_other_documents(
         str(checkpoint), data_dir=own, allow_unofficial_data=True, output=tmp_path / "runs", tasks=("piqa", "boolq"),
         progress=Progress(live=False),
     )  # fmt: skip
-    complains(evalkit("show", finished.folder, other.folder, "--won"), 2, "task piqa", "other documents")
+    complains(evalkit("show", finished.folder, other.folder, "--won"), 2, "task piqa", "content hash")
     assert evalkit("show", finished.folder, other.folder, "--won", "--task", "boolq").code == 0
     # Without texts, scores are shown and the reason is said
     rewrite(own / "boolq.jsonl", 1, {"passage": "another passage"})

@@ -111,7 +111,7 @@ def test_a_dry_run_computes_nothing(folder: Path, evalkit: Command) -> None:
     for option in ("--workers", "2"), ("--ray", "auto"):
         code, _, err = evalkit("study", "run", path, "--dry-run", *option)
         assert code == 2
-        assert err == f"evalkit: {option[0]}: a dry run computes nothing, in this process; leave out one of them\n"
+        assert err == f"evalkit: {option[0]}: a dry run computes nothing; leave out one of them\n"
 
 
 def test_a_study_whose_checkpoints_are_gone_is_still_finished(folder: Path, evalkit: Command) -> None:
@@ -185,6 +185,6 @@ def test_bad_lists_of_checkpoints(folder: Path, evalkit: Command) -> None:
     assert not (folder / "adhoc").exists()
     for option in (["--detail"], ["--show-prompts", "1"]):
         code, _, err = evalkit("run", folder / "intg-*", *several(folder), *option)
-        assert (code, f"{option[0]}: is for one checkpoint, and 2 are given" in err) == (2, True)
+        assert (code, f"{option[0]}: is for one checkpoint" in err) == (2, True)
     code, _, err = evalkit("run", folder / "vanilla", folder / "intg-seed1", "--model", "demo", *several(folder))
-    assert (code, "give all as arguments" in err) == (2, True)
+    assert (code, "--model demo" in err) == (2, True)

@@ -130,7 +130,7 @@ def test_tables_are_listed(evalkit: Command) -> None:
         (["table", "main_rse"], ["unknown table 'main_rse'", "did you mean 'main_res'"]),
         (["table", "main_res", "--source", "runs"], ["--source runs needs --runs FILE.yaml"]),
         (["table", "main_res", "--runs", "x.yaml"], ["--runs is for --source runs or both"]),
-        (["table", "--audit", "--as-printed"], ["--audit reads the published tables only"]),
+        (["table", "--audit", "--as-printed"], ["--audit and --as-printed"]),
         (["table", "main_res", "--stderr"], ["--stderr is for numbers of runs"]),
         (["table", "main_res", "--source", "paper"], ["--source", "'paper'"]),
         (["table", "main_res", "--source", "both", "--runs", "x.yaml", "--as-printed"], ["--as-printed"]),

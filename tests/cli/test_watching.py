@@ -188,7 +188,7 @@ def test_options_that_do_not_apply(
 def test_options_without_a_folder(training: Path, documents: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in (("--until", "5"), ("--idle", "5"), ("--plot", "a.png")):
         code, _, err = command(["run", "demo", name, value], capsys)
-        assert (code, err) == (2, f"evalkit: {name} belongs to --watch; give both, or neither\n")
+        assert (code, err) == (2, f"evalkit: {name} needs --watch; give both, or neither\n")
     code, _, err = command(arguments(training / "nowhere", documents), capsys)
     assert code == 2
     assert "nowhere: is not a folder; give the folder that the training saves checkpoints in" in err

@@ -203,7 +203,7 @@ def test_for_continuous_integration(compare: Compare, make: Make) -> None:
 
 def test_runs_that_are_not_there(compare: Compare, make: Make) -> None:
     run = make("org/a")
-    refused(compare(), 2, "name two runs or more")
+    refused(compare(), 2, "name two runs")
     refused(compare(run), 2, "nothing to compare a with")
     other = f"b{run.name[1:]}"
     refused(compare(run, other), 2, f"unknown run '{other}'", f"did you mean '{run.name}'")

@@ -165,7 +165,7 @@ def test_models_of_other_layers_are_refused(tmp_path: Path, monkeypatch: pytest.
     one, other = served.comparable(a), served.comparable(b)
     monkeypatch.setattr(other, "_measures", MEASURES | {LEAD: MEASURES[SURPLUS]})
     graded = {str(a.folder): one, str(b.folder): other}
-    with pytest.raises(UsageError, match=r"lead has 3 layers in run .* and 0 in run"):
+    with pytest.raises(UsageError, match=r"lead is of 3 layers in run .* of 0 layers in run"):
         compare(pair(Side("a", (a,)), Side("b", (b,)), graded), LEAD)
 
 

@@ -24,9 +24,9 @@ from evalkit.compatibility.lm_eval import (
     index_tasks,
     json_value,
     processed_once,
-    read_task_file,
     replace_index,
     rolling_windows,
+    task_configs,
     without_bars,
     wrap_building,
 )
@@ -62,12 +62,22 @@ def manager(folder: Path | None) -> TaskManager:
     return TaskManager(include_path=None if folder is None else str(folder), include_defaults=False)
 
 
-def test_a_task_file_with_what_it_includes(folder: Path) -> None:
-    content = read_task_file(folder / "one.yaml")
-    assert content["task"] == "made_one"
-    assert content["output_type"] == "multiple_choice"
+def test_configurations_without_the_tasks_code(folder: Path) -> None:
+    """Of tasks in nested groups, of a group's own tasks, and of tasks that are Python classes."""
+    (folder / "bomb.py").write_text("raise SystemExit('imported')", encoding="utf-8")
+    (folder / "class.yaml").write_text("task: made_class\nclass: !function bomb.Task\n", encoding="utf-8")
+    inline = "{task: inner, process_docs: !function bomb.process}"
+    (folder / "outer.yaml").write_text(
+        f"group: made_outer\nnum_fewshot: 3\ntask: [made_tag, made_class, {{group: own, task: [{inline}]}}]\n",
+        encoding="utf-8",
+    )
+    found = task_configs(manager(folder), "made_outer")
+    assert list(found) == ["made_one", "made_two", "made_class", "made_outer::own::inner"]
+    assert found["made_one"]["output_type"] == "multiple_choice" and found["made_one"]["num_fewshot"] == 3
     # The name of a function, which is not imported
-    assert str(content["process_docs"]).endswith("code.process")
+    assert str(found["made_one"]["process_docs"]).endswith("code.process")
+    for path in ("bomb.py", "class.yaml", "outer.yaml"):
+        (folder / path).unlink()
 
 
 def test_a_stored_index_is_lm_evals(folder: Path) -> None:
@@ -178,6 +188,6 @@ def test_a_name_that_is_gone_is_an_error_in_one_line(use: Any) -> None:
 
 
 def test_a_module_that_is_gone_is_an_error_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("lm_eval.tasks._yaml_loader.load_yaml")
-    with pytest.raises(EvalkitError, match=r"has no lm_eval\.tasks\._yaml_loader\.load_yaml, .*pip install lm-eval=="):
-        read_task_file(folder / "one.yaml")
+    monkeypatch.delattr("lm_eval.tasks._factory.load_yaml")
+    with pytest.raises(EvalkitError, match=r"has no lm_eval\.tasks\._factory\.load_yaml, .*pip install lm-eval=="):
+        task_configs(manager(folder), "made_one")

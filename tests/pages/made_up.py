@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.document_views import Piece
-from evalkit.pages.page import DocumentData, Page, PageFigure, Panel
+from evalkit.pages.documents import DocumentData
+from evalkit.pages.page import Page, PageFigure, Panel
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 

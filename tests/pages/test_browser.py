@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalkit.pages.page import DocumentData, write_page
+from evalkit.pages.documents import DocumentData
+from evalkit.pages.page import write_page
 from evalkit.reporting.report import Report, render
 from tests.pages.made_up import FIGURE, HOSTILE, SEGMENTS, TABLE, Choices, block, documents, page
 

@@ -11,7 +11,7 @@ import pytest
 
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.models.loading.locate import silent
-from evalkit.pages.report import PageRequest, contents_of_runs, write_report
+from evalkit.pages.report import contents_of_runs, write_report
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
@@ -47,7 +47,7 @@ def test_every_rule_of_a_document(count: int, two_runs: list[Run], tab: Any, tmp
     """Choice, verdict and tie under every rule and run, of random documents opened by their address."""
     with_ties(two_runs)
     path = tmp_path / "report.html"
-    write_report(contents_of_runs(two_runs), PageRequest(), path, silent)
+    write_report(contents_of_runs(two_runs), path, silent)
     rules = list(available_rules(two_runs[0].scores))
     found = [{rule: decide(run.scores, find_rule(rule)) for rule in rules} for run in two_runs]
     total = len(found[0]["ppl"])

@@ -55,7 +55,7 @@ def p_of(differences: Floats, clusters: Codes | None) -> float:
     """Return the p value of a task, as in `compare`."""
     if clusters is None:
         return mcnemar(int((differences > 0).sum()), int((differences < 0).sum()))
-    return max(sign_flip(cluster_sums(differences, clusters)).p, t_test(adjusted([(differences, clusters)])))
+    return max(sign_flip(cluster_sums(differences, clusters)), t_test(adjusted([(differences, clusters)])))
 
 
 def adjusted(tasks: Sequence[Drawn]) -> Estimate:
@@ -139,7 +139,7 @@ def test_graded_scores(differing: float, deviation: float) -> None:
         size = math.sqrt(float((values[values != 0] ** 2).mean()))
         low, high = interval(with_one_won_and_one_lost(mean(values), 200, size))
         covers += low <= 0 <= high
-        rejects += sign_flip(values).p <= 0.05
+        rejects += sign_flip(values) <= 0.05
     assert covers / times == pytest.approx(0.955, abs=allowed(0.05, times))
     assert rejects / times == pytest.approx(0.05, abs=allowed(0.05, times))
 

@@ -10,25 +10,21 @@ lm_eval/            the same in lm-eval's format
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Benchmark, Planned, lazy
+from evalkit.benchmarks.base import Benchmark, lazy
 from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, unanswered
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import Label, Metric
-from evalkit.display import Say
 from evalkit.errors import UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.forms import StoredTask
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.document_views import TaskView
-    from evalkit.benchmarks.lm_eval.batches import RequestFacts
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.data import HubSplit
-    from evalkit.reporting.report import Report
     from evalkit.runs.journal import FinishedRows
 
 
@@ -74,24 +70,20 @@ class LMEval(Benchmark):
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
     plan = lazy("evalkit.benchmarks.lm_eval.plan:plan_tasks")
     facts = lazy("evalkit.benchmarks.lm_eval.batches:RequestFacts")
-    setup = lazy("evalkit.benchmarks.lm_eval.answering:setup_of")
-    computer = lazy("evalkit.benchmarks.lm_eval.answering:Answering")
+    setup = lazy("evalkit.benchmarks.lm_eval.batches:candidates")
+    batches = lazy("evalkit.benchmarks.lm_eval.batches:planned")
+    computer = lazy("evalkit.benchmarks.lm_eval.harness:Answering")
     comparable = lazy("evalkit.benchmarks.lm_eval.outcomes:task_outcomes")
-    token_counts = lazy("evalkit.benchmarks.lm_eval.answering:estimated")
+    token_counts = lazy("evalkit.benchmarks.lm_eval.batches:estimated")
     finish = lazy("evalkit.benchmarks.lm_eval.results:finish")
+    views = lazy("evalkit.benchmarks.lm_eval.views:task_views")
+    report = lazy("evalkit.benchmarks.lm_eval.views:metrics_report")
+    headline = lazy("evalkit.benchmarks.lm_eval.views:headline")
+    prompts = lazy("evalkit.benchmarks.lm_eval.views:shown_requests")
 
     def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:
         """Return whether any request has no answer yet."""
         return any(unanswered(finished, members) for members in plan.requests.values())
-
-    def batches(self, plan: TaskPlan, facts: RequestFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
-        """See `Benchmark`."""
-        from evalkit.benchmarks.lm_eval.batches import batches_of
-
-        total = sum(request.work for members in plan.requests.values() for request in members)
-        missing = sum(request.work for members in plan.requests.values() for request in unanswered(finished, members))
-        batches = batches_of(plan.requests, facts, tokenizer, finished, plan.request.token_budget, say)
-        return Planned(batches, total, total - missing)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Return every numeric metric, as lm-eval computed it.
@@ -120,26 +112,6 @@ class LMEval(Benchmark):
             if isinstance(metric["value"], (int, float))
         ]
 
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """See `Benchmark`; texts and generated answers are in the sample files, if the run has them."""
-        from evalkit.benchmarks.lm_eval.views import task_views
-
-        return task_views(run, tasks)
-
-    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """See `Benchmark`; contains every metric of every task and group, as lm-eval computed it."""
-        from evalkit.benchmarks.lm_eval.views import metrics_report
-
-        return metrics_report(run)
-
-    def prompts(self, plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
-        """See `Benchmark`; yields the requests as lm-eval builds them."""
-        from evalkit.benchmarks.lm_eval.plan import first_requests
-        from evalkit.benchmarks.lm_eval.views import requests_text
-
-        for task in plan.tasks.tasks.values():
-            yield requests_text(first_requests(task, count))
-
     def suites(self) -> dict[str, str]:
         """Return the one suite name for all of lm-eval's tasks."""
         return {LM_EVAL: "any of lm-eval's tasks, with their own prompts and metrics"}
@@ -147,13 +119,6 @@ class LMEval(Benchmark):
     def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
         """See `Benchmark`; the device is in the id where tasks generate."""
         return super().options_outside_id(options) | {"log_samples"}
-
-    def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
-        """Return the first metric of the first group, or of the first task if there are no groups."""
-        from evalkit.benchmarks.lm_eval.views import summary_of
-
-        values = [m["value"] for entry in (run.stored["groups"] or run.stored["tasks"]) for m in entry["metrics"]]
-        return next((value for value in values if isinstance(value, float)), None), summary_of(run.stored)
 
     def label(self, run: Run, task: str) -> Label:
         """Return the label that evalkit's suites use."""

@@ -1,7 +1,7 @@
 """evalkit as an lm-eval model: lm-eval's Hugging Face class with evalkit's tokenisation, scoring and generation.
 
 In: a checkpoint. Out: a `Harness` for `lm_eval.simple_evaluate(model=…)`, with the same tokens, windows and stopping
-criteria as lm-eval's own class; prefixes are shared.
+criteria as lm-eval's own class; prefixes are shared. `Answering` computes the batches of a run with it.
 """
 
 from __future__ import annotations
@@ -9,27 +9,40 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
+import numpy as np
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
+from evalkit.benchmarks.base import Batch, Budget
 from evalkit.benchmarks.keywords import LoadingSettings
-from evalkit.benchmarks.lm_eval.batches import items_of, likelihoods
-from evalkit.benchmarks.lm_eval.calls import log_from
-from evalkit.benchmarks.lm_eval.encoding import Encoding, continuations_of
-from evalkit.benchmarks.lm_eval.requests import requests_of
-from evalkit.benchmarks.lm_eval.texts import TextFacts, answer_text, prompts_of, validate_generation
+from evalkit.benchmarks.lm_eval.batches import RequestFacts, items_of
+from evalkit.benchmarks.lm_eval.generation import TextFacts, answer_text, prompts_of, validate_generation
+from evalkit.benchmarks.lm_eval.requests import (
+    GENERATED,
+    Encoding,
+    ModelRequest,
+    RequestRow,
+    continuations_of,
+    requests_of,
+)
+from evalkit.benchmarks.lm_eval.tasks import log_from
 from evalkit.benchmarks.session import prefetched
 from evalkit.compatibility.transformers import quiet
 from evalkit.data.wheels import say_on_stderr
+from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.escape import brief
+from evalkit.generation.prompts import Prompt
 from evalkit.inputs.settings import check_names, with_settings
 from evalkit.inputs.values import switch, whole
 from evalkit.models.loading.load import LoadedModel
+from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec, model_spec
+from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.pack import TreeBatch, plan
 
@@ -99,9 +112,11 @@ class Harness(HFLM):  # type: ignore[misc]
         if max_batch_size is not None:
             whole("max_batch_size", max_batch_size, 1)
         check_names(model, ModelSpec)
-        loaded = pretrained if isinstance(pretrained, LoadedModel) else _loaded(pretrained, model, say)
-        if loaded is pretrained:
+        if isinstance(pretrained, LoadedModel):
+            loaded = pretrained
             _refuse_loading_settings(loaded, model)
+        else:
+            loaded = _loaded(pretrained, model, say)
         if loaded.bos_id is None and loaded.eos_id is None:
             raise CheckpointError(
                 f"{loaded.name}: its tokenizer has neither a BOS nor an EOS token, and lm-eval needs one as prefix "
@@ -112,8 +127,6 @@ class Harness(HFLM):  # type: ignore[misc]
         self.loaded = loaded
         self.encoding = Encoding(self.tokenizer, self.prefix_token_id, self.max_length, self.add_bos_token)
         self._say = say
-        self._engine: Any = None
-        self._generator: Any = None
         automatic = batch_size is None or str(batch_size).startswith("auto")
         self._most_texts = None if automatic else whole("batch_size", batch_size, 1, ", or auto")
         # lm-eval's attribute, which other code may read
@@ -129,33 +142,23 @@ class Harness(HFLM):  # type: ignore[misc]
     def __repr__(self) -> str:
         return brief(self, *self.loaded.summary)
 
-    @property
+    @cached_property
     def engine(self) -> Any:
-        """The scoring engine, created at first use."""
-        if self._engine is None:
-            from evalkit.scoring.engine import Engine
+        """The scoring engine."""
+        from evalkit.scoring.engine import Engine
 
-            model, remembers = self.loaded.model, self.remembers
-            self._engine = Engine(
-                model, self.token_budget, self._say, greedy=True, remembers=remembers, files=self.files
-            )
-        return self._engine
+        model, remembers = self.loaded.model, self.remembers
+        return Engine(model, self.token_budget, self._say, greedy=True, remembers=remembers, files=self.files)
 
-    @property
+    @cached_property
     def generator(self) -> Any:
-        """The generator, created at first use."""
-        if self._generator is None:
-            from evalkit.generation.generator import generator_of
+        """The generator."""
+        from evalkit.generation.generator import generator_of
 
-            self._generator = generator_of(self.loaded, self._say)
-        return self._generator
+        return generator_of(self.loaded, self._say)
 
     def text_facts(self, budget: int | None) -> TextFacts:
-        """Return the facts that batches of generated texts need.
-
-        Args:
-            budget: most tokens of keys and values; None: as many as fit.
-        """
+        """Return the facts for batches of at most `budget` tokens of keys and values; None: as many as fit."""
         from evalkit.generation.capacity import capacity_of
         from evalkit.generation.prompts import end_tokens
 
@@ -164,6 +167,20 @@ class Harness(HFLM):  # type: ignore[misc]
         ends = end_tokens(self.loaded.model, self.tokenizer)
         most_new = self.loaded.model.generation_config.max_new_tokens
         return TextFacts(tuple(sorted(ends)), most_new, replace(capacity, most_rows=most))
+
+    def score(self, batch: TreeBatch) -> list[tuple[float, bool]]:
+        """Return each sequence's (log-likelihood in nats, summed in float64; is greedy), in order."""
+        return [
+            (float(scores.logprobs[scored].astype(np.float64).sum()), bool(scores.greedy[scored].all()))
+            for item, (_, sequences) in zip(batch.sets, self.engine.score(batch), strict=True)
+            for scored, scores in zip(item.is_scored, sequences, strict=True)
+        ]
+
+    def texts(self, prompts: Sequence[Prompt]) -> list[str]:
+        """Return the answer to each prompt of a batch, in order."""
+        generations = self.generator.generate(prompts, self._say)
+        pairs = zip(prompts, generations, strict=True)
+        return [answer_text(self.tokenizer, prompt, generation.tokens) for prompt, generation in pairs]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return (log-likelihood, is greedy) of each request, in order."""
@@ -175,34 +192,30 @@ class Harness(HFLM):  # type: ignore[misc]
 
     def _answers(self, instances: Sequence[Any]) -> list[list[tuple[float, bool]]]:
         """Return the answers to each request: one, or one for each window."""
-        continuations = continuations_of(requests_of(instances), self.encoding, self._say)
-        items, members = items_of(continuations)
-        answers: dict[tuple[int, int], tuple[float, bool]] = {}
+        items, members = items_of(continuations_of(requests_of(instances), self.encoding, self._say))
         if len(items) and not self.engine.checked:
             self.engine.check(items)
+        answers: list[dict[int, tuple[float, bool]]] = [{} for _ in instances]
         must_fit = self.engine.shares and self._given_budget == self.engine.budget
         batches = (planned.of(items) for planned in plan(items, self.engine.budget, must_fit))
         for batch in prefetched(batches, _build_tree):
-            in_batch = [continuation for item in batch.items for continuation in members[item]]
-            for continuation, answer in zip(in_batch, likelihoods(self.engine, batch), strict=True):
-                answers[continuation.place, continuation.window] = answer
-                if not continuation.is_window:  # lm-eval does not cache windows of a longer text
-                    self.cache_hook.add_partial("loglikelihood", instances[continuation.place].args, answer)
-        found: list[list[tuple[float, bool]]] = [[] for _ in instances]
-        for continuation in continuations:
-            found[continuation.place].append(answers[continuation.place, continuation.window])
-        return found
+            parts = [part for item in batch.items for part in members[item]]
+            for part, answer in zip(parts, self.score(batch), strict=True):
+                answers[part.position][part.window] = answer
+                if not part.is_window:  # lm-eval does not cache windows of a longer text
+                    self.cache_hook.add_partial("loglikelihood", instances[part.position].args, answer)
+        return [[windows[number] for number in sorted(windows)] for windows in answers]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the generated text of each request, in order; all are validated first."""
-        asked = requests_of(requests)
+        to_generate = requests_of(requests)
         with quiet(), log_from(logging.ERROR):
-            validate_generation(asked, self.loaded, self.max_length)
+            validate_generation(to_generate, self.loaded, self.max_length)
             facts = self.text_facts(self._given_budget)
             texts: dict[int, str] = {}
-            for batch in facts.capacity.batches(prompts_of(asked, self.encoding, facts)):
-                for prompt, generation in zip(batch, self.generator.generate(batch, self._say), strict=True):
-                    text = texts[prompt.index] = answer_text(self.tokenizer, prompt, generation.tokens)
+            for batch in facts.capacity.batches(prompts_of(to_generate, self.encoding, facts)):
+                for prompt, text in zip(batch, self.texts(batch), strict=True):
+                    texts[prompt.index] = text
                     self.cache_hook.add_partial("generate_until", requests[prompt.index].args, text)
         return [texts[number] for number in range(len(requests))]
 
@@ -212,8 +225,8 @@ class Harness(HFLM):  # type: ignore[misc]
         return {**about, "model_revision": "", "model_sha": ""}
 
 
-def _loaded(given: str | Path, settings: dict[str, Any], say: Callable[[str], None]) -> LoadedModel:
-    spec = model_spec(given, **settings)
+def _loaded(model: str | Path, settings: dict[str, Any], say: Callable[[str], None]) -> LoadedModel:
+    spec = model_spec(model, **settings)
     checkpoint = spec.locate(say)
     spec.extension(checkpoint, say)
     return spec.load(checkpoint, say)
@@ -227,3 +240,50 @@ def _refuse_loading_settings(loaded: LoadedModel, settings: dict[str, Any]) -> N
 
 def _build_tree(batch: TreeBatch) -> None:
     _ = batch.tree
+
+
+class Answering:
+    """A `Computer` for lm-eval's requests; `setup` is of `batches.candidates`."""
+
+    def __init__(self, setup: Sequence[ModelRequest], loaded: LoadedModel, budget: Budget, say: Say) -> None:
+        self._harness = harness = Harness(loaded, token_budget=budget.scored, say=say)
+        harness.remembers, harness.files = loaded.stock, loaded.files
+        # Validated before anything is scored, not at their batch
+        generated = [request for request in setup if request.kind == GENERATED]
+        validate_generation(generated, loaded, harness.max_length)
+        encoding, engine = harness.encoding, harness.engine
+        # The start-up check uses a real sequence: the first that has a token
+        for request in setup:
+            if request.kind != GENERATED and (continuations := continuations_of([request], encoding, silent)):
+                engine.check(items_of(continuations)[0])
+                break
+        texts = harness.text_facts(budget.kept) if generated else None
+        prefix = (encoding.prefix_id, encoding.prefix_text)
+        self.facts = RequestFacts(engine.budget, engine.shares, encoding.window, *prefix, texts)
+        self.about = {
+            "token_budget": engine.budget,
+            "kept_tokens": texts.capacity.tokens if texts else None,
+            "loaded": loaded.facts() | {"window": encoding.window, "prefix_id": encoding.prefix_id},
+            **({"sharing": engine.describe()} if engine.checked else {}),
+        }
+
+    def place(self, batch: Batch | None = None) -> BatchDevice:
+        """See `Computer`."""
+        loaded, engine = self._harness.loaded, self._harness.engine
+        if batch is None or batch.content.prompts is not None:
+            return place_of(loaded.device, loaded.attention)
+        return place_of(loaded.device, str(engine.kernel) if engine.shares else "alone")
+
+    def compute(self, batch: Batch) -> list[RequestRow]:
+        """See `Computer`."""
+        rows: list[RequestRow] = batch.content.rows
+        if batch.content.prompts is not None:
+            texts = self._harness.texts(batch.content.prompts)
+            return [row._replace(text=text) for row, text in zip(rows, texts, strict=True)]
+        if batch.content.sequences is not None:
+            answers = self._harness.score(batch.content.sequences)
+            return [
+                row._replace(likelihood=likelihood, greedy=greedy)
+                for row, (likelihood, greedy) in zip(rows, answers, strict=True)
+            ]
+        return rows

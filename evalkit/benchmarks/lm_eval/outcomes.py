@@ -19,13 +19,12 @@ from evalkit.benchmarks.outcomes import CONTENT, Comparable, Measure
 from evalkit.compatibility.lm_eval import json_value
 from evalkit.errors import UsageError
 from evalkit.runs.folder import LM_EVAL, SCORES, Run
-from evalkit.runs.score_table import CLUSTER
+from evalkit.runs.score_table import CLUSTER, ScoreRow, score_table, uncounted, unsized
 from evalkit.runs.traits import documents_read, is_imported
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.runs.score_table import ScoreRow
     from evalkit.runs.writing import RunWriter
     from evalkit.stats.estimates import Floats
 
@@ -75,51 +74,66 @@ def _number(value: Any) -> float:
     return number if isfinite(number) else nan
 
 
-def compared_metric(scores: Sequence[DocumentScore], higher_is_better: Mapping[str, bool | None]) -> str | None:
+def compared_metric(scores: Iterable[DocumentScore], higher_is_better: Mapping[str, bool | None]) -> str | None:
     """Return the metric by which a task's documents are compared, as "metric,filter".
 
     It is the first metric of which every document's value is between 0 and 1, and of which lower is not better; None if
     there is none.
     """
     values: dict[tuple[str, str], list[float]] = {}
-    for one in scores:
-        values.setdefault((one.metric, one.filter), []).append(one.value)
-    for (metric, rule), found in values.items():
-        if all(0 <= value <= 1 for value in found) and higher_is_better.get(metric) is not False:
+    for score in scores:
+        values.setdefault((score.metric, score.filter), []).append(score.value)
+    for (metric, rule), members in values.items():
+        if all(0 <= value <= 1 for value in members) and higher_is_better.get(metric) is not False:
             return f"{metric},{rule}"
     return None
 
 
-def write_scores(
+def choice_rows(
+    task: str, subtask: str, doc_id: int, gold: int, choices: Sequence[str], likelihoods: Sequence[float | None]
+) -> list[ScoreRow]:
+    """Return the score rows of a document, of which only the continuations' log-likelihoods are known.
+
+    `choices` are the answer options and `likelihoods` natural logarithms, both [choices]; all token counts are 0.
+    """
+    return [
+        ScoreRow(
+            *(task, subtask, doc_id, number, len(choices), gold),
+            *(None, None, None, likelihood, None),
+            *(0, 0, 0, 0, 0),
+            None,
+            *(len(choice), len(choice.encode("utf-8", "surrogatepass")), 0, 0),
+        )
+        for number, (choice, likelihood) in enumerate(zip(choices, likelihoods, strict=True))
+    ]
+
+
+def write_tables(
     writer: RunWriter,
     rows: Sequence[ScoreRow],
     clusters: Mapping[tuple[str, int], int],
+    scores: Sequence[DocumentScore],
     *,
     counted: bool = True,
     without_sizes: Collection[str] = (),
 ) -> None:
-    """Write the score table, and its tasks to the manifest; without rows no rule applies to the run.
+    """Write the tables of a run, and the tasks of the score table to the manifest; an empty table is not written.
 
     Args:
         writer: the run folder.
-        rows: in the table's order.
+        rows: the score table's, in its order; without rows no rule applies to the run.
         clusters: see `score_table`.
+        scores: rows of the documents' table.
         counted: whether the numbers of tokens are known.
         without_sizes: tasks whose answer options' lengths are not known.
     """
-    from evalkit.runs.score_table import score_table, uncounted, unsized
-
-    tasks = list(dict.fromkeys(row.task for row in rows))
-    if not rows:
-        writer.save_manifest(rule=LM_EVAL)
-    else:
+    if rows:
+        tasks = list(dict.fromkeys(row.task for row in rows))
         writer.save_manifest(groups={"Average": tasks}, group_sizes={"Average": len(tasks)})
         table = unsized(score_table(rows, clusters), without_sizes)
         writer.save_table(SCORES, table if counted else uncounted(table))
-
-
-def write_document_scores(writer: RunWriter, scores: Sequence[DocumentScore]) -> None:
-    """Write the table of a run; nothing if no document has a metric."""
+    else:
+        writer.save_manifest(rule=LM_EVAL)
     if scores:
         import pandas as pd
 

@@ -18,9 +18,16 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
-from evalkit.benchmarks.lm_eval.calls import RandomState, quiet_lm_eval, random_state, task_errors
-from evalkit.benchmarks.lm_eval.catalogue import SUPPORTED, TaskSet, load_tasks
-from evalkit.benchmarks.lm_eval.requests import ModelRequest, group_by_task
+from evalkit.benchmarks.lm_eval.requests import GENERATED, ModelRequest, group_by_task
+from evalkit.benchmarks.lm_eval.tasks import (
+    SUPPORTED,
+    RandomState,
+    TaskSet,
+    load_tasks,
+    quiet_lm_eval,
+    random_state,
+    task_errors,
+)
 from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.request import SuiteRequest, numerics, provenance, shared_library
@@ -52,8 +59,6 @@ class TaskPlan:
     request: SuiteRequest
     checkpoint: Checkpoint
     tasks: TaskSet
-    sampled: dict[str, list[int]]
-    """Task → numbers of its documents in a random sample; empty without one."""
     manifest: dict[str, Any]
     randomness: RandomState
 
@@ -63,8 +68,8 @@ class TaskPlan:
         self.randomness.restore()
         tasks = self.tasks.tasks
         with quiet_lm_eval(), doing("building requests"):
-            for name, task in tasks.items():
-                _build_requests(task, self.request.limit, self.sampled.get(name))
+            for task in tasks.values():
+                _build_requests(task, self.request.limit)
         return group_by_task(instance for task in tasks.values() for instance in task.instances)
 
     @property
@@ -99,12 +104,10 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
             f"--data-dir {request.data_dir}: is for evalkit's own tasks, and none of these is one "
             f"({', '.join(request.tasks)}); leave it out, since a task file names its own documents"
         )
-    sampled: dict[str, list[int]] = {}
     for name, task in tasks.tasks.items():
         _set_fewshot(task, request.num_fewshot)
         if request.sample is not None:
-            sampled[name] = request.selection.places(name, [name] * len(task.eval_docs))
-            _restrict(task, sampled[name])
+            _restrict(task, request.selection.places(name, [name] * len(task.eval_docs)))
         _check_first_request(task)
         if request.log_samples:
             _check_name_of_file(name)
@@ -124,11 +127,11 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         "include_path": str(request.include_path) if request.include_path else None,
         **provenance(request.model, checkpoint),
     }
-    return TaskPlan(request, checkpoint, tasks, sampled, manifest, random_state())
+    return TaskPlan(request, checkpoint, tasks, manifest, random_state())
 
 
 def set_seeds() -> None:
-    """Set seeds as in `lm_eval.simple_evaluate`, before tasks are loaded; each text has its own seed (`texts.py`)."""
+    """Set seeds as in `lm_eval.simple_evaluate`, before tasks are loaded; each generated text has its own seed."""
     import numpy as np
 
     random.seed(SEEDS["random"])
@@ -154,19 +157,18 @@ def _restrict(task: Any, numbers: Collection[int]) -> None:
     task.doc_iterator = restricted
 
 
-def _build_requests(task: Any, limit: int | None, sampled: Collection[int] | None) -> None:
+def _build_requests(task: Any, limit: int | None) -> None:
     """Let lm-eval build the requests of a task, those of sampled documents as in a run of all documents."""
     # Again, since the sampler's state changes with every document
     task.set_fewshot_seed(SEEDS["fewshot"])
-    # A document's examples depend on those drawn before it
-    in_turn = sampled is not None and task.config.num_fewshot
-    if in_turn:
-        del task.doc_iterator
+    # A document's examples depend on those drawn before it, so they are drawn for all documents
+    restricted = vars(task).pop("doc_iterator", None) if task.config.num_fewshot else None
     with task_errors(task.task_name, "build its requests"):
         task.build_all_requests(limit=limit, rank=0, world_size=1)
-    if sampled is not None and in_turn:
-        _restrict(task, sampled)
-        task.instances[:] = [instance for instance in task.instances if instance.doc_id in set(sampled)]
+    if restricted is not None:
+        task.doc_iterator = restricted
+        sampled = {number for number, _ in restricted()}
+        task.instances[:] = [instance for instance in task.instances if instance.doc_id in sampled]
 
 
 def first_requests(task: Any, count: int, places: Collection[int] | None = None) -> list[Any]:
@@ -213,15 +215,21 @@ def _check_name_of_file(name: str) -> None:
 
 
 def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
-    generating = [name for name, task in tasks.tasks.items() if task.OUTPUT_TYPE == "generate_until"]
+    generating = [name for name, task in tasks.tasks.items() if task.OUTPUT_TYPE == GENERATED]
     numerical = numerics(request.model, checkpoint, request.limit, say)
-    if generating and numerical["context_extension"]:
-        refuse_generation(Extension(**numerical["context_extension"]), generating[0])
+    generation = None
+    if generating:
+        if numerical["context_extension"]:
+            refuse_generation(Extension(**numerical["context_extension"]), generating[0])
+        # A GGUF file's settings are part of its content hash. A difference in the last bit, of another device, may
+        # change a token and the rest of a text
+        settings = None if checkpoint.gguf is not None else stable(generation_settings(checkpoint.folder))
+        generation = {"device": request.model.device, "config": settings}
     return {
         **numerical,
         **request.selection.specification,
         "suite": LM_EVAL,
-        "generation": _generation(request, checkpoint) if generating else None,
+        "generation": generation,
         "groups": {
             name: _hash([group.aggregate_metric_list or [], sorted(group.child_names)])
             for name, group in tasks.groups.items()
@@ -232,13 +240,6 @@ def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint
         "num_fewshot": request.num_fewshot,
         "seeds": SEEDS,
     }
-
-
-def _generation(request: SuiteRequest, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the further settings that generated texts depend on; a GGUF file's are part of its content hash."""
-    settings = None if checkpoint.gguf is not None else stable(generation_settings(checkpoint.folder))
-    # A difference in the last bit, of another device, may change a token and the rest of a text
-    return {"device": request.model.device, "config": settings}
 
 
 def task_specification(task: Any, limit: int | None) -> dict[str, Any]:

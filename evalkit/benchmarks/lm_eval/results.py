@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import lm_eval.evaluator
 from lm_eval.api.model import LM
 
-from evalkit.benchmarks.lm_eval.calls import quiet_lm_eval, task_errors
 from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
-from evalkit.benchmarks.lm_eval.outcomes import compared_metric, document_scores, write_document_scores, write_scores
+from evalkit.benchmarks.lm_eval.outcomes import choice_rows, compared_metric, document_scores, write_tables
 from evalkit.benchmarks.lm_eval.plan import TaskPlan
-from evalkit.benchmarks.lm_eval.requests import RequestRow, requests_of
+from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, requests_of
+from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval, task_errors
 from evalkit.compatibility.lm_eval import as_texts, hash_of, json_value
 from evalkit.data.sampling import SHARED, clusters_of
 from evalkit.errors import EvalkitError, RunError, first_line
@@ -44,7 +45,7 @@ class StoredAnswers(LM):  # type: ignore[misc]
             if request.journal != self._journal:
                 self._journal, self._rows = request.journal, {}
                 for row in self._finished.rows(request.journal):
-                    self._rows.setdefault(row[:4], row)
+                    self._rows.setdefault(row[: len(KEY)], row)
             first = self._rows[request.key()[1:]]
             yield [first, *(self._rows[request.key(window)[1:]] for window in range(1, first.parts))]
 
@@ -74,17 +75,16 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
     tasks, with_samples = plan.tasks.tasks, plan.request.log_samples
     answers = StoredAnswers(finished)
     results = _evaluated(plan, answers, writer)
-    write_scores(writer, _score_rows(tasks, answers), _clusters(tasks))
     samples = results.pop("samples")
     scores = {name: list(document_scores(name, members)) for name, members in samples.items()}
-    write_document_scores(writer, [score for members in scores.values() for score in members])
-    seconds: dict[str, float] = {}
+    all_scores = [score for members in scores.values() for score in members]
+    write_tables(writer, _score_rows(tasks, answers), _clusters(tasks), all_scores)
+    seconds: Counter[str] = Counter()
     for journal, spent in finished.seconds.items():
-        name = journal.partition(" ")[2]
-        seconds[name] = seconds.get(name, 0.0) + spent
+        seconds[journal.partition(" ")[2]] += spent  # type: ignore[assignment]
     hashes = {name: _task_hash(members) for name, members in samples.items()}
     lines = {name: map(_sample, members) for name, members in samples.items()} if with_samples else {}
-    total = sum(seconds.values())
+    total = sum(seconds.values(), 0.0)
     write_lm_eval(writer, Evaluated(results, _settings(writer.manifest), total, lines, hashes=hashes))
     entries = {name: _entry(name, results) for name in results["results"]}
     for name, task in tasks.items():
@@ -109,11 +109,10 @@ def _evaluated(plan: TaskPlan, answers: StoredAnswers, writer: RunWriter) -> dic
         # `evaluate` would build the requests again
         task.build_all_requests = lambda **_: None
         task.process_results = task_errors(name, "measure a document")(task.process_results)
-    group_map = {name: group.child_names for name, group in tasks.groups.items()}
-    by_name = {"tasks": tasks.tasks, "groups": tasks.groups, "group_map": group_map}
     with quiet_lm_eval(writer.say):
         try:
-            results = lm_eval.evaluator.evaluate(answers, by_name, limit=plan.request.limit, log_samples=True)
+            loaded = {"tasks": tasks.tasks, "groups": tasks.groups}
+            return dict(lm_eval.evaluator.evaluate(answers, loaded, limit=plan.request.limit, log_samples=True))
         except EvalkitError:
             raise
         except Exception as error:
@@ -121,7 +120,6 @@ def _evaluated(plan: TaskPlan, answers: StoredAnswers, writer: RunWriter) -> dic
                 f"lm-eval cannot evaluate {', '.join(tasks.names)} ({type(error).__name__}: {first_line(error)}); "
                 f"the finished answers are kept in {writer.folder}"
             ) from error
-    return dict(results)
 
 
 def _score_rows(tasks: Mapping[str, Any], answers: StoredAnswers) -> list[ScoreRow]:
@@ -162,31 +160,16 @@ def _task_rows(name: str, task: Any, answers: StoredAnswers) -> list[ScoreRow]:
 
 def _document_rows(name: str, gold: int, choices: Sequence[str], answers: Sequence[RequestRow]) -> Iterator[ScoreRow]:
     # For mutual information, lm-eval appends the choices without context
-    unconditional = answers[len(choices) :]
-    for number, (choice, answer) in enumerate(zip(choices, answers, strict=False)):
-        yield ScoreRow(
-            task=name,
-            subtask=name,
-            doc_id=answer.doc_id,
-            choice=number,
-            choices=len(choices),
-            gold=gold,
-            ll_special=None,
-            ll_instruction=None,
-            ll_context=None,
-            ll_continuation=answer.likelihood,
-            ll_end=None,
-            n_special=0,
-            n_instruction=0,
+    conditional, unconditional = answers[: len(choices)], answers[len(choices) :]
+    likelihoods = [answer.likelihood for answer in conditional]
+    rows = choice_rows(name, name, answers[0].doc_id, gold, choices, likelihoods)
+    for row, answer in zip(rows, conditional, strict=True):
+        yield row._replace(
             # The first token has no context, so it has no log-likelihood
             n_context=answer.context_tokens - 1,
             n_continuation=answer.continuation_tokens,
-            n_end=0,
-            ll_unconditional=unconditional[number].likelihood if unconditional else None,
-            chars=len(choice),
-            bytes=len(choice.encode("utf-8")),
+            ll_unconditional=unconditional[row.choice].likelihood if unconditional else None,
             truncated=answer.cut,
-            straddles=0,
         )
 
 
@@ -248,7 +231,8 @@ def _task_hash(samples: Sequence[Mapping[str, Any]]) -> str:
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document in the form of lm-eval's sample files: answers and targets as text."""
     arguments = {
-        f"gen_args_{i}": {f"arg_{j}": part for j, part in enumerate(one)} for i, one in enumerate(sample["arguments"])
+        f"gen_args_{number}": {f"arg_{index}": part for index, part in enumerate(request)}
+        for number, request in enumerate(sample["arguments"])
     }
     return {
         **sample,

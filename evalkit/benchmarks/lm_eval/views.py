@@ -6,7 +6,7 @@ In: a run; texts and answers are in its sample files. Out: a `Report`, texts of 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from evalkit.benchmarks.document_views import (
     choice_text,
 )
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, run_content
+from evalkit.display import Say
 from evalkit.escape import printable
 from evalkit.inputs.reading import parse_json
 from evalkit.models.context.extension import Extension
@@ -36,6 +37,8 @@ from evalkit.runs.traits import origin_notes
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.lm_eval.plan import TaskPlan
+
 
 NO_SAMPLES = "the run has no sample files, which store the texts; repeat its command with --log-samples"
 """Why texts are missing."""
@@ -44,65 +47,62 @@ NO_SAMPLES = "the run has no sample files, which store the texts; repeat its com
 def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]:
     """Return the texts of a task's documents from the run's sample files; empty without these.
 
-    Args:
-        run: a finished run.
-        table: the task's rows of the score table.
+    `table` are the task's rows of the score table.
 
     Raises:
         RunError: a sample file is damaged.
     """
-    found: dict[DocumentKey, ChoiceText] = {}
+    texts: dict[DocumentKey, ChoiceText] = {}
     for subtask, rows in table[table["choice"] == 0].groupby("subtask", sort=False):
-        counts = dict(zip(rows["doc_id"].tolist(), rows["choices"].tolist(), strict=True))
-        found |= _subtask_texts(run, str(subtask), counts)
-    return found
+        choices = dict(zip(rows["doc_id"].tolist(), rows["choices"].tolist(), strict=True))
+        for sample in _samples(run, str(subtask)):
+            # For tasks that measure mutual information, lm-eval appends the choices without their context
+            pairs = list(islice(_arguments(sample), choices.get(sample["doc_id"], 0)))
+            options = [continuation.strip() for _, continuation in pairs]
+            sequences = [_pieces(*pair) for pair in pairs]
+            texts.setdefault((str(subtask), sample["doc_id"]), choice_text(sequences, options))
+    return texts
 
 
-def _subtask_texts(run: Run, task: str, choices: Mapping[int, int]) -> dict[DocumentKey, ChoiceText]:
-    """Return the texts of a multiple-choice task of lm-eval: each choice's context and continuation, as lm-eval's."""
-    found: dict[DocumentKey, ChoiceText] = {}
-    for sample in _samples(run, task):
-        # For tasks that measure mutual information, lm-eval appends the choices without their context
-        pairs = islice(_arguments(sample), choices.get(sample["doc_id"], 0))
-        found.setdefault((task, sample["doc_id"]), _choice_text(list(pairs)))
-    return found
+def task_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+    """Yield the tasks of a finished run; texts and generated answers are in the sample files. See `Benchmark.views`."""
+    from evalkit.runs.accuracies import available_rules
 
-
-def answer_view(run: Run, entry: Mapping[str, Any]) -> AnswerView:
-    """Return a task's answered documents, with the first metric that lm-eval computed."""
-    task = entry["task"]
-    first = next(iter(entry["metrics"]), {"metric": "", "filter": "none"})
-    samples = [one for one in _samples(run, task) if one["filter"] == first["filter"]]
-    documents = [_answered(task, sample, first["metric"]) for sample in samples]
-    return AnswerView(task, first["metric"], documents, "" if documents else NO_SAMPLES)
-
-
-def _choice_text(pairs: list[tuple[str, ...]]) -> ChoiceText:
-    options = tuple(continuation.strip() for _, continuation in pairs)
-    return choice_text([_pieces(*pair) for pair in pairs], options)
-
-
-def _pieces(context: str, continuation: str) -> tuple[Piece, ...]:
-    both = (Piece("context", context), Piece("continuation", continuation))
-    return tuple(piece for piece in both if piece.text)
+    with_choices = {task for members in run.manifest["groups"].values() for task in members}
+    for entry in run.stored["tasks"]:
+        task = entry["task"]
+        if tasks and task not in tasks:
+            continue
+        if task in with_choices:
+            table = run.scores[run.scores["task"] == task].reset_index(drop=True)
+            texts = stored_texts(run, table)
+            yield ChoiceView(task, table, tuple(available_rules(run.scores)), texts, "" if texts else NO_SAMPLES)
+        else:
+            # With the first metric that lm-eval computed
+            first = next(iter(entry["metrics"]), {"metric": "", "filter": "none"})
+            samples = [sample for sample in _samples(run, task) if sample["filter"] == first["filter"]]
+            documents = [_answered(task, sample, first["metric"]) for sample in samples]
+            yield AnswerView(task, first["metric"], documents, "" if documents else NO_SAMPLES)
 
 
 def _answered(task: str, sample: Mapping[str, Any], metric: str) -> AnsweredDocument:
     score = sample.get(metric)
     context, *rest = next(_arguments(sample), ("",))
+    # One of several values is a log-likelihood and whether it is greedy
+    answers = [", ".join(map(str, a)) if isinstance(a, list) else str(a) for a in sample["filtered_resps"]]
     return AnsweredDocument(
         subtask=task,
         id=str(sample["doc_id"]),
         references=(str(sample["target"]),),
-        answer=" | ".join(map(_text, sample["filtered_resps"])),
+        answer=" | ".join(answers),
         score=float(score) if isinstance(score, (int, float)) else None,
         prompt=_pieces(context, *(rest or [""])),
     )
 
 
-def _text(answer: Any) -> str:
-    """Return an answer as text; one of several values is a log-likelihood and whether it is greedy."""
-    return ", ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
+def _pieces(context: str, continuation: str) -> tuple[Piece, ...]:
+    both = (Piece("context", context), Piece("continuation", continuation))
+    return tuple(piece for piece in both if piece.text)
 
 
 def _arguments(sample: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -120,37 +120,26 @@ def _samples(run: Run, task: str) -> Iterator[dict[str, Any]]:
             yield parse_json(line)
 
 
-def task_views(run: Run, tasks: Collection[str]) -> Iterator[TaskView]:
-    """Yield the tasks of a finished run. Arguments and errors: see `Benchmark.views`."""
-    with_choices = {task for members in run.manifest["groups"].values() for task in members}
-    for entry in run.stored["tasks"]:
-        if tasks and entry["task"] not in tasks:
-            continue
-        yield _choice_view(run, entry["task"]) if entry["task"] in with_choices else answer_view(run, entry)
+def shown_requests(plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
+    """Yield the first requests of each task as lm-eval builds them; see `Benchmark.prompts`."""
+    from evalkit.benchmarks.lm_eval.plan import first_requests
+
+    for task in plan.tasks.tasks.values():
+        lines = []
+        for request in first_requests(task, count):
+            name = f"{request.task_name} document {request.doc_id}, {request.request_type}"
+            context, rest = ("", request.args[0]) if len(request.args) == 1 else request.args
+            shown = rest if isinstance(rest, str) else f"  generated: {rest}"
+            parts = [
+                click.style(printable(context, "\n\t"), fg="cyan"),
+                click.style(printable(shown, "\n\t"), fg="green"),
+            ]
+            lines += [click.style(printable(name), bold=True), "".join(parts), ""]
+        yield "\n".join(lines)
 
 
-def _choice_view(run: Run, task: str) -> ChoiceView:
-    from evalkit.runs.accuracies import available_rules
-
-    table = run.scores[run.scores["task"] == task].reset_index(drop=True)
-    texts = stored_texts(run, table)
-    return ChoiceView(task, table, tuple(available_rules(run.scores)), texts, "" if texts else NO_SAMPLES)
-
-
-def requests_text(requests: Sequence[Any]) -> str:
-    """Return requests as text: context, and continuation or generation_kwargs."""
-    lines = []
-    for request in requests:
-        name = f"{request.task_name} document {request.doc_id}, {request.request_type}"
-        context, rest = ("", request.args[0]) if len(request.args) == 1 else request.args
-        shown = rest if isinstance(rest, str) else f"  generated: {rest}"
-        texts = click.style(printable(context, "\n\t"), fg="cyan") + click.style(printable(shown, "\n\t"), fg="green")
-        lines += [click.style(printable(name), bold=True), texts, ""]
-    return "\n".join(lines)
-
-
-def metrics_report(run: Run) -> Report:
-    """Return a report of every metric of every task and group, as lm-eval computed it."""
+def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
+    """Return a report of every metric of every task and group, as lm-eval computed it; see `Benchmark.report`."""
     stored, manifest = run.stored, run.manifest
     entries = [*stored["tasks"], *stored["groups"]]
     filters = {metric["filter"] for entry in entries for metric in entry["metrics"]}
@@ -182,16 +171,18 @@ def metrics_report(run: Run) -> Report:
     )
 
 
-def summary_of(stored: Mapping[str, Any]) -> str:
-    """Return a short summary of a finished run, for a list of runs."""
-    if not (entries := stored["groups"] or stored["tasks"]):
-        return ""
+def headline(run: Run, rule: str | None = None) -> tuple[float | None, str]:
+    """Return the first metric of the first group, or of the first task if there are no groups."""
+    if not (entries := run.stored["groups"] or run.stored["tasks"]):
+        return None, ""
     first, *others = entries
-    shown = [f"{metric['metric']} {number(metric['value'])}" for metric in first["metrics"][:1]]
-    return " ".join([first["task"], *shown, *([f"and {len(others)} more"] if others else [])])
+    values = [metric["value"] for entry in entries for metric in entry["metrics"]]
+    shown = [f"{metric['metric']} {_number(metric['value'])}" for metric in first["metrics"][:1]]
+    summary = " ".join([first["task"], *shown, *([f"and {len(others)} more"] if others else [])])
+    return next((value for value in values if isinstance(value, float)), None), summary
 
 
-def number(value: Any) -> str:
+def _number(value: Any) -> str:
     """Return a metric's value with four decimals, as in lm-eval; a value that is not a number as text."""
     return fixed(value, 4) if isinstance(value, (int, float)) else str(value)
 
@@ -206,7 +197,7 @@ def _rows(entry: Mapping[str, Any], with_filter: bool, unofficial: bool) -> Iter
             metric["metric"] + (LOWER_IS_BETTER if metric["higher_is_better"] is False else ""),
             str(entry["n"]) if first else "",
             shots if first else "",
-            number(metric["value"]),
+            _number(metric["value"]),
             "–" if metric["stderr"] is None else f"± {fixed(metric['stderr'], 4)}",
             fixed(entry["seconds"], 1) if first and entry.get("seconds") is not None else "",
         ]

@@ -29,8 +29,7 @@ from evalkit.runs.folder import specification_id
 from evalkit.runs.rules import Rule, find_rule
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.lm_eval.calls import RandomState
-    from evalkit.benchmarks.lm_eval.catalogue import TaskSet
+    from evalkit.benchmarks.lm_eval.tasks import RandomState, TaskSet
     from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.benchmarks.prompt_variants.orders import Order
     from evalkit.runs.journal import FinishedRows, Key
@@ -118,7 +117,7 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
         if prompts is not None:
             specification["prompts"] = prompts.specification
         if others:
-            from evalkit.benchmarks.lm_eval.calls import random_state
+            from evalkit.benchmarks.lm_eval.tasks import random_state
 
             randomness = remembered("randomness", key, random_state)
     manifest = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.lm_eval.calls import quiet_lm_eval
+from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite
 from evalkit.benchmarks.request import spread
 from evalkit.compatibility.lm_eval import fewshot_seed, index_of, index_tasks, processed_once, replace_index
@@ -24,7 +24,7 @@ from evalkit.errors import DataError, UsageError
 from evalkit.paths import resource
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.lm_eval.catalogue import TaskSet
+    from evalkit.benchmarks.lm_eval.tasks import TaskSet
     from evalkit.data import Library
     from evalkit.display import Say
 
@@ -153,8 +153,8 @@ def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
     Raises:
         UsageError: a task is not multiple choice, or a task in the user's folder has the name of a pinned task.
     """
-    from evalkit.benchmarks.lm_eval.catalogue import load_tasks, names_in
     from evalkit.benchmarks.lm_eval.plan import set_seeds
+    from evalkit.benchmarks.lm_eval.tasks import load_tasks, names_in
 
     defined = () if suite.task_files is None else names_in(suite.task_files)
     if clash := [task for task in suite.pinned if task in defined]:

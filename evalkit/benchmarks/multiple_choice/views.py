@@ -48,9 +48,9 @@ def shown_prompts(plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.prompt_variants.orders import order_name, orders_of, under_order
-    from evalkit.benchmarks.session import load_model
+    from evalkit.benchmarks.session import ModelHolder
 
-    loaded = load_model(plan, say)
+    loaded = ModelHolder().model_of(plan, say)
     found = load_questions(plan.suite, plan.library, FirstDocuments(count), plan.others)
     for prompt, template in plan.templates.items():
         prompter = Prompter(template, loaded.tokenizer, loaded.window, say)

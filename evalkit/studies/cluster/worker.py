@@ -25,9 +25,10 @@ from typing import Any, Literal
 from evalkit import __version__
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Computer
 from evalkit.benchmarks.registry import benchmark
-from evalkit.benchmarks.session import Prepared, check_loaded, load_checked
+from evalkit.benchmarks.session import Prepared, load_checked
 from evalkit.errors import CheckpointError, EvalkitError, OutOfMemoryError
 from evalkit.models.loading.files import GENERATION_CONFIG, weight_indexes
+from evalkit.models.loading.fingerprint import check_identity
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec
 from evalkit.paths import temporary_folder
@@ -276,7 +277,7 @@ class BatchWorker:
                 self._loaded = load_checked(model, model.locate(say), recipe.specification, say)
             self._checkpoint = recipe.checkpoint
         else:
-            check_loaded(recipe.model.model, recipe.specification, self._loaded)
+            check_identity(recipe.model.model, recipe.specification, self._loaded)
         loaded, kind = self._loaded, benchmark(recipe.kind)
         computer = kind.computer(recipe.setup, loaded, recipe.budget, say)
         self._computers[job] = kind, computer

@@ -17,9 +17,8 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 import evalkit
-from evalkit.benchmarks.lm_eval.encoding import Continuation, continuations_of
 from evalkit.benchmarks.lm_eval.harness import Harness
-from evalkit.benchmarks.lm_eval.requests import requests_of
+from evalkit.benchmarks.lm_eval.requests import Continuation, continuations_of, requests_of
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, ScoringError, UsageError
 from evalkit.models.loading.locate import silent

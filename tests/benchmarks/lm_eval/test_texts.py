@@ -15,8 +15,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from evalkit.benchmarks.lm_eval.generation import NEW_TOKENS
 from evalkit.benchmarks.lm_eval.harness import Harness
-from evalkit.benchmarks.lm_eval.texts import NEW_TOKENS
 from evalkit.errors import ScoringError
 from evalkit.models.loading.load import LoadedModel
 from tests.marks import fast

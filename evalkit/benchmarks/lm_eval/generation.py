@@ -1,8 +1,7 @@
-"""lm-eval's generation requests: prompts for the generator, and answers from generated tokens.
+"""lm-eval's requests for generated texts: settings as transformers' `generate` reads them, prompts and answers.
 
-In: `ModelRequest`s with (context, generation_kwargs). Out: a `Prompt` each, by lm-eval's rules for special tokens,
-truncation on the left to leave room for the answer, and stopping criteria; and the answer, cut at the first stop
-string.
+In: `ModelRequest`s of kind `generate_until`. Out: `Prompt`s for evalkit's generator. A sampled text depends on nothing
+but its own request: neither on the batch nor on the order.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.lm_eval.calls import log_from
-from evalkit.benchmarks.lm_eval.encoding import Encoding
-from evalkit.benchmarks.lm_eval.requests import ModelRequest
+from evalkit.benchmarks.lm_eval.requests import Encoding, ModelRequest
+from evalkit.benchmarks.lm_eval.tasks import log_from
 from evalkit.compatibility.lm_eval import generation_arguments
 from evalkit.errors import ScoringError, UsageError
 from evalkit.generation.capacity import Capacity
@@ -76,12 +74,7 @@ def _settings_of(request: ModelRequest) -> _Settings:
 
 
 def validate_generation(requests: Sequence[ModelRequest], loaded: LoadedModel, window: int) -> None:
-    """Validate generation requests.
-
-    Args:
-        requests: requests of kind `generate_until`.
-        loaded: the model.
-        window: its context window in tokens.
+    """Validate generation requests for a model with a context window of `window` tokens.
 
     Raises:
         ScoringError: a request needs more new tokens than the context window, or decoding settings that are not
@@ -136,15 +129,14 @@ def prompts_of(requests: Sequence[ModelRequest], encoding: Encoding, facts: Text
                 f"{request.label}: its generation_kwargs have max_length {settings.length}, and its prompt has "
                 f"{len(tokens)} tokens; give max_gen_toks instead"
             )
-        given_ends = settings.decoding.get("eos_token_id")
-        ends = facts.ends if given_ends is None else given_ends if isinstance(given_ends, list) else [given_ends]
+        own_ends = settings.decoding.get("eos_token_id")
+        ends = facts.ends if own_ends is None else own_ends if isinstance(own_ends, list) else [own_ends]
         stops = Stops(frozenset(ends), until=tuple(dict.fromkeys((*settings.until, *end_texts))))
         prompts.append(Prompt(index, tokens, most, stops, Decoding(settings.decoding, _seed_of(request))))
     return prompts
 
 
 def _seed_of(request: ModelRequest) -> int:
-    """Return the seed of a request, which does not depend on other requests or on the run."""
     name = f"{_SEED} {request.task} {request.doc_id} {request.number} {request.sample}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
 

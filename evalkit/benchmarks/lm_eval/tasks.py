@@ -1,0 +1,316 @@
+"""lm-eval's tasks, loaded by name; and calls of lm-eval without its output, with errors that name a task.
+
+In: names of tasks, groups or tags. Out: a `TaskSet`. Names are looked up in the user's folder (`--include-path`), in
+evalkit's own task files, whose documents are pinned by hash, and in lm-eval's catalogue, in this order. A user's files
+are validated before lm-eval reads them. lm-eval first describes the tasks; unsupported ones are rejected then, before
+any code of a task runs and before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from evalkit.benchmarks.multiple_choice.suites import TASK_DIR
+from evalkit.cache import read_cached, write_cached
+from evalkit.compatibility.lm_eval import (
+    Build,
+    CatalogueEntry,
+    compiled_once,
+    index_of,
+    index_tasks,
+    replace_index,
+    task_configs,
+    without_bars,
+    wrap_building,
+)
+from evalkit.compatibility.names import replaced
+from evalkit.data import Library
+from evalkit.display import Say, doing, imports
+from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError, first_line
+from evalkit.inputs.yaml_reading import read_task_file
+from evalkit.models.loading.locate import silent
+from evalkit.paths import resource
+
+SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
+"""Supported output types: all of lm-eval's text types."""
+_CACHE = "lm-eval-tasks"
+_LOCAL = ("json", "parquet", "csv", "text", "arrow", "pandas")
+"""Builders of the `datasets` library that read files; any other value is a name on the hub or a folder."""
+_SOURCES = {"dataset_path", "custom_dataset"}
+"""Keys of a task's documents."""
+
+
+@contextlib.contextmanager
+def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
+    """Suppress lm-eval's progress bars, log and prints, and compile each Jinja template once.
+
+    evalkit reserves standard output for results and shows its own progress. `say` is called when lm-eval starts a
+    bootstrap, which can take minutes.
+    """
+    with doing("loading lm-eval", slow=imports("lm_eval")):
+        import datasets
+        import lm_eval.tasks  # noqa: F401
+
+    def bootstrapping(statistic: str, samples: int) -> None:
+        say(f"standard error of {statistic}: {samples:,} bootstrap samples, as lm-eval takes them")
+
+    with contextlib.ExitStack() as after:
+        after.enter_context(log_from(logging.CRITICAL))
+        if not datasets.are_progress_bars_disabled():
+            datasets.disable_progress_bars()
+            after.callback(datasets.enable_progress_bars)
+        after.enter_context(compiled_once())
+        after.enter_context(without_bars(bootstrapping))
+        after.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        yield
+
+
+@contextlib.contextmanager
+def log_from(level: int) -> Iterator[None]:
+    """Set the level of lm-eval's log within the context."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def task_errors(task: str, step: str) -> Iterator[None]:
+    """Turn any error of a task's code or of lm-eval's into a `DataError` that names the task and the step."""
+    try:
+        yield
+    except EvalkitError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
+        raise DataError(f"task {task}: lm-eval cannot {step} ({reason})") from error
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """State of Python's and NumPy's global random number generators."""
+
+    python: Any
+    numpy: Any
+
+    def restore(self) -> None:
+        """Set both generators to this state."""
+        import numpy as np
+
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+
+def random_state() -> RandomState:
+    """Return the current state."""
+    import numpy as np
+
+    return RandomState(random.getstate(), np.random.get_state())
+
+
+@dataclass
+class TaskSet:
+    """The loaded lm-eval tasks and groups of a run."""
+
+    names: tuple[str, ...]
+    """The requested names."""
+    tasks: dict[str, Any] = field(default_factory=dict)
+    """Leaf tasks by name, in the requested order."""
+    groups: dict[str, Any] = field(default_factory=dict)
+    """Groups by name, whose metrics lm-eval aggregates."""
+    pinned: set[str] = field(default_factory=set)
+    """Leaf tasks whose documents evalkit pins by hash."""
+
+
+def load_tasks(
+    names: Sequence[str], include_path: Path | None, num_fewshot: int | None, library: Library, say: Say
+) -> TaskSet:
+    """Load tasks with their documents.
+
+    Args:
+        names: tasks, groups or tags.
+        include_path: the user's folder of task files.
+        num_fewshot: number of few-shot examples; None: the task's own number.
+        library: documents of evalkit's own tasks.
+        say: called before steps that take long.
+
+    Raises:
+        UnknownNameError: a name is no task, group or tag.
+        UsageError: a task is not supported, or is named twice.
+        DataError: documents cannot be loaded, or lm-eval cannot read a task file.
+    """
+    with quiet_lm_eval():
+        own = _manager(resource(*TASK_DIR), {"library": library, "num_fewshot": num_fewshot or 0})
+        users = _users_manager(include_path)
+        if include_path is not None and not users.task_index:
+            raise UsageError(f"--include-path {include_path}: found no task file (*.yaml with a 'task' or 'group' key)")
+        # Of evalkit's own task files only MMLU's have few-shot examples; those of the others are on the hub
+        pinned = {
+            name
+            for name in names
+            if name in own.task_index and name not in users.task_index and (not num_fewshot or name.startswith("mmlu"))
+        }
+        configs = _configs([name for name in names if name not in pinned], users, own, say)
+        for task, config in configs.items():
+            _check_supported(task, config)
+        loaded = TaskSet(tuple(names))
+        with _documents(users, configs, say):
+            for name in names:
+                with task_errors(name, "load it"):
+                    content = (own if name in pinned else users).load([name])
+                if twice := content["tasks"].keys() & loaded.tasks.keys():
+                    raise UsageError(f"task {min(twice)} is named twice, the second time by '{name}'; name it once")
+                if name in pinned:
+                    _forget_library(content)
+                    loaded.pinned |= content["tasks"].keys()
+                loaded.tasks |= content["tasks"]
+                loaded.groups |= content.get("groups", {})
+        for name, task in loaded.tasks.items():
+            _check_loaded(name, task)
+        return loaded
+
+
+def names_in(folder: Path) -> set[str]:
+    """Return the names of the tasks, groups and tags that a folder of task files defines."""
+    with quiet_lm_eval():
+        return set(_users_manager(folder).task_index)
+
+
+def catalogue_index(say: Say) -> dict[str, Any]:
+    """Return lm-eval's own entries, from evalkit's cache if it has them: reading thousands of files takes seconds."""
+    import lm_eval.tasks
+
+    root = Path(lm_eval.tasks.__file__).parent
+    installed = version("lm-eval")
+    with contextlib.suppress(AttributeError, ValueError, KeyError, TypeError):
+        return index_of({name: CatalogueEntry(*entry) for name, entry in read_cached(_CACHE, installed).items()}, root)
+    say("reading lm-eval's task catalogue, which takes some seconds the first time")
+    entries = index_tasks(root)
+    write_cached(_CACHE, installed, entries)
+    return index_of(entries, root)
+
+
+def _manager(folder: Path | None, metadata: dict[str, Any] | None = None) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=str(folder) if folder else None, include_defaults=False, metadata=metadata)
+
+
+def _users_manager(folder: Path | None) -> Any:
+    """Return the manager of a user's folder after reading its task files, and what they include, as untrusted YAML."""
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--include-path {folder}: no such folder")
+    pending = [] if folder is None else sorted(folder.glob("**/*.yaml"))
+    seen: set[Path] = set()
+    while pending:
+        path = pending.pop(0).resolve()
+        if path not in seen:
+            seen.add(path)
+            content = read_task_file(path, DataError, "task file")
+            included = content.get("include", []) if isinstance(content, dict) else []
+            listed = included if isinstance(included, list) else [included]
+            pending += [path.parent / name for name in listed if isinstance(name, str)]
+    return _manager(folder)
+
+
+def _configs(names: Sequence[str], users: Any, own: Any, say: Say) -> dict[str, dict[str, Any]]:
+    """Return leaf task → its configuration, after adding the catalogue to the user's index if it is needed."""
+
+    def described(name: str) -> dict[str, dict[str, Any]]:
+        with task_errors(name, "load it"):
+            return task_configs(users, name)
+
+    known = [name for name in names if name in users.task_index]
+    configs = {task: config for name in known for task, config in described(name).items()}
+    # lm-eval takes a member of a group that is not in the index for the group's own task, and names it so
+    unknown_members = [task for task, config in configs.items() if "::" in task and not _SOURCES & config.keys()]
+    if len(known) == len(names) and not unknown_members:
+        return configs
+    catalogue = catalogue_index(say)
+    if unknown := [name for name in names if name not in users.task_index and name not in catalogue]:
+        raise UnknownNameError("task", unknown[0], {*catalogue, *users.task_index, *own.task_index})
+    replace_index(users, catalogue | users.task_index)
+    return {task: config for name in names for task, config in described(name).items()}
+
+
+def _check_supported(task: str, config: Mapping[str, Any]) -> None:
+    if any(config.get(key) is not None for key in ("doc_to_image", "doc_to_audio")):
+        raise UsageError(f"task {task} has images or audio; evalkit evaluates text only")
+    if config.get("unsafe_code"):
+        raise UsageError(
+            f"task {task} runs generated code, which evalkit does not support; use lm_eval with "
+            "--confirm_run_unsafe_code, inside a sandbox"
+        )
+    output = config.get("output_type", "generate_until")
+    if "class" not in config and output not in SUPPORTED:
+        raise UsageError(f"task {task} has the output type '{output}'; evalkit supports {', '.join(SUPPORTED)}")
+
+
+def _check_loaded(name: str, task: Any) -> None:
+    """Raise an error for a task of which only its Python class shows that it is not supported, or has no documents."""
+    if getattr(task, "MULTIMODAL", False):
+        raise UsageError(f"task {name} has images or audio; evalkit evaluates text only")
+    if getattr(task, "UNSAFE_CODE", False):
+        raise UsageError(f"task {name} runs generated code, which evalkit does not support")
+    if not len(task.eval_docs):
+        raise DataError(f"task {name}: no documents found")
+
+
+def _forget_library(content: Mapping[str, Any]) -> None:
+    """Remove what only loading needs of the metadata, which lm-eval copies and writes."""
+    for holder in (*(task.config for task in content["tasks"].values()), *content.get("groups", {}).values()):
+        for key in ("library", "num_fewshot"):
+            (holder.metadata or {}).pop(key, None)
+
+
+@contextlib.contextmanager
+def _documents(manager: Any, configs: Mapping[str, Mapping[str, Any]], say: Say) -> Iterator[None]:
+    """Within the block, errors name the task, and the hub's cache is used alone if the hub cannot be reached."""
+    import datasets
+    import huggingface_hub.constants
+
+    from evalkit.data.hub import reach
+
+    remote = {task: place for task, config in configs.items() if (place := _dataset_on_hub(config))}
+    problem = reach() if remote else None
+
+    def named(build: Build) -> Build:
+        def build_named(entry: Any, overrides: dict[str, Any] | None) -> Any:
+            with task_errors(entry.name, "load it"):
+                try:
+                    return build(entry, overrides)
+                except Exception as error:
+                    if problem is None or entry.name not in remote or isinstance(error, EvalkitError):
+                        raise
+                    raise DataError(
+                        f"task {entry.name}: its documents ({remote[entry.name]}) cannot be loaded: the hub cannot be "
+                        f"reached ({problem}) and they are not cached; fix this, or use a task file with local files "
+                        "and --include-path"
+                    ) from error
+
+        return build_named
+
+    wrap_building(manager, named)
+    with contextlib.ExitStack() as after:
+        if problem is not None:
+            say(f"the Hugging Face hub cannot be used ({problem}); only its cache is used")
+            for owner in (datasets.config, huggingface_hub.constants):
+                after.enter_context(replaced("datasets", owner, HF_HUB_OFFLINE=lambda _: True))
+        yield
+
+
+def _dataset_on_hub(config: Mapping[str, Any]) -> str:
+    """Return the name of a task's dataset on the hub; empty if its documents are files or made by code."""
+    name = str(config.get("dataset_path") or "")
+    return "" if name in _LOCAL or "custom_dataset" in config or Path(name).exists() else name
