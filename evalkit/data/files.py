@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.errors import DataError, reading_as
-from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, Unreadable, parse_json, read_bytes
+from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, parse_json, read_bytes
 from evalkit.inputs.values import LONGEST_TEXT
 
 Record = dict[str, Any]
@@ -85,7 +85,9 @@ def read(path: Path, task: str) -> Placed:
             for number, line in enumerate(read_bytes(path, MOST_DOCUMENT_BYTES).split(b"\n"), start=1):
                 # Editors on Windows write a byte-order mark; blank lines are skipped
                 if content := (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip():
-                    yield f"line {number}", _parsed_line(content, number)
+                    with reading_as(f"{path}, line {number} ({task})", "JSON", DataError):
+                        record = parse_json(content)
+                    yield f"line {number}", record
             return
         if path.suffix == ".json":
             records = parse_json(read_bytes(path, MOST_DOCUMENT_BYTES))
@@ -95,13 +97,6 @@ def read(path: Path, task: str) -> Placed:
             records = _read_parquet(path)
         for number, record in enumerate(records, start=1):
             yield f"record {number}", record
-
-
-def _parsed_line(line: bytes, number: int) -> Any:
-    try:
-        return parse_json(line)
-    except Unreadable as error:
-        raise Unreadable(error.reason, number) from error
 
 
 def _read_parquet(path: Path) -> list[Record]:

@@ -130,28 +130,11 @@ def largest_difference(
                 likelihood = getattr(row, f"ll_{segment}")
                 assert (likelihood is None) == (code not in scored)
                 if likelihood is not None:
-                    largest = max(largest, relative(likelihood, ll))
+                    largest = max(largest, abs(likelihood - ll) / max(1e-9, abs(ll)))
             if asked.unconditional:
                 assert row.ll_unconditional is not None
                 ll, _ = by_itself(model, asked.unconditional[choice])["continuation"]
-                largest = max(largest, relative(row.ll_unconditional, ll))
-    return largest
-
-
-def relative(value: float, expected: float) -> float:
-    return abs(value - expected) / abs(expected) if expected else abs(value)
-
-
-def largest_between(one: dict[Place, ScoreRow], other: dict[Place, ScoreRow]) -> float:
-    """Largest relative difference of two tables; everything but log-likelihoods must be equal."""
-    assert one.keys() == other.keys()
-    largest = 0.0
-    for place, row in one.items():
-        for name, a, b in zip(ScoreRow._fields, row, other[place], strict=True):
-            if name.startswith("ll_") and a is not None and b is not None:
-                largest = max(largest, relative(a, b))
-            else:
-                assert a == b, (place, name)
+                largest = max(largest, abs(row.ll_unconditional - ll) / abs(ll))
     return largest
 
 
@@ -193,14 +176,25 @@ def with_choices(
     return Sequences.of(items)
 
 
+def sums_of(engine: Engine, sequences: Sequences, budget: int | None = None) -> dict[str, list[float]]:
+    """The log-likelihood of each choice, by the item's label."""
+    return {
+        item.label: [
+            float(scores.logprobs[mask].sum(dtype=np.float64))
+            for mask, scores in zip(item.is_scored, members, strict=True)
+        ]
+        for batch in batches_of(sequences, budget or engine.budget)
+        for item, (_, members) in zip(batch.sets, engine.score(batch), strict=True)
+    }
+
+
 def from_alone(engine: Engine, model: Any, sequences: Sequences, budget: int | None = None) -> float:
     """Largest difference of a choice's log-likelihood from the model's own pass; relative, or in nats below 1."""
-    gaps, alone = [], Forward(model)
-    for batch in batches_of(sequences, budget or engine.budget):
-        for item, (_, members) in zip(batch.sets, engine.score(batch), strict=True):
-            for sequence, mask, scores in zip(item.sequences, item.is_scored, members, strict=True):
-                expected = float(alone.score_alone(sequence).logprobs[mask].sum())
-                gaps.append(abs(float(scores.logprobs[mask].sum()) - expected) / max(1.0, abs(expected)))
+    alone, sums, gaps = Forward(model), sums_of(engine, sequences, budget), []
+    for item in (sequences[number] for number in range(len(sequences))):
+        for tokens, mask, found in zip(item.sequences, item.is_scored, sums[item.label], strict=True):
+            expected = float(alone.score_alone(tokens).logprobs[mask].sum(dtype=np.float64))
+            gaps.append(abs(found - expected) / max(1.0, abs(expected)))
     return max(gaps)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, EncodedQuestion, question_sequences
+from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, question_sequences
 from evalkit.errors import ScoringError
 from evalkit.models.context.extension import ContextSettings
 from evalkit.models.loading.load import load
@@ -21,12 +21,12 @@ from evalkit.models.loading.spec import extension_of
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import TreeBatch, batches_of
+from evalkit.scoring.sequences import Sequences
 from tests.devices import DEVICES, KERNELS, cuda_memory_of, most_cuda_memory
 from tests.marks import fast
 from tests.models.loading import load_folder
 from tests.models.variants.building import FAMILIES, VARIANTS, VOCABULARY
 from tests.models.variants.building import model_of as variant_of
-from tests.questions import question
 from tests.scoring.conftest import (
     ALL,
     BUDGET,
@@ -37,14 +37,13 @@ from tests.scoring.conftest import (
     encode,
     engine_of,
     from_alone,
-    largest_between,
     largest_difference,
     model_of,
-    questions,
     score,
+    sums_of,
     with_choices,
 )
-from tests.tiny import TRAINING_TEXT, Family, tiny_checkpoint
+from tests.tiny import Family, tiny_checkpoint
 
 TILE = 128
 """Tokens of a block of FlexAttention's mask; tiles of the processor's way to attend end at multiples of 64."""
@@ -66,30 +65,22 @@ def test_every_segment_as_by_itself(tiny: Tiny, family: Family, attention: str, 
     assert largest_difference(loaded.model, encoded, score(engine, encoded, scored), scored) <= RELATIVE
 
 
-def test_the_questions_have_each_way_of_sharing(tiny: Tiny) -> None:
-    loaded = tiny()
-    inst, joined = (encode(loaded, TEMPLATES[name]) for name in ("inst", "joined"))
-    assert {len(e.sequences) for e in inst} == {2, 3, 4, 5}
-    assert sum(s.straddles for e in joined for s in e.sequences) >= 3
-    batches = batches_of(question_sequences(inst, ALL), 200)
-    assert all(len(batch.trunk) > 8 for batch in batches)
-    assert not any(len(batch.trunk) for batch in batches_of(question_sequences(joined, ALL), 200))
-    assert any({3, 4, 5} <= set(batch.items) for batch in batches)
-    assert sum(len(batch.tree.tokens) for batch in batches) < sum(len(s.tokens) for e in inst for s in e.sequences) / 3
-
-
-def test_scores_do_not_depend_on_budget_order_company_or_sharing(tiny: Tiny) -> None:
-    loaded = tiny()
-    encoded = encode(loaded, unconditional=True)
-    expected = score(engine_of(loaded), encoded)
-    tables = [score(engine_of(loaded, budget), encoded) for budget in (1, 64, 200, 4096)]
-    shuffled = random.Random(0).sample(questions(), len(questions()))
-    tables.append(score(engine_of(loaded), encode(loaded, unconditional=True, asked=shuffled)))
-    tables.append({place: row for one in encoded for place, row in score(engine_of(loaded), [one]).items()})
-    lone = engine_of(loaded)
+def test_scores_do_not_depend_on_budget_order_company_or_sharing() -> None:
+    model = model_of("llama")
+    sequences = with_choices(range(3, 40, 3))
+    expected = sums_of(Engine(model, BUDGET, pytest.fail), sequences)
+    items = [sequences[number] for number in range(len(sequences))]
+    shuffled = Sequences.of(random.Random(0).sample(items, len(items)))
+    cases = [sums_of(Engine(model, budget, pytest.fail), sequences) for budget in (1, 64, 4096)]
+    cases.append(sums_of(Engine(model, BUDGET, pytest.fail), shuffled))
+    alone = (sums_of(Engine(model, BUDGET, pytest.fail), Sequences.of([item])) for item in items)
+    cases.append({label: sums for case in alone for label, sums in case.items()})
+    lone = Engine(model, BUDGET, pytest.fail)
     lone.shares = False
-    tables.append(score(lone, encoded))
-    assert all(largest_between(table, expected) <= RELATIVE for table in tables)
+    cases.append(sums_of(lone, sequences))
+    for case in cases:
+        assert case.keys() == expected.keys()
+        assert all(case[label] == pytest.approx(sums, rel=RELATIVE) for label, sums in expected.items())
 
 
 @pytest.mark.parametrize("kernel", ["tiles", "dense"])
@@ -107,46 +98,32 @@ def test_the_papers_attentions(family: str, variant: str, kernel: str) -> None:
     assert from_alone(engine, model, sequences) <= RELATIVE
 
 
-def encoded_for(loaded: Any, template: str, budget: int) -> list[EncodedQuestion]:
-    """Questions whose batches have a trunk under template inst, and are of one tile or of several."""
-    more = [
-        question(line, [*TRAINING_TEXT[n : n + 2], "no"], doc_id=n, subtask="more")
-        for n, line in enumerate(TRAINING_TEXT)
-    ]
-    encoded = encode(loaded, TEMPLATES[template], asked=[*questions(), *more])
-    batches = batches_of(question_sequences(encoded, ALL), budget)
-    assert len(batches) > 1
-    assert all((len(batch.trunk) > 8) == (template == "inst") for batch in batches)
+@pytest.mark.parametrize("budget", [100, 600], ids=["one tile", "several tiles"])
+@pytest.mark.parametrize("prefix", [30, 0])
+@pytest.mark.parametrize("device", DEVICES)
+def test_half_precision_is_as_near_to_float32_as_without_sharing(device: str, prefix: int, budget: int) -> None:
+    """bf16 rounds to 8 bits, in another order: the mean distance, in nats a token, is the same."""
+    exact, half = model_of("llama").to(device), model_of("llama", torch.bfloat16).to(device)
+    half.load_state_dict(exact.state_dict())
+    exact.load_state_dict(half.state_dict())
+    sequences = with_choices(range(5, 60, 3), (2, 5, 9), prefix)
+    batches = batches_of(sequences, budget)
     largest = max(len(batch.tree.tokens) for batch in batches)
     assert largest > 3 * TILE if budget > TILE else largest < 2 * TILE
-    return encoded
-
-
-@pytest.mark.parametrize("budget", [100, 600], ids=["one tile", "several tiles"])
-@pytest.mark.parametrize("template", ["inst", "joined"])
-@pytest.mark.parametrize("device", DEVICES)
-def test_half_precision_is_as_near_to_float32_as_without_sharing(
-    tiny: Tiny, device: str, template: str, budget: int
-) -> None:
-    """bf16 rounds to 8 bits, in another order: the mean distance, in nats a token, is the same."""
-    exact, loaded = tiny(device=device, dtype="float32"), tiny(device=device, dtype="bfloat16")
-    encoded = encoded_for(loaded, template, budget)
-    reference, shared, lone = engine_of(exact, budget), engine_of(loaded, budget), engine_of(loaded, budget)
+    assert len(batches) > 1 and all((len(batch.trunk) > 8) == (prefix > 0) for batch in batches)
+    reference, shared, lone = (Engine(model, budget, pytest.fail) for model in (exact, half, half))
     for engine in (reference, shared):
-        engine.check(question_sequences(encoded[:2], ALL))
+        engine.check(sequences)
         assert (engine.shares, engine.kernel) == (True, KERNELS[device])
     lone.shares = False
-    expected = score(reference, encoded)
-    assert largest_difference(exact.model, encoded, expected) <= RELATIVE
-    distances = []
-    for engine in (shared, lone):
-        rows = score(engine, encoded)
-        gaps = [abs(r.ll_continuation - expected[at].ll_continuation) / r.n_continuation for at, r in rows.items()]
-        distances.append(np.array(gaps))
-    by_sharing, alone = distances
-    print(f"{device}, {template}: mean {by_sharing.mean():.5f} and {alone.mean():.5f} nats a token")
-    assert 0 < by_sharing.mean() <= 1.5 * alone.mean()
-    assert by_sharing.max() <= 2 * alone.max()
+    assert from_alone(reference, exact, sequences) <= RELATIVE
+    tokens = np.tile([2, 5, 9], len(sequences))
+    expected, by_sharing, alone = (
+        np.concatenate([*sums_of(engine, sequences).values()]) / tokens for engine in (reference, shared, lone)
+    )
+    distances = [np.abs(sums - expected) for sums in (by_sharing, alone)]
+    print(f"{device}, prefix {prefix}: mean {distances[0].mean():.5f} and {distances[1].mean():.5f} nats a token")
+    assert 0 < distances[0].mean() <= 1.5 * distances[1].mean() and distances[0].max() <= 2 * distances[1].max()
 
 
 # Windows, and lengths on which rotary embeddings depend
