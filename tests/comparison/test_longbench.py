@@ -168,7 +168,7 @@ def write_mapping(folder: Path, rows: dict[str, str]) -> Path:
 def test_runs_as_they_are_made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two questions about one document, answered by a model of random weights in two precisions."""
     from evalkit.benchmarks.longbench.benchmark import LongBenchRequest
-    from evalkit.benchmarks.longbench.scores import load_generations
+    from evalkit.benchmarks.longbench.results import load_generations
 
     monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.perplexity.batches import packed
 from evalkit.benchmarks.perplexity.texts import TextDocument
-from evalkit.benchmarks.perplexity.windows import PerplexityFacts, spans, windows_of
+from evalkit.benchmarks.perplexity.windows import PerplexityFacts, packed, spans, windows_of
 from evalkit.errors import ScoringError
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 
