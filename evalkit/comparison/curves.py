@@ -63,7 +63,7 @@ def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | No
 
     Args:
         side: the training.
-        rule: scoring rule, or a continuous outcome (`runs.outcomes.outcome_key`); None: the runs' own rule.
+        rule: scoring rule, or a continuous outcome (`runs.continuous.outcome_key`); None: the runs' own rule.
         steps_of_runs: step of each run; None: as `step_of` finds it.
 
     Raises:

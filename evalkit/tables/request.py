@@ -36,7 +36,7 @@ class TableRequest:
     drop_empty: bool = False
     rule: str | None = None
     outcome: str | None = None
-    """Continuous outcome in place of accuracy (`runs.outcomes`)."""
+    """Continuous outcome in place of accuracy (`runs.continuous`)."""
     as_printed: bool = False
     spreads: bool = False
     """Print ±."""

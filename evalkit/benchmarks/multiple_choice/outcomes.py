@@ -27,7 +27,7 @@ _DIRECTION = {True: "higher is better", False: "lower is better"}
 class ComparableChoices(Comparable):
     """Documents of a multiple-choice run and, by rule, which of them are right; and their continuous outcomes.
 
-    Wherever a rule is an argument, it may be the key of an outcome (`runs.outcomes.outcome_of`).
+    Wherever a rule is an argument, it may be the key of an outcome (`runs.continuous.outcome_of`).
     """
 
     checked = ("gold", "choices")
@@ -67,15 +67,7 @@ class ComparableChoices(Comparable):
         return frozenset(map(str, longest.index[longest <= 1]))
 
     def by_rule(self, rule: str) -> Floats:
-<<<<<<< HEAD
-        """Return [documents] 1 where the rule predicts the gold choice, else 0; or the values of an outcome.
-
-        Args:
-            rule: a rule, or a key of an outcome (`runs.continuous.outcome_of`).
-        """
-=======
         """Return [documents] 1 where the rule predicts the gold choice, else 0; or the values of an outcome."""
->>>>>>> main
         return self._graded(rule)
 
     def measure(self, rule: str) -> Measure:
@@ -105,11 +97,7 @@ class ComparableChoices(Comparable):
 
 
 def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
-<<<<<<< HEAD
     """Return the accuracies of the tasks, or the means of a continuous outcome (`runs.continuous.outcome_of`).
-=======
-    """Return the accuracies of the tasks, or the means of a continuous outcome (`runs.outcomes.outcome_of`).
->>>>>>> main
 
     Arguments and errors: see `stored_results`.
     """
@@ -150,15 +138,7 @@ def stored_results(run: Run, rule: str | None) -> dict[str, Any]:
 
 
 def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:
-<<<<<<< HEAD
-    """Return the means of a continuous outcome over the documents of each task.
-
-    Args:
-        comparable: of a run.
-        key: see `runs.continuous.outcome_of`.
-=======
-    """Return the means of a continuous outcome over the documents of each task; `key`: see `runs.outcomes.outcome_of`.
->>>>>>> main
+    """Return the means of a continuous outcome over the documents of each task; `key`: see `runs.continuous.outcome_of`.
 
     Raises:
         UsageError: a document has no such outcome.

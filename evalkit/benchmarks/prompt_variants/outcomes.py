@@ -15,11 +15,8 @@ from pydantic import AliasChoices, Field
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
-<<<<<<< HEAD
-from evalkit.runs.continuous import MARGIN, outcome_of
-=======
 from evalkit.inputs.validated import Stored
->>>>>>> main
+from evalkit.runs.continuous import MARGIN, outcome_of
 from evalkit.runs.folder import Run
 from evalkit.stats.estimates import Floats
 

@@ -76,7 +76,7 @@ class PromptTables:
     def _graded(self, rule: str) -> Floats:
         """Return [prompts, documents] 1 where the rule predicts the gold choice, else 0; NaN without that prompt.
 
-        Of a continuous outcome (`runs.outcomes.outcome_of`), its values.
+        Of a continuous outcome (`runs.continuous.outcome_of`), its values.
         """
         graded, outcome = np.full(self.has.shape, np.nan), outcome_of(rule)
         for row, has, rows in zip(graded, self.has, self.by_prompt.values(), strict=True):
