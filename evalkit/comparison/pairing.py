@@ -71,7 +71,7 @@ class Pairing:
         return benchmark_of(first).label(first, task)
 
     def key(self, rule: str | None) -> str:
-        """Return the key of a rule or outcome (`runs.continuous.outcome_key`), by default and for a margin the runs' own.
+        """Return the key of a rule or outcome (`outcome_key`), by default and for a margin the runs' own.
 
         Raises:
             UsageError: no rule is given and the runs have different ones.

@@ -138,7 +138,7 @@ def stored_results(run: Run, rule: str | None) -> dict[str, Any]:
 
 
 def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:
-    """Return the means of a continuous outcome over the documents of each task; `key`: see `runs.continuous.outcome_of`.
+    """Return the means of a continuous outcome over the documents of each task; `key`: see `outcome_of`.
 
     Raises:
         UsageError: a document has no such outcome.
