@@ -53,7 +53,7 @@ def dataset(
     """
     from datasets import Dataset
 
-    library = library or _library_of(os.environ.get("EVALKIT_DATA_DIR") if data_dir is None else data_dir)
+    library = library or _own_library(data_dir)
     found = _of_subject(library.load(documents).records, subject)
     if in_turn is not None:
         found = _interleaved(found, in_turn)
@@ -80,6 +80,10 @@ def _interleaved(records: list[Record], field: str) -> list[Record]:
         return turns[record[field]]
 
     return sorted(records, key=turn)
+
+
+def _own_library(data_dir: str | None) -> Library:
+    return _library_of(os.environ.get("EVALKIT_DATA_DIR") if data_dir is None else data_dir)
 
 
 @cache
