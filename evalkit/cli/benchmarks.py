@@ -253,7 +253,7 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
     from evalkit.benchmarks.run import planned
     from evalkit.display import Progress
     from evalkit.models.context.extension import METHODS
-    from evalkit.studies.planning import Job
+    from evalkit.studies.running import Job
 
     for method in methods:
         if method not in METHODS:
