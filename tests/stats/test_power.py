@@ -19,6 +19,7 @@ from evalkit.stats.power import (
     mcnemar_power,
     seeds_detectable,
     seeds_needed,
+    sign_flip_detectable,
     t_detectable,
     t_power,
 )
@@ -77,6 +78,13 @@ def test_documents_that_can_show_nothing() -> None:
     assert mcnemar_detectable(1, 0) is None
     # If the runs agree everywhere, at least six documents would have to be won
     assert mcnemar_detectable(200, 0) == pytest.approx(_six_of(200), rel=1e-4)
+
+
+def test_few_sources_that_differ_can_show_only_what_an_exact_test_allows() -> None:
+    """Two passages of ten documents: five more would have to go the same way for p to reach 5 %."""
+    sums = np.array([1.0, 1.0, *[0.0] * 38])
+    found = sign_flip_detectable(sums, np.full(40, 10.0), math.sqrt(2) / 400)
+    assert found == pytest.approx((mcnemar_detectable(40, 2) or 0) * 40 / 400)
 
 
 def _six_of(n: int) -> float:
