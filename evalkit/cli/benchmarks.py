@@ -237,7 +237,7 @@ def perplexity(
     if methods is None:
         evaluation.run(checkpoint, draw=lambda run: _draw({str(run.manifest["model"]): run}, plot))
         return
-    from evalkit.benchmarks.perplexity.results_report import methods_report
+    from evalkit.benchmarks.perplexity.results import methods_report
 
     runs = _run_methods(checkpoint, evaluation.options, methods, evaluation.workers.runner)
     evaluation.print(methods_report(runs))
@@ -253,7 +253,7 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
     from evalkit.benchmarks.run import planned
     from evalkit.display import Progress
     from evalkit.models.context.extension import METHODS
-    from evalkit.studies.planning import Job
+    from evalkit.studies.running import Job
 
     for method in methods:
         if method not in METHODS:
@@ -277,7 +277,7 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
 def _draw(runs: dict[str, Run], plot: Path | None) -> None:
     if plot is None:
         return
-    from evalkit.benchmarks.perplexity.results_report import draw_positions
+    from evalkit.benchmarks.perplexity.results import draw_positions
 
     draw_positions(list(runs.values()), list(runs), plot)
     say(f"{plot} has been written")

@@ -126,7 +126,7 @@ def workers_of(options: dict[str, Any]) -> Workers:
 
         return Workers(run_here)
     from evalkit.studies.cluster.driver import ClusterRunner
-    from evalkit.studies.cluster.ray_cluster import ClusterOptions
+    from evalkit.studies.cluster.resources import ClusterOptions
 
     runner = ClusterRunner(ClusterOptions(workers, ray, *details.values()))
     return Workers(runner, "--ray" if workers is None else "--workers")
@@ -157,7 +157,7 @@ class Evaluation:
         from evalkit.benchmarks.session import run_plan
         from evalkit.display import Progress
         from evalkit.errors import DataError
-        from evalkit.studies.planning import Job
+        from evalkit.studies.running import Job
 
         if self.is_dry:
             self.print(dry_run([model], self.options))
@@ -217,7 +217,7 @@ def run_several(models: Sequence[str], options: dict[str, Any], runner: JobRunne
     from evalkit.benchmarks.run_listing import SummarisedRun, summary_report
     from evalkit.display import Progress
     from evalkit.runs.folder import load_run
-    from evalkit.studies.planning import plan_checkpoints
+    from evalkit.studies.running import plan_checkpoints
 
     with Progress() as progress:
         outcomes = runner(plan_checkpoints(models, options, progress.say), progress)

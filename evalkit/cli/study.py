@@ -188,7 +188,7 @@ def run(ctx: click.Context, /, file: Path, wait: bool, dry_run: bool, printer: P
 
             outcomes = run_study(content, progress, workers.runner, wait)
             report = outcomes_report(outcomes)
-            failed = any(outcome.state == "failed" or outcome.left_out for _, outcome in outcomes)
+            failed = any(one.state == "failed" or one.left_out for one in outcomes)
     printer(report)
     ctx.exit(1 if failed else 0)
 

@@ -22,23 +22,19 @@ from transformers import PreTrainedTokenizerBase
 from evalkit.compatibility.torch import unwrap_forward
 from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError, reading_as
 from evalkit.inputs import values
+from evalkit.inputs.settings import given_settings
 from evalkit.models.context.extension import context_window
 from evalkit.models.loading.checks import check_causal, check_numbers
 from evalkit.models.loading.files import GENERATION_CONFIG, generation_settings
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.load import LoadedModel
 from evalkit.models.loading.locate import ATTENTION, Checkpoint, silent
-from evalkit.models.loading.spec import NONE, UNSTRETCHED, ModelSpec
+from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec
 from evalkit.models.loading.tokenizer import disable_sampling, load_tokenizer, probe_ids
-from evalkit.models.modules import check_module, is_stock, preserved, state_digest, unwrapped, without_grad_or_autocast
+from evalkit.models.modules import check_module, is_stock, preserved, state_digest, unwrapped
 from evalkit.paths import temporary_folder
-
-_FILE_OPTIONS = ("revision", "device_map", "context", "context_method", "context_original", "context_config",
-                 "allow_pickle", "trust_remote_code")  # fmt: skip
-"""Fields of `ModelSpec` that control how files are loaded."""
-_DEFAULTS = (("context", UNSTRETCHED), ("device_map", NONE))
 
 
 @dataclass(frozen=True)
@@ -118,8 +114,8 @@ def live_model(
         )
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
-    for option in _FILE_OPTIONS:
-        if others[option] not in (None, False) and (option, others[option]) not in _DEFAULTS:
+    for option, value in given_settings(others, ModelSpec).items():
+        if (option, value) != ("context", UNSTRETCHED):
             raise UsageError(
                 f"{option}: does not apply to a model in memory; leave it out, or save the model and give its folder"
             )
@@ -130,7 +126,7 @@ def live_model(
             raise UsageError(
                 f"{option} {requested}: the model is evaluated in place, in {own}; omit {option}, or convert it"
             )
-    with temporary_folder() as folder, preserved(module), without_grad_or_autocast(own_device):
+    with temporary_folder() as folder, preserved(module):
         try:
             given_tokenizer = _tokenizer_copy(tokenizer)
             _save_config_and_tokenizer(shown_name, module, given_tokenizer, folder)
@@ -151,12 +147,12 @@ def live_model(
 
 def _tokenizer_copy(tokenizer: Any) -> Any:
     """Copy a tokenizer without sampling, and without truncation and padding of its last call, which would be saved."""
-    own = deepcopy(tokenizer)
-    disable_sampling(own)
-    if backend := getattr(own, "backend_tokenizer", None):
+    copy = deepcopy(tokenizer)
+    disable_sampling(copy)
+    if backend := getattr(copy, "backend_tokenizer", None):
         backend.no_truncation()
         backend.no_padding()
-    return own
+    return copy
 
 
 def _save_config_and_tokenizer(name: str, module: Any, tokenizer: Any, folder: Path) -> None:
@@ -164,15 +160,12 @@ def _save_config_and_tokenizer(name: str, module: Any, tokenizer: Any, folder: P
     config = deepcopy(module.config)
     config.architectures = [type(module).__name__]
     config.dtype = str(module.dtype).removeprefix("torch.")
-    try:
-        with quiet():
-            (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
-            if module.can_generate():
-                content = module.generation_config.to_json_string()
-                (folder / GENERATION_CONFIG).write_text(content, encoding="utf-8")
-            tokenizer.save_pretrained(folder)
-    except Exception as error:  # a user's config or tokenizer may raise any error
-        raise CheckpointError(f"{name}: its config or tokenizer cannot be saved ({first_line(error)})") from error
+    with reading_as(name, "a model whose config and tokenizer can be saved", CheckpointError), quiet():
+        (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
+        if module.can_generate():
+            content = module.generation_config.to_json_string()
+            (folder / GENERATION_CONFIG).write_text(content, encoding="utf-8")
+        tokenizer.save_pretrained(folder)
 
 
 def _set_attention(name: str, module: Any, attention: str) -> None:

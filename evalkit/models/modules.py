@@ -1,4 +1,4 @@
-"""Validate modules for evaluation in memory.
+"""Validate modules for evaluation in memory, preserve and hash their state.
 
 In: a module. Out: the transformers model in it, or an error that says what to do; whether the model is unmodified.
 """
@@ -24,15 +24,15 @@ from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.loading.locate import DTYPES
 
 _DEVICES = ("cpu", "cuda", "mps")
-_SHARDED = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
+_SHARDED = {"FullyShardedDataParallel", "DTensor", "ShardedTensor"}
 """Class names of modules and parameters that are sharded over processes."""
+_ADAPTED = "peft."
+"""Package of adapter modules; some of their settings are not in their tensors."""
 _TRAINING = ("training", "gradient_checkpointing")
 """Attributes of modules that change training only."""
 _CHUNK = 2**24
 """Numbers of a tensor that are hashed at a time."""
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
-_ADAPTED = "peft."
-"""Package of adapter modules; some of their settings are not in their tensors."""
 
 
 def unwrapped(model: Any) -> Any:
@@ -44,48 +44,45 @@ def unwrapped(model: Any) -> Any:
     if isinstance(model, torch.nn.Module) and (inner := compiled(model)) is not None:
         return unwrapped(inner)
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    expected = "expected a checkpoint folder, a hub name, a GGUF file, 'demo', or a transformers.PreTrainedModel"
     if kind.startswith(_ADAPTED):
-        raise UsageError(
-            f"model is a {kind}, whose adapter is not merged; evaluate copy.deepcopy(model).merge_and_unload()"
-        )
-    raise UsageError(
-        f"model is a {kind}; expected a checkpoint folder, a hub name, a GGUF file, 'demo', or a "
-        "transformers.PreTrainedModel"
-    )
+        expected = "its adapter is not merged; evaluate copy.deepcopy(model).merge_and_unload()"
+    raise UsageError(f"model is a {kind}; {expected}")
 
 
 def check_module(name: str, module: Any) -> None:
     """Raise a `CheckpointError` unless a model is complete on one device, in one process, in a floating-point dtype."""
-    parts = {type(part).__name__ for part in (*module.modules(), *module.parameters())}
-    if sharded := [kind for kind in _SHARDED if kind in parts] or [
-        "DeepSpeed ZeRO-3" for parameter in module.parameters() if hasattr(parameter, "ds_id")
-    ]:
-        raise CheckpointError(
-            f"{name}: is sharded over processes ({sharded[0]}); save the complete model and evaluate its folder"
-        )
-    if any(type(part).__module__.startswith(_ADAPTED) for part in module.modules()):
-        raise CheckpointError(f"{name}: has adapters (peft); evaluate a copy in which they are merged into the weights")
+    if why := _why_unsupported(module):
+        raise CheckpointError(f"{name}: {why}")
+
+
+def _why_unsupported(module: Any) -> str:
+    parts, parameters = list(module.modules()), list(module.parameters())
+    kinds = {type(part).__name__ for part in (*parts, *parameters)}
+    sharded = kinds & _SHARDED or {"DeepSpeed ZeRO-3" for parameter in parameters if hasattr(parameter, "ds_id")}
+    if sharded:
+        return f"is sharded over processes ({min(sharded)}); save the complete model and evaluate its folder"
+    if any(type(part).__module__.startswith(_ADAPTED) for part in parts):
+        return "has adapters (peft); evaluate a copy in which they are merged into the weights"
     if getattr(module, "is_quantized", False) or getattr(module.config, "quantization_config", None):
-        raise CheckpointError(
-            f"{name}: is quantised; quantised models are evaluated from files only; give the checkpoint folder"
-        )
-    places = list(dict.fromkeys(map(str, getattr(module, "hf_device_map", {}).values())))
-    if len(places) > 1 or places == ["disk"]:
-        raise CheckpointError(
-            f"{name}: is spread over {', '.join(places)} by accelerate; evaluate its checkpoint folder with "
+        return "is quantised; quantised models are evaluated from files only; give the checkpoint folder"
+    tensors = [*parameters, *module.buffers()]
+    hooked = {str(device) for device in getattr(module, "hf_device_map", {}).values()}
+    devices = sorted(hooked if len(hooked) > 1 or hooked == {"disk"} else {str(tensor.device) for tensor in tensors})
+    if not devices or "meta" in devices:
+        return "has weights without data (device meta); load them first"
+    if len(devices) > 1:
+        return (
+            f"is spread over several devices ({', '.join(devices)}); evaluate its checkpoint folder with "
             "device_map='auto', or move the model to one device"
         )
-    tensors = [*module.parameters(), *module.buffers()]
-    if not tensors or any(tensor.is_meta for tensor in tensors):
-        raise CheckpointError(f"{name}: has weights without data (device meta); load them first")
-    if len(devices := sorted({str(tensor.device) for tensor in tensors})) > 1:
-        raise CheckpointError(f"{name}: is spread over several devices ({', '.join(devices)}); move it to one device")
-    if module.device.type not in _DEVICES:
-        raise CheckpointError(f"{name}: is on {module.device}; expected {', '.join(_DEVICES)}")
+    if devices[0].partition(":")[0] not in _DEVICES:
+        return f"is on {devices[0]}; expected {', '.join(_DEVICES)}"
     if str(module.dtype).removeprefix("torch.") not in DTYPES:
-        raise CheckpointError(f"{name}: computes in {module.dtype}; expected {', '.join(DTYPES)}")
+        return f"computes in {module.dtype}; expected {', '.join(DTYPES)}"
     if module.get_output_embeddings() is None:
-        raise CheckpointError(f"{name}: {type(module).__name__} has no output head; give a causal language model")
+        return f"{type(module).__name__} has no output head; give a causal language model"
+    return ""
 
 
 def is_stock(module: Any) -> bool:
@@ -110,22 +107,20 @@ def is_stock(module: Any) -> bool:
 
 def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:
     """Return each module's class and the scalar attributes that its computation may depend on."""
-    return {
-        name: (
-            type(part),
-            {
-                key: value
-                for key, value in vars(part).items()
-                if isinstance(value, (int, float, str, type(None))) and key not in _TRAINING and not key.startswith("_")
-            },
-        )
-        for name, part in module.named_modules()
-    }
+
+    def scalars(part: Any) -> dict[str, Any]:
+        return {
+            key: value
+            for key, value in vars(part).items()
+            if isinstance(value, (int, float, str, type(None))) and key not in _TRAINING and not key.startswith("_")
+        }
+
+    return {name: (type(part), scalars(part)) for name, part in module.named_modules()}
 
 
 @contextmanager
 def preserved(model: Any) -> Iterator[None]:
-    """Restore a model and every random number generator at the end.
+    """Compute without gradients and autocast; restore a model and every random number generator at the end.
 
     Restored are the attributes of every module (training mode, hooks, parameters, buffers and submodules by identity,
     a `forward` of its own), the numbers in its buffers, and its configs. The numbers in its parameters and their
@@ -136,26 +131,20 @@ def preserved(model: Any) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
     mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=list(devices)):
+    without_autocast = torch.autocast("cpu", enabled=False), torch.autocast(model.device.type, enabled=False)
+    with torch.random.fork_rng(devices=list(devices)), torch.no_grad(), without_autocast[0], without_autocast[1]:
         try:
             yield
         finally:
             for container, before in containers:
                 _restore(container, before)
-            with torch.no_grad():
-                for buffer, number in buffers:
-                    if not torch.equal(buffer, number):
-                        buffer.copy_(number)
+            for buffer, number in buffers:
+                if not torch.equal(buffer, number):
+                    buffer.copy_(number)
             random.setstate(python)
             np.random.set_state(numpy)
             if mps is not None:
                 torch.mps.set_rng_state(mps)
-
-
-@contextmanager
-def without_grad_or_autocast(device: str) -> Iterator[None]:
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast(device.partition(":")[0], enabled=False):
-        yield
 
 
 def _containers(model: Any) -> Iterator[_Container]:

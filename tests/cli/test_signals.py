@@ -26,7 +26,7 @@ place.load = lambda *_, **__: (print("reached", flush=True), time.sleep(300))
 IN_THE_ENCODER = """
 import evalkit.benchmarks.multiple_choice.prompts as place
 encode = place.Prompter.encode
-def slowly(own, questions, unconditional):
+def slowly(own, questions, unconditional=False):
     for one in encode(own, questions, unconditional):
         if threading.current_thread() is not threading.main_thread():
             print("reached", flush=True)

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.longbench.scores import load_generations
+from evalkit.benchmarks.longbench.results import load_generations
 from evalkit.benchmarks.needle.benchmark import Needle, NeedleRequest
-from evalkit.benchmarks.needle.results import load_needles
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.run import evaluate
 from evalkit.benchmarks.session import run_plan
@@ -27,7 +26,7 @@ from evalkit.models.loading.fingerprint import file_sha256
 from evalkit.runs.folder import Run
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.benchmarks.longbench.made import evaluate_longbench, record, write
-from tests.benchmarks.longbench.test_session import request as longbench_request
+from tests.benchmarks.longbench.made import request as longbench_request
 from tests.marks import fast
 from tests.models.test_gguf import write_gguf
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint, tiny_tokenizer
@@ -92,7 +91,7 @@ def commands(inputs: dict[str, Path]) -> dict[str, Command]:
         cells = {"lengths": (200,), "depths": (50,), "repeats": 1}
         asked = request_of(NeedleRequest, model, {"output": runs} | cells)
         run = run_plan(Needle().plan(asked, lambda _: None), Silent(live=False))
-        return load_needles(run)["answer"].tolist()
+        return Needle().answers(run)["answer"].tolist()
 
     return {"run": suite, "lm-eval": lm_eval, "longbench": longbench, "needle": needle}
 

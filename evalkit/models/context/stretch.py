@@ -1,7 +1,7 @@
 """Apply a context extension to a transformers model: set it in the config, check every rotary module after loading.
 
 In: a checkpoint folder and an `Extension`. Out: the config to load, and a loaded model whose layers are verified to use
-the frequencies of `context.rotary_frequencies`; or a `CheckpointError` with the reason. Without these checks an
+the frequencies of `extension.rotary_frequencies`; or a `CheckpointError` with the reason. Without these checks an
 extension is silently lost if it is set after loading, ignored by the architecture, or computed in bfloat16.
 """
 
@@ -21,10 +21,10 @@ from evalkit.errors import CheckpointError, ScoringError, first_line
 from evalkit.models.context.extension import DYNAMIC_YARN, LINEAR, NONE, NTK, YARN, Extension, rotary_frequencies
 from evalkit.models.parts import base_of, layers_of
 
-NTK_TYPE, BY_LENGTH_TYPE = "ntk_aware", "yarn_by_length"
+_NTK_TYPE, BY_LENGTH_TYPE = "ntk_aware", "yarn_by_length"
 """Rope types that evalkit adds to transformers. With "dynamic" in a name, transformers' modules would change the
 frequencies themselves, to those of the longest sequence so far."""
-_ROPE_TYPES = {YARN: "yarn", LINEAR: "linear", NTK: NTK_TYPE, DYNAMIC_YARN: BY_LENGTH_TYPE, NONE: "default"}
+_ROPE_TYPES = {YARN: "yarn", LINEAR: "linear", NTK: _NTK_TYPE, DYNAMIC_YARN: BY_LENGTH_TYPE, NONE: "default"}
 
 _SCALING_KEYS = (
     "type", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
@@ -34,11 +34,10 @@ _SCALING_KEYS = (
 _TOLERANCE = 1e-6
 """Relative to the unstretched frequency. float32, in which transformers computes, has 6e-8; bfloat16 has 4e-3."""
 _TRIED = 16
-"""Tokens of the forward passes of this check."""
+"""Tokens of the forward passes of the check of layers."""
 _LEAST_EFFECT = 0.05
 """Least effect of a changed attention scaling, relative to that of doubled frequencies. Eleven architectures and the
 demo checkpoint have 0.3 to 6; where queries and keys are normalised after rotation it is rounding, at most 0.015."""
-
 _LEAST_POSITIONS = 0.1
 """Least effect of reordered tokens on a layer with positions, relative to that of doubled frequencies on rotating
 layers. It is about 1, and rounding (at most 0.0002) in layers without positions."""
@@ -59,15 +58,12 @@ class Stretched:
 
 def stretched_config(given: str, folder: Path, extension: Extension, *, trust_remote_code: bool = False) -> Stretched:
     """Read the config in a folder and set an extension in it."""
-    for name in (NTK_TYPE, BY_LENGTH_TYPE):
+    from transformers import AutoConfig
+
+    for name in (_NTK_TYPE, BY_LENGTH_TYPE):
         register_rotary(name, _initial_frequencies)
     with quiet():
-        from transformers import AutoConfig
-
-        try:
-            config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
-        except Exception as error:  # transformers raises errors of any type; the config is the cause
-            raise CheckpointError(f"{given}: its config cannot be read ({first_line(error)})") from error
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
         text = config.get_text_config()
         own = getattr(text, "rope_parameters", None)
         if not isinstance(own, dict) or not own.get("rope_theta"):
@@ -94,24 +90,43 @@ def stretched_config(given: str, folder: Path, extension: Extension, *, trust_re
     return Stretched(extension, config, float(own["rope_theta"]), float(own.get("partial_rotary_factor") or 1.0))
 
 
+def _rope_parameters(extension: Extension) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"rope_type": _ROPE_TYPES[extension.method]}
+    if extension.method != NONE:
+        parameters["factor"] = extension.factor
+    if extension.method not in (NONE, LINEAR):
+        parameters["original_max_position_embeddings"] = extension.original
+    if extension.method == YARN:
+        names = ("beta_fast", "beta_slow", "attention_factor")
+        parameters |= {name: getattr(extension, name) for name in names} | {"truncate": True}
+    return parameters
+
+
+def _initial_frequencies(config: Any, device: Any = None, *_: Any, **__: Any) -> tuple[torch.Tensor, float]:
+    """Compute the [channels / 2] initial frequencies of a rotary module, and its attention scaling."""
+    rope = config.rope_parameters
+    method = NTK if rope["rope_type"] == _NTK_TYPE else NONE
+    extension = Extension(method, 0, rope["original_max_position_embeddings"], rope["factor"])
+    size = _rotating_channels(config, rope.get("partial_rotary_factor", 1.0))
+    frequencies, scaling = rotary_frequencies(extension, size, rope["rope_theta"])
+    return torch.from_numpy(frequencies).to(device, torch.float32), scaling
+
+
+def _rotating_channels(config: Any, share: float) -> int:
+    return int((getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads) * share)
+
+
 def finish(given: str, model: Any, stretched: Stretched) -> None:
     """Install length-dependent frequencies if the method needs them, and check all rotary modules.
 
     The model is loaded with `stretched.config`, and on its device. Raises a `CheckpointError` if the frequencies or
     scaling of a rotary module differ from the formula, if the layers do not use their rotary modules, or without any.
     """
-    extension = stretched.extension
-    modules = [
-        (path, module)
-        for path, module in model.named_modules()
-        if isinstance(getattr(module, "inv_freq", None), torch.Tensor)
-    ]
-    if not modules:
-        raise CheckpointError(
-            f"{given}: the context cannot be stretched: {type(model).__name__} has no rotary module (inv_freq), so "
-            "its positions are fixed in code, learned, or none; give --context none"
-        )
-    for path, module in modules:
+    extension, modules = stretched.extension, []
+    for path, module in model.named_modules():
+        if not isinstance(getattr(module, "inv_freq", None), torch.Tensor):
+            continue
+        modules.append(module)
         where = f"{given}: {path}"
         # Of a head, or of a signal in a layer with its own rotary embeddings
         size = _rotating_channels(getattr(module, "config", model.config).get_text_config(), stretched.share)
@@ -119,15 +134,11 @@ def finish(given: str, model: Any, stretched: Stretched) -> None:
         _check_module(where, module, stretched, size, length=extension.original)
         if extension.by_length:
             module.register_forward_pre_hook(_LengthHook(extension, size, stretched.theta), with_kwargs=True)
-            places = torch.tensor([[0, extension.target - 1]], device=module.inv_freq.device)
-            try:
-                with torch.no_grad():
-                    module(torch.zeros(1, 1, 1, size, device=places.device), places)
-            except Exception as error:  # an architecture may fail in any way
-                raise CheckpointError(f"{where}: does not take positions as expected ({first_line(error)})") from error
+            positions = torch.tensor([[0, extension.target - 1]], device=module.inv_freq.device)
+            with torch.no_grad():
+                module(torch.zeros(1, 1, 1, size, device=positions.device), positions)
             _check_module(where, module, stretched, size, length=extension.target)
-    scaled = extension.method in (YARN, DYNAMIC_YARN)
-    _check_layers(given, model, [module for _, module in modules], scaled)
+    _check_layers(given, model, modules, is_scaled=extension.method in (YARN, DYNAMIC_YARN))
 
 
 class _LengthHook:
@@ -156,80 +167,50 @@ class _LengthHook:
         module.attention_scaling = scaling
 
 
-def _rotating_channels(config: Any, share: float) -> int:
-    return int((getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads) * share)
-
-
 def _check_module(where: str, module: Any, stretched: Stretched, size: int, length: int) -> None:
-    frequencies = module.inv_freq
+    """Raise unless a module of `size` rotating channels has the frequencies and scaling of a sequence's length."""
+    frequencies, method = module.inv_freq, stretched.extension.method
     if frequencies.dtype not in (torch.float32, torch.float64):
         raise CheckpointError(
             f"{where}: its rotary frequencies are {str(frequencies.dtype).removeprefix('torch.')}, which is too "
             "imprecise for distant positions; they must be float32 whatever the dtype of the weights"
         )
-    found = frequencies.detach().cpu().double().numpy()
-    if size < 2 or found.shape != (size // 2,):
+    actual = frequencies.detach().cpu().double().numpy()
+    if size < 2 or actual.shape != (size // 2,):
         raise CheckpointError(
-            f"{where}: rotates {2 * len(found)} channels of a head, but config.json gives {size}; the context of "
+            f"{where}: rotates {2 * len(actual)} channels of a head, but config.json gives {size}; the context of "
             "such a model cannot be stretched safely; give --context none"
         )
     expected, scaling = rotary_frequencies(stretched.extension, size, stretched.theta, length)
     plain = stretched.theta ** (-np.arange(0, size, 2) / size)
-    gap = float(np.abs((found - expected) / plain).max())
+    gap = float(np.abs((actual - expected) / plain).max())
     if gap > _TOLERANCE:
-        ignored = float(np.abs(found / plain - 1).max()) <= _TOLERANCE
-        why = "are those of the unstretched model: it ignores rope_parameters" if ignored else f"are off by {gap:.1g}"
         raise CheckpointError(
-            f"{where}: its rotary frequencies {why}, so {stretched.extension.method} would not be applied correctly; "
+            f"{where}: its rotary frequencies are off by {gap:.1g} from {method}'s, as if it ignored rope_parameters; "
             "give --context none"
         )
     own = getattr(module, "attention_scaling", None)
     if own is None or abs(float(own) - scaling) > _TOLERANCE:
-        shown = "none" if own is None else f"{float(own):g}"
-        raise CheckpointError(f"{where}: its attention scaling is {shown}, not {scaling:g}; give --context none")
+        raise CheckpointError(f"{where}: its attention scaling is {own}, not {scaling:g}; give --context none")
 
 
-def _rope_parameters(extension: Extension) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"rope_type": _ROPE_TYPES[extension.method]}
-    if extension.method == NONE:
-        return parameters
-    parameters["factor"] = extension.factor
-    if extension.method == LINEAR:
-        return parameters
-    parameters["original_max_position_embeddings"] = extension.original
-    if extension.method == YARN:
-        named = ("beta_fast", "beta_slow", "attention_factor")
-        parameters |= {name: getattr(extension, name) for name in named} | {"truncate": True}
-    return parameters
-
-
-def _initial_frequencies(config: Any, device: Any = None, *_: Any, **__: Any) -> tuple[torch.Tensor, float]:
-    """Compute the [channels / 2] initial frequencies of a rotary module, and its attention scaling."""
-    rope = config.rope_parameters
-    method = NTK if rope["rope_type"] == NTK_TYPE else NONE
-    extension = Extension(method, 0, rope["original_max_position_embeddings"], rope["factor"])
-    size = _rotating_channels(config, rope.get("partial_rotary_factor", 1.0))
-    frequencies, scaling = rotary_frequencies(extension, size, rope["rope_theta"])
-    return torch.from_numpy(frequencies).to(device, torch.float32), scaling
-
-
-def _check_layers(given: str, model: Any, modules: list[Any], scaled: bool) -> None:
+def _check_layers(given: str, model: Any, modules: list[Any], *, is_scaled: bool) -> None:
     """Raise if a layer encodes positions without the model's rotary modules, such as all of Falcon's under ALiBi.
 
-    Also raise, if cos and sin are to be `scaled`, for a model that normalises queries and keys after rotation
-    (NanoChat, HunYuan): scaling does not change its logits. Layers without positions (SmolLM3's fourth) are accepted.
-    Each layer is run in isolation on its undisturbed input while the frequencies or the scaling are perturbed.
+    Also raise, if cos and sin are scaled, for a model that normalises queries and keys after rotation (NanoChat,
+    HunYuan): scaling does not change its logits. Layers without positions (SmolLM3's fourth) are accepted. Each layer
+    is run in isolation on its undisturbed input while the frequencies or the scaling are perturbed.
     """
     name = type(model).__name__
     rows = model.get_input_embeddings().weight.shape[0]
     ids = (torch.arange(_TRIED, device=model.device) % rows)[None]
-    clean = _run_layers(given, model, ids)
+    clean = _run_layers(model, ids)
 
     def effects(perturb: Callable[[Any, Any], None]) -> list[float]:
         own = [(module, module.attention_scaling, module.inv_freq.clone()) for module in modules]
         hooks = [module.register_forward_pre_hook(perturb) for module in modules]
         try:
-            return _changes(clean, _run_layers(given, model, ids, [before for before, _ in clean]))
+            return _changes(clean, _run_layers(model, ids, [before for before, _ in clean]))
         finally:
             for hook, (module, scaling, frequencies) in zip(hooks, own, strict=True):
                 hook.remove()
@@ -237,16 +218,16 @@ def _check_layers(given: str, model: Any, modules: list[Any], scaled: bool) -> N
                 module.inv_freq.copy_(frequencies)
 
     noise, rotated = effects(lambda *_: None), effects(_double_frequencies)
-    rotating = [number for number, own in enumerate(rotated) if own > 2 * noise[number]]
+    rotating = [number for number, effect in enumerate(rotated) if effect > 2 * noise[number]]
     if not rotating:
         raise CheckpointError(
-            f"{given}: the layers of {name} do not use its rotary modules, so stretching would have no effect; "
-            "give --context none"
+            f"{given}: the context cannot be stretched: the layers of {name} do not use {len(modules)} rotary modules "
+            "(inv_freq), so its positions are fixed in code, learned, or none; give --context none"
         )
     if len(rotating) < len(clean):
         # The last token of a layer without positions does not depend on the order of the tokens before it
         reordered = [torch.cat((before[:, :-1].flip(1), before[:, -1:]), dim=1) for before, _ in clean]
-        moved = _changes(clean, _run_layers(given, model, ids, reordered), last=True)
+        moved = _changes(clean, _run_layers(model, ids, reordered), last=True)
         least = _LEAST_POSITIONS * float(np.median([rotated[number] for number in rotating]))
         others = [number for number in range(len(clean)) if number not in rotating and moved[number] > least]
         if others:
@@ -254,7 +235,7 @@ def _check_layers(given: str, model: Any, modules: list[Any], scaled: bool) -> N
                 f"{given}: {name} encodes positions without its rotary modules in layers "
                 f"{', '.join(map(str, others))} (from 0), which would stay unstretched; give --context none"
             )
-    if scaled:
+    if is_scaled:
         scaling_effects = effects(_increase_scaling)
         if any(scaling_effects[number] < _LEAST_EFFECT * rotated[number] for number in rotating):
             raise CheckpointError(
@@ -267,22 +248,22 @@ _States = list[tuple[torch.Tensor, torch.Tensor]]
 """Input and output of each layer, [1, tokens, d_model]; the output in float32."""
 
 
-def _run_layers(given: str, model: Any, ids: torch.Tensor, inputs: list[torch.Tensor] | None = None) -> _States:
+def _run_layers(model: Any, ids: torch.Tensor, inputs: list[torch.Tensor] | None = None) -> _States:
     """Run [1, tokens] through the base model and record each layer; with `inputs`, these replace the layers' inputs.
 
     With `inputs`, the output of a layer shows only perturbations within it, not those of earlier layers.
     """
-    found: _States = []
+    recorded: _States = []
 
     def enter(_: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         states = args[0] if args else settings["hidden_states"]
         if inputs is not None:
-            states = inputs[len(found)]
-        found.append((states, states))
+            states = inputs[len(recorded)]
+        recorded.append((states, states))
         return ((states, *args[1:]), settings) if args else (args, settings | {"hidden_states": states})
 
     def leave(_: Any, __: Any, out: Any) -> None:
-        found[-1] = (found[-1][0], (out[0] if isinstance(out, tuple) else out).float())
+        recorded[-1] = (recorded[-1][0], (out[0] if isinstance(out, tuple) else out).float())
 
     hooks = []
     for layer in layers_of(model):
@@ -290,12 +271,10 @@ def _run_layers(given: str, model: Any, ids: torch.Tensor, inputs: list[torch.Te
     try:
         with torch.inference_mode():
             base_of(model)(input_ids=ids, use_cache=False)
-    except Exception as error:  # an architecture may fail in any way
-        raise CheckpointError(f"{given}: does not run with a stretched context ({first_line(error)})") from error
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return recorded
 
 
 def _changes(clean: _States, other: _States, last: bool = False) -> list[float]:

@@ -1,22 +1,22 @@
 """Build a model from config.json and weights in memory, with transformers' `from_pretrained`.
 
-In: a folder with config.json and without weights, and the weights. Out: the model, and transformers' report on each
-weight. The model is first built on the meta device, so that a model far larger than its weights is rejected before
-memory is allocated for it.
+In: a snapshot of a checkpoint. Out: the model, and transformers' report on each weight. The model is first built on the
+meta device, so that a model far larger than its weights is rejected before memory is allocated for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from evalkit.compatibility.transformers import attention_of, quiet
-from evalkit.errors import CheckpointError, first_line
+from evalkit.errors import CheckpointError
+from evalkit.models.loading.config import quantization
 from evalkit.models.loading.files import GENERATION_CONFIG
-from evalkit.models.loading.snapshot import LoadedFiles
+from evalkit.models.loading.snapshot import Snapshot
 
 _EXCESS, _PACKED = 2, 32
 """Most parameters of a model as a multiple of the numbers in its files, plain and quantised. Below a factor of two,
@@ -28,18 +28,7 @@ _KEPT = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True)
-class BuiltModel:
-    """A model with its weights."""
-
-    model: Any
-    report: dict[str, Any]
-    """transformers' `loading_info`."""
-    codes: tuple[str, ...]
-    """Names of weights stored as integers or in 8 bits that were loaded without dequantisation."""
-
-
-class ReadOnceTensor:
+class _ReadOnceTensor:
     """A tensor that is freed when transformers, to which it is a lazy slice of a file, has read `tensor[...]` once."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -52,60 +41,60 @@ class ReadOnceTensor:
         return tensor
 
 
-def build_model(read: LoadedFiles, config: Any, *, dtype: str, attention: str, remote: bool) -> BuiltModel:
-    """Build a causal language model.
+def build_model(
+    files: Snapshot, config: Any, dtype: str, attention: str, remote: bool
+) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
+    """Build a causal language model on the CPU.
 
-    The tensors of `read` are emptied, so that each is freed once it is converted. Without `config`, that of the folder
-    is used. With `remote`, the model class is defined by code in the folder.
+    The tensors of `files` are emptied, so that each is freed once it is converted.
+
+    Args:
+        files: the checkpoint.
+        config: a transformers config in place of the checkpoint's; None: the checkpoint's.
+        dtype, attention: see `load`.
+        remote: whether the model class is defined by code in the folder.
+
+    Returns:
+        The model; transformers' `loading_info`; and the names of weights in integers or 8 bits that were loaded
+        without dequantisation.
     """
-    try:
-        with quiet():
-            return _build(read, config, getattr(torch, dtype), attention, remote)
-    except CheckpointError:
-        raise
-    except Exception as error:  # transformers raises errors of any type; the checkpoint is the cause
-        raise CheckpointError(f"{read.checkpoint.given}: cannot be loaded ({first_line(error)})") from error
-
-
-def _build(read: LoadedFiles, config: Any, dtype: torch.dtype, attention: str, remote: bool) -> BuiltModel:
-    from transformers import AutoConfig, GenerationConfig
-
-    given, folder, tensors = read.checkpoint.given, read.checkpoint.folder, read.weights.tensors
-    own = config or AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=remote)
-    quantised = any(getattr(part, "quantization_config", None) for part in (own, own.get_text_config()))
-    meta_model = _meta_model(given, own, dtype, attention, remote)
-    _check_size(given, meta_model, tensors, _PACKED if quantised else _EXCESS)
-    _check_duplicates(given, tensors, meta_model.base_model_prefix)
-    if read.weights.rounded and _keeps_wider(meta_model, dtype):
+    checkpoint, tensors, kind = files.checkpoint, files.weights.tensors, getattr(torch, dtype)
+    with quiet():
+        if config is None:
+            config = AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True, trust_remote_code=remote)
+        is_quantised = bool(quantization(checkpoint.config()))
+        meta_model = _meta_model(checkpoint.given, config, kind, attention, remote)
+        _check_size(checkpoint.given, meta_model, tensors, _PACKED if is_quantised else _EXCESS)
+        _check_duplicates(checkpoint.given, tensors, meta_model.base_model_prefix)
+        if files.weights.rounded and _keeps_wider(meta_model, kind):
+            tensors.clear()
+            tensors |= files.unrounded()
+        # transformers inspects quantised tensors before it reads them, so they cannot be read-once
+        state_dict = {name: tensor if is_quantised else _ReadOnceTensor(tensor) for name, tensor in tensors.items()}
         tensors.clear()
-        tensors |= read.read_again()
-    # Quantised tensors are inspected before they are read, so they cannot be read-once
-    state_dict = {name: tensor if quantised else ReadOnceTensor(tensor) for name, tensor in tensors.items()}
-    tensors.clear()
-    # Never a folder: transformers would apply adapters, fall back to pickles, and read files that nobody hashed
-    model, report = type(meta_model).from_pretrained(
-        None,
-        config=meta_model.config,
-        state_dict=state_dict,
-        dtype=dtype,
-        attn_implementation=attention_of(meta_model.config),
-        local_files_only=True,
-        ignore_mismatched_sizes=True,  # otherwise the error names no tensor
-        output_loading_info=True,
-    )
-    if model.can_generate():
-        # As for a folder, but without code that it may hold for generation
-        model.generation_config = (
-            GenerationConfig.from_pretrained(str(folder), local_files_only=True)
-            if (folder / GENERATION_CONFIG).is_file()
-            else GenerationConfig.from_model_config(read.checkpoint.config())
+        # Never a folder: transformers would apply adapters, fall back to pickles, and read files that nobody hashed
+        model, report = type(meta_model).from_pretrained(
+            None,
+            config=meta_model.config,
+            state_dict=state_dict,
+            dtype=kind,
+            attn_implementation=attention_of(meta_model.config),
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # otherwise the error names no tensor
+            output_loading_info=True,
         )
-    return BuiltModel(model, report, () if quantised else _codes(model, state_dict))
+        if model.can_generate():
+            # As for a folder, but without code that it may hold for generation
+            model.generation_config = (
+                GenerationConfig.from_pretrained(str(checkpoint.folder), local_files_only=True)
+                if (checkpoint.folder / GENERATION_CONFIG).is_file()
+                else GenerationConfig.from_model_config(checkpoint.config())
+            )
+    return model, report, () if is_quantised else _codes(model, state_dict)
 
 
 def _meta_model(given: str, config: Any, dtype: torch.dtype, attention: str, remote: bool) -> Any:
     """Build the model on the meta device; "auto" selects sdpa, or eager for architectures without sdpa."""
-    from transformers import AutoModelForCausalLM
 
     def build(implementation: str) -> Any:
         with torch.device("meta"):
@@ -134,19 +123,12 @@ def _check_size(given: str, model: Any, tensors: Mapping[str, torch.Tensor], exc
             f"{given}: config.json describes a far larger model than its files hold ({stored:,} numbers in "
             f"{len(tensors):,} weights); its sizes or its number of layers are wrong"
         )
-    buffers = dict(model.named_buffers())
-    if sum(buffer.numel() for buffer in buffers.values()) > _MOST_BUFFERED:
-        largest = max(buffers, key=lambda name: int(buffers[name].numel())).rpartition(".")[2]
+    buffers = {name: buffer.numel() for name, buffer in model.named_buffers()}
+    if sum(buffers.values()) > _MOST_BUFFERED:
         raise CheckpointError(
-            f"{given}: config.json describes a model whose buffers ({largest}) have more than {_MOST_BUFFERED:,} "
-            "numbers; its number of positions is wrong"
+            f"{given}: config.json describes a model with a buffer ({max(buffers, key=buffers.__getitem__)}) of "
+            f"{max(buffers.values()):,} numbers; its number of positions is wrong"
         )
-
-
-def _keeps_wider(model: Any, dtype: torch.dtype) -> bool:
-    """Return whether some weights of a model stay wider than its dtype: its class lists them, or creates them so."""
-    floating = (weight.dtype for weight in model.state_dict().values() if weight.is_floating_point())
-    return any(getattr(model, name, None) for name in _KEPT) or any(kind.itemsize > dtype.itemsize for kind in floating)
 
 
 def _check_duplicates(given: str, names: Collection[str], base: str) -> None:
@@ -154,6 +136,12 @@ def _check_duplicates(given: str, names: Collection[str], base: str) -> None:
     for name in names:
         if name.startswith(f"{base}.") and (bare := name.removeprefix(f"{base}.")) in names:
             raise CheckpointError(f"{given}: holds {name} and {bare}, two tensors for one weight; remove one of them")
+
+
+def _keeps_wider(model: Any, dtype: torch.dtype) -> bool:
+    """Return whether some weights of a model stay wider than its dtype: its class lists them, or creates them so."""
+    floating = (weight.dtype for weight in model.state_dict().values() if weight.is_floating_point())
+    return any(getattr(model, name, None) for name in _KEPT) or any(kind.itemsize > dtype.itemsize for kind in floating)
 
 
 def _codes(model: Any, state_dict: Mapping[str, Any]) -> tuple[str, ...]:
@@ -168,5 +156,4 @@ def _codes(model: Any, state_dict: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _last_part(name: str, tensor: Any) -> tuple[str, tuple[int, ...]]:
-    """Return the last part of a tensor's name, and its shape."""
     return name.rpartition(".")[2], tuple(tensor.shape)

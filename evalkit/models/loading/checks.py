@@ -18,15 +18,13 @@ from evalkit.compatibility.transformers import (
 )
 from evalkit.display import Say
 from evalkit.errors import CheckpointError
-from evalkit.models.loading.config import check_code
+from evalkit.models.loading.config import check_code, quantization
 from evalkit.models.loading.files import read_json, weight_indexes
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.variants.settings import PREFIX
 
 if TYPE_CHECKING:
     import torch
-
-    from evalkit.models.loading.build import BuiltModel
 
 _CONDITIONAL = "ForConditionalGeneration"
 """Suffix of encoder-decoders, and of decoders with encoders of images or sound."""
@@ -63,9 +61,7 @@ def register_type(config: Mapping[str, Any]) -> None:
         import evalkit.models.auto  # noqa: F401
 
 
-def quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The quantization_config, also that of the text part of a multi-part model; empty if there is none."""
-    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
+# Before weights are read
 
 
 def check_supported(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
@@ -81,147 +77,25 @@ def check_supported(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
         )
 
 
-def check_causal(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Raise a `CheckpointError` unless the model predicts each token from the preceding tokens only."""
-    if why := _why_not_causal(config):
-        architecture = _named_class(config) or f"model type '{config.get('model_type')}'"
-        raise CheckpointError(f"{checkpoint.given}: {architecture} {why}; evalkit scores causal language models only")
-
-
-def check_index(checkpoint: Checkpoint, names: Collection[str]) -> None:
-    """Raise a `CheckpointError` if the index of sharded weights lists weights that no file has (`names`).
-
-    Such an index is left after a shard was replaced by another.
-    """
-    first = checkpoint.weights()[0]
-    for index in weight_indexes(checkpoint.folder):
-        whole = checkpoint.folder / index.name.removesuffix(".index.json")
-        of_index = first != whole and first.suffix == whole.suffix
-        if of_index and (missing := sorted(read_json(index)["weight_map"].keys() - names)):
-            raise CheckpointError(
-                f"{index}: lists {len(missing):,} weights that no file has, the first of them {missing[0]!r:.60}; copy "
-                "the checkpoint again"
-            )
-
-
-def check_stored(given: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise a `CheckpointError` if config.json names a quantisation and the weights lack it, or their scales.
-
-    transformers loads such weights as stored. Where config.json names no quantisation, `check_report` detects them.
-    """
-    method = quantization(config)
-    if not method:
-        return
-    codes = [name for name, tensor in tensors.items() if not tensor.is_floating_point() or tensor.element_size() == 1]
-    if not codes and method.get("quant_method") not in _FLOATING_METHODS:
-        raise CheckpointError(
-            f"{given}: config.json has a quantization_config, but no weight is stored as integers or in 8 bits; remove "
-            "it, or provide the quantised weights"
-        )
-    parts = {name: name.rpartition(".") for name in tensors}
-    scaled = {module for module, _, part in parts.values() if _SCALE.search(part)}
-    if bare := [name for name in codes if parts[name][2] in _PLAIN and not {name, parts[name][0]} & scaled]:
-        raise CheckpointError(
-            f"{given}: {_few(sorted(bare))} are stored as integers or in 8 bits, but the files lack their scales"
-        )
-
-
-def check_report(given: str, built: BuiltModel, say: Say) -> None:
-    """Raise a `CheckpointError` if weights of the model are random, or weights of the checkpoint were not loaded.
-
-    `say` is called for unexpected weights that belong to no layer or module of the model.
-    """
-    report = built.report
-    if mismatched := sorted(report.get("mismatched_keys") or ()):
-        shown = [f"{key} is {tuple(saved)}, not {tuple(expected)}" for key, saved, expected in mismatched]
-        raise CheckpointError(f"{given}: weights do not have the shapes that config.json implies: {_few(shown)}")
-    if missing := sorted(report.get("missing_keys") or ()):
-        raise CheckpointError(f"{given}: {len(missing)} weights are missing and would be random: {_few(missing)}")
-    if built.codes:
-        raise CheckpointError(
-            f"{given}: {_few(built.codes)} are stored as integers or in 8 bits, but config.json has no "
-            "quantization_config, so their scales are unknown; add it, or provide dequantised weights"
-        )
-    unexpected = sorted(report.get("unexpected_keys") or ())
-    if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
-        raise CheckpointError(
-            f"{given}: {_few(differential)} belong to differential layers that config.json does not list; "
-            "correct its variant_layers"
-        )
-    own = built.model.state_dict()
-    last: dict[str, int] = {}
-    for layer in filter(None, map(_LAYER.match, own)):
-        last[layer[1]] = max(int(layer[2]), last.get(layer[1], 0))
-    possible = {key: _possible_names(key, built.model.base_model_prefix) for key in unexpected}
-    if layers := [key for key in unexpected if any(_is_extra_layer(form, last) for form in possible[key])]:
-        raise CheckpointError(
-            f"{given}: the files hold weights of more layers than config.json has: {_few(layers)}; correct its number "
-            "of layers"
-        )
-    if parts := [key for key in unexpected if any(_belongs_to_model(form, own, last) for form in possible[key])]:
-        raise CheckpointError(
-            f"{given}: {_few(parts)} would be left out of modules of the model; config.json lacks the bias or the "
-            "quantization_config, or is for another architecture, or an adapter has to be merged"
-        )
-    if unexpected:
-        say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
-
-
-def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
-    """Raise a `CheckpointError` for non-finite weights, or an output head that differs from its tied embedding."""
-    import torch
-
-    for name, weight in model.named_parameters():
-        if weight.is_floating_point() and weight.numel() and weight.element_size() > 1:
-            least, largest = torch.aminmax(weight.detach())
-            if not (least.isfinite() and largest.isfinite()):
-                why = "" if weight.dtype == torch.float32 else ", or the dtype too narrow: try --dtype float32"
-                raise CheckpointError(
-                    f"{given}: {name} holds NaN or infinite values in {str(weight.dtype).removeprefix('torch.')}; "
-                    f"training has diverged, or the file is damaged{why}"
-                )
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = config.get("tie_word_embeddings") is True and head is not None and ties_head(model)
-    if tied and head.weight is not embedding.weight and not torch.equal(head.weight, embedding.weight):
-        raise CheckpointError(
-            f"{given}: its output head differs from its embedding, but config.json sets tie_word_embeddings; set it to "
-            "false, or remove the head from the file"
-        )
-
-
 def _check_trust(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
     if natively_known(config):
         return
     kind = config.get("model_type")
     if checkpoint.trust_remote_code:
         check_code(checkpoint.folder / "config.json", config.get("auto_map"))
-    elif "auto_map" in config:
-        raise CheckpointError(
-            f"{checkpoint.given}: model type '{kind}' is defined by the checkpoint's own Python code; pass "
-            "--trust-remote-code to run it if you trust its source"
-        )
     else:
+        advice = "; pass --trust-remote-code to run the checkpoint's own code if you trust its source"
         raise CheckpointError(
             f"{checkpoint.given}: config.json has model_type '{kind}', which transformers does not know"
+            f"{advice if 'auto_map' in config else ''}"
         )
 
 
-def _check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    found = quantization(config)
-    if not found:
-        return
-    # Keys of old bitsandbytes checkpoints
-    short = [bits for bits in ("4bit", "8bit") if found.get(f"load_in_{bits}") is True]
-    method = f"bitsandbytes_{short[0]}" if short else found.get("quant_method")
-    if not isinstance(method, str) or method not in quantization_methods():
-        raise CheckpointError(
-            f"{checkpoint.given}: config.json has a quantization_config whose quant_method is {method!r:.60}, which "
-            "transformers does not know; its weights would be loaded as plain ones"
-        )
-    if method in _UNREADABLE_METHODS:
-        raise CheckpointError(
-            f"{checkpoint.given}: config.json has quant_method {method}, {_UNREADABLE_METHODS[method]}"
-        )
+def check_causal(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
+    """Raise a `CheckpointError` unless the model predicts each token from the preceding tokens only."""
+    if why := _why_not_causal(config):
+        architecture = _named_class(config) or f"model type '{config.get('model_type')}'"
+        raise CheckpointError(f"{checkpoint.given}: {architecture} {why}; evalkit scores causal language models only")
 
 
 def _why_not_causal(config: dict[str, Any]) -> str | None:
@@ -233,9 +107,10 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
     if named.endswith(_NOT_CAUSAL) and not _is_language_model(config, named):
         return "is not a causal language model"
     # BERT-like models have a causal class too, but attend in both directions unless this is set
-    if config.get("model_type") in masked_language_models() and not (config.get("is_decoder") or config.get("causal")):
-        return "attends in both directions (is_decoder is not set)"
-    if config.get("use_bidirectional_attention") is True or config.get("is_causal") is False:
+    is_masked = config.get("model_type") in masked_language_models()
+    if (is_masked and not (config.get("is_decoder") or config.get("causal"))) or (
+        config.get("use_bidirectional_attention") is True or config.get("is_causal") is False
+    ):
         return "attends in both directions"
     if not natively_known(config):
         return None  # trusted remote code: its auto_map decides
@@ -243,6 +118,11 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
     if config_class(config["model_type"]) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "has no causal language model in transformers"
     return None
+
+
+def _named_class(config: dict[str, Any]) -> str:
+    """Return the class that config.json names, or ""."""
+    return next(iter(config.get("architectures") or ()), "")
 
 
 def _is_language_model(config: dict[str, Any], named: str) -> bool:
@@ -270,9 +150,101 @@ def _register_part(config: Mapping[str, Any], named: str) -> None:
             transformers.AutoModelForCausalLM.register(kind, model, exist_ok=True)
 
 
-def _named_class(config: dict[str, Any]) -> str:
-    """Return the class that config.json names, or ""."""
-    return next(iter(config.get("architectures") or ()), "")
+def _check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
+    settings = quantization(config)
+    if not settings:
+        return
+    # Keys of old bitsandbytes checkpoints
+    bits = next((bits for bits in ("4bit", "8bit") if settings.get(f"load_in_{bits}") is True), None)
+    method = f"bitsandbytes_{bits}" if bits else settings.get("quant_method")
+    known = isinstance(method, str) and method in quantization_methods()
+    if not known or method in _UNREADABLE_METHODS:
+        why = _UNREADABLE_METHODS[str(method)] if known else "which transformers does not know"
+        raise CheckpointError(
+            f"{checkpoint.given}: the quantization_config of config.json has quant_method {method!r:.60}, {why}"
+        )
+
+
+# After weights are read
+
+
+def check_stored(checkpoint: Checkpoint, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise a `CheckpointError` for files that lack weights of their index, or whose quantisation is not config.json's.
+
+    An index that lists more weights is left after a shard was replaced. transformers loads codes without their scales,
+    and plain weights for quantised ones, as they are stored. Where config.json names no quantisation, `check_report`
+    detects codes.
+    """
+    weights = checkpoint.weights() if checkpoint.gguf is None else ()
+    for index in weight_indexes(checkpoint.folder):
+        whole = index.with_name(index.name.removesuffix(".index.json"))
+        is_used = whole not in weights and any(path.suffix == whole.suffix for path in weights)
+        if is_used and (missing := sorted(read_json(index)["weight_map"].keys() - tensors.keys())):
+            raise CheckpointError(
+                f"{index}: lists {len(missing):,} weights that no file has, the first of them {missing[0]!r:.60}; copy "
+                "the checkpoint again"
+            )
+    settings = quantization(config)
+    if not settings:
+        return
+    codes = [name for name, tensor in tensors.items() if not tensor.is_floating_point() or tensor.element_size() == 1]
+    if not codes and settings.get("quant_method") not in _FLOATING_METHODS:
+        raise CheckpointError(
+            f"{checkpoint.given}: config.json has a quantization_config, but no weight is stored as integers or in 8 "
+            "bits; remove it, or provide the quantised weights"
+        )
+    parts = {name: name.rpartition(".") for name in tensors}
+    scaled = {module for module, _, part in parts.values() if _SCALE.search(part)}
+    if bare := [name for name in codes if parts[name][2] in _PLAIN and not {name, parts[name][0]} & scaled]:
+        raise CheckpointError(
+            f"{checkpoint.given}: {_few(sorted(bare))} are stored as integers or in 8 bits, but the files lack their "
+            "scales"
+        )
+
+
+def check_report(given: str, model: Any, report: Mapping[str, Any], codes: Collection[str], say: Say) -> None:
+    """Raise a `CheckpointError` if weights of the model are random, or weights of the checkpoint were not loaded.
+
+    Args:
+        given: the checkpoint's name.
+        model: the loaded model.
+        report: transformers' `loading_info`.
+        codes: names of weights in integers or 8 bits that were loaded without dequantisation.
+        say: called for unexpected weights that belong to no layer or module of the model.
+    """
+    if mismatched := sorted(report.get("mismatched_keys") or ()):
+        shown = [f"{key} is {tuple(saved)}, not {tuple(expected)}" for key, saved, expected in mismatched]
+        raise CheckpointError(f"{given}: weights do not have the shapes that config.json implies: {_few(shown)}")
+    if missing := sorted(report.get("missing_keys") or ()):
+        raise CheckpointError(f"{given}: {len(missing)} weights are missing and would be random: {_few(missing)}")
+    if codes:
+        raise CheckpointError(
+            f"{given}: {_few(codes)} are stored as integers or in 8 bits, but config.json has no quantization_config, "
+            "so their scales are unknown; add it, or provide dequantised weights"
+        )
+    unexpected = sorted(report.get("unexpected_keys") or ())
+    if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
+        raise CheckpointError(
+            f"{given}: {_few(differential)} belong to differential layers that config.json does not list; "
+            "correct its variant_layers"
+        )
+    names = model.state_dict().keys()
+    last: dict[str, int] = {}
+    for layer in filter(None, map(_LAYER.match, names)):
+        last[layer[1]] = max(int(layer[2]), last.get(layer[1], 0))
+    possible = {key: _possible_names(key, model.base_model_prefix) for key in unexpected}
+    if layers := [key for key in unexpected if any(_is_extra_layer(name, last) for name in possible[key])]:
+        raise CheckpointError(
+            f"{given}: the files hold weights of more layers than config.json has: {_few(layers)}; correct its number "
+            "of layers"
+        )
+    if parts := [key for key in unexpected if any(_belongs_to_model(name, names, last) for name in possible[key])]:
+        raise CheckpointError(
+            f"{given}: {_few(parts)} would be left out of modules of the model; config.json lacks the bias or the "
+            "quantization_config, or is for another architecture, or an adapter has to be merged"
+        )
+    if unexpected:
+        say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
 
 
 def _possible_names(name: str, base: str) -> tuple[str, ...]:
@@ -286,13 +258,34 @@ def _is_extra_layer(name: str, last: Mapping[str, int]) -> bool:
     return layer is not None and int(layer[2]) > last.get(layer[1], int(layer[2]))
 
 
-def _belongs_to_model(name: str, own: Mapping[str, Any], last: Mapping[str, int]) -> bool:
+def _belongs_to_model(name: str, names: Collection[str], last: Collection[str]) -> bool:
     """Return whether a weight belongs to a module of the model, or to a layer and is no buffer of an old version."""
     parts = name.split(".")
-    modules = (".".join(parts[:count]) for count in range(1, len(parts)))
-    if any(f"{module}.weight" in own for module in modules):
+    if any(f"{'.'.join(parts[:count])}.weight" in names for count in range(1, len(parts))):
         return True
     return any(name.startswith(f"{path}.") for path in last) and not _OLD_BUFFER.search(name)
+
+
+def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
+    """Raise a `CheckpointError` for non-finite weights, or an output head that differs from its tied embedding."""
+    import torch
+
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.numel() and weight.element_size() > 1:
+            least, largest = torch.aminmax(weight.detach())
+            if not (least.isfinite() and largest.isfinite()):
+                why = "" if weight.dtype == torch.float32 else ", or the dtype too narrow: try --dtype float32"
+                raise CheckpointError(
+                    f"{given}: {name} holds NaN or infinite values in {str(weight.dtype).removeprefix('torch.')}; "
+                    f"training has diverged, or the file is damaged{why}"
+                )
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = config.get("tie_word_embeddings") is True and head is not None and ties_head(model)
+    if tied and head.weight is not embedding.weight and not torch.equal(head.weight, embedding.weight):
+        raise CheckpointError(
+            f"{given}: its output head differs from its embedding, but config.json sets tie_word_embeddings; set it to "
+            "false, or remove the head from the file"
+        )
 
 
 def _few(names: Iterable[str]) -> str:

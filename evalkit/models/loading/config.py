@@ -8,7 +8,7 @@ transformers validates the rest when the model is built.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,8 +17,6 @@ from pydantic import Field, ValidationError, create_model
 from evalkit.errors import CheckpointError
 from evalkit.inputs.validated import Stored
 
-LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""Names of the number of layers in different architectures."""
 WINDOW_KEYS = (
     "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx",
     "max_target_positions",
@@ -28,7 +26,6 @@ MOST_LAYERS = 10_000
 """Limit on layers, because lists of this length, or modules, are created."""
 _MOST_LABELS = 10**6
 """Limit on the labels of a classifier; transformers generates a name for each, in the config of any model."""
-_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _MOST_EXPERTS = 10**5
 """Limit on the experts of a layer, of which some architectures make a module each."""
 _INFINITE = ("time_step_limit",)
@@ -39,36 +36,38 @@ _TAG = "__float__"
 _Positive = Annotated[float, Field(gt=0)]
 _Share = Annotated[float, Field(gt=0, le=1)]
 _Base = Annotated[float, Field(gt=1)]
-_TYPES: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (str, ("model_type", "dtype", "torch_dtype")),
-    (Annotated[int, Field(ge=1, le=MOST_LAYERS)], LAYER_KEYS),
-    (int, (*WINDOW_KEYS, "original_max_position_embeddings")),
-    (Annotated[int, Field(ge=0, le=_MOST_LABELS)], ("num_labels",)),
-    # Some architectures list the experts of each kind of layer
-    (Annotated[int, Field(ge=0, le=_MOST_EXPERTS)] | list[Any], _EXPERT_KEYS),
-    (bool, ("is_decoder", "is_encoder_decoder", "tie_word_embeddings")),
-    (dict[str, Any], ("auto_map", "text_config", "quantization_config", "rope_scaling", "rope_parameters")),
-    (_Share, ("partial_rotary_factor", "rotary_pct")),
-    (_Base, ("rope_theta", "rotary_emb_base", "rope_local_base_freq")),
-    (list[str], ("architectures",)),
-)
-_ROPE_TYPES: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (str, ("rope_type", "type")),
-    (_Positive, ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow")),
-    (_Positive, ("low_freq_factor", "high_freq_factor")),
-    (list[_Positive], ("short_factor", "long_factor")),
-    (float, ("mscale", "mscale_all_dim")),
-    (_Base, ("rope_theta",)),
-    (_Share, ("partial_rotary_factor",)),
-)
+_Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+# Some architectures list the experts of each kind of layer
+_Experts = Annotated[int, Field(ge=0, le=_MOST_EXPERTS)] | list[Any]
 
 
-def _model(name: str, types: tuple[tuple[Any, tuple[str, ...]], ...]) -> type[Stored]:
-    fields: dict[str, Any] = {key: (kind | None, None) for kind, keys in types for key in keys}
+def _form(name: str, types: Mapping[Any, tuple[str, ...]]) -> type[Stored]:
+    """Return a model of optional keys, by type."""
+    fields: dict[str, Any] = {key: (kind | None, None) for kind, keys in types.items() for key in keys}
     return create_model(name, __base__=Stored, **fields)
 
 
-_CONFIG, _ROPE = _model("Config", _TYPES), _model("Rope", _ROPE_TYPES)
+_CONFIG = _form("Config", {
+    str: ("model_type", "dtype", "torch_dtype"),
+    list[str]: ("architectures",),
+    bool: ("is_decoder", "is_encoder_decoder", "tie_word_embeddings"),
+    dict[str, Any]: ("auto_map", "text_config", "quantization_config", "rope_scaling", "rope_parameters"),
+    int: (*WINDOW_KEYS, "original_max_position_embeddings"),
+    _Layers: ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    Annotated[int, Field(ge=0, le=_MOST_LABELS)]: ("num_labels",),
+    _Experts: ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    _Share: ("partial_rotary_factor", "rotary_pct"),
+    _Base: ("rope_theta", "rotary_emb_base", "rope_local_base_freq"),
+})  # fmt: skip
+_ROPE = _form("Rope", {
+    str: ("rope_type", "type"),
+    _Positive: ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
+                "low_freq_factor", "high_freq_factor"),
+    list[_Positive]: ("short_factor", "long_factor"),
+    float: ("mscale", "mscale_all_dim"),
+    _Base: ("rope_theta",),
+    _Share: ("partial_rotary_factor",),
+})  # fmt: skip
 
 
 def check_types(path: Path, config: Mapping[str, Any]) -> None:
@@ -89,6 +88,24 @@ def check_types(path: Path, config: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{path}: {first['loc'][0]} is {first['input']!r:.60}; {expected}") from error
 
 
+def _not_finite(key: str, value: Any) -> str | None:
+    """Return the key of an infinite number or NaN in parsed JSON, with which a model may still give finite scores."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else key
+    if isinstance(value, dict):
+        if _TAG in value:
+            return key
+        keys = (_not_finite(name, item) for name, item in value.items() if name not in _INFINITE)
+    else:
+        keys = (_not_finite(key, item) for item in (value if isinstance(value, list) else ()))
+    return next((name for name in keys if name is not None), None)
+
+
+def quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The quantization_config, also that of the text part of a multi-part model; empty if there is none."""
+    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
+
+
 def check_code(path: Path, auto_map: Any) -> None:
     """Raise a `CheckpointError` if a file's auto_map refers to code in another repository, which is not hashed."""
     references = auto_map.values() if isinstance(auto_map, dict) else auto_map or ()
@@ -98,16 +115,3 @@ def check_code(path: Path, auto_map: Any) -> None:
                 f"{path}: refers to code in another repository ({reference!r:.60}); copy that code to this folder, "
                 "and use file.Class in auto_map"
             )
-
-
-def _not_finite(key: str, value: Any) -> str | None:
-    """Return the key of an infinite number or NaN in parsed JSON, with which a model may still give finite scores."""
-    if isinstance(value, float):
-        return None if math.isfinite(value) else key
-    if isinstance(value, dict) and _TAG in value:
-        return key
-    members: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else ()
-    if isinstance(value, list):
-        members = ((key, item) for item in value)
-    keys = (_not_finite(str(name), item) for name, item in members if name not in _INFINITE)
-    return next((found for found in keys if found is not None), None)

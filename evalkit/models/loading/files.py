@@ -1,4 +1,4 @@
-"""Files of a checkpoint folder: find and validate weights, tokenizer, code and JSON files.
+"""Files of a checkpoint folder: weights, tokenizer, code and JSON.
 
 In: a folder. Out: paths, parsed JSON, safetensors headers. Nothing here imports torch, so a damaged checkpoint is
 reported before seconds are spent on imports.
@@ -26,23 +26,23 @@ VOCABULARY_FILES = (
     "tekken.json",
 )  # fmt: skip
 """A tokenizer needs at least one of these."""
-TOKENIZER_FILES = (
+_TOKENIZER_FILES = (
     *VOCABULARY_FILES, "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja",
 )  # fmt: skip
 """Files that determine how text becomes token ids."""
 CHAT_TEMPLATES = "additional_chat_templates"
 """Folder of named chat templates."""
-_EXTRA_TOKENIZER_PATTERNS = ("*.model", "tokenizer.model.*", "tokenizer.[0-9]*.json", f"{CHAT_TEMPLATES}/*.jinja")
-"""Optional files that transformers reads too: other SentencePiece models, versioned tokenizer.json files."""
-TOKENIZER_PATTERNS = (*TOKENIZER_FILES, *_EXTRA_TOKENIZER_PATTERNS)
+_MORE_TOKENIZER_FILES = ("*.model", "tokenizer.model.*", "tokenizer.[0-9]*.json", f"{CHAT_TEMPLATES}/*.jinja")
+"""Patterns of other files that transformers reads: SentencePiece models, versioned tokenizer.json files."""
+TOKENIZER_PATTERNS = (*_TOKENIZER_FILES, *_MORE_TOKENIZER_FILES)
 GENERATION_CONFIG = "generation_config.json"
 _CODE = ("*.py", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 """Files of its folder that a checkpoint's own Python code may read."""
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-TRAINER_FILES = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
+_SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
+_TRAINER_FILES = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
 """Beginnings of the names of files that only a trainer reads."""
-_PATTERN = re.compile(r"[*?\[]")
+_WILDCARD = re.compile(r"[*?\[]")
 
 FileStates: TypeAlias = tuple[tuple[str, int, int, int], ...]
 """Name, size, time of change in nanoseconds and inode of each file."""
@@ -56,40 +56,70 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def generation_settings(folder: Path) -> dict[str, Any] | None:
+    """Return the parsed generation_config.json of a checkpoint folder; None if there is none."""
+    path = folder / GENERATION_CONFIG
+    return read_json(path) if path.is_file() else None
+
+
 def weight_files(folder: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     """Return the files with the weights: safetensors if there are any, else pickles if allowed.
 
-    Raises `CheckpointError` if there are none, or if a shard in the index is missing from the folder.
+    Shards are in the order in which transformers reads them. Raises `CheckpointError` if there are no weights, or if a
+    shard in the index is missing.
     """
-    safe, pickles = _WEIGHTS
-    found = _named_weights(folder, safe) or (_named_weights(folder, pickles) if allow_pickle else ())
-    if not found:
-        raise CheckpointError(f"{folder}: {_why_no_weights(folder)}")
-    return found
+    for name in (_SAFE, _PICKLED) if allow_pickle else (_SAFE,):
+        if (folder / name).is_file():
+            return (folder / name,)
+        if (index := folder / f"{name}.index.json").is_file():
+            return _shards(index, Path(name).suffix)
+    if any(folder.glob("pytorch_model*.bin")):
+        raise CheckpointError(
+            f"{folder}: holds only pickled weights, and unpickling can run code; pass --allow-pickle if you trust "
+            "their source"
+        )
+    raise CheckpointError(f"{folder}: holds no {_SAFE}; write the checkpoint with save_pretrained")
+
+
+def _shards(index: Path, suffix: str) -> tuple[Path, ...]:
+    with reading_as(index, "an index of weights", CheckpointError):
+        names = set(read_json(index)["weight_map"].values())
+    for name in names:
+        # Otherwise a pickle would be read unasked, or a file outside of the folder
+        if not isinstance(name, str) or "/" in name or not name.endswith(suffix):
+            raise CheckpointError(f"{index}: lists {name!r:.60} as a shard; expected *{suffix} files beside it")
+        if not index.with_name(name).is_file():
+            raise CheckpointError(f"{index.with_name(name)}: missing, but listed in {index.name}; copy it again")
+    return tuple(index.with_name(name) for name in sorted(names))
 
 
 def weight_indexes(folder: Path) -> tuple[Path, ...]:
     """Return the indexes of a folder's sharded weights."""
-    return tuple(path for name in _WEIGHTS if (path := folder / f"{name}.index.json").is_file())
+    return tuple(path for name in (_SAFE, _PICKLED) if (path := folder / f"{name}.index.json").is_file())
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
     """Return the tokenizer files of a folder in a fixed order; empty if there is no vocabulary."""
     if not any((folder / name).is_file() for name in VOCABULARY_FILES):
         return ()
-    named = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    return (*named, *_matching(folder, _EXTRA_TOKENIZER_PATTERNS, named))
+    named = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+    return (*named, *_matching(folder, _MORE_TOKENIZER_FILES, named))
 
 
 def adapter_files(folder: Path) -> tuple[Path, ...]:
     """Return the files of a `peft` adapter; transformers applies it if `peft` is installed."""
-    return _matching(folder, ("adapter_config.json", "adapter_model.*"), ())
+    return _matching(folder, ("adapter_config.json", "adapter_model.*"))
 
 
 def code_files(folder: Path) -> tuple[Path, ...]:
     """Return a checkpoint's Python code and the files it may read, without tokenizer, config and weight files."""
-    counted = [*tokenizer_files(folder), folder / "config.json", folder / GENERATION_CONFIG, *weight_indexes(folder)]
-    return tuple(path for path in _matching(folder, _CODE, counted) if not path.name.startswith(TRAINER_FILES))
+    others = [*tokenizer_files(folder), folder / "config.json", folder / GENERATION_CONFIG, *weight_indexes(folder)]
+    return tuple(path for path in _matching(folder, _CODE, others) if not path.name.startswith(_TRAINER_FILES))
+
+
+def _matching(folder: Path, patterns: Iterable[str], without: Iterable[Path] = ()) -> tuple[Path, ...]:
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return tuple(sorted(paths.difference(without)))
 
 
 def copy_files(paths: Iterable[Path], source: Path, target: Path) -> None:
@@ -98,12 +128,6 @@ def copy_files(paths: Iterable[Path], source: Path, target: Path) -> None:
         copy = target / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-
-
-def generation_settings(folder: Path) -> dict[str, Any] | None:
-    """Return the parsed generation_config.json of a checkpoint folder; None if there is none."""
-    path = folder / GENERATION_CONFIG
-    return read_json(path) if path.is_file() else None
 
 
 def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:
@@ -116,10 +140,48 @@ def safetensors_header(path: Path) -> dict[str, tuple[str, list[int]]]:
         return {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in slices.items()}
 
 
+def why_incomplete(folder: Path, *, allow_pickle: bool) -> str:
+    """Return why a checkpoint cannot be loaded, in one line; empty if its config and all its weight files are there."""
+    try:
+        read_json(folder / "config.json")
+        for path in weight_files(folder, allow_pickle=allow_pickle):
+            if path.suffix == ".safetensors":
+                safetensors_header(path)
+            else:
+                _check_pickled(path)
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _check_pickled(path: Path) -> None:
+    """Raise if a file of torch ends early; it is a ZIP archive, while older formats have no end mark."""
+    with reading_as(path, "complete weights", CheckpointError), path.open("rb") as file:
+        start = file.read(2)
+        if not start or (start == b"PK" and not zipfile.is_zipfile(path)):
+            raise EOFError("it ends before its end; copy it again")
+
+
+def file_states(folder: Path) -> FileStates:
+    """Return the states of a checkpoint's files, without those that only a trainer reads; empty if it is gone."""
+    try:
+        with os.scandir(folder) as entries:
+            files = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
+    except OSError:  # removed, also between two files
+        return ()
+    states = ((name, state.st_size, state.st_mtime_ns, state.st_ino) for name, state in files)
+    return tuple(sorted(state for state in states if not state[0].startswith(_TRAINER_FILES)))
+
+
+def is_begun(states: FileStates) -> bool:
+    """Return whether a folder has files of a checkpoint, complete or not."""
+    return any(name == "config.json" or name.endswith((".safetensors", ".bin")) for name, *_ in states)
+
+
 def is_pattern(text: str, folder: Path | None = None) -> bool:
     """Return whether a checkpoint's name is a pattern: it has wildcards, and is no path, relative to `folder`."""
     try:
-        return bool(_PATTERN.search(text)) and not (folder or Path()).joinpath(text).exists()
+        return bool(_WILDCARD.search(text)) and not (folder or Path()).joinpath(text).exists()
     except OSError:
         return False
 
@@ -133,75 +195,3 @@ def matching(text: str, folder: Path | None = None) -> list[str]:
     # Path.glob accepts no absolute pattern
     paths = glob.glob(text, root_dir=root, recursive=True)  # noqa: PTH207
     return sorted((path for path in paths if path.endswith(".gguf") or (root / path).is_dir()), key=by_number)
-
-
-def file_states(folder: Path) -> FileStates:
-    """Return the states of a checkpoint's files, without those that only a trainer reads; empty if it is gone."""
-    try:
-        with os.scandir(folder) as entries:
-            files = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
-    except OSError:  # removed, also between two files
-        return ()
-    states = ((name, state.st_size, state.st_mtime_ns, state.st_ino) for name, state in files)
-    return tuple(sorted(state for state in states if not state[0].startswith(TRAINER_FILES)))
-
-
-def is_begun(states: FileStates) -> bool:
-    """Return whether a folder has files of a checkpoint, complete or not."""
-    return any(name == "config.json" or name.endswith((".safetensors", ".bin")) for name, *_ in states)
-
-
-def why_incomplete(folder: Path, *, allow_pickle: bool) -> str:
-    """Return why a checkpoint cannot be loaded, in one line; empty if its config and all its weight files are there."""
-    try:
-        read_json(folder / "config.json")
-        for path in weight_files(folder, allow_pickle=allow_pickle):
-            if path.suffix == ".safetensors":
-                safetensors_header(path)
-                continue
-            with path.open("rb") as file:
-                is_archive = file.read(2) == b"PK"
-            # torch writes a ZIP archive; older formats have no end mark
-            if not path.stat().st_size or (is_archive and not zipfile.is_zipfile(path)):
-                return f"{path}: ends before its end; copy it again"
-    except CheckpointError as error:
-        return str(error)
-    except OSError as error:
-        return f"{folder}: cannot be read ({error.strerror or error})"
-    return ""
-
-
-def _matching(folder: Path, patterns: Iterable[str], counted: Iterable[Path]) -> tuple[Path, ...]:
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return tuple(sorted(found.difference(counted)))
-
-
-def _named_weights(folder: Path, name: str) -> tuple[Path, ...]:
-    """Return the file of this name, else the shards of its index; transformers uses the same order."""
-    if (folder / name).is_file():
-        return (folder / name,)
-    index, suffix = folder / f"{name}.index.json", Path(name).suffix
-    if not index.is_file():
-        return ()
-    with reading_as(index, "an index of weights", CheckpointError):
-        listed = list(read_json(index)["weight_map"].values())
-    for shard in listed:
-        # Otherwise a pickle would be read unasked, or a file outside of the folder
-        if not isinstance(shard, str) or "/" in shard or not shard.endswith(suffix):
-            raise CheckpointError(
-                f"{index}: lists {shard!r:.60} as a shard; expected *{suffix} files in the same folder"
-            )
-    shards = tuple(folder / shard for shard in sorted(set(listed)))
-    for path in shards:
-        if not path.is_file():
-            raise CheckpointError(f"{path}: missing, but listed in {index.name}; copy it again")
-    return shards
-
-
-def _why_no_weights(folder: Path) -> str:
-    if any(folder.glob("pytorch_model*.bin")):
-        return "holds only pickled weights, and unpickling can run code; pass --allow-pickle if you trust their source"
-    others = _matching(folder, ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt"), ())
-    names = [path.name for path in others if not path.name.startswith(TRAINER_FILES)]
-    found = f" (found {', '.join(names[:3])})" if names else ""
-    return f"holds no model.safetensors{found}; write the checkpoint with save_pretrained"

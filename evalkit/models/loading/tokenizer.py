@@ -13,7 +13,7 @@ from typing import Any
 
 from evalkit.compatibility.transformers import original_encoding, quiet, replace_encoding
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, first_line
+from evalkit.errors import CheckpointError, first_line, reading_as
 from evalkit.models.loading.checks import register_type
 from evalkit.models.loading.config import check_code
 from evalkit.models.loading.files import read_json, tokenizer_files
@@ -42,35 +42,99 @@ def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, 
             f"{folder}: holds no tokenizer; copy its files there (tokenizer.json, tokenizer_config.json) "
             "or pass --tokenizer FOLDER|HUB-NAME"
         )
-    try:
-        with quiet(), _panics_as_errors():
-            tokenizer = _auto_tokenizer(folder, trust_remote_code)
-            disable_sampling(tokenizer)
-            if len({tuple(probe_ids(tokenizer)) for _ in range(_REPEATS)}) > 1:
-                raise CheckpointError(f"{folder}: the tokenizer encodes the same text differently each time")
-            if (folder / "tokenizer.json").is_file():
-                tokenizer = _from_tokenizer_json(folder, tokenizer, rows, say)
-            _check(folder, tokenizer, rows)
-    except CheckpointError:
-        raise
-    except Exception as error:  # any error is caused by the files
-        if "trust_remote_code" in str(error):
-            raise CheckpointError(
-                f"{folder}: its tokenizer is Python code of the checkpoint; pass --trust-remote-code to run it "
-                "if you trust its source"
-            ) from error
-        raise CheckpointError(f"{folder}: the tokenizer cannot be read ({first_line(error)})") from error
+    with reading_as(folder, "a tokenizer", CheckpointError), quiet(), _panics_as_errors():
+        tokenizer = _auto_tokenizer(folder, trust_remote_code)
+        disable_sampling(tokenizer)
+        if len({tuple(probe_ids(tokenizer)) for _ in range(_REPEATS)}) > 1:
+            raise CheckpointError(f"{folder}: the tokenizer encodes the same text differently each time")
+        if (folder / "tokenizer.json").is_file():
+            tokenizer = _from_tokenizer_json(folder, tokenizer, rows, say)
+        _check(folder, tokenizer, rows)
     replace_encoding(tokenizer, _encoded)
     return tokenizer
+
+
+def _auto_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
+    """Load with `AutoTokenizer`; the checkpoint's own code is used only as a fallback and if trusted."""
+    from transformers import AutoTokenizer
+
+    if (config := folder / "config.json").is_file():
+        register_type(read_json(config))
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        if not trust_remote_code:
+            if "trust_remote_code" not in str(error):
+                raise
+            raise CheckpointError(
+                f"{folder}: its tokenizer is Python code of the checkpoint; pass --trust-remote-code to run it if you "
+                "trust its source"
+            ) from error
+        path = folder / "tokenizer_config.json"
+        check_code(path, read_json(path).get("auto_map") if path.is_file() else None)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=True)
+
+
+def _from_tokenizer_json(folder: Path, tokenizer: Any, rows: int, say: Say) -> Any:
+    """Return the tokenizer of tokenizer.json if transformers' class differs from it, else `tokenizer`.
+
+    For some model types (Qwen2 among them) transformers 5 builds its own pre-tokenizer around the vocabulary and adds
+    tokens. A model trained with the tokenizer of the file would be scored on token sequences that it has never seen.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    written = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    if sampling := disable_sampling(written):
+        say(f"tokenizer.json: {sampling}, with which words are split at random in training, is switched off")
+    is_same = tokenizer.is_fast and probe_ids(tokenizer) == probe_ids(written)
+    if is_same and not _highest_id(written) < rows <= _highest_id(tokenizer):
+        return tokenizer
+    if not is_same:
+        say(f"tokenizer.json is used as written; transformers' {type(tokenizer).__name__} would split text differently")
+    vocabulary = written.get_vocab()
+    for role in ("bos_token", "eos_token"):  # in old files, the class defines these
+        token = getattr(tokenizer, role)
+        if getattr(written, role) is None and token in vocabulary:
+            setattr(written, role, token)
+    return written
+
+
+def _check(folder: Path, tokenizer: Any, rows: int) -> None:
+    if not tokenizer.is_fast:
+        raise CheckpointError(
+            f"{folder}: {type(tokenizer).__name__} has no character offsets; save it as tokenizer.json"
+        )
+    highest = _highest_id(tokenizer)
+    if highest >= rows:
+        raise CheckpointError(
+            f"{folder}: the tokenizer has ids up to {highest}, but the model's embedding has {rows} rows; "
+            "the tokenizer belongs to another model (see --tokenizer)"
+        )
+    ids = probe_ids(tokenizer)
+    if not set(ids).difference({tokenizer.unk_token_id}):
+        what = f"its unknown token {tokenizer.unk_token}" if ids else "no tokens"
+        raise CheckpointError(
+            f"{folder}: the tokenizer turns any text into {what}; its files are damaged (see --tokenizer)"
+        )
 
 
 def disable_sampling(tokenizer: Any) -> str:
     """Make a tokenizer split a word in the same way each time; return the names of the settings that were on."""
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    found = [name for name in _SAMPLING if getattr(model, name, None)]
-    for name in found:
+    settings = [name for name in _SAMPLING if getattr(model, name, None)]
+    for name in settings:
         setattr(model, name, None)
-    return " and ".join(found)
+    return " and ".join(settings)
+
+
+def probe_ids(tokenizer: Any) -> list[int]:
+    """Return the ids, without special tokens, of a text that tokenizers split differently."""
+    ids: list[int] = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _highest_id(tokenizer: Any) -> int:
+    return max(tokenizer.get_vocab().values(), default=-1)
 
 
 def _encoded(tokenizer: Any, *arguments: Any, **options: Any) -> Any:
@@ -96,72 +160,3 @@ def _panics_as_errors() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise RuntimeError(str(error)) from error
-
-
-def _auto_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
-    """Load with `AutoTokenizer`; the checkpoint's own code is used only as a fallback and if trusted."""
-    from transformers import AutoTokenizer
-
-    if (config := folder / "config.json").is_file():
-        register_type(read_json(config))
-    try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception:
-        if not trust_remote_code:
-            raise
-        path = folder / "tokenizer_config.json"
-        check_code(path, read_json(path).get("auto_map") if path.is_file() else None)
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=True)
-
-
-def _check(folder: Path, tokenizer: Any, rows: int) -> None:
-    if not tokenizer.is_fast:
-        raise CheckpointError(
-            f"{folder}: {type(tokenizer).__name__} has no character offsets; save it as tokenizer.json"
-        )
-    highest = _highest_id(tokenizer)
-    if highest >= rows:
-        raise CheckpointError(
-            f"{folder}: the tokenizer has ids up to {highest}, but the model's embedding has {rows} rows; "
-            "the tokenizer belongs to another model (see --tokenizer)"
-        )
-    ids = probe_ids(tokenizer)
-    if not set(ids).difference({tokenizer.unk_token_id}):
-        what = f"its unknown token {tokenizer.unk_token}" if ids else "no tokens"
-        raise CheckpointError(
-            f"{folder}: the tokenizer turns any text into {what}; its files are damaged (see --tokenizer)"
-        )
-
-
-def _from_tokenizer_json(folder: Path, tokenizer: Any, rows: int, say: Say) -> Any:
-    """Return the tokenizer of tokenizer.json if transformers' class differs from it, else `tokenizer`.
-
-    For some model types (Qwen2 among them) transformers 5 builds its own pre-tokenizer around the vocabulary and adds
-    tokens. A model trained with the tokenizer of the file would be scored on token sequences that it has never seen.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    written = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-    if sampling := disable_sampling(written):
-        say(f"tokenizer.json: {sampling}, with which words are split at random in training, is switched off")
-    same = tokenizer.is_fast and probe_ids(tokenizer) == probe_ids(written)
-    if same and not _highest_id(written) < rows <= _highest_id(tokenizer):
-        return tokenizer
-    if not same:
-        say(f"tokenizer.json is used as written; transformers' {type(tokenizer).__name__} would split text differently")
-    vocabulary = written.get_vocab()
-    for role in ("bos_token", "eos_token"):  # in old files, the class defines these
-        token = getattr(tokenizer, role)
-        if getattr(written, role) is None and token in vocabulary:
-            setattr(written, role, token)
-    return written
-
-
-def probe_ids(tokenizer: Any) -> list[int]:
-    """Return the ids, without special tokens, of a text that tokenizers split differently."""
-    ids: list[int] = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
-    return ids
-
-
-def _highest_id(tokenizer: Any) -> int:
-    return max(tokenizer.get_vocab().values(), default=-1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say, doing, imports
 from evalkit.errors import CheckpointError, UsageError, first_line, reading_as
 from evalkit.models import variants
-from evalkit.models.loading.files import GENERATION_CONFIG, copy_files, tokenizer_files
-from evalkit.models.loading.fingerprint import check_unchanged, states_of
+from evalkit.models.loading.files import GENERATION_CONFIG, copy_files, tokenizer_files, weight_indexes
+from evalkit.models.loading.fingerprint import Fingerprint, fingerprint, hash_file
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.variants.settings import DIFFERENTIAL
 from evalkit.models.zoo.named import new_folder
@@ -26,15 +27,11 @@ from evalkit.models.zoo.shapes import read_shape
 if TYPE_CHECKING:
     import torch
 
-    from evalkit.models.loading.snapshot import Snapshot
-
     Weights = dict[str, torch.Tensor]
 
-ROPES = ("interleaved", "rotate_half")
-PAIRINGS = ("adjacent", "halves")
-SUBLN_EPS = 1e-5
+_SUBLN_EPS = 1e-5
 """Epsilon of the authors' norm, which is no config key."""
-LAYOUT = (
+_LAYOUT = (
     "model.embed_tokens.weight; for each layer model.layers.N.self_attn.{q_proj,k_proj,v_proj,out_proj}.weight, "
     ".{lambda_q1,lambda_k1,lambda_q2,lambda_k2} and optionally .subln.weight, model.layers.N.mlp.{gate_proj,up_proj,"
     "down_proj}.weight, .{input_layernorm,post_attention_layernorm}.weight; model.norm.weight; lm_head.weight"
@@ -47,13 +44,39 @@ _COPIED = (*_REQUIRED, "num_key_value_heads", "hidden_act", "initializer_range",
          "rope_parameters", "attention_bias", "mlp_bias", "bos_token_id", "eos_token_id", "pad_token_id",
          )  # fmt: skip
 """Keys of config.json with the same meaning in an evalkit config."""
-_KIND = "evalkit_llama"
 _DROPPED_KEYS = ("model_type", "architectures", "auto_map", "lambda_std_dev", "transformers_version", "dtype")
 """Keys of a DiffLlama config that an evalkit config sets differently or does not have."""
 _MODULES = ("settings.py", "signed.py", "attention.py", "modeling.py")
 """Modules that a model needs; they import only torch, transformers and each other."""
 _CLASSES = {"evalkit_llama": "EvalkitLlama", "evalkit_qwen2": "EvalkitQwen2", "evalkit_gpt_neox": "EvalkitGPTNeoX"}
-_OPTIONAL_FILES = (GENERATION_CONFIG, "model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+def export(checkpoint: Checkpoint, output: Path) -> None:
+    """Write a checkpoint with its model code to `output`, which must not exist or be empty."""
+    config = checkpoint.config()
+    kind = str(config.get("model_type"))
+    if kind not in _CLASSES:
+        raise CheckpointError(
+            f"{checkpoint.given}: model type '{kind}' is none of evalkit's ({', '.join(_CLASSES)}); "
+            "it loads without evalkit and needs no export"
+        )
+    try:
+        read_shape(config)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {error}") from error
+    folder = checkpoint.folder
+    files = (*checkpoint.weights(), *weight_indexes(folder), *tokenizer_files(folder), *_generation_files(folder))
+    name, code = _CLASSES[kind], Path(variants.__path__[0])
+    # Both from one module: transformers copies each referenced module separately, and a model does not recognise the
+    # settings classes of a config from another copy
+    classes = {"AutoConfig": f"modeling.{name}Config", "AutoModelForCausalLM": f"modeling.{name}ForCausalLM"}
+    with new_folder(output) as new, doing(f"copying {checkpoint.given}"):
+        copy_files(files, folder, new)
+        copy_files([code / module for module in _MODULES], code, new)
+        (new / "config.json").write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
+        _check_unchanged(checkpoint, fingerprint(replace(checkpoint, folder=new), hash_file))
+        content = json.dumps(config | {"auto_map": classes}, indent=2, ensure_ascii=False)
+        (new / "config.json").write_text(content + "\n", encoding="utf-8")
 
 
 def convert(
@@ -71,70 +94,47 @@ def convert(
     """
     if checkpoint.gguf is not None:
         raise CheckpointError(f"{checkpoint.given}: is a GGUF file; give a folder with config.json and safetensors")
+    config = checkpoint.config()
+    kind = str(config.get("model_type"))
+    if kind in _CLASSES:
+        raise CheckpointError(f"{checkpoint.given}: is already in evalkit's format (model type '{kind}')")
+    if kind == "diffllama" and (rope or pairing):
+        raise UsageError("--rope and --pairing apply to the authors' layout only; leave them out for a DiffLlama")
     with doing(f"converting {checkpoint.given}", slow=imports("torch")):
         from evalkit.models.loading.snapshot import snapshot
 
-        with snapshot(checkpoint) as source:
-            _convert(source, output, rope, pairing)
+        with snapshot(checkpoint) as files, new_folder(output) as folder:
+            # Without the rotary frequencies that old checkpoints store
+            stored = files.weights.tensors.items()
+            weights = {name: weight for name, weight in stored if not name.endswith("rotary_emb.inv_freq")}
+            if kind == "diffllama":
+                keys = _config_from_diffllama(config)
+            else:
+                with reading_as(checkpoint.given, "a differential checkpoint", CheckpointError):
+                    keys = _read_authors(checkpoint, config, weights, rope or "interleaved", pairing or "adjacent")
+            model_config = _checked_config(checkpoint, keys, weights)
+            _check_unchanged(checkpoint, files.fingerprint)
+            from huggingface_hub import save_torch_state_dict
+
+            with quiet():
+                model_config.save_pretrained(folder)
+                save_torch_state_dict({name: weight.contiguous() for name, weight in weights.items()}, folder)
+            source = files.checkpoint.folder
+            copy_files((*tokenizer_files(source), *_generation_files(source)), source, folder)
     if not tokenizer_files(checkpoint.folder):
         say(f"{checkpoint.given} holds no tokenizer: copy its files to {output}, or pass --tokenizer to evalkit run")
 
 
-def export(checkpoint: Checkpoint, output: Path) -> None:
-    """Write a checkpoint with its model code to `output`, which must not exist or be empty."""
-    config = checkpoint.config()
-    kind = str(config.get("model_type"))
-    if kind not in _CLASSES:
+def _generation_files(folder: Path) -> tuple[Path, ...]:
+    return tuple(path for path in (folder / GENERATION_CONFIG,) if path.is_file())
+
+
+def _check_unchanged(checkpoint: Checkpoint, read: Fingerprint) -> None:
+    """Raise if what was read is not the checkpoint's present content, and so may be parts of two checkpoints."""
+    if fingerprint(checkpoint) != read:
         raise CheckpointError(
-            f"{checkpoint.given}: model type '{kind}' is none of evalkit's ({', '.join(_CLASSES)}); "
-            "it loads without evalkit and needs no export"
+            f"{checkpoint.given}: changed while it was read; run the command again once it is complete"
         )
-    try:
-        read_shape(config)
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {error}") from error
-    folder, weights = checkpoint.folder, checkpoint.weights()
-    optional = [folder / name for name in _OPTIONAL_FILES if (folder / name).is_file()]
-    files = [*weights, *tokenizer_files(folder), *optional]
-    before = states_of([folder / "config.json", *files])
-    name, code = _CLASSES[kind], Path(variants.__path__[0])
-    # Both from one module: transformers copies each referenced module separately, and a model does not recognise the
-    # settings classes of a config from another copy
-    classes = {"AutoConfig": f"modeling.{name}Config", "AutoModelForCausalLM": f"modeling.{name}ForCausalLM"}
-    with new_folder(output) as new:
-        with doing(f"copying {checkpoint.given}"):
-            copy_files(files, folder, new)
-        copy_files([code / module for module in _MODULES], code, new)
-        content = json.dumps(checkpoint.config() | {"auto_map": classes}, indent=2, ensure_ascii=False)
-        (new / "config.json").write_text(content + "\n", encoding="utf-8")
-        check_unchanged(checkpoint.given, before)
-
-
-def _convert(source: Snapshot, output: Path, rope: str | None, pairing: str | None) -> None:
-    checkpoint = source.checkpoint
-    config = checkpoint.config()
-    kind = str(config.get("model_type"))
-    if kind.startswith("evalkit_"):
-        raise CheckpointError(f"{checkpoint.given}: is already in evalkit's format (model type '{kind}')")
-    if kind == "diffllama" and (rope or pairing):
-        raise UsageError("--rope and --pairing apply to the authors' layout only; leave them out for a DiffLlama")
-    # Without the rotary frequencies that old checkpoints store
-    tensors = source.read().weights.tensors.items()
-    weights = {name: weight for name, weight in tensors if not name.endswith("rotary_emb.inv_freq")}
-    if kind == "diffllama":
-        keys = _config_from_diffllama(config)
-    else:
-        with reading_as(checkpoint.given, "a differential checkpoint", CheckpointError):
-            keys = _read_authors(checkpoint, config, weights, rope or ROPES[0], pairing or PAIRINGS[0])
-    model_config = _checked_config(checkpoint, keys, weights)
-    with new_folder(output) as folder:
-        from huggingface_hub import save_torch_state_dict
-
-        with quiet():
-            model_config.save_pretrained(folder)
-            save_torch_state_dict({name: weight.contiguous() for name, weight in weights.items()}, folder)
-        generation = [path for path in (checkpoint.folder / GENERATION_CONFIG,) if path.is_file()]
-        copy_files((*tokenizer_files(checkpoint.folder), *generation), checkpoint.folder, folder)
 
 
 def _config_from_diffllama(config: dict[str, Any]) -> dict[str, Any]:
@@ -158,61 +158,53 @@ def _read_authors(
     checkpoint: Checkpoint, config: dict[str, Any], weights: Weights, rope: str, pairing: str
 ) -> dict[str, Any]:
     """Return the keys of an evalkit config; rename and reorder `weights` in place."""
-    given, name = checkpoint.given, r"model\.layers\.(\d+)\.self_attn\.lambda_q1"
-    layers = sorted(int(found[1]) for weight in weights if (found := re.fullmatch(name, weight)))
+    vector = r"model\.layers\.(\d+)\.self_attn\.lambda_q1"
+    layers = sorted(int(match[1]) for name in weights if (match := re.fullmatch(vector, name)))
     if not layers:
         raise CheckpointError(
-            f"{given}: neither transformers' DiffLlama (model_type diffllama) nor the authors' attention in "
-            f"a Llama: weight model.layers.N.self_attn.lambda_q1 not found. Expected: {LAYOUT}"
+            f"{checkpoint.given}: neither transformers' DiffLlama (model_type diffllama) nor the authors' attention in "
+            f"a Llama: weight model.layers.N.self_attn.lambda_q1 not found. Expected: {_LAYOUT}"
         )
     for key in (*_REQUIRED, "rope_theta"):
         if key not in config and not (key == "rope_theta" and config.get("rope_parameters")):
             raise CheckpointError(f"{checkpoint.folder / 'config.json'}: lacks '{key}'")
-    for weight in [weight for weight in weights if ".self_attn.out_proj." in weight]:
-        weights[weight.replace(".out_proj.", ".o_proj.")] = weights.pop(weight)
-    size = len(weights[f"model.layers.{layers[0]}.self_attn.lambda_q1"])
-    affine = f"model.layers.{layers[0]}.self_attn.subln.weight" in weights
-    keys = {key: config[key] for key in _COPIED if key in config} | _heads(config, weights, layers, size)
+    for name in [name for name in weights if ".self_attn.out_proj." in name]:
+        weights[name.replace(".out_proj.", ".o_proj.")] = weights.pop(name)
+    first = f"model.layers.{layers[0]}.self_attn"
+    size = len(weights[f"{first}.lambda_q1"])
+    if len(layers) == config["num_hidden_layers"]:
+        # From the weights, because the authors count pairs and others count maps
+        head_size = size
+        heads, kv_heads = (weights[f"{first}.{part}.weight"].shape[0] // size for part in ("q_proj", "k_proj"))
+    else:  # the number of heads is that of the vanilla layers
+        heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        head_size = config.get("head_dim") or config["hidden_size"] // heads
     if rope == "interleaved":
         for layer in range(config["num_hidden_layers"]):
-            _deinterleave(weights, layer, size if layer in layers else keys["head_dim"])
-    return keys | {
+            _deinterleave(weights, layer, size if layer in layers else head_size)
+    return {key: config[key] for key in _COPIED if key in config} | {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_size,
         "attention_variant": DIFFERENTIAL,
         "variant_layers": layers,
-        "diff_heads": "halve" if size == keys["head_dim"] else "keep",
+        "diff_heads": "halve" if size == head_size else "keep",
         "diff_pairing": pairing,
         # The authors' code always has a norm over a pair
-        "diff_subln": "affine" if affine else "plain",
-        "diff_subln_eps": SUBLN_EPS,
+        "diff_subln": "affine" if f"{first}.subln.weight" in weights else "plain",
+        "diff_subln_eps": _SUBLN_EPS,
         "lambda_index": "absolute",
     }
 
 
-def _heads(config: dict[str, Any], weights: Weights, layers: list[int], size: int) -> dict[str, int]:
-    """Return the keys of the numbers of heads and their size, for maps of `size` channels; later they are checked.
-
-    If every layer is differential, the number of heads is derived from the weights, because the authors count pairs and
-    others count maps. If only some layers are, `num_attention_heads` is that of the vanilla layers.
-    """
-    if len(layers) == config["num_hidden_layers"]:
-        heads, kv_heads = (
-            weights[f"model.layers.{layers[0]}.self_attn.{part}.weight"].shape[0] // size
-            for part in ("q_proj", "k_proj")
-        )
-        return {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": size}
-    heads = config["num_attention_heads"]
-    own = config.get("head_dim") or config["hidden_size"] // heads
-    return {"num_key_value_heads": config.get("num_key_value_heads") or heads, "head_dim": own}
-
-
 def _deinterleave(weights: Weights, layer: int, size: int) -> None:
     """Move channels 2i of each head of `size` before channels 2i + 1, in queries and keys, so QKᵀ is unchanged."""
-    for part in ("q_proj", "k_proj"):
-        for kind in ("weight", "bias"):
-            name = f"model.layers.{layer}.self_attn.{part}.{kind}"
-            if name in weights and weights[name].shape[0] % size == 0:
-                heads = weights[name].unflatten(0, (-1, size // 2, 2))
-                weights[name] = heads.transpose(1, 2).flatten(0, 2).contiguous()
+    for part in ("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias"):
+        name = f"model.layers.{layer}.self_attn.{part}"
+        if name in weights and weights[name].shape[0] % size == 0:
+            heads = weights[name].unflatten(0, (-1, size // 2, 2))
+            weights[name] = heads.transpose(1, 2).flatten(0, 2).contiguous()
 
 
 def _checked_config(checkpoint: Checkpoint, keys: dict[str, Any], weights: Weights) -> Any:
@@ -225,7 +217,7 @@ def _checked_config(checkpoint: Checkpoint, keys: dict[str, Any], weights: Weigh
         from transformers import AutoConfig, AutoModelForCausalLM
 
         try:
-            config = AutoConfig.for_model(_KIND, **keys)
+            config = AutoConfig.for_model("evalkit_llama", **keys)
             with torch.device("meta"):
                 model: Any = AutoModelForCausalLM.from_config(config)
             head = weights.pop("lm_head.weight", None) if config.tie_word_embeddings else None

@@ -30,7 +30,7 @@ from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_
 from evalkit.inputs.validated import FileSettings, Named, read_settings
 from evalkit.models.loading.files import copy_files, tokenizer_files
 from evalkit.models.loading.locate import DTYPES, silent, tokenizer_folder
-from evalkit.models.variants.settings import ALL_KEYS, VANILLA, layers_of
+from evalkit.models.variants.settings import ALL_KEYS, PREFIX, VANILLA, layers_of
 from evalkit.models.zoo.shapes import Backbone, ModelShape, layer_count, read_shape
 from evalkit.models.zoo.train_tokenizer import train_tokenizer
 from evalkit.paths import resource
@@ -82,16 +82,16 @@ def models() -> list[NamedModel]:
 def named_model(given: str) -> NamedModel:
     """Return a model by name, or from a user's file: `FILE.yaml`, or `FILE.yaml:NAME` if it defines several."""
     file, _, name = given.partition(":")
-    own = file.endswith(SUFFIXES)
-    found = {model.name: model for model in (read_models(Path(file)) if own else models())}
-    if own and not name:
-        if len(found) > 1:
-            raise UsageError(f"{file} holds {len(found)} models; name one, such as {file}:{next(iter(found))}")
-        return next(iter(found.values()))
-    requested = name if own else given
-    if requested not in found:
-        raise UnknownNameError("model", requested, found)
-    return found[requested]
+    if not file.endswith(SUFFIXES):
+        known, name = models(), given
+    else:
+        known = read_models(Path(file))
+        if not name and len(known) > 1:
+            raise UsageError(f"{file} holds {len(known)} models; name one, such as {file}:{known[0].name}")
+    for model in known:
+        if name in ("", model.name):
+            return model
+    raise UnknownNameError("model", name, [model.name for model in known])
 
 
 def read_models(path: Path) -> list[NamedModel]:
@@ -106,11 +106,44 @@ def read_models(path: Path) -> list[NamedModel]:
         shipped = read_settings(_shipped()[base], _ModelsFile, UsageError)
         base, backbone = shipped.base, shipped.backbone
         attentions = shipped.attentions | {
-            name: shipped.attentions.get(name, {}) | own for name, own in attentions.items()
+            name: shipped.attentions.get(name, {}) | keys for name, keys in attentions.items()
         }
     if not isinstance(base, dict) or backbone is None:
         raise UsageError(f"{path}: write 'base' and 'backbone', or name one of evalkit's in 'base', such as llama_125m")
-    return [_model(path, name, backbone, base, attentions, own) for name, own in content.models.items()]
+    read = []
+    for name, own in content.models.items():
+        keys = base | attentions.get(str(own.get("attention_variant")), {}) | own
+        description = str(keys.pop("description", ""))
+        try:
+            config, shape = _config(backbone, keys)
+        except (UnknownNameError, ValueError) as error:
+            raise UsageError(f"{path}: model '{name}': {error}") from error
+        read.append(NamedModel(name, description, path, config, shape))
+    return read
+
+
+def _shipped() -> dict[str, Path]:
+    return {path.stem: path for path in resource("configs", "models").glob("*.yaml")}
+
+
+def _config(backbone: str, keys: dict[str, Any]) -> tuple[dict[str, Any], ModelShape]:
+    """Return the config.json and the shape of a model. Raises `ValueError` or `UnknownNameError`."""
+    known = (*_REQUIRED_KEYS[backbone], *_OPTIONAL[backbone], *ALL_KEYS)
+    for key in keys:
+        if key not in known:
+            raise UnknownNameError("key", str(key), (*known, "description"))
+    for key in (*_REQUIRED_KEYS[backbone], "attention_variant", "variant_layers"):
+        if keys.get(key) is None:
+            raise ValueError(f"'{key}' is missing")
+    layers = layers_of(keys["variant_layers"], layer_count(keys))
+    if keys.get("cog_keep_last"):  # so that it can be combined with "all" and "top 50%"
+        layers = tuple(layer for layer in layers if layer != keys["num_hidden_layers"] - 1)
+    config = {"model_type": f"{PREFIX}{backbone}"} | keys | {"variant_layers": list(layers)}
+    # With evalkit's model type, so that attention settings are validated for vanilla models too
+    shape = read_shape(config)
+    if keys["attention_variant"] == VANILLA and backbone in _STOCK:
+        config = {key: value for key, value in config.items() if key not in ALL_KEYS} | {"model_type": backbone}
+    return config, shape
 
 
 @contextmanager
@@ -175,10 +208,10 @@ def _write_tokenizer(folder: Path, vocabulary: int, tokenizer: str | None, texts
     from evalkit.models.loading.tokenizer import load_tokenizer
 
     if tokenizer is not None:
-        given = tokenizer_folder(tokenizer, say)
-        copy_files(tokenizer_files(given), given, folder)
+        source = tokenizer_folder(tokenizer, say)
+        copy_files(tokenizer_files(source), source, folder)
         # Read from the user's folder, because errors name it
-        return load_tokenizer(given, vocabulary)
+        return load_tokenizer(source, vocabulary)
     reached = train_tokenizer(texts, vocabulary, folder)
     if reached < vocabulary:
         say(
@@ -194,51 +227,14 @@ def _write_model(folder: Path, model: NamedModel, tokenizer: Any, seed: int, dty
     import evalkit.models.auto  # noqa: F401
     from evalkit.compatibility.transformers import quiet
 
-    with quiet():
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+    with quiet(), torch.random.fork_rng(devices=[]):
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            try:
-                config = AutoConfig.for_model(**model.config, **ids)
-                built: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            except Exception as error:  # transformers raises errors of any type; the model's keys are the cause
-                raise UsageError(
-                    f"{model.source}: model '{model.name}' cannot be built ({first_line(error)})"
-                ) from error
+        torch.manual_seed(seed)
+        try:
+            config = AutoConfig.for_model(**model.config, **ids)
+            built: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        except Exception as error:  # transformers raises errors of any type; the model's keys are the cause
+            raise UsageError(f"{model.source}: model '{model.name}' cannot be built ({first_line(error)})") from error
         built.to(getattr(torch, dtype)).save_pretrained(folder)
-
-
-def _model(
-    path: Path, name: str, backbone: str, base: dict[str, Any], attentions: dict[str, Any], own: dict[str, Any]
-) -> NamedModel:
-    where = f"{path}: model '{name}'"
-    variant = str(own.get("attention_variant"))
-    config = base | attentions.get(variant, {}) | own
-    description = str(config.pop("description", ""))
-    known = (*_REQUIRED_KEYS[backbone], *_OPTIONAL[backbone], *ALL_KEYS, "description")
-    for key in config:
-        if key not in known:
-            raise UsageError(f"{where}: {UnknownNameError('key', str(key), known)}")
-    for key in (*_REQUIRED_KEYS[backbone], "attention_variant", "variant_layers"):
-        if config.get(key) is None:
-            raise UsageError(f"{where}: '{key}' is missing")
-    model_type = f"evalkit_{backbone}"
-    try:
-        layers = layers_of(config["variant_layers"], layer_count(config))
-        if config.get("cog_keep_last"):  # so that it can be combined with "all" and "top 50%"
-            layers = tuple(layer for layer in layers if layer != config["num_hidden_layers"] - 1)
-        config["variant_layers"] = list(layers)
-        # With evalkit's model type, so that attention settings are validated for vanilla models too
-        shape = read_shape({"model_type": model_type} | config)
-    except ValueError as error:
-        raise UsageError(f"{where}: {error}") from error
-    if variant == VANILLA and backbone in _STOCK:
-        model_type = backbone
-        config = {key: value for key, value in config.items() if key not in ALL_KEYS}
-    return NamedModel(name, description, path, {"model_type": model_type} | config, shape)
-
-
-def _shipped() -> dict[str, Path]:
-    return {path.stem: path for path in resource("configs", "models").glob("*.yaml")}
