@@ -20,7 +20,7 @@ from evalkit.cli import main
 from evalkit.cli.root import cli
 from evalkit.runs.folder import Run, load_run
 from tests.arguments import arguments
-from tests.documents import made_up, rewrite
+from tests.documents import made_up
 
 
 class Outcome(NamedTuple):
@@ -196,10 +196,6 @@ def test_names_that_do_not_exist(run: Command, arguments: list[str], words: list
     assert not Path("runs").exists()
 
 
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1000])
-
-
 def _configure(folder: Path, **changes: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
@@ -214,7 +210,6 @@ def _empty(folder: Path) -> None:
     ("damage", "words"),
     [
         (_empty, ["broken", "config.json"]),
-        (lambda folder: _cut(folder / "model.safetensors"), ["model.safetensors"]),
         (lambda folder: (folder / "model.safetensors").unlink(), ["broken", "safetensors"]),
         (lambda folder: (folder / "tokenizer.json").unlink(), ["broken", "tokenizer"]),
         (lambda folder: _configure(folder, model_type="bert", architectures=["BertForMaskedLM"]), ["BertForMaskedLM"]),
@@ -226,33 +221,12 @@ def test_invalid_checkpoints(run: Command, checkpoint: Path, damage: Callable[[P
     nothing_whole()
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda path: rewrite(path, 2, {"goal": None}), ["piqa.jsonl", "line 2", "goal"]),
-        (lambda path: rewrite(path, 3, {"label": 2}), ["piqa.jsonl", "line 3", "label", "2"]),
-        (lambda path: path.write_bytes(b""), ["piqa.jsonl"]),
-    ],
-)
-def test_invalid_documents(run: Command, damage: Callable[[Path], Any], words: list[str]) -> None:
-    damage(made_up(Path("documents")) / "piqa.jsonl")
-    complains(run("--data-dir", "documents"), 1, *words)
-    assert not Path("runs").exists()
-
-
 def test_a_subject_without_documents(run: Command) -> None:
     path = made_up(Path("documents")) / "mmlu.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text("".join(line for line in lines if "anatomy" not in line), encoding="utf-8")
     complains(run("--data-dir", "documents", "--tasks", "mmlu"), 1, "mmlu", "subject anatomy")
     nothing_whole()
-
-
-@pytest.mark.parametrize(("content", "key"), [("parts:\n  - contxt: '{context}'\n", "contxt"), ("part: []", "'part'")])
-def test_invalid_templates(run: Command, content: str, key: str) -> None:
-    Path("own.yaml").write_text(content, encoding="utf-8")
-    complains(run("--template", "own.yaml"), 1, "own.yaml", key)
-    assert not Path("runs").exists()
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a file system where nobody may write")
