@@ -24,6 +24,7 @@ def shortened(text: str) -> str:
     return re.sub(r"\b\d+000\b", lambda found: STEPS[found[0]], text)
 
 
+@pytest.mark.training
 def test_its_code_and_commands(
     documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
