@@ -24,8 +24,8 @@ from evalkit.benchmarks.longbench.prompts import generation_requests
 from evalkit.benchmarks.longbench.protocol import Task, find_task
 from evalkit.data.sampling import FirstDocuments
 from evalkit.generation.capacity import measure_capacity
-from evalkit.generation.generator import CHUNK, Generator
-from evalkit.generation.prompts import Prompt, end_tokens
+from evalkit.generation.generator import Generator
+from evalkit.generation.prompts import CHUNK, Prompt, end_tokens
 from evalkit.generation.rows import Generation
 from evalkit.models.loading.load import LoadedModel, load
 from evalkit.models.loading.locate import locate

@@ -21,7 +21,7 @@ from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.scoring import task_tokens
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
-from evalkit.benchmarks.prompt_variants.orders import in_orders, orders_of, under_order
+from evalkit.benchmarks.prompt_variants.prompt_sets import in_orders, orders_of, under_order
 from evalkit.benchmarks.run import planned
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone, window_of
@@ -36,7 +36,7 @@ def main(model: str = "demo", sample: int = 60) -> None:
     assert isinstance(plan, ChoicePlan)
     tokenizer = tokenizer_alone(plan.checkpoint, silent)
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, silent)
-    prompters = {one.name: Prompter(one, tokenizer, window) for one in plan.templates.values()}
+    prompters = {one.name: Prompter(one, tokenizer, window) for one in plan.prompts.templates.values()}
     print(
         f"{'task':14} {'prompts':>7} {'one by one':>12} {'run by run':>12} {'as run':>12} {'one tree':>12} {'saved':>6}"
     )
@@ -46,7 +46,7 @@ def main(model: str = "demo", sample: int = 60) -> None:
 
 def counted(plan: ChoicePlan, prompters: dict[str, Prompter], task: str, questions: list[Question]) -> str:
     """Return the line of a task, in millions of tokens."""
-    base, orders = plan.template.name, orders_of(questions, plan.choice_orders)
+    base, orders = plan.template.name, orders_of(questions, plan.prompts.choice_orders)
     ordered = [in_orders(one, orders) for one in questions]
     under = [[under_order(one, order) for one in questions] for order in orders[1:]]
     plain = [task_tokens(plan, one, task, questions) for one in prompters.values()]

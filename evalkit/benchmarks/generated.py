@@ -1,19 +1,23 @@
-"""Base class of benchmarks with generated answers: prompts → batches → answers.
+"""Base class of benchmarks with generated answers: documents → prompts → batches → answers → a table and results.
 
-A subclass defines the documents, their prompts and the scores of the answers. Prompts with a common prefix are batched
-together, and a batch is as large as memory allows.
+A benchmark of this kind defines its settings and documents (`request`, `plan`), the prompt of each document
+(`generation_requests`), the row of the table with the score of an answer (`table_row`), and what is computed from the
+table (`results`, `metrics`). Prompts with a common prefix are batched together, and a batch is as large as memory
+allows.
 """
 
 from __future__ import annotations
 
 import zlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, lazy
+from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure
 from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest, spread
 from evalkit.display import Say
 from evalkit.errors import RunError, UnknownNameError, UsageError
@@ -30,8 +34,10 @@ from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas as pd
     from numpy.typing import NDArray
 
+    from evalkit.benchmarks.document_views import TaskView
     from evalkit.generation.capacity import GeneratingFacts
     from evalkit.generation.prompts import Ints, Prompt
     from evalkit.models.loading.load import LoadedModel
@@ -60,14 +66,11 @@ def context_of(model: ModelSpec, checkpoint: Checkpoint, what: str) -> int:
         refuse_generation(extension, what)
         return extension.target
     _, window = configured_window(config_of(checkpoint, silent))
-    if window is None:
+    if window is None or window > MOST_TOKENS:
+        above = f"of {window or 0:,} tokens, above the {MOST_TOKENS:,} positions that float32 can distinguish"
+        stored = "no context window" if window is None else f"a context window {above}"
         raise UsageError(
-            f"{checkpoint.given}: its config has no context window; give --context with --context-original"
-        )
-    if window > MOST_TOKENS:
-        raise UsageError(
-            f"{checkpoint.given}: its config has a context window of {window:,} tokens, above the {MOST_TOKENS:,} "
-            "positions that float32 can distinguish; give the real one as --context and --context-original"
+            f"{checkpoint.given}: its config has {stored}; give the real one as --context and --context-original"
         )
     return window
 
@@ -97,6 +100,8 @@ def generated_plan(
         say: called about the checkpoint.
         chat: whether prompts go into the chat template.
     """
+    # The content of GGUF files is hashed as a whole
+    settings = None if checkpoint.gguf is not None else generation_settings(checkpoint.folder)
     specification = {
         **numerics(request.model, checkpoint, None, say),
         **(request.selection.specification if isinstance(request, DocumentRequest) else {}),
@@ -105,7 +110,7 @@ def generated_plan(
         "chat": chat,
         # Rounding differences may change a text
         "device": request.model.device,
-        "end": _end_tokens(checkpoint),
+        "end": (settings or {}).get("eos_token_id"),
     }
     about = {"template": {"name": "chat" if chat else "plain"}, "documents": documents, "context": context}
     return DocumentPlan(
@@ -121,12 +126,6 @@ def about_run(run: Run) -> tuple[str, ...]:
         parts.append(f"cut above {most:,} tokens of a context of {manifest['context']:,}")
     extension = specification["context_extension"]
     return (", ".join(parts), *([Extension(**extension).describe()] if extension else []), *mixture(manifest))
-
-
-def _end_tokens(checkpoint: Checkpoint) -> Any:
-    """Return the end tokens of a checkpoint's generation config; None for GGUF files, whose content is hashed."""
-    settings = None if checkpoint.gguf is not None else generation_settings(checkpoint.folder)
-    return (settings or {}).get("eos_token_id")
 
 
 class GeneratedAnswer(NamedTuple):
@@ -164,11 +163,19 @@ class GenerationRequest:
 
 
 class GeneratedBenchmark(Benchmark):
-    """Base class of benchmarks with generated answers."""
+    """Base class of benchmarks with generated answers, each of which has one score."""
 
     facts = lazy("evalkit.generation.capacity:GeneratingFacts")
     row = GeneratedAnswer
     key = ("id",)
+    files: ClassVar[tuple[str, ...]]
+    """Files of a finished run: first the table with one row for each answer, then its figures."""
+    metric: ClassVar[str] = "score"
+    """Name of the metric, such as "exact match"."""
+    checked: ClassVar[tuple[str, ...]]
+    """Columns of `answers` that must be equal for two documents to be the same."""
+    prompt_settings: ClassVar[Mapping[str, str]] = {}
+    """Name in messages → entry of the specification that makes other prompts of the same documents."""
 
     @abstractmethod
     def generation_requests(
@@ -177,8 +184,31 @@ class GeneratedBenchmark(Benchmark):
         """Return the generation requests of a task's documents, in order; `ends` are the model's end tokens."""
 
     @abstractmethod
-    def save(self, plan: Any, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
-        """Write tables and results; `answers`: task → one answer for each document, in order."""
+    def table_row(self, task: str, document: Any, answer: GeneratedAnswer) -> dict[str, Any]:
+        """Return the row of the table for an answer, with its score."""
+
+    @abstractmethod
+    def results(self, plan: Any, table: pd.DataFrame) -> dict[str, Any]:
+        """Return the content of results.json."""
+
+    @abstractmethod
+    def answers(self, run: Run) -> pd.DataFrame:
+        """Return the table of a finished run with columns task, id, source, references, answer, score and `checked`.
+
+        Documents with the same `source` are not independent.
+        """
+
+    def measure(self) -> Measure:
+        """Return how documents are scored."""
+        return Measure(f"{self.metric} in %", True, self.metric)
+
+    def metric_of(self, task: str) -> str:
+        """Return the name of a task's metric."""
+        return self.metric
+
+    def groups(self, run: Run) -> Mapping[str, Sequence[str]]:
+        """Return average → its tasks."""
+        return {"Average": tuple(run.manifest["documents"])}
 
     def ids(self, plan: Any, task: str) -> Sequence[str]:
         """Return the ids of a task's documents, in order; by default their numbers."""
@@ -196,56 +226,96 @@ class GeneratedBenchmark(Benchmark):
 
     def batches(self, plan: Any, facts: GeneratingFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
         """Batch the prompts of the tasks that lack an answer."""
-        room, found = facts.room, []
+        room, batches = facts.room, []
         unfinished = self._unfinished_tasks(plan, finished)
         say(f"tokenising the prompts of {len(unfinished)} task{'s' * (len(unfinished) > 1)}")
         for task in unfinished:
             requests = self.generation_requests(plan, task, frozenset(facts.ends), tokenizer)
-            by_index = {one.prompt.index: one for one in requests}
-            for batch in room.batches([one.prompt for one in requests]):
+            by_index = {request.prompt.index: request for request in requests}
+            for prompts in room.batches([request.prompt for request in requests]):
                 # A batch is partly finished only if an earlier session planned it differently
-                members = [by_index[prompt.index] for prompt in batch]
-                if rest := [one for one in members if (task, one.id) not in finished]:
-                    work = sum(room.work(one.prompt) for one in rest)
+                members = [by_index[prompt.index] for prompt in prompts]
+                if rest := [request for request in members if (task, request.id) not in finished]:
+                    work = sum(room.work(request.prompt) for request in rest)
                     # A document is answered once, so its number identifies the batch in every session
-                    found.append(Batch(task, rest[0].prompt.index, tuple(rest), work, len(rest)))
-        prompts = [one.prompt for batch in found for one in batch.content]
-        return Planned((batch for batch in found), sum(batch.work for batch in found), 0.0, room.estimate(prompts))
+                    batches.append(Batch(task, rest[0].prompt.index, tuple(rest), work, len(rest)))
+        prompts = [request.prompt for batch in batches for request in batch.content]
+        return Planned((batch for batch in batches), sum(batch.work for batch in batches), 0.0, room.estimate(prompts))
 
     def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         """Estimate the tokens of prompts and answers. Prompts share whole chunks, as they are batched."""
         import numpy as np
 
-        from evalkit.generation.generator import CHUNK
+        from evalkit.generation.prompts import CHUNK
         from evalkit.scoring.sequences import distinct_tokens
 
-        found = []
+        counts = []
         for task, documents in plan.tasks.items():
             # Prompts of generated answers are longer than others
-            places = spread(len(documents), sample // 4)
-            sampled = replace(plan, tasks={task: [documents[place] for place in places]})
-            prompts = [one.prompt for one in self.generation_requests(sampled, task, frozenset(), tokenizer)]
+            sampled = [documents[place] for place in spread(len(documents), sample // 4)]
+            part = replace(plan, tasks={task: sampled})
+            prompts = [request.prompt for request in self.generation_requests(part, task, frozenset(), tokenizer)]
             scale = len(documents) / len(prompts)
             alone = sum(len(prompt.tokens) for prompt in prompts)
             # One id for each chunk, so that only whole chunks are shared; the rest of a prompt is its own
             chunks = [_chunk_ids(prompt.tokens, CHUNK) for prompt in prompts]
             repeated = CHUNK * (sum(map(len, chunks)) - distinct_tokens([np.append(ids, 0) for ids in chunks]))
             new = sum(prompt.max_new_tokens for prompt in prompts)
-            counts = (scale * len(prompts), scale * alone, scale * (alone - repeated), scale * new)
-            found.append(TaskTokens(task, len(documents), len(prompts), *counts))
-        return found
+            sums = (scale * len(prompts), scale * alone, scale * (alone - repeated), scale * new)
+            counts.append(TaskTokens(task, len(documents), len(prompts), *sums))
+        return counts
 
     def _unfinished_tasks(self, plan: Any, finished: FinishedRows) -> list[str]:
-        return [task for task in plan.tasks if any((task, one) not in finished for one in self.ids(plan, task))]
+        return [task for task in plan.tasks if any((task, id) not in finished for id in self.ids(plan, task))]
+
+    def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
+        import pandas as pd
+
+        rows = []
+        for task, documents in plan.tasks.items():
+            answers = {answer.id: answer for answer in finished.rows(task)}
+            for id, document in zip(self.ids(plan, task), documents, strict=True):
+                if id not in answers:
+                    # Happens only if lines of the journal were removed while it was read
+                    raise RunError(
+                        f"the journal of {writer.folder} lacks {task} document {id}; delete the folder and run the "
+                        "command again"
+                    )
+                rows.append(self.table_row(task, document, answers[id]))
+        table = pd.DataFrame(rows)
+        results = self.results(plan, table)
+        writer.save_table(self.files[0], table)
+        writer.save_results(results)
+        self.draw(results, writer.folder)
+
+    def draw(self, results: Mapping[str, Any], folder: Path) -> None:
+        """Draw the figures of the run folder; the results are saved already. By default none."""
 
     def refuse_rule(self, run: Run, rule: str | None) -> None:
         """Raise an `UnknownNameError` for any rule but the benchmark's own."""
         if rule not in (None, self.kind):
             raise UnknownNameError(f"rule of run {run.folder}", rule, (self.kind,))
 
-    def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
-        ids = {task: self.ids(plan, task) for task in plan.tasks}
-        self.save(plan, {task: _answers(task, ids[task], finished, writer) for task in ids}, writer)
+    def comparable(self, run: Run) -> Comparable:
+        return _ComparableAnswers(self, run)
+
+    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        from evalkit.benchmarks.document_views import answer_views
+
+        yield from answer_views(self.answers(run), tasks, self.metric_of)
+
+
+class _ComparableAnswers(GradedAnswers):
+    def __init__(self, benchmark: GeneratedBenchmark, run: Run) -> None:
+        measures = {benchmark.kind: benchmark.measure()}
+        super().__init__(run, partial(benchmark.answers, run), benchmark.checked, benchmark.groups(run), measures)
+        self._settings = benchmark.prompt_settings
+
+    def must_agree(self, task: str) -> dict[str, str]:
+        specification = self.run.manifest["specification"]
+        settings = {name: str(specification[entry]) for name, entry in self._settings.items()}
+        hashes = {"documents": str(specification["documents"].get(task, ""))} if "documents" in specification else {}
+        return settings | hashes
 
 
 class _GenerationComputer:
@@ -264,21 +334,21 @@ class _GenerationComputer:
         return self._place
 
     def compute(self, batch: Batch) -> list[GeneratedAnswer]:
-        found = self._generator.generate([one.prompt for one in batch.content], self._say)
+        generations = self._generator.generate([request.prompt for request in batch.content], self._say)
         return [
             GeneratedAnswer(
-                id=one.id,
-                prompt_sha256=one.prompt_sha256,
-                tokens_before=len(one.prompt.tokens) if one.truncated_from is None else one.truncated_from,
-                tokens=len(one.prompt.tokens),
-                truncated=one.truncated_from is not None,
+                id=request.id,
+                prompt_sha256=request.prompt_sha256,
+                tokens_before=request.truncated_from or len(request.prompt.tokens),
+                tokens=len(request.prompt.tokens),
+                truncated=request.truncated_from is not None,
                 reused=generation.reused,
                 text=self._tokenizer.decode(generation.tokens, skip_special_tokens=True),
                 new_tokens=len(generation.tokens),
                 ended=generation.ended,
                 seconds=round(generation.seconds, 4),
             )
-            for one, generation in zip(batch.content, found, strict=True)
+            for request, generation in zip(batch.content, generations, strict=True)
         ]
 
 
@@ -288,14 +358,3 @@ def _chunk_ids(tokens: Ints, chunk: int) -> NDArray[np.int32]:
 
     whole = (len(tokens) - 1) // chunk
     return np.array([zlib.crc32(part.tobytes()) >> 1 for part in tokens[: whole * chunk].reshape(whole, chunk)], "i4")
-
-
-def _answers(task: str, ids: Sequence[str], finished: FinishedRows, writer: RunWriter) -> list[GeneratedAnswer]:
-    found = {answer.id: answer for answer in finished.rows(task)}
-    if lost := [one for one in ids if one not in found]:
-        # Happens only if lines of the journal were removed while it was read
-        raise RunError(
-            f"the journal of {writer.folder} lacks {task} document {lost[0]}; delete the folder and run the "
-            "command again"
-        )
-    return [found[one] for one in ids]

@@ -88,7 +88,7 @@ def run(
     evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
     evalkit longbench score PREDICTIONS                                  of the official code
     """
-    from evalkit.benchmarks.longbench.results_report import report_of
+    from evalkit.benchmarks.longbench.results import report_of
 
     evaluation_of(options).run(
         checkpoint_of(ctx, checkpoint, model),
@@ -111,7 +111,7 @@ def rescore(run: str, output: Path, edit_similarity: EditVariant, plot: Path | N
     \b
     evalkit longbench rescore 1a2b3c4d --format latex
     """
-    from evalkit.benchmarks.longbench.results_report import report_of
+    from evalkit.benchmarks.longbench.results import report_of
 
     opened = named_run(run, output)
     printer.run(opened, report_of(opened, edit_similarity))
@@ -134,8 +134,7 @@ def score(
     evalkit longbench score --e pred_e/llama2-7b-chat-4k --format latex
     """
     from evalkit.benchmarks.longbench.official_format import read_predictions
-    from evalkit.benchmarks.longbench.results_report import longbench_report
-    from evalkit.benchmarks.longbench.scores import score_generations
+    from evalkit.benchmarks.longbench.results import longbench_report, score_generations
 
     predictions = read_predictions(files, "longbench-e" if is_e else "longbench")
     results = score_generations(predictions.generations, "longbench-e" if is_e else "longbench", edit_similarity)
@@ -144,14 +143,14 @@ def score(
 
 
 def _draw_run(run: Run, plot: Path | None, edit_similarity: EditVariant) -> None:
-    from evalkit.benchmarks.longbench.scores import load_generations
+    from evalkit.benchmarks.longbench.results import load_generations
 
     if plot is not None:
         _draw(load_generations(run), plot, edit_similarity)
 
 
 def _draw(generations: pd.DataFrame, plot: Path | None, edit_similarity: EditVariant) -> None:
-    from evalkit.benchmarks.longbench.results_report import draw_by_length
+    from evalkit.benchmarks.longbench.results import draw_by_length
 
     if plot is not None:
         draw_by_length(generations, plot, edit_similarity)

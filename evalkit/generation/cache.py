@@ -6,6 +6,7 @@ end in the same column, so all rows write the keys and values of their next toke
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,40 +19,45 @@ from transformers.masking_utils import sdpa_mask
 from evalkit.compatibility.transformers import attention_of
 from evalkit.scoring.attention import SPECIAL, attention_named
 
+NAME = "evalkit_chunks"
+"""Name under which the attention of this module is registered with transformers."""
+
 
 class Storage:
     """Keys and values of every layer, [rows, heads, columns, size]; a layer is allocated at its first write."""
 
     def __init__(self, layers: int, rows: int, columns: int) -> None:
-        self.rows, self.columns = rows, columns
-        self.keys: list[torch.Tensor | None] = [None] * layers
-        self.values: list[torch.Tensor | None] = [None] * layers
+        self._rows, self._columns = rows, columns
+        self._layers: list[tuple[torch.Tensor, ...]] = [()] * layers
+
+    def states(self) -> Iterator[torch.Tensor]:
+        """Yield the keys and the values of each layer."""
+        for layer in self._layers:
+            yield from layer
 
     def view(self, rows: slice, start: int, used: int) -> Cache:
         """Return a cache over some rows that starts at column `start` and contains `used` tokens."""
-        return Cache(layers=[_LayerView(self, layer, rows, start, used) for layer in range(len(self.keys))])
+        return Cache(layers=[_LayerView(self, layer, rows, start, used) for layer in range(len(self._layers))])
 
     def copy_tokens(self, source: tuple[int, int], target: tuple[int, int], tokens: int) -> None:
         """Copy the first tokens of one prompt to another; both are given as (row, first column)."""
-        for states in (*self.keys, *self.values):
-            if states is not None:
-                (row, start), (other, begin) = source, target
-                states[other, :, begin : begin + tokens] = states[row, :, start : start + tokens]
+        (row, start), (other, begin) = source, target
+        for states in self.states():
+            states[other, :, begin : begin + tokens] = states[row, :, start : start + tokens]
 
-    def put(self, layer: int, rows: slice, column: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write keys and values, [rows, heads, tokens, size], starting at a column."""
-        for layers, states in ((self.keys, keys), (self.values, values)):
-            stored = layers[layer]
-            if stored is None:
-                _, heads, _, size = states.shape
-                # Zeros, since masked columns are multiplied too: attention weight 0 times NaN is NaN
-                stored = layers[layer] = states.new_zeros(self.rows, heads, self.columns, size)
+    def put(self, layer: int, rows: slice, column: int, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Write new keys and values, [rows, heads, tokens, size], from a column on; return all of the layer."""
+        if not self._layers[layer]:
+            # Zeros, since masked columns are multiplied too: attention weight 0 times NaN is NaN
+            self._layers[layer] = tuple(
+                states.new_zeros(self._rows, states.shape[1], self._columns, states.shape[3]) for states in new
+            )
+        for stored, states in zip(self._layers[layer], new, strict=True):
             stored[rows, :, column : column + states.shape[2]] = states
+        return self._layers[layer]
 
 
 class _LayerView(DynamicLayer):  # type: ignore[misc]
-    """A view of one layer for some rows."""
-
     def __init__(self, storage: Storage, layer: int, rows: slice, start: int, used: int) -> None:
         super().__init__()
         self._storage, self._layer, self._rows, self._start, self._used = storage, layer, rows, start, used
@@ -61,25 +67,17 @@ class _LayerView(DynamicLayer):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values, [rows, heads, tokens, size]; return all keys and values so far."""
-        end = self._start + self._used
-        self._storage.put(self._layer, self._rows, end, key_states, value_states)
+        stored = self._storage.put(self._layer, self._rows, self._start + self._used, key_states, value_states)
         self._used += key_states.shape[2]
-        keys, values = self._storage.keys[self._layer], self._storage.values[self._layer]
-        assert keys is not None and values is not None
-        columns = slice(self._start, self._start + self._used)
-        return keys[self._rows, :, columns], values[self._rows, :, columns]
+        keys, values = (states[self._rows, :, self._start : self._start + self._used] for states in stored)
+        return keys, values
 
     def get_seq_length(self) -> int:
-        """Return the number of stored tokens."""
         return self._used
 
 
-NAME = "evalkit_chunks"
-"""Name under which this attention is registered with transformers."""
-
-
 def chunked_attention(model: Any) -> AbstractContextManager[None]:
-    """Switch a model to this attention if it uses transformers' `sdpa` on a CPU."""
+    """Switch a model to the attention of this module if it uses transformers' `sdpa` on a CPU."""
     # Other models compare the config's name in their own code and treat an unknown name as eager attention
     if not (
         model.is_backend_compatible()
@@ -114,9 +112,7 @@ def _attention(
     """Attention with transformers' signature: queries [batch, heads, tokens, size] → [batch, tokens, heads, size]."""
     # transformers' own function handles or rejects special arguments
     if attention_mask is None or query.shape[2] == 1 or any(settings.get(name) is not None for name in SPECIAL):
-        attended: torch.Tensor = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **settings
-        )[0]
+        attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **settings)
         return attended, None
     shared = query.shape[1] != key.shape[1]
     attended = torch.nn.functional.scaled_dot_product_attention(

@@ -1,20 +1,22 @@
-"""Memory and time that generation needs: a model and its generator → batches that fit, and an estimate of the time."""
+"""Memory and time that generation needs: a generator → batches of prompts that fit, and an estimate of their time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalkit.generation.generator import CHUNK, Generator
-from evalkit.generation.prompts import Prompt, shared_tokens
+from evalkit.generation.prompts import CHUNK, Prompt, shared_tokens
+
+if TYPE_CHECKING:
+    from evalkit.generation.generator import Generator
 
 _GPU_SHARE, _CPU_SHARE = 0.5, 0.25
 """Share of the memory beside the weights for keys and values; other programs use a CPU's memory too."""
-_CPU_ROWS, _GPU_ROWS = 16, 256
+_GPU_ROWS, _CPU_ROWS = 256, 16
 """Largest batch size. In larger batches the time of a step grows in proportion to the batch size."""
 _STEPS = 4
 """Number of timed decoding steps."""
@@ -73,9 +75,8 @@ class MeasuredCapacity(Capacity):
         """Return the seconds of a prompt and of its largest number of generated tokens, in the largest batch."""
         rows = max(1, min(self.most_rows, self.tokens // prompt.columns))
         read = float(self.weights / rows + prompt.columns * self.token_bytes)
-        return _operations(self.linear, self.square, len(prompt.tokens)) / self.operations_a_second + (
-            prompt.max_new_tokens * read / self.bytes_a_second
-        )
+        operations = _operations(self.linear, self.square, len(prompt.tokens))
+        return operations / self.operations_a_second + prompt.max_new_tokens * read / self.bytes_a_second
 
     def estimate(self, prompts: Sequence[Prompt]) -> str:
         """Return one line: the numbers of tokens, the longest time, and the memory."""
@@ -86,6 +87,15 @@ class MeasuredCapacity(Capacity):
             f"{tokens:,} prompt tokens and up to {new:,} generated ones: about "
             f"{max(1, round(sum(map(self.work, prompts)) / 60))} min, and up to {stored:.1f} GiB beside the model"
         )
+
+
+@dataclass(frozen=True)
+class GeneratingFacts:
+    """Properties of a generating model that planning needs."""
+
+    ends: tuple[int, ...]
+    """Token ids that end a text."""
+    room: MeasuredCapacity
 
 
 def capacity_of(generator: Generator, budget: int | None, context: int) -> Capacity:
@@ -99,7 +109,7 @@ def capacity_of(generator: Generator, budget: int | None, context: int) -> Capac
     is_gpu = generator.device.type == "cuda"
     share = _GPU_SHARE if is_gpu else _CPU_SHARE
     # Each layer's keys and values are on its device
-    rooms = [int(generator.memory[place] * share) // size for place, size in generator.token_bytes_on.items() if size]
+    rooms = [int(generator.memory[device] * share) // size for device, size in generator.token_bytes_on.items() if size]
     return Capacity(
         # Without a key-value cache, prompts are generated one by one
         tokens=budget or (max(1, min(rooms)) if rooms else context),
@@ -111,38 +121,25 @@ def capacity_of(generator: Generator, budget: int | None, context: int) -> Capac
 
 def measure_capacity(model: Any, generator: Generator, budget: int | None, context: int) -> MeasuredCapacity:
     """Return the memory limits (see `capacity_of`), and measure a prompt chunk and a few decoding steps."""
-    capacity = capacity_of(generator, budget, context)
-    size, embedding = generator.token_bytes, model.get_input_embeddings().weight
-    config = model.config.get_text_config()
-    total = sum(p.numel() for p in model.parameters())
-    linear = 2 * (total - embedding.numel())
-    square = 4 * config.num_hidden_layers * config.hidden_size
+    embedding, config = model.get_input_embeddings().weight, model.config.get_text_config()
+    total = sum(parameter.numel() for parameter in model.parameters())
     untied = model.get_output_embeddings().weight is not embedding
+    linear, square = 2 * (total - embedding.numel()), 4 * config.num_hidden_layers * config.hidden_size
     weights = (total - untied * embedding.numel()) * embedding.element_size()
     length = max(1, min(CHUNK, context - 1 - _STEPS))
     prompt = Prompt(-1, np.arange(length, dtype=np.int64) % embedding.shape[0], 1 + _STEPS)
-    # Twice: the first run is slower
-    measured = [generator.generate([prompt])[0] for _ in range(2)][-1]
-    steps = max(measured.seconds - measured.prompt_seconds, 1e-9) / _STEPS
+    generator.generate([prompt])  # the first run is slower
+    [measured] = generator.generate([prompt])
+    step = max(measured.seconds - measured.prompt_seconds, 1e-9) / _STEPS
     return MeasuredCapacity(
-        **asdict(capacity),
+        **asdict(capacity_of(generator, budget, context)),
         linear=linear,
         square=square,
         weights=weights,
         operations_a_second=_operations(linear, square, length) / max(measured.prompt_seconds, 1e-9),
-        bytes_a_second=(weights + length * size) / steps,
+        bytes_a_second=(weights + length * generator.token_bytes) / step,
     )
 
 
 def _operations(linear: float, square: float, tokens: int) -> float:
     return float(linear * tokens + square * tokens**2 / 2)
-
-
-@dataclass(frozen=True)
-class GeneratingFacts:
-    """Properties of a generating model that planning needs."""
-
-    ends: tuple[int, ...]
-    """Token ids that end a text."""
-    room: MeasuredCapacity
-    """Memory available for generation, and cost estimates."""

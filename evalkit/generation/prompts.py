@@ -13,6 +13,9 @@ from evalkit.errors import CheckpointError, TemplateError, first_line
 
 Ints = NDArray[np.int64]
 
+CHUNK = 512
+"""Prompt tokens in one forward pass; prompts share whole chunks."""
+
 
 @dataclass(frozen=True)
 class Stops:
@@ -60,10 +63,10 @@ class Prompt:
         return len(self.tokens) + self.max_new_tokens
 
 
-def shared_tokens(one: Ints, other: Ints, chunk: int) -> int:
+def shared_tokens(first: Ints, second: Ints, chunk: int) -> int:
     """Return the length of the common prefix of two prompts, in whole chunks; always less than either prompt."""
-    length = min(len(one), len(other)) - 1
-    differ = np.flatnonzero(one[:length] != other[:length])
+    length = min(len(first), len(second)) - 1
+    differ = np.flatnonzero(first[:length] != second[:length])
     same = int(differ[0]) if len(differ) else length
     return same - same % chunk
 
@@ -74,10 +77,10 @@ def as_message(tokenizer: Any, text: str) -> list[int]:
         raise TemplateError("the tokenizer has no chat template; leave out --chat")
     try:
         turns = [{"role": "user", "content": text}]
-        found = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
+        encoding = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
     except Exception as error:  # a Jinja template may raise anything
         raise TemplateError(f"the tokenizer's chat template fails: {first_line(error)}") from error
-    return list(found["input_ids"])
+    return list(encoding["input_ids"])
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -85,12 +88,12 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
 
     `generate` reads the generation config too, but continues to the maximum length if it has none.
     """
-    found = getattr(model.generation_config, "eos_token_id", None)
-    if found is None:
-        found = tokenizer.eos_token_id
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+    stored = getattr(model.generation_config, "eos_token_id", None)
+    if stored is None:
+        stored = tokenizer.eos_token_id
+    ids = stored if isinstance(stored, list) else [] if stored is None else [stored]
     if not all(type(token) is int for token in ids):
         raise CheckpointError(
-            f"generation_config.json: eos_token_id is {found!r:.60}; expected a token id or a list of token ids"
+            f"generation_config.json: eos_token_id is {stored!r:.60}; expected a token id or a list of token ids"
         )
     return frozenset(ids)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,13 +24,15 @@ _SUPPORTED = frozenset({
     "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_length", "min_new_tokens", "suppress_tokens",
     "begin_suppress_tokens", "forced_eos_token_id", "exponential_decay_length_penalty", "remove_invalid_values",
     "renormalize_logits", "eos_token_id",
+    "use_cache", "pad_token_id", "bos_token_id",  # of no effect
 })  # fmt: skip
-"""Settings of transformers' generation config that evalkit supports."""
-_IGNORED = frozenset({"use_cache", "pad_token_id", "bos_token_id"})
+"""Settings of transformers' generation config that a prompt may have."""
 _ONLY_ONE = ("num_beams", "num_beam_groups", "num_return_sequences")
 """Settings whose only supported value is 1."""
 _UNSUPPORTED = ("penalty_alpha", "dola_layers", "stop_strings", "token_healing", "max_time", "assistant_early_exit")
 """Settings of a model's generation config with which `generate` does not choose token by token."""
+_NO_BEAMS = "evalkit generates one text at a time, without beams"
+NOT_FINITE_ADVICE = "its weights may be damaged, or its dtype too narrow: try --dtype float32"
 
 
 class Sampler(NamedTuple):
@@ -57,7 +58,12 @@ def sampler_of(model: Any, prompt: Prompt) -> Sampler | None:
     """Return the sampler of a prompt; None: the argmax. Raises `UsageError` for a setting that is not supported."""
     if prompt.decoding is None:
         return None
-    validate_settings(prompt.decoding.settings)
+    for name, value in prompt.decoding.settings.items():
+        if name in _ONLY_ONE:
+            if value not in (None, 1):
+                raise UsageError(f"{name} is {value!r:.40}, and {_NO_BEAMS}")
+        elif name not in _SUPPORTED:
+            raise UsageError(f"'{name}' is not a generation setting that evalkit supports")
     with quiet():
         config = generation_config_of(model, dict(prompt.decoding.settings))
         if (config.num_beams or 1) > 1:
@@ -89,40 +95,8 @@ def _rejected(error: Exception) -> UsageError:
     return UsageError(f"transformers rejects its settings ({first_line(error)})")
 
 
-_NO_BEAMS = "evalkit generates one text at a time, without beams"
-
-
-def validate_settings(settings: Mapping[str, Any]) -> None:
-    """Raise a `UsageError` that names the first setting that evalkit does not support."""
-    for name, value in settings.items():
-        if name in _ONLY_ONE:
-            if value not in (None, 1):
-                raise UsageError(f"{name} is {value!r:.40}, and {_NO_BEAMS}")
-        elif name not in _SUPPORTED and name not in _IGNORED:
-            raise UsageError(f"'{name}' is not a generation setting that evalkit supports")
-
-
-NOT_FINITE_ADVICE = "its weights may be damaged, or its dtype too narrow: try --dtype float32"
-
-
-@dataclass
 class Generation:
-    """The continuation of one prompt."""
-
-    tokens: list[int] = field(default_factory=list)
-    """Generated token ids, the end token included."""
-    ended: str = ""
-    """Why generation stopped: "end" (end token), "enough" (stop text or pattern found) or "length"."""
-    reused: int = 0
-    """Prompt tokens whose keys and values were copied from another prompt."""
-    prompt_seconds: float = 0.0
-    """Time to the first generated token."""
-    seconds: float = 0.0
-    """Time of the prompt plus its share of each decoding step that it was part of."""
-
-
-class GenerationRow(Generation):
-    """A prompt during generation.
+    """The continuation of one prompt, during generation and after it.
 
     Args:
         prompt: the prompt to continue.
@@ -131,20 +105,24 @@ class GenerationRow(Generation):
     """
 
     def __init__(self, prompt: Prompt, sampler: Sampler | None, tokenizer: Any) -> None:
-        super().__init__()
         self.prompt, self.sampler = prompt, sampler
         self.place = 0
         """Row index in the batch's `Storage`."""
+        self.tokens: list[int] = []
+        """Generated token ids, the end token included."""
+        self.ended = ""
+        """Why generation stopped: "end" (end token), "enough" (stop text or pattern found) or "length"."""
+        self.reused = 0
+        """Prompt tokens whose keys and values were copied from another prompt."""
+        self.prompt_seconds = 0.0
+        """Time to the first generated token."""
+        self.seconds = 0.0
+        """Time of the prompt plus its share of each decoding step that it was part of."""
         self._tokenizer = tokenizer
         self._until: dict[int, list[str]] = {}
         for text in prompt.stops.until:
             length = len(tokenizer.encode(text, add_special_tokens=False))
             self._until.setdefault(length + 2, []).append(text)
-
-    @property
-    def length(self) -> int:
-        """Number of prompt and generated tokens."""
-        return len(self.prompt.tokens) + len(self.tokens)
 
     @property
     def all_tokens(self) -> Ints:
@@ -156,12 +134,12 @@ class GenerationRow(Generation):
         self.tokens.append(token)
         if token in self.prompt.stops.ends:
             self.ended = "end"
-        elif self._is_complete():
+        elif self._is_enough():
             self.ended = "enough"
         elif len(self.tokens) >= self.prompt.max_new_tokens:
             self.ended = "length"
 
-    def _is_complete(self) -> bool:
+    def _is_enough(self) -> bool:
         stops = self.prompt.stops
         for window, texts in self._until.items():
             last = self._tokenizer.decode(self.tokens[-window:])
@@ -173,12 +151,11 @@ class GenerationRow(Generation):
         return re.search(stops.pattern, self._tokenizer.decode(searched, skip_special_tokens=True)) is not None
 
 
-def choose(rows: Sequence[GenerationRow], logits: torch.Tensor) -> list[int]:
+def choose(rows: Sequence[Generation], logits: torch.Tensor) -> list[int]:
     """Choose the next token of each row; logits, [rows, vocabulary] in float32, may be modified in place."""
     for row, row_logits in zip(rows, logits, strict=True):
-        stops = row.prompt.stops
-        if not row.tokens and (barred := [token for token in stops.barred_first if token < len(row_logits)]):
-            row_logits[barred] = -torch.inf
+        if not row.tokens:
+            row_logits[[token for token in row.prompt.stops.barred_first if token < len(row_logits)]] = -torch.inf
     largest, tokens = logits.max(-1)
     if not largest.isfinite().all():
         raise ScoringError(f"the model's logits are not numbers (NaN or infinite); {NOT_FINITE_ADVICE}")
@@ -190,7 +167,7 @@ def choose(rows: Sequence[GenerationRow], logits: torch.Tensor) -> list[int]:
     return chosen
 
 
-def generate_with_transformers(model: Any, row: GenerationRow) -> None:
+def generate_with_transformers(model: Any, row: Generation) -> None:
     """Generate the tokens of a row until it ends, by a model without evalkit's cache."""
     ids = torch.from_numpy(row.prompt.tokens[None]).to(model.device)
     config, started = model.generation_config, time.perf_counter()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from evalkit.benchmarks.document_views import TaskView
 from evalkit.benchmarks.generated import (
     DocumentPlan,
     GeneratedAnswer,
@@ -25,7 +26,6 @@ from evalkit.generation.prompts import Prompt, Stops
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
 from evalkit.runs.forms import StoredTask
-from evalkit.runs.writing import RunWriter
 from evalkit.stats.estimates import error_of_mean
 
 COPYING = "copying"
@@ -42,42 +42,31 @@ MEASURES = {
 
 
 class CopyingLayer(Stored):
-    """A number in results.json."""
-
     n: int
     value: float
     stderr: float | None
 
 
 class CopyingTask(CopyingLayer, StoredTask):
-    """A task there."""
-
     layers: list[CopyingLayer]
 
 
 class CopyingResults(Stored):
-    """What it must hold."""
-
     tasks: list[CopyingTask]
 
 
 @dataclass(frozen=True)
 class CopyingRequest(Request):
-    """Settings of its own."""
-
     lists: int = 20
-    """How many lists."""
 
 
 class Copying(GeneratedBenchmark):
-    """See the module."""
-
     kind = COPYING
     request = CopyingRequest
     results_form = CopyingResults
+    files, checked = (ANSWERS,), ("reference",)
 
     def plan(self, request: CopyingRequest, say: Say) -> DocumentPlan:
-        """Make the lists up."""
         checkpoint = request.model.locate(say)
         numbers = [" ".join(str((7 * n + 3 * k) % 10) for k in range(8 + n % 5)) for n in range(request.lists)]
         texts = tuple(f"{one} ; {one[: len(one) // 2]}" for one in numbers)
@@ -90,7 +79,6 @@ class Copying(GeneratedBenchmark):
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
     ) -> list[GenerationRequest]:
-        """The list, and half of it again."""
         found = []
         for number, text in enumerate(plan.tasks[COPYING]):
             tokens = np.array(tokenizer(text).input_ids, np.int64)
@@ -99,26 +87,21 @@ class Copying(GeneratedBenchmark):
             found.append(GenerationRequest(str(number), prompt, sha))
         return found
 
-    def save(self, plan: DocumentPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
-        """Scores are shares of new tokens that are digits of the list."""
-        table = pd.DataFrame([answer._asdict() for answer in answers[COPYING]])
-        table["task"], table["reference"] = COPYING, list(plan.tasks[COPYING])
-        table["score"] = [
-            sum(letter in text for letter in answer) / max(1, len(answer))
-            for text, answer in zip(plan.tasks[COPYING], table["text"], strict=True)
-        ]
-        pairs = list(zip(plan.tasks[COPYING], table["text"], strict=True))
-        table[SURPLUS] = [len(answer) - len(text) / 2 for text, answer in pairs]
-        for layer in LAYERS:
-            table[f"{LEAD} {layer}"] = [lead(answer, layer) - lead(text, layer) for text, answer in pairs]
-        writer.save_table(ANSWERS, table)
+    def table_row(self, task: str, document: str, answer: GeneratedAnswer) -> dict[str, Any]:
+        """The score is the share of new letters that are in the list."""
+        text = answer.text
+        leads = {f"{LEAD} {layer}": lead(text, layer) - lead(document, layer) for layer in LAYERS}
+        score = sum(letter in document for letter in text) / max(1, len(text))
+        about = {"task": COPYING, "reference": document, "score": score, SURPLUS: len(text) - len(document) / 2}
+        return answer._asdict() | about | leads
+
+    def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
         about = numbers(table["score"])
         layers = [numbers(table[f"{LEAD} {layer}"]) for layer in LAYERS]
         average = {"name": "Average", "accuracy": about["value"], "stderr": about["stderr"]}
-        writer.save_results({"tasks": [{"task": COPYING, **about, "layers": layers}], "averages": [average]})
+        return {"tasks": [{"task": COPYING, **about, "layers": layers}], "averages": [average]}
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """The share that was copied, and each layer's lead."""
         self.refuse_rule(run, rule)
         [task] = run.stored["tasks"]
         layers = [
@@ -127,30 +110,29 @@ class Copying(GeneratedBenchmark):
         ]
         return [Metric(COPYING, "copied", task["n"], task["value"], task["stderr"]), *layers]
 
+    def answers(self, run: Run) -> pd.DataFrame:
+        table = run.table(ANSWERS, ("task", "id", "reference", "score"))
+        table = table if "source" in table else table.assign(source=table["id"])
+        return table.assign(answer=table["text"], references=table["reference"].map(lambda reference: [reference]))
+
     def comparable(self, run: Run) -> Comparable:
-        """Each list by itself."""
+        return GradedAnswers(run, lambda: self.answers(run), self.checked, {"Average": [COPYING]}, MEASURES)
 
-        def load() -> pd.DataFrame:
-            table = run.table(ANSWERS, ("task", "id", "reference", "score"))
-            return table if "source" in table else table.assign(source=table["id"])
-
-        return GradedAnswers(run, load, ("reference",), {"Average": [COPYING]}, MEASURES)
+    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """None, as of any benchmark that does not show its documents."""
+        return iter(())
 
     def label(self, run: Run, task: str) -> Label:
-        """With a capital."""
         return Label(task.capitalize(), "Copy")
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """One suite of one task."""
         return {COPYING: {"Average": (COPYING,)}}
 
 
 def lead(text: str, layer: int) -> float:
-    """Mean code point of every few characters."""
     codes = [ord(letter) for letter in text[layer :: layer + 1]]
     return sum(codes) / max(1, len(codes))
 
 
 def numbers(values: pd.Series) -> dict[str, Any]:
-    """Mean and standard error."""
     return {"n": len(values), "value": float(values.mean()), "stderr": error_of_mean(values.to_numpy(float))}

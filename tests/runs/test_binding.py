@@ -13,11 +13,9 @@ import pytest
 
 from evalkit.benchmarks.lm_eval.views import metrics_report
 from evalkit.benchmarks.longbench.benchmark import LongBenchRequest
-from evalkit.benchmarks.longbench.results_report import report_of
-from evalkit.benchmarks.longbench.scores import GENERATIONS, load_generations
+from evalkit.benchmarks.longbench.results import GENERATIONS, load_generations, report_of
 from evalkit.benchmarks.multiple_choice.results_report import accuracy_table, rules_table
 from evalkit.benchmarks.needle.benchmark import NEEDLES, Needle, NeedleRequest
-from evalkit.benchmarks.needle.results import load_needles, needle_report
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import provenance, request_of
 from evalkit.benchmarks.run import evaluate
@@ -92,7 +90,7 @@ def everything(folder: Path, out: Path) -> str:
     if run.kind == "longbench":
         shown += [printed(report_of(run), "json"), load_generations(run).to_csv(), str(accuracies(run, None))]
     elif run.kind == "needle":
-        shown += [printed(needle_report(run)), load_needles(run).to_csv()]
+        shown += [printed(Needle().report(run)), Needle().answers(run).to_csv()]
     else:
         if run.kind == "lm_eval":
             shown += [printed(metrics_report(run))]

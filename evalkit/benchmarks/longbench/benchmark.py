@@ -9,22 +9,33 @@ results.json          scores of tasks, groups and means
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.generated import (
     DocumentPlan,
+    GeneratedAnswer,
     GeneratedBenchmark,
     GenerationRequest,
     context_of,
     generated_plan,
 )
-from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, SuiteName, find_task, suite_tasks
-from evalkit.benchmarks.outcomes import Label, Metric
+from evalkit.benchmarks.longbench.metrics import score_prediction
+from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, TASKS, SuiteName, find_task, suite_tasks
+from evalkit.benchmarks.longbench.results import (
+    GENERATIONS,
+    SOURCE,
+    load_generations,
+    official_tasks,
+    report_of,
+    run_figures,
+    score_generations,
+)
+from evalkit.benchmarks.outcomes import Label, Measure, Metric
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.display import Say, doing
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
@@ -37,12 +48,13 @@ from evalkit.runs.folder import LONGBENCH, Run
 from evalkit.runs.forms import StoredTask
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.document_views import TaskView
-    from evalkit.benchmarks.longbench.data import LongBenchRows
+    import pandas as pd
+
+    from evalkit.benchmarks.longbench.data import LongBenchDocument, LongBenchRows
     from evalkit.data import HubSplit
+    from evalkit.reporting.figures import RunFigure
     from evalkit.reporting.report import Report
 
-GENERATIONS = "generations.parquet"
 _PAPER_CONTEXT = 8192
 """Context window in tokens to which the paper extends shorter ones by YaRN; its appendix "Long Context Evaluation"."""
 _OFFICIAL = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500}
@@ -88,10 +100,9 @@ class LongBench(GeneratedBenchmark):
     request = LongBenchRequest
     results_form = _LongBenchResults
     files = (GENERATIONS,)
-
-    save = lazy("evalkit.benchmarks.longbench.scores:save_generations")
-    comparable = lazy("evalkit.benchmarks.longbench.scores:LongBenchAnswers")
-    figures = lazy("evalkit.benchmarks.longbench.results_report:run_figures")
+    checked = ("answers",)
+    # Truncation at another length makes another prompt
+    prompt_settings: ClassVar = {"prompt tokens": "max_prompt_tokens"}
 
     def plan(self, request: LongBenchRequest, say: Say) -> DocumentPlan:
         """Make the plan; its manifest's optional "left_out" has a line for each reason why tasks are left out."""
@@ -119,21 +130,18 @@ class LongBench(GeneratedBenchmark):
             say(f"left out: {line}")
         request = replace(request, model=_paper_context(request.model, checkpoint, say))
         context = context_of(request.model, checkpoint, LONGBENCH)
+        most_new = max(known[name].max_new_tokens for name in loaded)
         specification = {
             "suite": request.suite,
             "documents": {name: rows.sha for name, rows in loaded.items()},
-            "max_prompt_tokens": max_prompt_tokens(
-                request.max_prompt_tokens, context, max(known[name].max_new_tokens for name in loaded)
-            ),
+            "max_prompt_tokens": max_prompt_tokens(request.max_prompt_tokens, context, most_new),
         }
-        documents = {
+        about = {
             name: {"source": rows.source, "official": rows.official, "count": len(rows.rows)}
             for name, rows in loaded.items()
         }
         tasks = {name: rows.rows for name, rows in loaded.items()}
-        plan = generated_plan(
-            LONGBENCH, request, checkpoint, context, tasks, specification, documents, say, request.chat
-        )
+        plan = generated_plan(LONGBENCH, request, checkpoint, context, tasks, specification, about, say, request.chat)
         return replace(plan, manifest=plan.manifest | ({"left_out": left_out} if left_out else {}))
 
     def ids(self, plan: DocumentPlan, task: str) -> list[str]:
@@ -145,8 +153,30 @@ class LongBench(GeneratedBenchmark):
         from evalkit.benchmarks.longbench.prompts import generation_requests
 
         most, context = plan.manifest["specification"]["max_prompt_tokens"], plan.manifest["context"]
-        rows, chat = plan.tasks[task], plan.request.chat
-        return generation_requests(find_task(task), rows, tokenizer, ends, most, context, chat)
+        return generation_requests(find_task(task), plan.tasks[task], tokenizer, ends, most, context, plan.request.chat)
+
+    def table_row(self, task: str, document: LongBenchDocument, answer: GeneratedAnswer) -> dict[str, Any]:
+        stored = {"prediction" if name == "text" else name: value for name, value in answer._asdict().items()}
+        return {
+            "task": task,
+            "index": document.index,
+            **stored,
+            "length": document.length,
+            # Rows with several questions on one document are not independent
+            SOURCE: hashlib.sha256(document.context.encode()).hexdigest()[:16],
+            "answers": json.dumps(document.answers, ensure_ascii=False),
+            "all_classes": json.dumps(document.all_classes, ensure_ascii=False),
+            "score": score_prediction(TASKS[task], answer.text, document.answers, document.all_classes),
+        }
+
+    def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
+        official = official_tasks(plan.manifest)
+        scores = score_generations(table, plan.request.suite, "difflib", official)
+        averages = [
+            {"name": mean["name"], "accuracy": (mean["all"]["score"] or 0.0) / 100, "stderr": None}
+            for mean in (scores["plain_mean"], scores["mean_of_groups"])
+        ]
+        return scores | {"averages": averages}
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Return LongBench's scores in percent, rounded to two decimals as its official code prints them."""
@@ -154,11 +184,10 @@ class LongBench(GeneratedBenchmark):
         return [
             Metric(
                 task=task["task"],
-                name=find_task(task["task"]).metric,
+                name=self.metric_of(task["task"]),
                 n=task["all"]["n"],
                 value=task["all"]["score"],
-                # The official code prints none
-                stderr=None,
+                stderr=None,  # the official code prints none
                 bounds=(0.0, 100.0),
                 truncated=task.get("truncated"),
                 official=run.manifest["documents"][task["task"]]["official"],
@@ -166,19 +195,26 @@ class LongBench(GeneratedBenchmark):
             for task in run.stored["tasks"]
         ]
 
-    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        from evalkit.benchmarks.longbench.results_report import report_of
+    def measure(self) -> Measure:
+        words = "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
+        return Measure(words, True)
 
+    def metric_of(self, task: str) -> str:
+        return find_task(task).metric
+
+    def groups(self, run: Run) -> dict[str, tuple[str, ...]]:
+        return _groups(run.suite)
+
+    def answers(self, run: Run) -> pd.DataFrame:
+        table = load_generations(run, ("task", "id", SOURCE, "answers", "score"))
+        return table.assign(references=table["answers"].map(json.loads)).rename(columns={"prediction": "answer"})
+
+    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         self.refuse_rule(run, rule)
         return report_of(run)
 
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        from evalkit.benchmarks.document_views import answer_views
-        from evalkit.benchmarks.longbench.scores import load_generations
-
-        table = load_generations(run, ("task", "id", "prediction", "answers", "score"))
-        table = table.assign(answer=table["prediction"], references=table["answers"].map(json.loads))
-        yield from answer_views(table, tasks, lambda task: find_task(task).metric)
+    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+        return run_figures(runs, names)
 
     def label(self, run: Run, task: str) -> Label:
         return Label(*[LABELS.get(task, task)] * 2)
@@ -193,13 +229,13 @@ class LongBench(GeneratedBenchmark):
         return {str(suite): what for suite, what in SUITES.items()}
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        return {suite: _averages(suite) for suite in SUITES}
+        every = {suite: tuple(task.name for task in suite_tasks(suite)) for suite in SUITES}
+        return {suite: {**_groups(suite), "Average": tasks} for suite, tasks in every.items()}
 
 
-def _averages(suite: str) -> dict[str, tuple[str, ...]]:
+def _groups(suite: str) -> dict[str, tuple[str, ...]]:
     tasks = suite_tasks(suite)
-    groups = {group: tuple(task.name for task in tasks if task.group == group) for group in GROUPS}
-    return {**groups, "Average": tuple(task.name for task in tasks)}
+    return {group: tuple(task.name for task in tasks if task.group == group) for group in GROUPS}
 
 
 def _group_errors(errors: Mapping[str, DataError]) -> list[str]:
@@ -244,7 +280,7 @@ def _paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelS
     return extended
 
 
-def max_prompt_tokens(given: int | None, context: int, most_new: int) -> int:
+def max_prompt_tokens(requested: int | None, context: int, most_new: int) -> int:
     """Return the most tokens of a prompt in a context window, with room for an answer of `most_new` tokens.
 
     By default the official number. A window without one has the same margin for the answer, or half of a short window.
@@ -252,12 +288,12 @@ def max_prompt_tokens(given: int | None, context: int, most_new: int) -> int:
     least, most = 2, context - most_new
     if most < least:
         raise UsageError(f"answers have up to {most_new} tokens and the model takes {context}; give a longer --context")
-    if given is None:
+    if requested is None:
         # The margin would leave almost nothing of a short window
         return _OFFICIAL.get(context, max(context - _MARGIN, min(context // 2, most)))
-    if not least <= given <= most:
+    if not least <= requested <= most:
         raise UsageError(
-            f"--max-prompt-tokens {given}: the model takes {context} tokens, of which an answer may need {most_new}; "
-            f"give a --max-prompt-tokens of {least} to {most}, or another --context"
+            f"--max-prompt-tokens {requested}: the model takes {context} tokens, of which an answer may need "
+            f"{most_new}; give a --max-prompt-tokens of {least} to {most}, or another --context"
         )
-    return given
+    return requested

@@ -69,8 +69,6 @@ OFFICIAL_BLOBS: dict[str, str] = {
 
 REPOSITORY, ARCHIVE = "THUDM/LongBench", "data.zip"
 _PROCESS_HUB = Hub()
-_CONTENT_ID = "content-"
-"""Prefix of ids that evalkit computes from the content of rows without `_id`."""
 _REWORKED = ("question", "answer_prefix", "max_new_tokens")
 """Fields that exist only in re-worked copies, such as the hub's Xnhyacinth/LongBench."""
 _CUES = {"trec": "Type:", "triviaqa": "Answer:", "samsum": "Summary:"}
@@ -109,7 +107,7 @@ class LongBenchRows:
     official: bool
     """Whether the whole file equals the official one, except for line ends."""
     sha: str
-    """Git's blob hash of the whole file with line feeds as line ends; it does not depend on the limit."""
+    """Git's blob hash of the whole file with line feeds as line ends; it does not depend on the selection."""
 
 
 def load_rows(
@@ -137,26 +135,26 @@ def load_rows(
     file_name, absent = f"{name}.jsonl", ""
     if data_dir is not None:
         folder = data_dir.expanduser()
-        if (path := _find(folder, name)) is not None:
+        check_data_dir(data_dir)
+        if (path := _file_of(folder, name)) is not None:
             with reading_as(f"{path} ({task.name})", "rows", DataError):
                 content = read_bytes(path, MOST_DOCUMENT_BYTES)
             return _rows(task, name, content, f"data-dir {path}", selection)
+        hint = did_you_mean(folder, lambda beneath: _has_documents(beneath / file_name))
+        absent = f"no {file_name} in {folder}{hint}; "
     archive = hub.file(REPOSITORY, ARCHIVE, say)
     if archive is None:
-        if data_dir is not None:
-            hint = did_you_mean(folder, lambda beneath: _has_documents(beneath / file_name))
-            absent = f"no {file_name} in {folder}{hint}; "
         raise DataError(
             f"no documents for {name}: {absent}the hub cannot be used ({hub.failure}). Unpack {ARCHIVE} of the dataset "
             f"{REPOSITORY} and give its folder with --data-dir"
         )
-    where = f"{archive} ({task.name})"
-    with reading_as(where, f"{ARCHIVE}; delete it and try again", DataError), zipfile.ZipFile(archive) as opened:
-        members = [member for member in opened.namelist() if Path(member).name == file_name]
-        if not members:
-            raise DataError(f"{archive} has no {file_name}; it is not LongBench's {ARCHIVE}: delete it and try again")
-        content = opened.read(members[0])
-    return _rows(task, name, content, f"hub {REPOSITORY}, {members[0]}", selection)
+    with (
+        reading_as(f"{archive} ({task.name})", f"{ARCHIVE}; delete it and try again", DataError),
+        zipfile.ZipFile(archive) as opened,
+    ):
+        [member, *_] = [member for member in opened.namelist() if Path(member).name == file_name]
+        content = opened.read(member)
+    return _rows(task, name, content, f"hub {REPOSITORY}, {member}", selection)
 
 
 def _has_documents(path: Path) -> bool:
@@ -174,18 +172,16 @@ def blob_hash(content: bytes) -> str:
 def check_data_dir(folder: Path | None) -> None:
     """Raise a `DataError` for a `--data-dir` that is no folder."""
     if folder is not None and not folder.expanduser().is_dir():
-        found = "a file" if folder.expanduser().exists() else "nothing there"
-        raise DataError(f"--data-dir {folder}: expected a folder with <task>.jsonl files, found {found}")
+        raise DataError(f"--data-dir {folder}: expected a folder with <task>.jsonl files, found none there")
 
 
-def _find(folder: Path, name: str) -> Path | None:
-    """Return the file of a task; an unreadable file counts as found, so that reading it raises an error."""
-    check_data_dir(folder)
+def _file_of(folder: Path, name: str) -> Path | None:
+    """Return the file of a task; an unreadable file is returned too, so that reading it raises an error."""
     for parent in (folder, folder / "data"):
         if os.path.lexists(path := parent / f"{name}.jsonl"):
             return path
-        for suffix in (".json", ".parquet"):
-            if (other := parent / f"{name}{suffix}").exists():
+        for other in (parent / f"{name}.json", parent / f"{name}.parquet"):
+            if other.exists():  # not another source, which the user does not expect
                 raise DataError(
                     f"{other}: LongBench's documents are read from its official files, here {name}.jsonl; "
                     f"unpack {ARCHIVE} of the dataset {REPOSITORY}"
@@ -231,22 +227,15 @@ def parse_lines(
             break
         if line.strip():
             try:
-                parsed.append(parse(_record(line), len(parsed), number))
-            except DataError as error:
-                raise DataError(f"{source}, line {number} ({task.name}): {error}") from error
+                if not isinstance(record := parse_json(line), dict):
+                    raise DataError(f"expected a JSON object, found {type(record).__name__}")
+                parsed.append(parse(record, len(parsed), number))
+            except (DataError, Unreadable) as error:
+                reason = error.reason if isinstance(error, Unreadable) else error
+                raise DataError(f"{source}, line {number} ({task.name}): {reason}") from error
     if not parsed:
         raise DataError(f"{source} ({task.name}): expected {what}, found none")
     return parsed
-
-
-def _record(line: bytes) -> Record:
-    try:
-        record = parse_json(line)
-    except Unreadable as error:
-        raise DataError(f"expected one JSON object a line: {error.reason}") from error
-    if not isinstance(record, dict):
-        raise DataError(f"expected a JSON object, found {type(record).__name__}")
-    return record
 
 
 def _document(
@@ -265,7 +254,7 @@ def _document(
         raise wrong("answers", "'Paragraph' and a number", list(answers))
     if record.get("_id") is None:
         content = json.dumps([task.name, context, question, list(answers)])
-        identity = _CONTENT_ID + hashlib.sha256(content.encode("ascii")).hexdigest()[:24]
+        identity = f"content-{hashlib.sha256(content.encode('ascii')).hexdigest()[:24]}"
     else:
         identity = text(record, "_id")
         if identity in seen and not official:

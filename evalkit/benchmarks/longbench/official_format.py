@@ -132,20 +132,18 @@ def _miscounted(rows_of: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteNa
     has too many rows. The number of LongBench-E's documents is not known here.
     """
     irregular: list[str] = []
-    too_many = maybe_e = False
+    advice = ""
     for path, rows in rows_of.items():
         copies = Counter((row["answers"], row["length"]) for row in rows)
         times, official = gcd(*copies.values()), TASKS[rows[0]["task"]].documents
-        if times > 1 and len(rows) > times:
+        is_rerun = times > 1 and len(rows) > times
+        if is_rerun:
             irregular.append(f"{path.name} {len(rows)} for {len(rows) // times} (each {times} times)")
-            too_many = True
         elif suite == "longbench" and len(rows) != official:
             irregular.append(f"{path.name} {len(rows)} for {official}")
-            maybe_e = maybe_e or len(rows) > official
-    if not irregular:
-        return []
-    advice = "score LongBench-E's files with --e; " if maybe_e else ""
-    advice += "delete rows of appended runs: all are scored, as in the official code, and intervals are too narrow"
-    return [
-        f"more or fewer rows than documents: {', '.join(irregular)}" + (f"; {advice}" if too_many or maybe_e else "")
-    ]
+        if is_rerun or (suite == "longbench" and len(rows) > official):
+            advice = (
+                "; delete rows of appended runs: all are scored, as in the official code, and intervals are too narrow"
+            )
+            advice = f"; score LongBench-E's files with --e{advice}" if suite == "longbench" else advice
+    return [f"more or fewer rows than documents: {', '.join(irregular)}{advice}"] if irregular else []

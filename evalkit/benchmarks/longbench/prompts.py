@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.longbench.data import LongBenchDocument
 
 _FIELD = re.compile(r"\{(context|input)\}")
-
 _REPAIRED = ("triviaqa", "samsum")
 """Tasks in whose template of lm-eval a newline is missing before the last example."""
 _ENDINGS = {"passage_count": " ", "passage_retrieval_en": " ", "lcc": "\n", "repobench-p": "\n"}
@@ -64,10 +63,10 @@ def generation_requests(
     most, with_chat = context - task.max_new_tokens, chat and task.chat
     requests = []
     for row in rows:
-        text, label = prompt(task, row), f"{task.name} row {row.id}"
+        text, label = prompt_text(task, row), f"{task.name} row {row.id}"
         tokens, before = fit_prompt(tokenizer, text, max_prompt_tokens, most, chat=with_chat, label=label)
-        made = Prompt(row.index, np.asarray(tokens, np.int64), task.max_new_tokens, stops)
-        requests.append(GenerationRequest(row.id, made, hashlib.sha256(text.encode()).hexdigest(), before))
+        prompt = Prompt(row.index, np.asarray(tokens, np.int64), task.max_new_tokens, stops)
+        requests.append(GenerationRequest(row.id, prompt, hashlib.sha256(text.encode()).hexdigest(), before))
     return requests
 
 
@@ -99,7 +98,7 @@ def _unreadable(reason: str) -> TemplateError:
     return TemplateError(f"LongBench's prompt cannot be read ({reason}); install lm-eval 0.4.13")
 
 
-def prompt(task: Task, row: LongBenchDocument) -> str:
+def prompt_text(task: Task, row: LongBenchDocument) -> str:
     """Return the prompt for one row. Braces in the row's text are not fields."""
     fields = {"context": row.context, "input": row.input}
     return _FIELD.sub(lambda match: fields[match[1]], template(task))

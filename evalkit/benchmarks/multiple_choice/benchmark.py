@@ -26,7 +26,7 @@ from evalkit.runs.score_table import ScoreRow
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
-    from evalkit.benchmarks.multiple_choice.scoring import Scoring, ScoringSetup
+    from evalkit.benchmarks.multiple_choice.scoring import Scoring, Setup
     from evalkit.benchmarks.request import SuiteRequest
     from evalkit.data import HubSplit
     from evalkit.models.loading.load import LoadedModel
@@ -78,7 +78,7 @@ class MultipleChoice(Benchmark):
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
     facts = lazy("evalkit.benchmarks.multiple_choice.scoring:ScoringFacts")
-    setup = lazy("evalkit.benchmarks.multiple_choice.scoring:setups_of")
+    setup = lazy("evalkit.benchmarks.multiple_choice.scoring:setup_of")
     batches = lazy("evalkit.benchmarks.multiple_choice.scoring:batches_of")
     metrics = lazy("evalkit.benchmarks.multiple_choice.outcomes:stored_metrics")
     comparable = lazy("evalkit.benchmarks.multiple_choice.outcomes:ComparableChoices")
@@ -101,11 +101,9 @@ class MultipleChoice(Benchmark):
         return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
 
     def is_missing(self, plan: ChoicePlan, finished: FinishedRows) -> bool:
-        """Return whether a document has no scores."""
         return any(part.is_missing(finished) for part in plan.parts)
 
-    def computer(self, setup: list[ScoringSetup], loaded: LoadedModel, budget: Budget, say: Say) -> Scoring:
-        """Prepare a loaded model for scoring."""
+    def computer(self, setup: Setup, loaded: LoadedModel, budget: Budget, say: Say) -> Scoring:
         from evalkit.benchmarks.multiple_choice.scoring import Scoring
 
         return Scoring(setup, loaded, budget.scored, say)
@@ -115,22 +113,20 @@ class MultipleChoice(Benchmark):
         import pandas as pd
 
         from evalkit.benchmarks.lm_eval.log_format import write_lm_eval
-        from evalkit.benchmarks.multiple_choice.encoded import part_table
         from evalkit.benchmarks.multiple_choice.lm_eval_form import evaluated
         from evalkit.runs.accuracies import summarise_all
 
-        tables = [part_table(part.questions, finished.table(part.task), writer.folder) for part in plan.parts]
-        scores = pd.concat(tables, ignore_index=True)
+        scores = pd.concat([part.scores(finished) for part in plan.parts], ignore_index=True)
         writer.save_table(SCORES, scores)
         manifest = writer.manifest
         seconds = dict.fromkeys(plan.suite.tasks, 0.0) | finished.seconds
-        found = summarise_all(scores, manifest)
+        by_rule = summarise_all(scores, manifest)
         total, samples = sum(seconds.values()), plan.request.log_samples
-        write_lm_eval(writer, evaluated(scores, found, plan.questions, manifest, total, samples))
-        content = found[manifest["rule"]].to_json()
+        write_lm_eval(writer, evaluated(scores, by_rule, plan.questions, manifest, total, samples))
+        content = by_rule[manifest["rule"]].to_json()
         for task in content["tasks"]:
             task["seconds"] = round(seconds[task["task"]], 3)
-        content["rules"] = {rule: results.to_json() for rule, results in found.items()}
+        content["rules"] = {rule: results.to_json() for rule, results in by_rule.items()}
         content["samples"] = samples
         writer.save_results(content)
 

@@ -25,7 +25,10 @@ _DIRECTION = {True: "higher is better", False: "lower is better"}
 
 
 class ComparableChoices(Comparable):
-    """Documents of a multiple-choice run and, by rule, which of them are right; and their continuous outcomes."""
+    """Documents of a multiple-choice run and, by rule, which of them are right; and their continuous outcomes.
+
+    Wherever a rule is an argument, it may be the key of an outcome (`runs.outcomes.outcome_of`).
+    """
 
     checked = ("gold", "choices")
 
@@ -64,40 +67,29 @@ class ComparableChoices(Comparable):
         return frozenset(map(str, longest.index[longest <= 1]))
 
     def by_rule(self, rule: str) -> Floats:
-        """Return [documents] 1 where the rule predicts the gold choice, else 0; or the values of an outcome.
-
-        Args:
-            rule: a rule, or a key of an outcome (`scores.outcomes.outcome_of`).
-        """
+        """Return [documents] 1 where the rule predicts the gold choice, else 0; or the values of an outcome."""
         return self._graded(rule)
 
     def measure(self, rule: str) -> Measure:
         """Return accuracy under the rule, or the measure of an outcome."""
         from evalkit.runs.rules import find_rule
 
-        if (found := outcome_of(rule)) is None:
+        if (outcome_and_rule := outcome_of(rule)) is None:
             return Measure(f"rule {rule}: {find_rule(rule).description}; accuracy in %", False, ACCURACY)
-        outcome, of = found
-        about = f", rule {self._rule_of(of)}" if outcome.name == MARGIN else ""
-        return Measure(
-            f"{outcome.title}{about}: {outcome.description}; {_DIRECTION[outcome.higher_is_better]}",
-            True,
-            f"{outcome.title}{about}",
-            outcome.bounds,
-            outcome.higher_is_better,
-            resolution=_RESOLUTION,
-        )
-
-    def _rule_of(self, given: str | None) -> str:
-        return given or str(self.run.manifest["rule"])
+        outcome, of_rule = outcome_and_rule
+        name = outcome.title + (f", rule {of_rule or self.run.manifest['rule']}" if outcome.name == MARGIN else "")
+        words = f"{name}: {outcome.description}; {_DIRECTION[outcome.higher_is_better]}"
+        return Measure(words, True, name, outcome.bounds, outcome.higher_is_better, resolution=_RESOLUTION)
 
     def _grade(self, rule: str) -> Floats:
         from evalkit.runs.rules import choose, find_rule
 
+        scores = self.run.scores
         try:
-            if (found := outcome_of(rule)) is not None:
-                return document_outcomes(self.run.scores, found[0], find_rule(self._rule_of(found[1])))
-            chosen = choose(self.run.scores, find_rule(rule)).prediction
+            if (outcome_and_rule := outcome_of(rule)) is not None:
+                outcome, of_rule = outcome_and_rule
+                return document_outcomes(scores, outcome, find_rule(of_rule or str(self.run.manifest["rule"])))
+            chosen = choose(scores, find_rule(rule)).prediction
         except UsageError as error:
             raise UsageError(f"run {self.run.folder.name}: {error}") from error
         right: Floats = (chosen == self.documents["gold"].to_numpy()).astype("float64")
@@ -105,7 +97,7 @@ class ComparableChoices(Comparable):
 
 
 def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
-    """Return the accuracies of the tasks, or the means of a continuous outcome (`scores.outcomes.outcome_of`).
+    """Return the accuracies of the tasks, or the means of a continuous outcome (`runs.outcomes.outcome_of`).
 
     Arguments and errors: see `stored_results`.
     """
@@ -113,16 +105,16 @@ def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
         return outcome_metrics(ComparableChoices(run), rule)
     return [
         Metric(
-            task=found["task"],
+            task=result["task"],
             name="accuracy",
-            n=found["n"],
-            value=found["accuracy"],
-            stderr=found["stderr"],
-            chance=found["chance"],
-            truncated=found.get("truncated"),
-            official=run.manifest["documents"][found["task"]]["official"],
+            n=result["n"],
+            value=result["accuracy"],
+            stderr=result["stderr"],
+            chance=result["chance"],
+            truncated=result.get("truncated"),
+            official=run.manifest["documents"][result["task"]]["official"],
         )
-        for found in stored_results(run, rule)["tasks"]
+        for result in stored_results(run, rule)["tasks"]
     ]
 
 
@@ -146,11 +138,7 @@ def stored_results(run: Run, rule: str | None) -> dict[str, Any]:
 
 
 def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:
-    """Return the means of a continuous outcome over the documents of each task.
-
-    Args:
-        comparable: of a run.
-        key: see `scores.outcomes.outcome_of`.
+    """Return the means of a continuous outcome over the documents of each task; `key`: see `runs.outcomes.outcome_of`.
 
     Raises:
         UsageError: a document has no such outcome.
@@ -158,20 +146,21 @@ def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:
     from evalkit.stats.estimates import error_of_mean
 
     run = comparable.run
-    measure, values, tasks = comparable.measure(key), comparable.by_rule(key), comparable.documents["task"].to_numpy()
-    found = []
+    measure, values = comparable.measure(key), comparable.by_rule(key)
+    task_of_document = comparable.documents["task"].to_numpy()
+    metrics = []
     for task in (task for members in run.manifest["groups"].values() for task in members):
-        own = values[tasks == task]
-        found.append(
+        of_task = values[task_of_document == task]
+        metrics.append(
             Metric(
                 task=task,
                 name=measure.name,
-                n=len(own),
-                value=float(own.mean()),
-                stderr=error_of_mean(own),
+                n=len(of_task),
+                value=float(of_task.mean()),
+                stderr=error_of_mean(of_task),
                 higher_is_better=measure.higher_is_better,
                 bounds=measure.bounds,
                 official=run.manifest["documents"][task]["official"],
             )
         )
-    return found
+    return metrics

@@ -17,21 +17,23 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
 from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS
+from evalkit.benchmarks.prompt_variants.prompt_sets import Order, PromptSet, in_orders, load_prompts, orders_of
 from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, remembered, shared_library
 from evalkit.data import Library
 from evalkit.data.files import did_you_mean, find
 from evalkit.display import Say, doing
-from evalkit.errors import DataError, UsageError
-from evalkit.escape import counted
+from evalkit.errors import DataError, RunError, UsageError
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import specification_id
 from evalkit.runs.rules import Rule, find_rule
+from evalkit.runs.score_table import CLUSTER
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from evalkit.benchmarks.lm_eval.tasks import RandomState, TaskSet
     from evalkit.benchmarks.multiple_choice.tasks import Question
-    from evalkit.benchmarks.prompt_variants.orders import Order
     from evalkit.runs.journal import FinishedRows, Key
 
 
@@ -80,69 +82,60 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
     """
     suite = with_fewshot(suite, suite.num_fewshot if request.num_fewshot is None else request.num_fewshot)
     template = load_template(request.template or suite.template or "inst")
-    prompts = None
-    if request.vary:
-        from evalkit.benchmarks.prompt_variants.prompt_sets import load_prompts
-
-        prompts = load_prompts(request.vary, template)
-    templates = {"": template} if prompts is None else prompts.templates
-    rule = _rule_of(request.rule or suite.rule, templates.values())
+    prompts = load_prompts(request.vary, template)
+    rule = _rule_of(request.rule or suite.rule, prompts.templates.values())
     checkpoint = request.model.locate(say)
     library = shared_library(request, say)
     _check_data_dir(request, suite, library)
+    others: Mapping[str, TaskSet] = {}
     randomness = None
     with doing("reading documents"):
-        key = (suite.others, str(suite.task_files), suite.num_fewshot, request.data_dir)
-        others: Mapping[str, TaskSet] = {}
         if suite.others or suite.task_files is not None:
+            from evalkit.benchmarks.lm_eval.tasks import random_state
             from evalkit.benchmarks.multiple_choice.tasks import load_others
 
+            key = (suite.others, str(suite.task_files), suite.num_fewshot, request.data_dir)
             others = remembered("tasks", key, lambda: load_others(suite, library, say))
-        hashes, sources = _documents(suite, library, others)
-        specification = {
-            **numerics(request.model, checkpoint, request.limit, say),
-            **request.selection.specification,
-            "suite": suite.name,
-            **hashes,
-            "template": template.content_hash,
-            "unconditional": "unconditional" in rule.segments,
-            "num_fewshot": suite.num_fewshot,
-        }
-        if suite.user_defined:
-            specification["groups"] = {group: list(tasks) for group, tasks in suite.groups.items()}
-        if suite.task_files is not None:
-            from evalkit.benchmarks.lm_eval.plan import code_hash
+            hashes, sources = _documents(suite, library, others)
+            randomness = remembered("randomness", key, random_state) if others else None
+        else:
+            hashes, sources = _documents(suite, library, others)
+    specification = {
+        **numerics(request.model, checkpoint, request.limit, say),
+        **request.selection.specification,
+        "suite": suite.name,
+        **hashes,
+        "template": template.content_hash,
+        "unconditional": "unconditional" in rule.segments,
+        "num_fewshot": suite.num_fewshot,
+    }
+    groups = {group: list(tasks) for group, tasks in suite.groups.items()}
+    if suite.user_defined:
+        specification["groups"] = groups
+    if suite.task_files is not None:
+        from evalkit.benchmarks.lm_eval.plan import code_hash
 
-            specification["code"] = code_hash(suite.task_files)
-        if prompts is not None:
-            specification["prompts"] = prompts.specification
-        if others:
-            from evalkit.benchmarks.lm_eval.tasks import random_state
-
-            randomness = remembered("randomness", key, random_state)
+        specification["code"] = code_hash(suite.task_files)
+    if request.vary:
+        specification["prompts"] = prompts.specification
     manifest = {
         "id": specification_id(specification),
-        "kind": "multiple_choice" if prompts is None else PROMPT_VARIANTS,
+        "kind": PROMPT_VARIANTS if request.vary else "multiple_choice",
         "specification": specification,
         "rule": rule.name,
-        "groups": {group: list(tasks) for group, tasks in suite.groups.items()},
-        "group_sizes": {group: suite.sizes[group] for group in suite.groups},
+        "groups": groups,
+        "group_sizes": {group: suite.sizes[group] for group in groups},
         **sources,
         **({"labels": suite.labels, "short": suite.short} if suite.user_defined else {}),
         "template": asdict(template),
         **provenance(request.model, checkpoint),
-        **({} if prompts is None else {"prompts": prompts.words}),
+        **({"prompts": prompts.words} if request.vary else {}),
     }
-    orders = 1 if prompts is None else prompts.choice_orders
-    return ChoicePlan(request, suite, templates, orders, checkpoint, library, others, manifest, randomness)
+    return ChoicePlan(request, suite, prompts, checkpoint, library, others, manifest, randomness)
 
 
 def _rule_of(requested: str | None, templates: Collection[Template]) -> Rule:
-    """Return the requested rule; default: the paper's if every template scores whole sequences, else lm-eval's.
-
-    Raises:
-        UsageError: there is no such rule, or a template does not score what it needs.
-    """
+    """Return the requested rule; default: the paper's if every template scores whole sequences, else lm-eval's."""
     rule = find_rule(requested or ("ppl" if all(template.scores_all for template in templates) else "acc"))
     for template in templates:
         absent = [s for s in rule.segments if s not in template.score and s != "unconditional"]
@@ -157,7 +150,7 @@ def _rule_of(requested: str | None, templates: Collection[Template]) -> Rule:
 
 
 def _check_data_dir(request: SuiteRequest, suite: Suite, library: Library) -> None:
-    """Raise an error if --data-dir has no documents of the suite, which is a mistake."""
+    """Raise an error if --data-dir has no documents of the suite, which would read other ones unnoticed."""
     if request.data_dir is None:
         return
     names = {suite.documents.get(task, task) for task in suite.pinned}
@@ -224,6 +217,28 @@ class TaskPart:
         """Return whether a document has no scores."""
         return any(self.key_of(question) not in finished for question in self.questions)
 
+    def scores(self, finished: FinishedRows) -> pd.DataFrame:
+        """Return the score table of the part: the journal's rows in the order of the documents.
+
+        Raises:
+            RunError: a choice has no row.
+        """
+        rows = finished.table(self.journal)
+        order = {(question.subtask, question.doc_id): place for place, question in enumerate(self.questions)}
+        documents = zip(rows["subtask"].to_pylist(), rows["doc_id"].to_pylist(), strict=True)
+        # The sort keeps the order of a document's rows
+        places = sorted((order[document], row) for row, document in enumerate(documents) if document in order)
+        table = rows.take([row for _, row in places])
+        choices = list(zip((place for place, _ in places), table["choice"].to_pylist(), strict=True))
+        if choices != [(n, choice) for n, one in enumerate(self.questions) for choice in range(len(one.contexts))]:
+            # Happens only if lines of the journal were removed while it was read
+            raise RunError(
+                f"the journal lacks choices of some documents of {self.task}; delete the run's folder and run the "
+                "command again"
+            )
+        scores: pd.DataFrame = table.to_pandas()
+        return scores.assign(**{CLUSTER: [self.questions[place].cluster for place, _ in places]})
+
 
 @dataclass(frozen=True)
 class ChoicePlan:
@@ -231,10 +246,7 @@ class ChoicePlan:
 
     request: SuiteRequest
     suite: Suite
-    templates: Mapping[str, Template]
-    """Prompt → its template, the run's own first; that one alone, under an empty name, in a run with one prompt."""
-    choice_orders: int
-    """Orders of listed options under the run's own template, the original one among them."""
+    prompts: PromptSet
     checkpoint: Checkpoint
     library: Library
     others: Mapping[str, TaskSet]
@@ -246,7 +258,7 @@ class ChoicePlan:
     @property
     def template(self) -> Template:
         """The run's own template."""
-        return next(iter(self.templates.values()))
+        return next(iter(self.prompts.templates.values()))
 
     @property
     def unconditional(self) -> bool:
@@ -256,7 +268,7 @@ class ChoicePlan:
     @property
     def folder(self) -> Path:
         """The run folder, which may not exist yet."""
-        template = self.template.name + ("-varied" if "prompts" in self.manifest else "")
+        template = self.template.name + ("-varied" if self.request.vary else "")
         return run_folder(self.request.output, self.checkpoint, self.suite.name, template, self.manifest)
 
     @property
@@ -274,8 +286,7 @@ class ChoicePlan:
 
     def _load_questions(self) -> dict[str, list[Question]]:
         with doing("building questions"):
-            from evalkit.benchmarks.multiple_choice.stored import pinned_questions
-            from evalkit.benchmarks.multiple_choice.tasks import load_questions
+            from evalkit.benchmarks.multiple_choice.tasks import load_questions, pinned_questions
 
             if self.randomness is None:
                 return pinned_questions(self.suite, self.library, self.request.selection)
@@ -293,31 +304,18 @@ class ChoicePlan:
         Raises:
             UsageError: only the order of the options is varied, and no task's prompts list them.
         """
-        from evalkit.benchmarks.prompt_variants.orders import in_orders, orders_of
-
         parts = []
         for task, members in questions.items():
-            orders = orders_of(members, self.choice_orders)
-            in_all = [in_orders(question, orders) for question in members]
-            for prompt, template in self.templates.items():
-                is_own = template is self.template
-                chosen = (in_all, orders) if is_own else (members, orders[:1])
-                parts.append(TaskPart(task, template, chosen[0], prompt, chosen[1]))
-        if self.choice_orders > 1 and len(self.templates) == 1 and all(len(part.orders) == 1 for part in parts):
+            orders = orders_of(members, self.prompts.choice_orders)
+            for prompt, template in self.prompts.templates.items():
+                of_prompt = orders if template is self.template else orders[:1]
+                ordered = [in_orders(question, of_prompt) for question in members]
+                parts.append(TaskPart(task, template, ordered, prompt, of_prompt))
+        only_orders = self.prompts.choice_orders > 1 and len(self.prompts.templates) == 1
+        if only_orders and all(len(part.orders) == 1 for part in parts):
             raise UsageError(
                 f"--vary choice_order: the prompts of {', '.join(questions)} do not list their options by letter, so "
                 "that they have no other order; add a task such as mmlu, or another factor: --vary "
                 "template,choice_order"
             )
         return parts
-
-    @property
-    def message(self) -> str:
-        """See `Planned.message`: the prompts of a run under several."""
-        if "prompts" not in self.manifest:
-            return ""
-        named = f"{counted(len(self.templates), 'template')} for each document: {', '.join(self.templates)}"
-        if self.choice_orders == 1:
-            return named
-        listed = [f"{part.task} {len(part.orders)}" for part in self.parts if len(part.orders) > 1]
-        return f"{named}; orders of the options: {', '.join(listed) or 'none, no prompt lists its options'}"

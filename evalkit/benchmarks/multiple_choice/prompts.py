@@ -7,16 +7,13 @@ that straddles a boundary counts with the later segment and no continuation is e
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import accumulate, islice
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evalkit.benchmarks.multiple_choice.encoded import (
     CONTEXT,
@@ -62,24 +59,10 @@ class Prompter:
     ) -> None:
         self._tokenizer, self._window, self._characters = tokenizer, window, characters
         self._template = replace(template, parts=_chat_parts(template, tokenizer, say)) if template.chat else template
-        self._bos, self._eos = self._opening(say), self._closing(say)
+        self._bos, self._eos = (None, None) if template.chat else _ends(template, tokenizer, say)
+        # What a continuation without a context is predicted from: BOS, or else EOS, as in lm-eval
         known = (self._bos, tokenizer.bos_token_id, tokenizer.eos_token_id)
         self._first = next((int(token_id) for token_id in known if token_id is not None), None)
-
-    @cached_property
-    def identity(self) -> str | None:
-        """What sequences depend on beside the questions; None if it is more than data, such as other code."""
-        tokenizer, template = self._tokenizer, self._template
-        if not type(tokenizer).__module__.startswith("transformers."):
-            return None
-        try:
-            content = tokenizer.backend_tokenizer.to_str()
-        except Exception:  # what tokenizers raises for parts that are code, such as a word splitter for Chinese
-            return None
-        whole = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-        ends = [self._bos, self._eos, tokenizer.bos_token_id, tokenizer.eos_token_id]
-        parts = [[part.segment, part.text] for part in template.parts]
-        return repr((parts, template.system, ends, self._window, tokenizer.split_special_tokens, whole))
 
     def encode(self, questions: Sequence[Question], unconditional: bool = False) -> Iterator[EncodedQuestion]:
         """Render and tokenise questions, in order.
@@ -109,33 +92,44 @@ class Prompter:
         for call in in_calls(texts, itemgetter(2), _CALL):
             for question, _, text in call:
                 check_text(text, question.label)
-            found = self._tokenizer(
+            encoded = self._tokenizer(
                 [text for _, _, text in call],
                 add_special_tokens=False,
                 return_attention_mask=False,
                 return_token_type_ids=False,
                 verbose=False,  # its length warning ignores that the context is truncated below
             )
-            for (question, pieces, _), ids, encoding in zip(call, found["input_ids"], found.encodings, strict=True):
-                yield self._fit(question, self._sequence(question, pieces, ids, encoding))
+            for (question, pieces, _), ids, encoding in zip(call, encoded["input_ids"], encoded.encodings, strict=True):
+                yield self._fit(question, self._sequence(question, pieces, ids, encoding.offsets))
 
-    def _sequence(self, question: Question, pieces: Pieces, ids: list[int], encoding: Any) -> TokenSequence:
+    def _sequence(
+        self, question: Question, pieces: Pieces, ids: list[int], offsets: list[tuple[int, int]]
+    ) -> TokenSequence:
         ends = list(accumulate(len(text) for _, text in pieces))
-        piece, straddles = pieces_of_tokens(encoding, len(ids), ends) if ids else (np.zeros(0, np.int64), 0)
+        first, after = np.array(offsets, np.int64).reshape(-1, 2).T
+        # A token of white space only may have an empty span: its last character is still after - 1
+        last = np.clip(after - 1, 0, max(ends[-1] - 1, 0)) if ends else after
+        piece = np.searchsorted(ends, last, side="right")
+        straddles = int((np.searchsorted(ends, np.minimum(first, last), side="right") != piece).sum())
         segments = np.array([code for code, _ in pieces], np.int8)[piece]
         if not (segments == CONTINUATION).any():
             raise ScoringError(
                 f"{question.label}: a choice has no token to score: it is empty, or its only token straddles the "
                 "boundary to the template's next text; check the document and the template"
             )
-        before = [] if self._bos is None and segments[0] != CONTINUATION else [self._first_id(question)]
-        after = [] if self._eos is None else [self._eos]
+        before = [] if self._bos is None and segments[0] != CONTINUATION else [self._first]
+        if None in before:
+            raise ScoringError(
+                f"{question.label}: the context is empty and the tokenizer has neither BOS nor EOS to replace it; "
+                "use another --tokenizer"
+            )
+        end = [] if self._eos is None else [self._eos]
         characters = None
         if self._characters:
-            spans = np.add(np.column_stack(_characters_of(encoding, ends[-1])), (0, 1))
-            characters = np.pad(spans, ((len(before), len(after)), (0, 0)), constant_values=-1).astype(np.int32)
-        segments = np.concatenate((_SPECIAL[: len(before)], segments, _END[: len(after)]))
-        return TokenSequence(np.array([*before, *ids, *after], np.int32), segments, 0, straddles, characters)
+            spans = np.column_stack((first, last + 1))
+            characters = np.pad(spans, ((len(before), len(end)), (0, 0)), constant_values=-1).astype(np.int32)
+        segments = np.concatenate((_SPECIAL[: len(before)], segments, _END[: len(end)]))
+        return TokenSequence(np.array([*before, *ids, *end], np.int32), segments, 0, straddles, characters)
 
     def _fit(self, question: Question, sequence: TokenSequence) -> TokenSequence:
         """Truncate the context on the left to the window. The last token is only predicted, so it needs no position."""
@@ -150,86 +144,23 @@ class Prompter:
                 f"{question.label}: {len(sequence.tokens) - spare} tokens remain without its context, more than the "
                 f"context window of {self._window}; use a shorter instruction or another model"
             )
-        keep = np.ones(len(sequence.tokens), dtype=bool)
-        keep[context[:excess]] = False
-        characters = None if sequence.characters is None else sequence.characters[keep]
-        return TokenSequence(sequence.tokens[keep], sequence.segments[keep], excess, sequence.straddles, characters)
-
-    def _first_id(self, question: Question) -> int:
-        """Return BOS, or else EOS, from which a continuation without context is predicted (as in lm-eval)."""
-        if self._first is None:
-            raise ScoringError(
-                f"{question.label}: the context is empty and the tokenizer has neither BOS nor EOS to replace it; "
-                "use another --tokenizer"
-            )
-        return self._first
-
-    def _opening(self, say: Callable[[str], None]) -> int | None:
-        bos: int | None = self._tokenizer.bos_token_id
-        if self._template.chat or self._template.bos == "never":
-            return None
-        if self._template.bos == "tokenizer":
-            ids = self._tokenizer("a")["input_ids"]
-            return bos if ids and ids[0] == bos else None
-        if bos is None:
-            say("the tokenizer has no BOS token: sequences start without one")
-        return bos
-
-    def _closing(self, say: Callable[[str], None]) -> int | None:
-        if self._template.chat or not self._template.eos:
-            return None
-        eos: int | None = self._tokenizer.eos_token_id
-        if eos is None:
-            say("the tokenizer has no EOS token: sequences end without one")
-        return eos
+        cut = context[:excess]
+        characters = None if sequence.characters is None else np.delete(sequence.characters, cut, axis=0)
+        tokens, segments = np.delete(sequence.tokens, cut), np.delete(sequence.segments, cut)
+        return TokenSequence(tokens, segments, excess, sequence.straddles, characters)
 
 
-def pieces_of_tokens(encoding: Any, tokens: int, ends: Sequence[int]) -> tuple[NDArray[np.int64], int]:
-    """Return the number of the piece of each token, [tokens], and how many tokens straddle.
-
-    Where the tokens beside each boundary tell, no Python object is made for every token's characters.
-
-    Args:
-        encoding: of the `tokenizers` library.
-        tokens: their number.
-        ends: the character after each piece.
-    """
-    starts = [0]
-    straddling = set()
-    for boundary in ends[:-1]:
-        found = _first_token(encoding, boundary, ends[-1])
-        if found is None:
-            first, last = _characters_of(encoding, ends[-1])
-            first_piece = np.searchsorted(ends, np.minimum(first, last), side="right")
-            piece = np.searchsorted(ends, last, side="right")
-            return piece, int((first_piece != piece).sum())
-        token, start = found
-        starts.append(token)
-        if start < boundary:
-            straddling.add(token)
-    return np.repeat(np.arange(len(ends)), np.diff([*starts, tokens])), len(straddling)
-
-
-def _first_token(encoding: Any, boundary: int, end: int) -> tuple[int, int] | None:
-    """Return the first token that ends after a boundary, and its first character; None if that is not certain."""
-    character = boundary
-    # Characters that no token has, such as spaces that were cut off
-    while (token := encoding.char_to_token(character)) is None:
-        character += 1
-        if character == end:
-            return None
-    if character > boundary and token:
-        start, after = encoding.token_to_chars(token - 1)
-        if start == after or after > boundary:
-            return None
-    return token, encoding.token_to_chars(token)[0]
-
-
-def _characters_of(encoding: Any, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first and the last character of each token, [tokens] each; the last is never after the text."""
-    offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-    # A token of white space only may have an empty span: its last character is still end - 1
-    return offsets[:, 0], np.clip(offsets[:, 1] - 1, 0, max(length - 1, 0))
+def _ends(template: Template, tokenizer: Any, say: Callable[[str], None]) -> tuple[int | None, int | None]:
+    """Return the ids of BOS and EOS where sequences have them; `say` is called about those that do not exist."""
+    bos: int | None = tokenizer.bos_token_id if template.bos != "never" else None
+    eos: int | None = tokenizer.eos_token_id if template.eos else None
+    if template.bos == "tokenizer" and tokenizer("a")["input_ids"][:1] != [bos]:
+        bos = None
+    elif template.bos == "always" and bos is None:
+        say("the tokenizer has no BOS token: sequences start without one")
+    if template.eos and eos is None:
+        say("the tokenizer has no EOS token: sequences end without one")
+    return bos, eos
 
 
 def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) -> tuple[Part, ...]:
@@ -251,18 +182,16 @@ def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) 
             ) from first
     if placeholders["system"] not in text:
         say("the tokenizer's chat template has no system turn: the instruction is left out")
+        del placeholders["system"]
     parts: list[Part] = []
-    for (field, placeholder), segment in zip(
-        placeholders.items(), ("instruction", "context", "continuation"), strict=True
-    ):
-        before, found, after = text.partition(placeholder)
-        if found:
-            parts += [_literal("special", before), Part(segment, f"{{{field}}}")]
-            text = after
-        elif field != "system":
+    for field, placeholder in placeholders.items():
+        before, found, text = text.partition(placeholder)
+        if not found:
             raise TemplateError(
                 f"template {template.name}: the tokenizer's chat template omits the {field}; use another --template"
             )
+        segment = "instruction" if field == "system" else field
+        parts += [_literal("special", before), Part(segment, f"{{{field}}}")]
     eos = tokenizer.eos_token
     end = text[: text.index(eos) + len(eos)] if eos and eos in text else text
     return tuple(part for part in (*parts, _literal("end", end)) if part.text)

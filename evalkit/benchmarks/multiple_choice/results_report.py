@@ -44,9 +44,7 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     results, manifest = run.results(rule), run.manifest
     seconds = None if is_imported(manifest) else run.seconds
     details = [subtask_table(results, task) for task in results.subtasks] if detail else []
-    about = {"run": manifest["id"], "folder": str(run.folder), "seconds": seconds}
     sources = {kind: manifest[kind] for kind in ("documents", "examples") if kind in manifest}
-    content = about | {"specification": manifest["specification"]} | sources | results.to_json()
     return Report(
         (
             accuracy_table(results, manifest, seconds),
@@ -54,9 +52,15 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
             rules_table(run.scores, manifest, results.rule),
             outcomes_table(run, results.rule),
         ),
-        content=content,
+        content=about_run(run, seconds) | sources | results.to_json(),
         records=list(_records(results, manifest, detail)),
     )
+
+
+def about_run(run: Run, seconds: Mapping[str, float] | None) -> dict[str, Any]:
+    """Return the first keys of a report's JSON content."""
+    about = {"run": run.manifest["id"], "folder": str(run.folder), "seconds": seconds}
+    return about | {"specification": run.manifest["specification"]}
 
 
 def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float] | None) -> Table:
@@ -84,16 +88,16 @@ def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mappi
 def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
     """Return the accuracy of every task under every rule, and each rule's change of the average from `rule`'s."""
     by_rule = summarise_all(scores, manifest)
-    base = by_rule[rule].average
+    base = by_rule[rule].average.accuracy
     rows = []
     for name, results in by_rule.items():
-        moved = "" if name == rule else percent(results.average.accuracy - base.accuracy, signed=True)
-        accuracies = [*(percent(task.accuracy) for task in results.tasks), percent(results.average.accuracy)]
-        rows.append([f"{name} <" if name == rule else name, *accuracies, moved])
-    names = [label_of(found.task, manifest).short for found in by_rule[rule].tasks]
+        moved = "" if name == rule else percent(results.average.accuracy - base, signed=True)
+        accuracies = [*(task.accuracy for task in results.tasks), results.average.accuracy]
+        rows.append([f"{name} <" if name == rule else name, *map(percent, accuracies), moved])
+    names = [label_of(result.task, manifest).short for result in by_rule[rule].tasks]
     title = "The same scores under every rule (accuracy in %; <: the rule above)"
     table = simple_table("rules", ["rule", *names, "Avg.", "moves by"], rows, title=title)
-    unusable = [why_unusable(one, scores) for one in all_rules() if one.name not in by_rule]
+    unusable = [why_unusable(other, scores) for other in all_rules() if other.name not in by_rule]
     return table._replace(notes=tuple(map(literal, filter(None, (*unusable, *invalid_rules())))))
 
 
@@ -105,14 +109,14 @@ def outcomes_table(run: Run, rule: str) -> Table:
     tasks = [task for members in run.manifest["groups"].values() for task in members]
     for outcome in OUTCOMES.values():
         try:
-            found = outcome_metrics(comparable, f"{MARGIN}:{rule}" if outcome.name == MARGIN else outcome.name)
+            metrics = outcome_metrics(comparable, f"{MARGIN}:{rule}" if outcome.name == MARGIN else outcome.name)
         except UsageError as error:
             notes.append(str(error))
             rows.append([outcome.title, *["–"] * (len(tasks) + 1)])
-            continue
-        values = [one.value for one in found if one.value is not None]
-        cells = [fixed(one.value, _PLACES) for one in found]
-        rows.append([outcome.title, *cells, fixed(sum(values) / len(values), _PLACES)])
+        else:
+            values = [metric.value for metric in metrics if metric.value is not None]
+            means = [*values, sum(values) / len(values)]
+            rows.append([outcome.title, *(fixed(value, _PLACES) for value in means)])
     names = [label_of(task, run.manifest).short for task in tasks]
     title = f"The same scores as continuous outcomes (means over documents; lower is better, of {rule}'s margin higher)"
     table = simple_table("outcomes", ["outcome", *names, "Avg."], rows, title=title)
@@ -149,10 +153,7 @@ def marked_label(task: str, manifest: Mapping[str, Any]) -> str:
 
 def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"rule {results.rule}: {find_rule(results.rule).description}"
-    if shots := manifest["specification"].get("num_fewshot", 0):
-        yield f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question"
-    if extension := manifest["specification"].get("context_extension"):
-        yield Extension(**extension).describe()
+    yield from prompt_notes(manifest)
     yield from (*origin_notes(manifest), *mixture(manifest))
     if any(task.ties for task in results.tasks):
         yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
@@ -163,6 +164,14 @@ def _notes(results: Results, manifest: Mapping[str, Any]) -> Iterator[str]:
         yield "examples: " + sources_text(examples)
     if unofficial(manifest):
         yield "*: not the official documents of the task"
+
+
+def prompt_notes(manifest: Mapping[str, Any], examples: str = "") -> Iterator[str]:
+    """Yield notes about solved examples, with a description of these, and about the context extension."""
+    if shots := manifest["specification"].get("num_fewshot", 0):
+        yield f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question{examples}"
+    if extension := manifest["specification"].get("context_extension"):
+        yield Extension(**extension).describe()
 
 
 def _records(results: Results, manifest: Mapping[str, Any], detail: bool) -> Iterator[dict[str, Any]]:
@@ -181,9 +190,9 @@ def _records(results: Results, manifest: Mapping[str, Any], detail: bool) -> Ite
 def sources_text(documents: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the sources of the documents, with the tasks of each if there are several."""
     by_source: dict[str, list[str]] = {}
-    for task, found in documents.items():
-        kind, _, place = found["source"].partition(" ")
-        source = f"{kind} {Path(place).parent}" if kind == "data-dir" else found["source"]
+    for task, about in documents.items():
+        kind, _, place = about["source"].partition(" ")
+        source = f"{kind} {Path(place).parent}" if kind == "data-dir" else about["source"]
         by_source.setdefault(source, []).append(task)
     if len(by_source) == 1:
         return next(iter(by_source))

@@ -1,18 +1,18 @@
-"""Scoring of a suite's documents: the computer and the plan of its batches.
+"""Scoring of a suite's documents: plan → batches → rows of the score table.
 
-In: a plan and a loaded model. Out: batches, and their rows of the score table. While the model scores a task, a thread
-encodes and plans the next one.
+In: a plan and a loaded model. Out: batches, and their rows. From top to bottom: the plan of the batches, their
+computer, and estimates without a model. While the model scores a task, a thread encodes and plans the next one.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Batch, Batches, Planned
 from evalkit.benchmarks.multiple_choice.encoded import (
@@ -23,7 +23,6 @@ from evalkit.benchmarks.multiple_choice.encoded import (
 )
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, TaskPart
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.stored import encoded_questions
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, selected_documents
 from evalkit.benchmarks.multiple_choice.templates import Template
 from evalkit.benchmarks.request import TaskTokens, remembered
@@ -34,7 +33,7 @@ from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.score_table import SEGMENTS, ScoreRow
 from evalkit.scoring.pack import PlannedBatch, TreeBatch
 from evalkit.scoring.pack import plan as plan_batches
-from evalkit.scoring.sequences import SampledGroup, Sequences, SequenceSet, estimated_tokens
+from evalkit.scoring.sequences import SampledGroup, estimated_tokens
 
 if TYPE_CHECKING:
     from evalkit.models.loading.load import LoadedModel
@@ -44,6 +43,10 @@ _CANDIDATES = 2
 """Questions of each task among which the start-up check chooses."""
 _TASKS_KEPT = 16
 """Tasks whose tokens are kept for the next checkpoint with the same tokenizer."""
+
+
+class Stopped(Exception):
+    """The batches are not needed any more."""
 
 
 @dataclass(frozen=True)
@@ -73,29 +76,106 @@ class ChoiceContent:
         _ = self.batch.tree
 
 
-class ScoringSetup(NamedTuple):
-    """What scoring needs of a plan's documents under one template."""
+def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
+    """Plan the batches that have documents without scores, part by part.
 
-    template: Template
-    unconditional: bool
-    """Whether choices are scored without their context too."""
-    candidates: list[Question]
-    """Documents among which the start-up check chooses."""
+    Arguments: as of `Benchmark.batches`.
+    """
+    parts = plan.parts
+    prompters = _prompters(plan, tokenizer, facts.window, say)
+    identity, requested = plan.manifest["specification"]["checkpoint"]["tokenizer"], plan.request.token_budget
+    missing = [part for part in parts if part.is_missing(finished)]
+    stopped = threading.Event()
+
+    def until_stopped(encoded: Iterable[EncodedQuestion]) -> Iterator[EncodedQuestion]:
+        for question in encoded:
+            if stopped.is_set():
+                raise Stopped
+            yield question
+
+    def planned(part: TaskPart) -> tuple[EncodedQuestions, list[PlannedBatch]]:
+        """Encode and plan a part; within `remembering`, that of an earlier run with the same tokens."""
+        must_fit = facts.shares and requested == facts.token_budget
+
+        def make() -> tuple[EncodedQuestions, list[PlannedBatch]]:
+            members = prompters[part.template].encode(part.questions, plan.unconditional)
+            encoded = EncodedQuestions.of(until_stopped(members), _scored(part.template))
+            return encoded, plan_batches(encoded.sequences, facts.token_budget, must_fit)
+
+        # Several orders of the choices are more contexts
+        what = (part.task, len(part.questions[0].contexts), part.template.content_hash, must_fit)
+        return remembered("batches", (plan.documents_key, identity, facts, *what), make, most=_TASKS_KEPT)
+
+    def batches() -> Batches:
+        with ThreadPoolExecutor(1, "evalkit-encode") as thread:
+            try:
+                # A started run keeps its budget, so one that is too small for a later task fails before scoring
+                ahead = len(missing) if requested is not None else 1
+                tasks = deque(thread.submit(planned, part) for part in missing[:ahead])
+                for task in list(tasks) if requested is not None else ():
+                    task.result()
+                rest = iter(missing[ahead:])
+                for part in missing:
+                    encoded, of_part = tasks.popleft().result()
+                    tasks.extend(thread.submit(planned, following) for following in islice(rest, 1))
+                    for batch in _missing(part, encoded, of_part, finished):
+                        yield batch
+                        if tasks and tasks[0].done():
+                            tasks[0].result()  # a failure is reported before the task's turn
+            finally:
+                stopped.set()
+
+    work = {part.key_of(question): _work_of(question) for part in parts for question in part.questions}
+    done = sum(size for key, size in work.items() if key in finished)
+    message = plan.prompts.message({part.task: len(part.orders) for part in parts if part.template is plan.template})
+    return Planned(batches(), sum(work.values()), done, message, stopped.set)
 
 
-def setups_of(plan: ChoicePlan) -> list[ScoringSetup]:
-    """Return what scoring needs of a plan, for each template."""
-    setups: dict[Template, ScoringSetup] = {}
+def _missing(
+    part: TaskPart, encoded: EncodedQuestions, batches: Sequence[PlannedBatch], finished: FinishedRows
+) -> Iterator[Batch]:
+    """Yield the batches with documents without scores, whose content is made one by one."""
+    for number, planned in enumerate(batches):
+        questions = {item: part.questions[item] for item in planned.items}
+        # A finished batch is left out as a whole: the others' numbers stay the same
+        if any(part.key_of(question) not in finished for question in questions.values()):
+            members = {item: encoded.without_text(item, question) for item, question in questions.items()}
+            content = ChoiceContent(planned.of(encoded.sequences), members, _scored(part.template))
+            work = sum(map(_work_of, questions.values()))
+            yield Batch(part.task, number, content, work, len(members), part.journal)
+
+
+def _prompters(plan: ChoicePlan, tokenizer: Any, window: int, say: Say) -> dict[Template, Prompter]:
+    templates = plan.prompts.templates.values()
+    return {template: Prompter(template, tokenizer, window, say) for template in templates}
+
+
+def _scored(template: Template) -> frozenset[int]:
+    """Return the indices of the segments that a template scores."""
+    return frozenset(map(SEGMENTS.index, template.score))
+
+
+def _work_of(question: Question) -> int:
+    """Return the characters that a question adds to the tree, which approximate its share of the time."""
+    return len(question.contexts[0]) + sum(map(len, question.continuations))
+
+
+Setup = dict[Template, list[Question]]
+"""What scoring needs of a plan: template → documents among which the start-up check chooses."""
+
+
+def setup_of(plan: ChoicePlan) -> Setup:
+    """Return what scoring needs of a plan."""
+    setup: Setup = {}
     for part in plan.parts:
-        setup = setups.setdefault(part.template, ScoringSetup(part.template, plan.unconditional, []))
-        setup.candidates.extend(part.questions[:_CANDIDATES])
-    return list(setups.values())
+        setup.setdefault(part.template, []).extend(part.questions[:_CANDIDATES])
+    return setup
 
 
 class Scoring:
     """Computer of multiple-choice batches."""
 
-    def __init__(self, setups: Sequence[ScoringSetup], loaded: LoadedModel, budget: int | None, say: Say) -> None:
+    def __init__(self, setup: Setup, loaded: LoadedModel, budget: int | None, say: Say) -> None:
         from evalkit.scoring.architecture import auto_budget
         from evalkit.scoring.engine import Engine
 
@@ -104,14 +184,12 @@ class Scoring:
         )
         special = set(loaded.tokenizer.all_special_tokens)
         markers: dict[str, str] = {}
-        candidates: list[SequenceSet] = []
-        for template, unconditional, members in setups:
-            prompter = Prompter(template, loaded.tokenizer, loaded.window, silent)
-            sequences = question_sequences(list(prompter.encode(members, unconditional)), _scored(template))
-            candidates += [sequences[number] for number in range(len(members))]
+        candidates: list[EncodedQuestion] = []
+        for template, questions in setup.items():
+            candidates += Prompter(template, loaded.tokenizer, loaded.window, silent).encode(questions)
             for literal in (part.text.strip() for part in template.parts if part.segment == "special"):
                 markers[literal] = "special token" if literal in special else "text"
-        engine.check(Sequences.of(candidates))
+        engine.check(question_sequences(candidates, frozenset()))
         self.facts = ScoringFacts(loaded.window, engine.budget, engine.shares)
         self.about = {
             "token_budget": engine.budget,
@@ -134,94 +212,16 @@ class Scoring:
         ]
 
 
-def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
-    """Plan the batches that have documents without scores, part by part.
-
-    Arguments: as of `Benchmark.batches`.
-    """
-    parts = plan.parts
-    prompters = {template: Prompter(template, tokenizer, facts.window, say) for template in plan.templates.values()}
-    identity, given = plan.manifest["specification"]["checkpoint"]["tokenizer"], plan.request.token_budget
-    missing = [part for part in parts if part.is_missing(finished)]
-    stopped = threading.Event()
-
-    def planned(part: TaskPart) -> tuple[EncodedQuestions, Sequences, list[PlannedBatch]]:
-        """Encode and plan a part; within `remembering`, that of an earlier run with the same tokens."""
-        questions = part.questions
-        must_fit = facts.shares and given == facts.token_budget
-        # Several orders of the choices are more contexts
-        what = (part.task, len(questions[0].contexts), part.template.content_hash, must_fit)
-
-        def make() -> tuple[EncodedQuestions, Sequences, list[PlannedBatch]]:
-            encoded = encoded_questions(prompters[part.template], questions, plan.unconditional, stopped)
-            sequences = encoded.sequences(_scored(part.template))
-            return encoded, sequences, plan_batches(sequences, facts.token_budget, must_fit)
-
-        key = (plan.documents_key, identity, facts, *what)
-        return remembered("batches", key, make, most=_TASKS_KEPT)
-
-    def batches() -> Batches:
-        with ThreadPoolExecutor(1, "evalkit-encode") as thread:
-            try:
-                # A started run keeps its budget, so one that is too small for a later task fails before scoring
-                ahead = len(missing) if given is not None else 1
-                tasks = deque(thread.submit(planned, part) for part in missing[:ahead])
-                for task in list(tasks) if given is not None else ():
-                    task.result()
-                rest = iter(missing[ahead:])
-                for part in missing:
-                    encoded, sequences, found = tasks.popleft().result()
-                    tasks.extend(thread.submit(planned, following) for following in islice(rest, 1))
-                    for batch in _missing(part, encoded, sequences, found, finished):
-                        yield batch
-                        if tasks and tasks[0].done():
-                            tasks[0].result()  # a failure is reported before the task's turn
-            finally:
-                stopped.set()
-
-    work = {part.key_of(question): _work_of(question) for part in parts for question in part.questions}
-    done = sum(size for key, size in work.items() if key in finished)
-    return Planned(batches(), sum(work.values()), done, plan.message, stopped.set)
-
-
-def _missing(
-    part: TaskPart,
-    encoded: EncodedQuestions,
-    sequences: Sequences,
-    batches: Sequence[PlannedBatch],
-    finished: FinishedRows,
-) -> Iterator[Batch]:
-    """Yield the batches with documents without scores, whose content is made one by one."""
-    for number, planned in enumerate(batches):
-        # A finished batch is left out as a whole: the others' numbers stay the same
-        if all(part.key_of(encoded.questions[item]) in finished for item in planned.items):
-            continue
-        members = {item: encoded[item].without_text() for item in planned.items}
-        content = ChoiceContent(planned.of(sequences), members, _scored(part.template))
-        work = sum(_work_of(encoded.questions[item]) for item in planned.items)
-        yield Batch(part.task, number, content, work, len(members), part.journal)
-
-
-def _scored(template: Template) -> frozenset[int]:
-    """Return the indices of the segments that a template scores."""
-    return frozenset(map(SEGMENTS.index, template.score))
-
-
-def _work_of(question: Question) -> int:
-    """Return the characters that a question adds to the tree, which approximate its share of the time."""
-    return len(question.contexts[0]) + sum(map(len, question.continuations))
-
-
 def estimated(plan: ChoicePlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
     """Return the estimates for each task under all prompts; no tree joins two templates.
 
     Arguments: as in `Benchmark.token_counts`.
     """
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
-    prompters = {template: Prompter(template, tokenizer, window, say) for template in plan.templates.values()}
-    found = load_questions(plan.suite, plan.library, plan.request.selection, plan.others, sample)
+    prompters = _prompters(plan, tokenizer, window, say)
+    sampled = load_questions(plan.suite, plan.library, plan.request.selection, plan.others, sample)
     estimates: dict[str, TaskTokens] = {}
-    for part in plan.parts_of(found):
+    for part in plan.parts_of(sampled):
         tokens = task_tokens(plan, prompters[part.template], part.task, part.questions)
         if before := estimates.get(part.task):
             sums = {name: getattr(before, name) + getattr(tokens, name) for name in ("rows", "alone", "distinct")}
@@ -246,7 +246,7 @@ def task_tokens(plan: ChoicePlan, prompter: Prompter, task: str, questions: Sequ
     for question in questions:
         subjects.setdefault(question.subtask, []).append(question)
     every = {name: members[0].leaf.documents for name, members in subjects.items()}
-    sizes = {name: len(found) for name, found in selected_documents(task, every, plan.request.selection).items()}
+    sizes = {name: len(chosen) for name, chosen in selected_documents(task, every, plan.request.selection).items()}
     groups, rows = [], 0.0
     for name, members in subjects.items():
         encoded = list(prompter.encode(members, plan.unconditional))

@@ -1,7 +1,8 @@
 """Questions: the documents of a suite's tasks, preprocessed by lm-eval.
 
 In: lm-eval task files and a `Library` of documents. Out: one `Question` for each document, built from lm-eval's own
-requests, so that text, choices and gold answers are exactly lm-eval's.
+requests, so that text, choices and gold answers are exactly lm-eval's. Those of pinned tasks are kept in evalkit's
+cache: it is a second of each run that lm-eval and datasets are not imported.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval
-from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite
+from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite, choose_tasks
 from evalkit.benchmarks.request import spread
+from evalkit.cache import folder_digest, read_cached_bytes, source_digest, write_cached_bytes
 from evalkit.compatibility.lm_eval import fewshot_seed, index_of, index_tasks, processed_once, replace_index
 from evalkit.data.lm_eval_dataset import dataset
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection, clusters_of
 from evalkit.errors import DataError, UsageError
+from evalkit.models.loading.fingerprint import hash_file
 from evalkit.paths import resource
 
 if TYPE_CHECKING:
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from evalkit.data import Library
     from evalkit.display import Say
 
-
+_CACHED = "questions"
 _BLOCK, _OF_SUBJECT = 4, 3
 """Documents next to each other in a sample, and the least of a subject: with fewer, what they share is unknown."""
 
@@ -81,6 +85,69 @@ class Question:
         return f"{self.subtask} document {self.doc_id}"
 
 
+def pinned_questions(suite: Suite, library: Library, selection: DocumentSelection) -> dict[str, list[Question]]:
+    """Return the questions of a suite whose tasks are all pinned, from evalkit's cache where it has them.
+
+    Arguments and errors: as of `load_questions`.
+    """
+    code = [source_digest(), folder_digest(resource(*TASK_DIR))]
+    keys = {task: _cache_key(suite, library, task, selection, code) for task in suite.tasks}
+    contents = {task: read_cached_bytes(_CACHED, key) for task, key in keys.items()}
+    questions = {task: _unpacked(bytes(content)) for task, content in contents.items() if content is not None}
+    if missing := tuple(task for task in suite.tasks if task not in questions):
+        built = load_questions(choose_tasks(suite, missing), library, selection)
+        for task, members in built.items():
+            if (packed := _packed(members)) is not None:
+                write_cached_bytes(_CACHED, keys[task], packed)
+        questions |= built
+    return {task: questions[task] for task in suite.tasks}
+
+
+def _cache_key(suite: Suite, library: Library, task: str, selection: DocumentSelection, code: list[str]) -> str:
+    """Return everything that a task's questions depend on."""
+    identities = []
+    for name in [suite.documents.get(task, task)] + ([suite.fewshot[task].documents] if suite.num_fewshot else []):
+        loaded, location = library.load(name), library.where(name)
+        # A user's file may have fields that the content hash does not cover
+        own_file = location.path if location.source == "data-dir" else None
+        identities.append([loaded.content_hash, hash_file(own_file) if own_file else loaded.source])
+    content = {
+        "task": task,
+        "documents": identities,
+        "num_fewshot": suite.num_fewshot,
+        **selection.specification,
+        "versions": {name: version(name) for name in ("lm-eval", "datasets")},
+        "code": code,
+    }
+    return json.dumps(content, sort_keys=True)
+
+
+def _packed(questions: Sequence[Question]) -> bytes | None:
+    """Return questions as JSON; None if they have other values than JSON has."""
+    rows = []
+    for question in questions:
+        is_shared = len(set(question.contexts)) == 1
+        contexts = question.contexts[:1] if is_shared else question.contexts
+        rows.append(vars(question) | {"contexts": contexts, "leaf": None})
+    try:
+        packed = json.dumps([{question.subtask: asdict(question.leaf) for question in questions}, rows]).encode()
+    except (TypeError, ValueError):
+        return None
+    return packed if _unpacked(packed) == list(questions) else None
+
+
+def _unpacked(packed: bytes) -> list[Question]:
+    leaves, rows = json.loads(packed)
+    leaf_tasks = {subtask: LeafTask(**leaf) for subtask, leaf in leaves.items()}
+    questions = []
+    for row in rows:
+        texts = {name: tuple(row[name]) for name in ("contexts", "continuations", "gaps", "choices")}
+        if len(texts["contexts"]) == 1:
+            texts["contexts"] *= len(texts["continuations"])
+        questions.append(Question(**row | texts | {"leaf": leaf_tasks[row["subtask"]]}))
+    return questions
+
+
 def load_questions(
     suite: Suite,
     library: Library,
@@ -107,21 +174,21 @@ def load_questions(
         shots = suite.num_fewshot
         manager = TaskManager(include_defaults=False, metadata={"library": library, "num_fewshot": shots})
         replace_index(manager, _own_tasks())
-        found = {}
+        questions: dict[str, list[Question]] = {}
         for task in suite.tasks:
             other = (others or {}).get(task)
             with nullcontext() if other else processed_once():
                 leaves = other.tasks if other else manager.load([task])["tasks"]
-                found[task] = _task_questions(task, leaves, shots, selection, estimate)
+                questions[task] = _task_questions(task, leaves, shots, selection, estimate)
     owner: dict[str, str] = {}
-    for task, questions in found.items():
-        for subtask in dict.fromkeys(question.subtask for question in questions):
+    for task, members in questions.items():
+        for subtask in dict.fromkeys(question.subtask for question in members):
             if owner.setdefault(subtask, task) != task:
                 raise UsageError(
                     f"{subtask} is part of task {owner[subtask]} and of task {task}, so its documents would count "
                     "twice; leave one task out, or run them separately"
                 )
-    return found
+    return questions
 
 
 @cache
@@ -147,77 +214,14 @@ def _task_questions(
     return questions
 
 
-def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
-    """Load the tasks of a suite that are not pinned, one by one.
-
-    Raises:
-        UsageError: a task is not multiple choice, or a task in the user's folder has the name of a pinned task.
-    """
-    from evalkit.benchmarks.lm_eval.plan import set_seeds
-    from evalkit.benchmarks.lm_eval.tasks import load_tasks, names_in
-
-    defined = () if suite.task_files is None else names_in(suite.task_files)
-    if clash := [task for task in suite.pinned if task in defined]:
-        raise UsageError(
-            f"task {clash[0]} is in {suite.task_files} and among evalkit's own tasks; rename the task in your folder"
-        )
-    set_seeds()
-    found = {}
-    for task in suite.others:
-        found[task] = load_tasks((task,), suite.task_files, suite.num_fewshot, library, say)
-        _refuse_without_choices(task, found[task].tasks)
-        for leaf in found[task].tasks.values():
-            # The specification includes the content of the examples only if their number is set
-            leaf.set_config(key="num_fewshot", value=suite.num_fewshot)
-    return found
-
-
-def _refuse_without_choices(task: str, leaves: Mapping[str, Any]) -> None:
-    """Raise a `UsageError` if a task's documents are not choices with one right answer."""
-    for name, leaf in leaves.items():
-        why = ""
-        if leaf.OUTPUT_TYPE != "multiple_choice":
-            why = f"its output type is {leaf.OUTPUT_TYPE}"
-        elif callable(getattr(leaf.config, "process_results", None)):
-            why = "it computes its metrics by its own function"
-        elif getattr(leaf, "multiple_target", 0):
-            why = "its documents have several right answers"
-        if why:
-            raise UsageError(
-                f"task {name if name == task else f'{task} ({name})'}: {why}, but templates and rules need choices "
-                f"with one right answer; run it with its own metrics: --suite lm_eval --tasks {task}"
-            )
-
-
-def identity_of(tasks: TaskSet, library: Library) -> tuple[str, dict[str, Any]]:
-    """Return the hash of lm-eval's task with its documents, and the source of the documents."""
-    from evalkit.benchmarks.lm_eval.plan import source_of, task_specification
-
-    sources = [source_of(leaf, name in tasks.pinned, library) for name, leaf in tasks.tasks.items()]
-    contents = [[name, task_specification(leaf, None)] for name, leaf in tasks.tasks.items()]
-    text = json.dumps(contents, sort_keys=True, ensure_ascii=False)
-    source = {
-        "source": "; ".join(dict.fromkeys(leaf["source"] for leaf in sources)),
-        "official": all(leaf["official"] for leaf in sources),
-        "count": sum(leaf["count"] for leaf in sources),
-    }
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), source
-
-
 def selected_documents(task: str, sizes: Mapping[str, int], selection: DocumentSelection) -> dict[str, list[int]]:
-    """Return subject → the numbers of its documents that are read, in order.
-
-    Args:
-        task: the task.
-        sizes: subject → number of its documents.
-        selection: which documents of the task.
-    """
-    strata = [name for name, size in sizes.items() for _ in range(size)]
-    numbers = [number for size in sizes.values() for number in range(size)]
-    found: dict[str, list[int]] = {name: [] for name in sizes}
-    for place in selection.places(task, strata):
-        found[strata[place]].append(numbers[place])
-    return found
+    """Return subject → the numbers of its documents that are read, in order; `sizes`: subject → its documents."""
+    strata = [(name, number) for name, size in sizes.items() for number in range(size)]
+    selected: dict[str, list[int]] = {name: [] for name in sizes}
+    for place in selection.places(task, [name for name, _ in strata]):
+        name, number = strata[place]
+        selected[name].append(number)
+    return selected
 
 
 def _leaf_questions(
@@ -233,12 +237,18 @@ def _leaf_questions(
     if shots:
         # As in lm-eval's `simple_evaluate`, which would fail with an assertion on too few examples
         leaf.set_fewshot_seed(fewshot_seed())
-        if (found := len(leaf.sampler.df)) < shots:
+        if (examples := len(leaf.sampler.df)) < shots:
             raise DataError(
-                f"task {name}: expected at least {shots} few-shot examples, found {found}; give a lower --num-fewshot"
+                f"task {name}: expected at least {shots} few-shot examples, found {examples}; give a lower "
+                "--num-fewshot"
             )
+    count = numbers[-1] + 1
+    if leaf.config.custom_dataset is dataset:
+        # Documents of texts and numbers, whose rows are the same in bulk, in a tenth of the time
+        first = list(enumerate(leaf.eval_docs.select(range(count)).to_list()))
+    else:
+        first = list(leaf.doc_iterator(rank=0, limit=count, world_size=1))
     questions = []
-    first = _first_documents(leaf, numbers[-1] + 1)
     clusters, chosen = clusters_of([doc for _, doc in first], metadata), set(numbers)
     for doc_id, doc in first if shots and in_turn else [first[number] for number in numbers]:
         context = leaf.fewshot_context(doc, num_fewshot=shots, gen_prefix=leaf.doc_to_prefix(doc))
@@ -246,14 +256,6 @@ def _leaf_questions(
             instances = leaf.construct_requests(doc=doc, ctx=context, metadata=(name, doc_id, 1))
             questions.append(_question(task, leaf, about, doc_id, clusters[doc_id], instances))
     return questions
-
-
-def _first_documents(leaf: Any, count: int) -> list[tuple[int, Any]]:
-    """Return the first documents of a task with their numbers."""
-    if leaf.config.custom_dataset is not dataset:
-        return list(leaf.doc_iterator(rank=0, limit=count, world_size=1))
-    # Documents of texts and numbers, whose rows are the same in bulk, in a tenth of the time
-    return list(enumerate(leaf.eval_docs.select(range(count)).to_list()))
 
 
 def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, instances: list[Any]) -> Question:
@@ -295,3 +297,56 @@ def _gold_index(gold: Any, choices: Sequence[str], label: str) -> int:
     if not 0 <= index < len(choices):
         raise DataError(f"{label}: gold answer {gold!r} is not one of its {len(choices)} choices; correct the document")
     return index
+
+
+def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
+    """Load the tasks of a suite that are not pinned, one by one.
+
+    Raises:
+        UsageError: a task's documents are not choices with one right answer, or a task in the user's folder has the
+            name of a pinned task.
+    """
+    from evalkit.benchmarks.lm_eval.plan import set_seeds
+    from evalkit.benchmarks.lm_eval.tasks import load_tasks, names_in
+
+    defined = () if suite.task_files is None else names_in(suite.task_files)
+    if clash := [task for task in suite.pinned if task in defined]:
+        raise UsageError(
+            f"task {clash[0]} is in {suite.task_files} and among evalkit's own tasks; rename the task in your folder"
+        )
+    set_seeds()
+    loaded = {}
+    for task in suite.others:
+        loaded[task] = load_tasks((task,), suite.task_files, suite.num_fewshot, library, say)
+        for name, leaf in loaded[task].tasks.items():
+            if why := _why_no_choices(leaf):
+                raise UsageError(
+                    f"task {name if name == task else f'{task} ({name})'}: {why}, but templates and rules need choices "
+                    f"with one right answer; run it with its own metrics: --suite lm_eval --tasks {task}"
+                )
+            # The specification includes the content of the examples only if their number is set
+            leaf.set_config(key="num_fewshot", value=suite.num_fewshot)
+    return loaded
+
+
+def _why_no_choices(leaf: Any) -> str:
+    if leaf.OUTPUT_TYPE != "multiple_choice":
+        return f"its output type is {leaf.OUTPUT_TYPE}"
+    if callable(getattr(leaf.config, "process_results", None)):
+        return "it computes its metrics by its own function"
+    return "its documents have several right answers" if getattr(leaf, "multiple_target", 0) else ""
+
+
+def identity_of(tasks: TaskSet, library: Library) -> tuple[str, dict[str, Any]]:
+    """Return the hash of lm-eval's task with its documents, and the source of the documents."""
+    from evalkit.benchmarks.lm_eval.plan import source_of, task_specification
+
+    sources = [source_of(leaf, name in tasks.pinned, library) for name, leaf in tasks.tasks.items()]
+    contents = [[name, task_specification(leaf, None)] for name, leaf in tasks.tasks.items()]
+    text = json.dumps(contents, sort_keys=True, ensure_ascii=False)
+    source = {
+        "source": "; ".join(dict.fromkeys(leaf["source"] for leaf in sources)),
+        "official": all(leaf["official"] for leaf in sources),
+        "count": sum(leaf["count"] for leaf in sources),
+    }
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), source

@@ -20,7 +20,6 @@ import json
 import string
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -87,21 +86,9 @@ class Template:
             "gap": question.gaps[choice],
             "delimiter": question.delimiter,
         }
-        pieces = []
-        for part, fixed in zip(self.parts, self._fixed, strict=True):
-            if with_context or part.segment != "context":
-                pieces.append(fixed or Piece(part.segment, part.text.format_map(fields)))
+        parts = [part for part in self.parts if with_context or part.segment != "context"]
+        pieces = [Piece(part.segment, part.text.format_map(fields)) for part in parts]
         return _shift_trailing_space([piece for piece in pieces if piece.text])
-
-    @cached_property
-    def _fixed(self) -> list[Piece | None]:
-        """The piece of each part whose text is the same in every question; None of other parts."""
-        found: list[Piece | None] = []
-        for part in self.parts:
-            fields = {name for _, name, _, _ in string.Formatter().parse(part.text)}
-            is_fixed = fields <= {None, "system"}
-            found.append(Piece(part.segment, part.text.format(system=self.system)) if is_fixed else None)
-        return found
 
 
 def _shift_trailing_space(pieces: list[Piece]) -> list[Piece]:

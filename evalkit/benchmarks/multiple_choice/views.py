@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,18 +46,18 @@ def shown_prompts(plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
     """Yield the first questions of each task under every prompt; arguments and errors as of `Benchmark.prompts`."""
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
-    from evalkit.benchmarks.prompt_variants.orders import order_name, orders_of, under_order
+    from evalkit.benchmarks.prompt_variants.prompt_sets import order_name, orders_of, under_order
     from evalkit.benchmarks.session import ModelHolder
 
     loaded = ModelHolder().model_of(plan, say)
-    found = load_questions(plan.suite, plan.library, FirstDocuments(count), plan.others)
-    for prompt, template in plan.templates.items():
+    by_task = load_questions(plan.suite, plan.library, FirstDocuments(count), plan.others)
+    for prompt, template in plan.prompts.templates.items():
         prompter = Prompter(template, loaded.tokenizer, loaded.window, say)
-        for questions in found.values():
+        for questions in by_task.values():
             prompts = [(prompt, questions)]
             if template is plan.template:
-                for order in orders_of(questions, plan.choice_orders)[1:]:
-                    prompts.append((order_name(order), [under_order(one, order) for one in questions]))
+                for order in orders_of(questions, plan.prompts.choice_orders)[1:]:
+                    prompts.append((order_name(order), [under_order(question, order) for question in questions]))
             for name, members in prompts:
                 heading = click.style(f"prompt {name}", bold=True) + "\n" if name else ""
                 for encoded in prompter.encode(members, plan.unconditional):
@@ -70,38 +69,34 @@ def _prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
     question = encoded.question
     lines = [click.style(printable(f"{question.label}, gold answer {question.gold}"), bold=True)]
     for choice, sequence in enumerate(encoded.sequences):
-        spans = sequence.spans()
-        text = "".join(
-            click.style(printable(tokenizer.decode(sequence.tokens[start:end].tolist()), "\n\t"), fg=COLOURS[segment])
-            for segment, start, end in spans
-        )
-        counts = ", ".join(
-            click.style(f"{segment} {end - start}", fg=COLOURS[segment]) for segment, start, end in spans
-        )
+        text, counts = "", []
+        for segment, start, end in sequence.spans():
+            decoded = printable(tokenizer.decode(sequence.tokens[start:end].tolist()), "\n\t")
+            text += click.style(decoded, fg=COLOURS[segment])
+            counts.append(click.style(f"{segment} {end - start}", fg=COLOURS[segment]))
         cut = f", {sequence.truncated} context tokens cut" if sequence.truncated else ""
         mark = "*" if choice == question.gold else " "
-        lines += [f"[{choice}]{mark} {len(sequence.tokens)} tokens: {counts}{cut}", text, ""]
+        lines += [f"[{choice}]{mark} {len(sequence.tokens)} tokens: {', '.join(counts)}{cut}", text, ""]
     return "\n".join(lines)
 
 
 def choice_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[ChoiceView]:
     """Yield the tasks of a finished run. Arguments and errors: see `Benchmark.views`."""
-    scores, sources = run.scores, _Sources(run, say)
-    rules = tuple(available_rules(scores))
-    for task, table in scores.groupby("task", sort=False):
+    rules = tuple(available_rules(run.scores))
+    for task, table in run.scores.groupby("task", sort=False):
         if not tasks or task in tasks:
-            texts, problem = _texts(run, str(task), table, sources)
+            texts, problem = _texts(run, str(task), table, say)
             yield ChoiceView(str(task), table.reset_index(drop=True), rules, texts, problem)
 
 
-def _texts(run: Run, task: str, table: pd.DataFrame, sources: _Sources) -> tuple[Texts, str]:
+def _texts(run: Run, task: str, table: pd.DataFrame, say: Say) -> tuple[Texts, str]:
     """Return a task's texts, and why there are none or how they differ from what was scored."""
     # The prompts of an imported run are none of evalkit's, or its documents a selection
     if isinstance(run.manifest["template"], str) or "selection" in run.manifest["specification"]:
         return stored_texts(run, table), "the texts are those of the imported log"
     if task in pinned_tasks():
         try:
-            questions = sources.questions(task)
+            questions = _questions(run, task, say)
             _check_questions(task, questions, table)
         except EvalkitError as error:
             problem = str(error)
@@ -118,9 +113,9 @@ def _check_questions(task: str, questions: Sequence[Question], table: pd.DataFra
     """Raise a `DataError` if questions and score table differ, as after a change of a task file or of lm-eval."""
     first = table[table["choice"] == 0]
     stored = zip(*(first[name].tolist() for name in ("subtask", "doc_id", "choices", "gold")), strict=True)
-    found = [(one.subtask, one.doc_id, len(one.choices), one.gold) for one in questions]
+    built = [(question.subtask, question.doc_id, len(question.choices), question.gold) for question in questions]
     sizes = [len(option) for question in questions for option in question.choices]
-    if found != list(stored) or sizes != table["chars"].tolist():
+    if built != list(stored) or sizes != table["chars"].tolist():
         raise DataError(f"this version of evalkit builds other questions of {task} than those that were scored")
 
 
@@ -136,14 +131,14 @@ def _rendered(run: Run, questions: Sequence[Question], table: pd.DataFrame) -> T
 
     def pieces(question: Question, choice: int) -> list[Piece]:
         if template.chat:
-            texts = (instruction, question.contexts[choice], question.continuations[choice])
-            segments = ("instruction", "context", "continuation")
-            return [Piece(segment, text) for segment, text in zip(segments, texts, strict=True) if text]
-        found = template.pieces(question, choice)
+            texts = {"instruction": instruction, "context": question.contexts[choice]}
+            texts["continuation"] = question.continuations[choice]
+            return [Piece(segment, text) for segment, text in texts.items() if text]
+        rendered = template.pieces(question, choice)
         # A continuation without a context is predicted from BOS or EOS under every template
-        if (bos and template.bos == "always") or not found or found[0].segment == "continuation":
-            found.insert(0, Piece("special", _BOS if bos else _EOS))
-        return [*found, Piece("end", _EOS)] if eos and template.eos else found
+        if (bos and template.bos == "always") or not rendered or rendered[0].segment == "continuation":
+            rendered.insert(0, Piece("special", _BOS if bos else _EOS))
+        return [*rendered, Piece("end", _EOS)] if eos and template.eos else rendered
 
     return {
         (question.subtask, question.doc_id): choice_text(
@@ -161,44 +156,42 @@ def _options(question: Question) -> tuple[str, ...]:
     return tuple(context[start:] for context in question.contexts)
 
 
-class _Sources:
-    """Local sources of a run's documents. Nothing is downloaded."""
+def _questions(run: Run, task: str, say: Say) -> list[Question]:
+    """Return the questions of a pinned task as the run had them, from a local source of its documents and examples.
 
-    def __init__(self, run: Run, say: Say) -> None:
-        self._manifest, self._say = run.manifest, say
-        self._specification: Mapping[str, Any] = run.manifest["specification"]
+    Raises:
+        DataError: no source has them; nothing is downloaded.
+    """
+    from evalkit.benchmarks.multiple_choice.tasks import pinned_questions
 
-    def questions(self, task: str) -> list[Question]:
-        """Return the questions of a pinned task as the run had them."""
-        names = ("documents", "examples", "num_fewshot", "limit", "sample", "seed")
-        key = (task, json.dumps([self._specification.get(name) for name in names], sort_keys=True))
-        # Runs of the same documents are read one after the other
-        return remembered("questions of views", key, lambda: self._load(task), most=1)
+    specification = run.manifest["specification"]
+    suite = with_fewshot(suite_of("documents", [task]), specification.get("num_fewshot", 0))
+    expected = {suite.documents.get(task, task): specification["documents"][task]}
+    if suite.num_fewshot:
+        expected[suite.fewshot[task].documents] = specification["examples"][task]
 
-    def _load(self, task: str) -> list[Question]:
-        """Read the questions from the first library that has the documents, and examples, as they were scored."""
-        from evalkit.benchmarks.multiple_choice.stored import pinned_questions
-
-        suite = with_fewshot(suite_of("documents", [task]), self._specification.get("num_fewshot", 0))
-        expected = {suite.documents.get(task, task): self._specification["documents"][task]}
-        if suite.num_fewshot:
-            expected[suite.fewshot[task].documents] = self._specification["examples"][task]
+    def load() -> list[Question]:
         problems: list[str] = []
-        for library in self._libraries:
-            found = [why for name, content in expected.items() if (why := _why_not(library, name, content))]
-            if not found:
+        for library in _libraries(run.manifest, say):
+            lacking = [why for name, content in expected.items() if (why := _why_not(library, name, content))]
+            if not lacking:
                 with doing(f"rendering {task}"):
-                    return pinned_questions(suite, library, selection_of(self._specification))[task]
-            problems += found
+                    return pinned_questions(suite, library, selection_of(specification))[task]
+            problems += lacking
         raise DataError("; ".join(dict.fromkeys(problems)))
 
-    @cached_property
-    def _libraries(self) -> list[Library]:
-        """The run's --data-dir if it still exists, then the pinned documents."""
-        sources = [one["source"] for kind in ("documents", "examples") for one in self._manifest.get(kind, {}).values()]
-        files = [Path(place) for kind, _, place in (source.partition(" ") for source in sources) if kind == "data-dir"]
-        folders = dict.fromkeys(file.parent for file in files if file.parent.is_dir())
-        return [*(Library(folder, allow_unofficial=True, say=self._say) for folder in folders), Library(say=self._say)]
+    # Runs of the same documents are read one after the other
+    about = [specification.get(name) for name in ("num_fewshot", "limit", "sample", "seed")]
+    return remembered("questions of views", (task, json.dumps([expected, about])), load, most=1)
+
+
+def _libraries(manifest: Mapping[str, Any], say: Say) -> Iterator[Library]:
+    """Yield the run's --data-dir if it still exists, then the pinned documents."""
+    sources = [about["source"] for kind in ("documents", "examples") for about in manifest.get(kind, {}).values()]
+    files = [Path(place) for kind, _, place in (source.partition(" ") for source in sources) if kind == "data-dir"]
+    for folder in dict.fromkeys(file.parent for file in files if file.parent.is_dir()):
+        yield Library(folder, allow_unofficial=True, say=say)
+    yield Library(say=say)
 
 
 def _why_not(library: Library, name: str, content_hash: str) -> str:

@@ -10,42 +10,48 @@ heatmap.png, .pdf
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.generated import (
     DocumentPlan,
+    GeneratedAnswer,
     GeneratedBenchmark,
     GenerationRequest,
+    about_run,
     context_of,
     generated_plan,
 )
-from evalkit.benchmarks.outcomes import Metric
+from evalkit.benchmarks.needle.text import Haystack, NeedleCase, is_found, pattern_of
+from evalkit.benchmarks.outcomes import Measure, Metric, run_content
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
-from evalkit.errors import UsageError
+from evalkit.errors import RunError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.inputs.validated import Stored
+from evalkit.reporting.decimals import percent
+from evalkit.reporting.figures import RunFigure, new_figure, save_figure
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.forms import StoredTask
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.document_views import TaskView
-    from evalkit.benchmarks.needle.text import Haystack
+    import pandas as pd
 
 NEEDLE = "needle"
 """Name of the benchmark and of its one task."""
 NEEDLES = "needles.parquet"
-HEATMAPS = ("heatmap.png", "heatmap.pdf")
 MAX_NEW_TOKENS = 32
 """Maximum length of an answer: a sentence with seven digits, each of which may be a token."""
 _SHORTEST = 1000
 _MAX_CASES = 100_000
+_MOST_LABELLED = 144
+"""Most cells of a heatmap with numbers in them; in smaller cells they are not readable."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +95,12 @@ class Needle(GeneratedBenchmark):
     kind = NEEDLE
     request = NeedleRequest
     results_form = _NeedleResults
-    files = (NEEDLES, *HEATMAPS)
-
-    save = lazy("evalkit.benchmarks.needle.results:save_needles")
-    report = lazy("evalkit.benchmarks.needle.results:needle_report")
-    comparable = lazy("evalkit.benchmarks.needle.results:Needles")
-    figures = lazy("evalkit.benchmarks.needle.results:run_figures")
+    files = (NEEDLES, "heatmap.png", "heatmap.pdf")
+    metric = "found"
+    checked = ("secret",)
+    prompt_settings: ClassVar = {"text": "text"}
 
     def plan(self, request: NeedleRequest, say: Say) -> NeedlePlan:
-        from evalkit.benchmarks.needle.text import Haystack, NeedleCase
-
         haystack = Haystack(request.text)
         checkpoint = request.model.locate(say)
         context = context_of(request.model, checkpoint, NEEDLE)
@@ -124,7 +126,6 @@ class Needle(GeneratedBenchmark):
     ) -> list[GenerationRequest]:
         import numpy as np
 
-        from evalkit.benchmarks.needle.text import pattern_of
         from evalkit.generation.prompts import Prompt, Stops, as_message
 
         chat = plan.request.chat
@@ -142,37 +143,117 @@ class Needle(GeneratedBenchmark):
             requests.append(GenerationRequest(str(number), Prompt(number, tokens, MAX_NEW_TOKENS, stops), digest))
         return requests
 
+    def table_row(self, task: str, document: NeedleCase, answer: GeneratedAnswer) -> dict[str, Any]:
+        return {
+            "length": document.length,
+            "depth": document.depth,
+            "repeat": document.repeat,
+            "secret": document.secret,
+            "tokens_sha256": answer.prompt_sha256,
+            "tokens": answer.tokens,
+            "reused": answer.reused,
+            "answer": answer.text,
+            "new_tokens": answer.new_tokens,
+            "ended": answer.ended,
+            "seconds": answer.seconds,
+            "found": is_found(document, answer.text),
+        }
+
+    def results(self, plan: NeedlePlan, table: pd.DataFrame) -> dict[str, Any]:
+        shares = table.pivot_table(index="depth", columns="length", values="found", aggfunc="mean")
+        return {
+            "tasks": [{"task": NEEDLE, "n": len(table), "found": int(table["found"].sum())}],
+            "averages": [{"name": "needles found", "accuracy": float(table["found"].mean()), "stderr": None}],
+            "depths": [float(depth) for depth in shares.index],
+            "lengths": [int(length) for length in shares.columns],
+            "repeats": plan.request.repeats,
+            "found": shares.to_numpy(float).tolist(),
+        }
+
+    def draw(self, results: Mapping[str, Any], folder: Path) -> None:
+        try:
+            for name in self.files[1:]:
+                draw_heatmap(results, folder / name)
+        except RunError as error:
+            raise RunError(f"{error}; the results are saved; run the same command again to draw the heatmap") from error
+
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         self.refuse_rule(run, rule)
         [task] = run.stored["tasks"]
-        return [Metric(NEEDLE, "found", task["n"], task["found"] / task["n"], None)]
+        return [Metric(NEEDLE, self.metric, task["n"], task["found"] / task["n"], None)]
 
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        from evalkit.benchmarks.document_views import answer_views
-        from evalkit.benchmarks.needle.results import load_needles
+    def measure(self) -> Measure:
+        return Measure("share of needles found, in %", True)
 
-        table = load_needles(run)
-        table = table.assign(references=table["secret"].map(lambda secret: [secret]))
-        yield from answer_views(table, tasks, lambda _: "found")
+    def answers(self, run: Run) -> pd.DataFrame:
+        table = run.table(NEEDLES, ("length", "depth", "repeat", "secret", "answer", "found"))
+        cases = table[["length", "depth", "repeat"]].astype(str).agg(" ".join, axis=1)
+        references = table["secret"].map(lambda secret: [secret])
+        score = table["found"].astype(float)
+        return table.assign(task=NEEDLE, id=cases, source=cases, references=references, score=score)
+
+    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
+        """Return the percentage of needles found, by depth and length; other arguments change nothing."""
+        stored = run.stored
+        lengths, texts, [task] = stored["lengths"], stored["repeats"], stored["tasks"]
+        by_depth = list(zip(stored["depths"], stored["found"], strict=True))
+        rows = [[f"{depth:g} %", *(percent(share, 0) for share in shares)] for depth, shares in by_depth]
+        rows.append(["all", *(percent(sum(shares) / len(shares), 0) for shares in zip(*stored["found"], strict=True))])
+        notes = (
+            f"needles found in %, by tokens of the prompt and depth in it; {task['found']} of {task['n']} in all, "
+            f"{texts} text{'s' if texts > 1 else ''} a cell",
+            f"text: {run.manifest['documents'][NEEDLE]['source']}",
+            *about_run(run),
+        )
+        headers = ["depth", *(f"{length:,}" for length in lengths)]
+        table = simple_table("needle", headers, rows, ruled={len(by_depth)})
+        records = [
+            {"depth": depth, "length": length, "n": texts, "found": share}
+            for depth, shares in by_depth
+            for length, share in zip(lengths, shares, strict=True)
+        ]
+        return Report((table,), notes=notes, content=run_content(run), records=records)
+
+    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+        """Return the heatmap of each run."""
+        words = "Needles found in %, by length of the text and depth in it"
+        return [
+            RunFigure(f"heatmap-{run.manifest['id']}", f"{words}: {name}.", partial(draw_heatmap, run.stored))
+            for run, name in zip(runs, names, strict=True)
+        ]
 
     def suites(self) -> Mapping[str, str]:
         return {NEEDLE: "retrieval of a number from a long text, by length and depth"}
 
 
 def _lengths(requested: tuple[int, ...], context: int) -> list[int]:
-    """Return the sorted prompt lengths; raise a `UsageError` if the context window is too short for one."""
+    """Return the sorted prompt lengths, by default doubled from the shortest up to the context window."""
     most = context - MAX_NEW_TOKENS
-    if not requested:
-        doubled = [_SHORTEST << power for power in range(most.bit_length()) if _SHORTEST << power <= most]
-        if not doubled:
-            raise UsageError(
-                f"the model's context window is {context} tokens; give --lengths of at most {most}, or a longer "
-                "--context"
-            )
-        return doubled
-    if not all(1 <= length <= most for length in requested):
+    doubled = (_SHORTEST << power for power in range(most.bit_length()))
+    lengths = set(requested or (length for length in doubled if length <= most))
+    if not lengths or not all(1 <= length <= most for length in lengths):
         raise UsageError(
-            f"--lengths {','.join(map(str, requested))}: the model's context window is {context} tokens, and an answer "
-            f"may need {MAX_NEW_TOKENS}; give lengths of 100 to {most}, or a longer --context"
+            f"--lengths {','.join(map(str, requested)) or 'by default'}: the model's context window is {context} "
+            f"tokens, and an answer may need {MAX_NEW_TOKENS}; give lengths of 100 to {most}, or a longer --context"
         )
-    return sorted(set(requested))
+    return sorted(lengths)
+
+
+def draw_heatmap(results: Mapping[str, Any], path: Path) -> None:
+    """Draw the shares of needles found, of results.json, into a .png, .pdf or .svg file."""
+    import numpy as np
+
+    shares, lengths, depths = np.array(results["found"]), results["lengths"], results["depths"]
+    figure = new_figure(max(3.4, 2.2 + 0.62 * len(lengths)), max(3.2, 1.5 + 0.36 * len(depths)))
+    axes = figure.subplots()
+    image = axes.imshow(100 * shares, cmap="viridis", vmin=0, vmax=100, aspect="auto")
+    axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45, ha="right")
+    axes.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths])
+    axes.set_xlabel("length in tokens")
+    axes.set_ylabel("depth of the needle in %")
+    if shares.size <= _MOST_LABELLED:
+        for (row, column), share in np.ndenumerate(shares):
+            colour = "black" if share > 0.6 else "white"
+            axes.text(column, row, percent(share, 0), ha="center", va="center", fontsize=8, color=colour)
+    figure.colorbar(image, ax=axes, label="needles found in %", ticks=[0, 25, 50, 75, 100])
+    save_figure(figure, path)

@@ -1,30 +1,59 @@
 """Perplexity of texts: bits per byte by document and by position.
 
-In: a `PerplexityRequest`. Out: a run folder with the tables of `results.py` and results.json.
+In: a `PerplexityRequest`. Out: a run folder with the tables of `results.py` and results.json. Short windows, of one
+document or of several, go through the model together, as one tree; a long one is a batch by itself. A document may thus
+be in several batches, which are in the order of documents and do not depend on what is finished.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evalkit.benchmarks.base import Benchmark, lazy
+from evalkit.benchmarks.base import Batch, Batches, Benchmark, Budget, Planned
 from evalkit.benchmarks.generated import DocumentPlan
-from evalkit.benchmarks.outcomes import Metric
-from evalkit.benchmarks.perplexity.windows import KEY, PositionRow
-from evalkit.benchmarks.request import DocumentRequest, numerics, plain_manifest
+from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
+from evalkit.benchmarks.perplexity import results
+from evalkit.benchmarks.perplexity.texts import TextDocument, read_texts
+from evalkit.benchmarks.perplexity.windows import (
+    KEY,
+    LONG,
+    PerplexityFacts,
+    PositionRow,
+    content_of,
+    longest_shared,
+    packed,
+    rows_of,
+    windows_of,
+)
+from evalkit.benchmarks.request import DocumentRequest, TaskTokens, numerics, plain_manifest, spread
 from evalkit.display import Say
-from evalkit.errors import UnknownNameError
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.inputs.validated import Stored
+from evalkit.models.loading.spec import window_of
+from evalkit.reporting.figures import RunFigure
+from evalkit.reporting.report import Report
+from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.folder import Run
 from evalkit.runs.forms import StoredTask
+from evalkit.runs.journal import FinishedRows
+from evalkit.runs.writing import RunWriter
+
+if TYPE_CHECKING:
+    from evalkit.models.loading.load import LoadedModel
 
 PERPLEXITY = "perplexity"
 """Name of the benchmark and of its suite."""
 _VERSION = 1
 """Increased with every change of evalkit that changes a number of this benchmark."""
+_BYTES_PER_TOKEN = 5
+"""Assumed bytes of a token; English text has 4 to 5."""
+_CHECKED_CHARACTERS = 1000
+"""Characters of the first document on which the model is run at the start."""
 _METRICS = {
     "bits_per_byte": "stderr",
     "byte_perplexity": "",
@@ -33,6 +62,14 @@ _METRICS = {
     "document_bits_per_byte": "document_stderr",
 }
 """Metric → key of its standard error in results.json, if it has one."""
+_MEASURE = Measure(
+    "bits per byte of each document, lower is better; the scores are means over documents, each of which counts the "
+    "same, whereas the run's own bits_per_byte is over all bytes",
+    True,
+    "bits_per_byte",
+    None,
+    False,
+)
 
 
 class _Sums(Stored):
@@ -84,6 +121,18 @@ class PerplexityRequest(DocumentRequest):
     )
 
 
+class PerplexitySetup(NamedTuple):
+    """What scoring needs of a plan."""
+
+    first: TextDocument
+    """The beginning of the first document."""
+    window: int | None
+    """Requested tokens of a window; None: the model's."""
+    stride: int | None
+    is_long: bool
+    """Whether every document is likely to fill a window that is a batch by itself."""
+
+
 class Perplexity(Benchmark):
     """Benchmark of perplexities of texts."""
 
@@ -91,23 +140,13 @@ class Perplexity(Benchmark):
     row = PositionRow
     key = KEY
     request = PerplexityRequest
+    facts = PerplexityFacts
     results_form = _PerplexityResults
 
-    facts = lazy("evalkit.benchmarks.perplexity.windows:PerplexityFacts")
-    is_missing = lazy("evalkit.benchmarks.perplexity.batches:is_missing")
-    setup = lazy("evalkit.benchmarks.perplexity.batches:setup_of")
-    computer = lazy("evalkit.benchmarks.perplexity.batches:WindowScoring")
-    batches = lazy("evalkit.benchmarks.perplexity.batches:planned_batches")
-    token_counts = lazy("evalkit.benchmarks.perplexity.batches:task_tokens")
-    finish = lazy("evalkit.benchmarks.perplexity.results:write_results")
-    comparable = lazy("evalkit.benchmarks.perplexity.results:comparable_documents")
-    headline = lazy("evalkit.benchmarks.perplexity.results_report:headline")
-    report = lazy("evalkit.benchmarks.perplexity.results_report:perplexity_report")
-    figures = lazy("evalkit.benchmarks.perplexity.results_report:run_figures")
+    def suites(self) -> Mapping[str, str]:
+        return {PERPLEXITY: "bits per byte of texts, by document and position"}
 
     def plan(self, request: PerplexityRequest, say: Say) -> DocumentPlan:
-        from evalkit.benchmarks.perplexity.texts import read_texts
-
         texts = read_texts(request.text, request.key)
         checkpoint = request.model.locate(say)
         # Windows may be shorter than the model's, which no extension shortens
@@ -132,6 +171,48 @@ class Perplexity(Benchmark):
         manifest = plain_manifest(PERPLEXITY, request.model, checkpoint, specification, **about)
         return DocumentPlan(request, checkpoint, tasks, manifest)
 
+    def is_missing(self, plan: DocumentPlan, finished: FinishedRows) -> bool:
+        return not all(_is_finished(document, finished) for document in _documents(plan))
+
+    def setup(self, plan: DocumentPlan) -> PerplexitySetup:
+        documents = _documents(plan)
+        first = replace(documents[0], text=documents[0].text[:_CHECKED_CHARACTERS])
+        # Where a document is short, its window is scored alone too
+        is_long = len(documents) == 1 or all(len(document.content) >= _BYTES_PER_TOKEN * LONG for document in documents)
+        return PerplexitySetup(first, _requested(plan), plan.request.stride, is_long)
+
+    def computer(self, setup: PerplexitySetup, loaded: LoadedModel, budget: Budget, say: Say) -> _WindowScoring:
+        return _WindowScoring(setup, loaded, budget, say)
+
+    def batches(
+        self, plan: DocumentPlan, facts: PerplexityFacts, tokenizer: Any, finished: FinishedRows, say: Say
+    ) -> Planned:
+        """Plan the batches of windows that have no rows; work is counted in bytes."""
+        documents = _documents(plan)
+        total = sum(len(document.content) for document in documents)
+        done = sum(len(document.content) for document in documents if _is_finished(document, finished))
+        return Planned(_missing_batches(plan, facts, tokenizer, finished), float(total), float(done))
+
+    def token_counts(self, plan: DocumentPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+        """Count the tokens of a sample of each task's documents."""
+        window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
+        window = min(window, _requested(plan) or window)
+        prefix = next(token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None)
+        facts = PerplexityFacts(window, window, prefix, tokenizer.decode(prefix))
+        stride = min(plan.request.stride or window, window)
+        counts = []
+        for task, documents in plan.tasks.items():
+            sampled = [documents[place] for place in spread(len(documents), sample)]
+            windows = chain.from_iterable(windows_of(document, tokenizer, facts, stride) for document in sampled)
+            lengths = [len(window.tokens) - 1 for window in windows]
+            scale = len(documents) / len(sampled)
+            tokens = scale * sum(lengths)
+            counts.append(TaskTokens(task, len(documents), len(sampled), scale * len(lengths), tokens, tokens))
+        return counts
+
+    def finish(self, plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> None:
+        results.write_results(plan.tasks, finished, writer)
+
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         if rule not in (None, PERPLEXITY):
             raise UnknownNameError(f"rule of run {run.folder}", rule, (PERPLEXITY,))
@@ -141,5 +222,93 @@ class Perplexity(Benchmark):
             for name, error in _METRICS.items()
         ]
 
-    def suites(self) -> Mapping[str, str]:
-        return {PERPLEXITY: "bits per byte of texts, by document and position"}
+    def comparable(self, run: Run) -> GradedAnswers:
+        """Return the documents with their bits per byte, under the rule "perplexity"."""
+        groups = {"Average": tuple(run.manifest["documents"])}
+        return GradedAnswers(run, lambda: results.scored_documents(run), ("bytes",), groups, {PERPLEXITY: _MEASURE})
+
+    def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
+        return results.headline(run)
+
+    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
+        return results.perplexity_report(run)
+
+    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+        return results.run_figures(runs, names)
+
+
+def _documents(plan: DocumentPlan) -> list[TextDocument]:
+    return list(chain.from_iterable(plan.tasks.values()))
+
+
+def _requested(plan: DocumentPlan) -> int | None:
+    """Return the requested tokens of a window; None: the model's."""
+    window: int | None = plan.manifest["specification"]["windows"]["tokens"]
+    return window
+
+
+def _is_finished(document: TextDocument, finished: FinishedRows) -> bool:
+    """Return whether the journal has all windows of a document."""
+    number = 0
+    while (document.task, document.number, number, False) in finished:
+        number += 1
+    return (document.task, document.number, number, True) in finished
+
+
+def _missing_batches(plan: DocumentPlan, facts: PerplexityFacts, tokenizer: Any, finished: FinishedRows) -> Batches:
+    for task, documents in plan.tasks.items():
+        if all(_is_finished(document, finished) for document in documents):
+            continue
+        cut = (windows_of(document, tokenizer, facts, plan.request.stride) for document in documents)
+        for number, windows in enumerate(packed(chain.from_iterable(cut), facts.token_budget)):
+            # A finished batch is left out as a whole: the others' numbers stay the same
+            if any((task, window.document, window.number, window.is_last) not in finished for window in windows):
+                work = float(sum(int(window.bytes.sum()) for window in windows))
+                ended = sum(window.is_last for window in windows)
+                yield Batch(task, number, content_of(task, windows), work, ended)
+
+
+class _WindowScoring:
+    """Computer of batches of windows."""
+
+    def __init__(self, setup: PerplexitySetup, loaded: LoadedModel, budget: Budget, say: Say) -> None:
+        from evalkit.scoring.architecture import auto_budget
+        from evalkit.scoring.engine import Engine
+
+        window = min(loaded.window, setup.window or loaded.window)
+        if setup.stride is not None and setup.stride > window:
+            raise UsageError(f"--stride {setup.stride}: more than the context window of {window:,} tokens; give fewer")
+        prefix = loaded.eos_id if loaded.bos_id is None else loaded.bos_id
+        if prefix is None:
+            raise CheckpointError(
+                f"{loaded.name}: its tokenizer has neither a BOS nor an EOS token, and a document needs one as prefix; "
+                "give another --tokenizer"
+            )
+        tokens = budget.scored or auto_budget(loaded.model)
+        self._engine = engine = Engine(loaded.model, tokens, say, remembers=loaded.stock, files=loaded.files)
+        facts = PerplexityFacts(window, engine.budget, prefix, loaded.tokenizer.decode(prefix))
+        first = windows_of(setup.first, loaded.tokenizer, facts, setup.stride)[:1]
+        # The check of sharing takes as long as some windows, and is not needed where each is a batch by itself
+        alone = setup.is_long and window >= longest_shared(tokens)
+        engine.check(content_of(setup.first.task, tuple(first)).batch.sequences, alone)
+        self.facts = replace(facts, token_budget=engine.budget)
+        self.about: dict[str, Any] = {
+            "token_budget": engine.budget,
+            "sharing": engine.describe(),
+            # Tokens that the tokenizer adds to a text by itself, such as BOS
+            "loaded": loaded.facts()
+            | {"prefix_id": prefix, "adds_tokens": bool(loaded.tokenizer("", verbose=False)["input_ids"])},
+        }
+        kernel = engine.kernel if engine.shares else "alone"
+        self._places = {True: place_of(loaded.device, "alone"), False: place_of(loaded.device, kernel)}
+
+    def place(self, batch: Batch | None = None) -> BatchDevice:
+        return self._places[batch is None or batch.content.is_alone]
+
+    def compute(self, batch: Batch) -> list[PositionRow]:
+        content = batch.content
+        return [
+            row
+            for item, [scores] in self._engine.score(content.batch, alone=content.is_alone)
+            for row in rows_of(content.windows[item], scores.logprobs)
+        ]

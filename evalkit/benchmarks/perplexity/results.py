@@ -1,4 +1,4 @@
-"""Results of a run. In: documents and the journal's rows. Out: tables and results.json.
+"""Results of perplexity runs. In: the journal's rows, or finished runs. Out: tables and results.json, reports, figures.
 
 documents.parquet   one row for each document
 positions.parquet   one row for each document and bin of positions
@@ -6,38 +6,60 @@ positions.parquet   one row for each document and bin of positions
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from evalkit.benchmarks.outcomes import GradedAnswers, Measure
-from evalkit.benchmarks.perplexity.benchmark import PERPLEXITY
+from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, run_content
+from evalkit.benchmarks.perplexity.texts import TextDocument
 from evalkit.benchmarks.perplexity.windows import WIDTH
 from evalkit.errors import RunError
+from evalkit.escape import counted
+from evalkit.models.context.extension import Extension
+from evalkit.reporting.decimals import fixed
+from evalkit.reporting.figures import (
+    GREY,
+    PLAIN,
+    RunFigure,
+    dashes,
+    line_look,
+    new_figure,
+    notes_height,
+    save_figure,
+    short_name,
+    style_axes,
+    wrapped,
+    write_notes,
+)
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import Table, simple_table
+from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
-from evalkit.stats.estimates import Estimate, Floats, error_of_mean, mean
+from evalkit.runs.journal import FinishedRows
+from evalkit.runs.writing import RunWriter
+from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, error_of_mean, mean, t_quantile
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.generated import DocumentPlan
-    from evalkit.runs.journal import FinishedRows
-    from evalkit.runs.writing import RunWriter
-
+    import pandas as pd
 
 DOCUMENTS, POSITIONS = "documents.parquet", "positions.parquet"
 DOCUMENT_COLUMNS = ("task", "document", "place", "bytes", "words", "tokens", "windows", "nats", "bits_per_byte")
 POSITION_COLUMNS = ("task", "document", "position", "tokens", "bytes", "nats")
-MOST = 16
-"""Bins in reports."""
+_TABLE_BINS, _FIGURE_BINS = 16, 32
+"""Most bins of positions in reports, and points of a line."""
 _SPACES = re.compile(r"\s+")
 _MOST_NATS = 700
-_WORDS = (
-    "bits per byte of each document, lower is better; the scores are means over documents, each of which counts the "
-    "same, whereas the run's own bits_per_byte is over all bytes"
-)
+_BITS = f"bits/byte{LOWER_IS_BETTER}"
+_SUMS = ("documents", "bytes", "tokens", _BITS, "± SE", "per byte", "per word", "per token")
+_PLACES = 4
+_WIDTH, _HEIGHT = 6.4, 3.6
+"""Inches of the figure, without its notes."""
 
 
 class PositionBin(NamedTuple):
@@ -58,45 +80,14 @@ class PositionBin(NamedTuple):
     """Degrees of freedom of the standard error."""
 
 
-def position_bins(tables: Sequence[pd.DataFrame], most: int = MOST) -> list[list[PositionBin]]:
-    """Return the bins of all documents of each table of positions.
+def write_results(
+    documents_of: Mapping[str, Sequence[TextDocument]], finished: FinishedRows, writer: RunWriter
+) -> None:
+    """Write the tables and the results of a run from the journal; `documents_of`: task → its documents."""
+    import pandas as pd
 
-    All have the same width: `WIDTH` times a power of two, so that the longest window has at most `most` bins.
-    """
-    width = WIDTH
-    while max(table["position"].max() for table in tables) > most * width:
-        width *= 2
-    found = []
-    for table in tables:
-        groups = table.assign(bin=(table["position"] - 1) // width)
-        sums = groups.groupby(["bin", "task", "document"], sort=True)[["tokens", "bytes", "nats"]].sum().reset_index()
-        found.append([_bin(int(members["bin"].iloc[0]), width, members) for _, members in sums.groupby("bin")])
-    return found
-
-
-def ratio(values: Floats, weights: Floats) -> Estimate:
-    """Estimate the ratio of two sums over documents, [documents] each; its variance is NaN of one document."""
-    total = float(weights.sum())
-    value = float(values.sum()) / total
-    residuals = mean((values - value * weights) * len(values) / total)
-    return Estimate(value, residuals.variance, residuals.freedom)
-
-
-def _bin(number: int, width: int, members: pd.DataFrame) -> PositionBin:
-    size, nats = int(members["bytes"].sum()), float(members["nats"].sum())
-    first = number * width + 1
-    counts = (first, first + width - 1, len(members), int(members["tokens"].sum()), size, nats)
-    if not size:
-        return PositionBin(*counts, None, None, None)
-    estimate = ratio(members["nats"].to_numpy(np.float64) / math.log(2), members["bytes"].to_numpy(np.float64))
-    known = not math.isnan(estimate.variance)
-    return PositionBin(*counts, estimate.value, *((estimate.stderr, estimate.freedom) if known else (None, None)))
-
-
-def write_results(plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> None:
-    """Write the tables and the results."""
     documents, positions = [], []
-    for task, members in plan.tasks.items():
+    for task, members in documents_of.items():
         rows = finished.table(task).to_pandas()
         sums = rows.groupby("document").agg(
             tokens=("tokens", "sum"), scored=("bytes", "sum"), windows=("window", "nunique"), nats=("nats", "sum")
@@ -158,12 +149,213 @@ def summary(documents: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def comparable_documents(run: Run) -> GradedAnswers:
-    """Return the documents with their bits per byte, under the rule "perplexity"."""
+def ratio(values: Floats, weights: Floats) -> Estimate:
+    """Estimate the ratio of two sums over documents, [documents] each; its variance is NaN of one document."""
+    total = float(weights.sum())
+    value = float(values.sum()) / total
+    residuals = mean((values - value * weights) * len(values) / total)
+    return Estimate(value, residuals.variance, residuals.freedom)
 
-    def load() -> pd.DataFrame:
-        table = run.table(DOCUMENTS, DOCUMENT_COLUMNS)
-        return table.assign(id=table["document"], source=table["document"], score=table["bits_per_byte"])
 
-    measure = Measure(_WORDS, True, "bits_per_byte", None, False)
-    return GradedAnswers(run, load, ("bytes",), {"Average": tuple(run.manifest["documents"])}, {PERPLEXITY: measure})
+def position_bins(tables: Sequence[pd.DataFrame], most: int = _TABLE_BINS) -> list[list[PositionBin]]:
+    """Return the bins of all documents of each table of positions.
+
+    All have the same width: `WIDTH` times a power of two, so that the longest window has at most `most` bins.
+    """
+    width = WIDTH
+    while max(table["position"].max() for table in tables) > most * width:
+        width *= 2
+    bins = []
+    for table in tables:
+        groups = table.assign(bin=(table["position"] - 1) // width)
+        sums = groups.groupby(["bin", "task", "document"], sort=True)[["tokens", "bytes", "nats"]].sum().reset_index()
+        bins.append([_bin(int(members["bin"].iloc[0]), width, members) for _, members in sums.groupby("bin")])
+    return bins
+
+
+def _bin(number: int, width: int, members: pd.DataFrame) -> PositionBin:
+    size, nats = int(members["bytes"].sum()), float(members["nats"].sum())
+    first = number * width + 1
+    counts = (first, first + width - 1, len(members), int(members["tokens"].sum()), size, nats)
+    if not size:
+        return PositionBin(*counts, None, None, None)
+    estimate = ratio(members["nats"].to_numpy(np.float64) / math.log(2), members["bytes"].to_numpy(np.float64))
+    known = not math.isnan(estimate.variance)
+    return PositionBin(*counts, estimate.value, *((estimate.stderr, estimate.freedom) if known else (None, None)))
+
+
+def scored_documents(run: Run) -> pd.DataFrame:
+    """Return the documents of a finished run, with their bits per byte as `score`."""
+    table = run.table(DOCUMENTS, DOCUMENT_COLUMNS)
+    return table.assign(id=table["document"], source=table["document"], score=table["bits_per_byte"])
+
+
+def headline(run: Run) -> tuple[float, str]:
+    """Return bits per byte over all documents; as the sort key negative, since lower is better."""
+    whole = run.stored["whole"]
+    value, error = _value(whole["bits_per_byte"], whole["stderr"])
+    shown = value if whole["stderr"] is None else f"{value} {error}"
+    return -whole["bits_per_byte"], f"{shown} bits per byte"
+
+
+def perplexity_report(run: Run) -> Report:
+    """Return bits per byte and perplexities by task, and bits per byte by position."""
+    lines = [(task["task"], task) for task in run.stored["tasks"]]
+    ruled = {len(lines)} if len(lines) > 1 else ()
+    lines += [("all", run.stored["whole"])] if len(lines) > 1 else []
+    rows = [[name, *_sums(values)] for name, values in lines]
+    tables = (simple_table("perplexity", ["task", *_SUMS], rows, ruled=ruled), _positions({"": run}))
+    records = [{"task": name} | dict(values) for name, values in lines]
+    return Report(tables, notes=tuple(_notes(run)), content=run_content(run), records=records)
+
+
+def methods_report(runs: Mapping[str, Run]) -> Report:
+    """Return a report on the same documents under several methods of context extension, each with its run."""
+    rows = [[name, *_sums(run.stored["whole"])] for name, run in runs.items()]
+    tables = (simple_table("methods", ["method", *_SUMS], rows), _positions(runs))
+    records = [{"method": name, "folder": str(run.folder)} | dict(run.stored["whole"]) for name, run in runs.items()]
+    notes = (
+        *_notes(next(iter(runs.values())), model_only=True),
+        "± SE: of each method alone; evalkit compare pairs two of these runs by document",
+        *(f"{name}: {_extension(run)}" for name, run in runs.items()),
+        *(f"{name}: {run.folder}" for name, run in runs.items()),
+    )
+    content = {"methods": [{"method": name} | run_content(run) for name, run in runs.items()]}
+    return Report(tables, notes=notes, content=content, records=records)
+
+
+def _bins_of(runs: Sequence[Run], most: int) -> list[list[PositionBin]]:
+    return position_bins([run.table(POSITIONS, POSITION_COLUMNS) for run in runs], most)
+
+
+def _value(bits: float | None, stderr: float | None) -> tuple[str, str]:
+    return fixed(bits, _PLACES), "–" if stderr is None else f"± {fixed(stderr, _PLACES)}"
+
+
+def _sums(values: Mapping[str, Any]) -> list[str]:
+    counts = [f"{values[name]:,}" for name in ("n", "bytes", "tokens")]
+    perplexities = [fixed(values[f"{unit}_perplexity"], 3) for unit in ("byte", "word", "token")]
+    return [*counts, *_value(values["bits_per_byte"], values["stderr"]), *perplexities]
+
+
+def _positions(runs: Mapping[str, Run]) -> Table:
+    """Return bits per byte by position: of one run with more columns, of several a column each."""
+    by_run = _bins_of(list(runs.values()), _TABLE_BINS)
+    longest = max(by_run, key=len)
+    trained = min((window for run in runs.values() if (window := _trained_window(run))), default=math.inf)
+    rows = [[f"{bin.first:,}–{bin.last:,}" + "*" * (bin.first > trained)] for bin in longest]
+    if len(runs) == 1:
+        headers = ["positions", "documents", "tokens", _BITS, "± SE", "nats/token"]
+        for row, bin in zip(rows, longest, strict=True):
+            row += [f"{bin.documents:,}", f"{bin.tokens:,}", *_value(bin.bits_per_byte, bin.stderr)]
+            row.append(fixed(bin.nats / bin.tokens, 3))
+    else:
+        headers = ["positions", "tokens", *(f"{name}{LOWER_IS_BETTER}" for name in runs)]
+        values = [{bin.first: fixed(bin.bits_per_byte, _PLACES) for bin in bins} for bins in by_run]
+        for row, bin in zip(rows, longest, strict=True):
+            row += [f"{bin.tokens:,}", *(of_run.get(bin.first, "–") for of_run in values)]
+    return simple_table("positions", headers, rows)
+
+
+def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
+    manifest, specification, whole = run.manifest, run.manifest["specification"], run.stored["whole"]
+    window, stride = (manifest.get("facts") or {}).get("window"), specification["windows"]["stride"]
+    size = "" if window is None else f" of at most {window:,} tokens"
+    kind = f"each after the first scores {stride:,}" if stride else "disjoint, as lm-eval's"
+    yield f"{manifest['model']}, {specification['dtype']}, {counted(whole['windows'], 'window')}{size}, {kind}"
+    if not model_only:
+        yield _extension(run)
+    yield (
+        "bits/byte: over all bytes of the documents, so comparable between tokenizers; ± SE: of the ratio, over "
+        "documents; perplexities per byte, word and token as lm-eval's"
+    )
+    if whole["n"] == 1:
+        yield "one document: its tokens are not independent, so there is no standard error"
+    yield "position: tokens before the scored one in its window, with the prefix"
+    if trained := _exceeded_window(run):
+        yield f"*: past the {trained:,} tokens of the window of training"
+    if (manifest.get("loaded") or {}).get("adds_tokens"):
+        yield "the tokenizer adds tokens, such as BOS, to each document; as in lm-eval they are scored too"
+    yield LOWER_NOTE
+    yield from mixture(manifest)
+
+
+def _extension(run: Run) -> str:
+    extension = run.manifest["specification"]["context_extension"]
+    return Extension(**extension).describe() if extension else "no context extension"
+
+
+def _trained_window(run: Run) -> int | None:
+    """Return the context window that a run's model was trained on, in tokens, if known."""
+    extension = run.manifest["specification"]["context_extension"]
+    window: int | None = (extension or {}).get("original") or (run.manifest.get("loaded") or {}).get("window")
+    return window
+
+
+def _exceeded_window(run: Run) -> int | None:
+    """Return the window of training, if positions are past it."""
+    window = _trained_window(run)
+    return window if window and run.stored["positions"][-1]["first"] > window else None
+
+
+def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+    """Return a figure for each group of runs on the same documents; their order is that of colours."""
+    groups: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        specification = run.manifest["specification"]
+        groups.setdefault(json.dumps([specification["documents"], specification["limit"]]), []).append(place)
+    figures = []
+    for places in groups.values():
+        members, named = [runs[place] for place in places], [names[place] for place in places]
+        name = f"bits-per-byte-{members[0].manifest['id']}" if len(groups) > 1 else "bits-per-byte"
+        words = f"Bits per byte by position in the context window: {', '.join(named)}."
+        figures.append(RunFigure(name, words, partial(draw_positions, members, named)))
+    return figures
+
+
+def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
+    """Draw bits per byte by position into a .png, .pdf or .svg file, a line with a 95 % band for each run."""
+    lines = wrapped(_figure_notes(runs), _WIDTH)
+    figure = new_figure(_WIDTH, _HEIGHT + notes_height(lines))
+    panel = figure.subplots()
+    for number, (name, bins) in enumerate(zip(names, _bins_of(runs, _FIGURE_BINS), strict=True)):
+        kept = [bin for bin in bins if bin.bits_per_byte is not None]
+        middles = np.array([(bin.first + bin.last) / 2 for bin in kept])
+        values, halves = np.array([bin.bits_per_byte for bin in kept], float), np.array([_half(bin) for bin in kept])
+        style: dict[str, Any] = {"linewidth": 1.5, "markersize": 3.5, "linestyle": dashes(number)} | line_look(number)
+        panel.plot(middles, values, label=short_name(name), **style)
+        band: dict[str, Any] = {"where": ~np.isnan(halves), "color": style["color"], "alpha": 0.15, "lw": 0}
+        panel.fill_between(middles, np.maximum(values - halves, 0.0), values + halves, **band)
+    for window in sorted({window for run in runs if (window := _exceeded_window(run))}):
+        panel.axvline(window, color=GREY, linewidth=0.9, linestyle=":", zorder=1)
+        panel.annotate(f"{window:,}", (window, 1), xycoords=("data", "axes fraction"), xytext=(3, -9),
+                       textcoords="offset points", fontsize=7, color=GREY)  # fmt: skip
+    panel.set_xlim(left=0)
+    panel.set_xlabel("position in the window, in tokens", fontsize=9)
+    panel.set_ylabel("bits per byte", fontsize=9)
+    panel.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    style_axes(panel, "y")
+    for text in panel.legend(fontsize=8, frameon=False).get_texts():
+        text.set(**PLAIN)
+    write_notes(figure, lines)
+    save_figure(figure, path)
+
+
+def _half(bin: PositionBin) -> float:
+    """Return half of the width of a bin's 95 % interval; NaN of one document."""
+    if bin.stderr is None or bin.freedom is None:
+        return math.nan
+    return t_quantile((1 + CONFIDENCE) / 2, bin.freedom) * bin.stderr
+
+
+def _figure_notes(runs: Sequence[Run]) -> str:
+    """Return what the documents, the bands and the dotted line are."""
+    whole, texts = runs[0].stored["whole"], ", ".join(runs[0].manifest["documents"])
+    sentences = [f"{texts}: {counted(whole['n'], 'document')}, {whole['bytes']:,} bytes."]
+    if whole["n"] == 1:
+        sentences.append("One document, so there are no bands.")
+    else:
+        sentences.append("Bands: 95 % intervals over documents, none where one document remains.")
+        sentences += ["They are of each line alone; a paired comparison is sharper."] if len(runs) > 1 else []
+    sentences += ["Dotted: the window of training."] if any(map(_exceeded_window, runs)) else []
+    return " ".join(sentences)

@@ -1,14 +1,16 @@
-"""Windows of a document. In: a text, a tokenizer, a context window. Out: sequences in which each token is scored once.
+"""Windows of a document, and batches of windows.
 
-Without a stride these are the windows of lm-eval's rolling log-likelihood: the tokens are those of lm-eval's
-`tok_encode`, which include what the tokenizer adds by itself; a prefix token (BOS, or EOS where there is none) comes
-before the first; each later window repeats one token; and the last window is as long as the others, with more context.
+In: a text, a tokenizer, a context window. Out: sequences in which each token is scored once, batches of them, and the
+rows of their log-probabilities. Without a stride these are the windows of lm-eval's rolling log-likelihood: the tokens
+are those of lm-eval's `tok_encode`, which include what the tokenizer adds by itself; a prefix token (BOS, or EOS where
+there is none) comes before the first; each later window repeats one token; and the last window is as long as the
+others, with more context.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,12 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.errors import ScoringError
+from evalkit.scoring.pack import TreeBatch
+from evalkit.scoring.sequences import Sequences, SequenceSet
 from evalkit.scoring.tree import Ints
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.perplexity.texts import TextDocument
 
 Counts = NDArray[np.int64]
+LONG = 2048
+"""Tokens from which a window is scored alone, by the model's own attention: a batch of several is not faster."""
+WIDTH = 64
+"""Positions of a bin. Windows of usual models and their halves are multiples of it."""
+KEY = ("document", "window", "is_last")
+"""Columns that identify a window. With `is_last`, the windows in the journal show whether a document is finished."""
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted({*range(256)} - {*_PRINTABLE})
 _SPELLING = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + n) for n, byte in enumerate(_OTHERS)}
@@ -66,13 +76,6 @@ def token_bytes(text: str, spans: NDArray[np.int64], added: NDArray[np.bool_], p
         total, gap = int(ends[group] - begins[group]), int(offsets[starts[firsts[group]]] - begins[group])
         sizes[members] = _shared([pieces[member] for member in members], total, gap)
     return sizes
-
-
-def encoding_bytes(text: str, encoding: Any, tokenizer: Any) -> Counts:
-    """Return the bytes of each token of an encoding that has offsets and the mask of special tokens: `token_bytes`."""
-    spans = np.asarray(encoding["offset_mapping"], np.int64).reshape(-1, 2)
-    added = np.asarray(encoding["special_tokens_mask"], bool)
-    return token_bytes(text, spans, added, tokenizer.convert_ids_to_tokens(encoding["input_ids"]))
 
 
 def _byte_offsets(text: str) -> Counts:
@@ -150,7 +153,10 @@ def windows_of(
     tokens = np.asarray(encoding["input_ids"], np.int32)
     if not len(tokens):
         raise ScoringError(f"{document.place}: the tokenizer makes no token of this document; remove it")
-    sizes = encoding_bytes(document.text, encoding, tokenizer).astype(np.int32)
+    characters = np.asarray(encoding["offset_mapping"], np.int64).reshape(-1, 2)
+    added = np.asarray(encoding["special_tokens_mask"], bool)
+    pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
+    sizes = token_bytes(document.text, characters, added, pieces).astype(np.int32)
     windows: list[TextWindow] = []
     for start, context, stop in spans(len(tokens), facts.window, stride or facts.window):
         first = start + context  # the first scored token; the window before it begins with the prefix if start is -1
@@ -174,10 +180,54 @@ def spans(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int
         done = stop
 
 
-WIDTH = 64
-"""Positions of a bin. Windows of usual models and their halves are multiples of it."""
-KEY = ("document", "window", "is_last")
-"""Columns that identify a window. With `is_last`, the windows in the journal show whether a document is finished."""
+class WindowsContent(NamedTuple):
+    """Content of a batch."""
+
+    windows: tuple[TextWindow, ...]
+    batch: TreeBatch
+
+    @property
+    def is_alone(self) -> bool:
+        return len(self.windows) == 1
+
+    def warm(self) -> None:
+        """See `Batch.warm`."""
+        if not self.is_alone:
+            _ = self.batch.tree
+
+
+def packed(windows: Iterable[TextWindow], budget: int) -> Iterator[tuple[TextWindow, ...]]:
+    """Group windows, in order, up to a token budget; long ones, and any larger than half of it, stay alone."""
+    members: list[TextWindow] = []
+    tokens = 0
+    for window in windows:
+        size = len(window.tokens) - 1
+        alone = size >= longest_shared(budget)
+        if members and (alone or tokens + size > budget):
+            yield tuple(members)
+            members, tokens = [], 0
+        if alone:
+            yield (window,)
+        else:
+            members.append(window)
+            tokens += size
+    if members:
+        yield tuple(members)
+
+
+def longest_shared(budget: int) -> int:
+    """Return the tokens from which a window is a batch by itself."""
+    return min(LONG, budget // 2)
+
+
+def content_of(task: str, windows: tuple[TextWindow, ...]) -> WindowsContent:
+    items = []
+    for window in windows:
+        label = f"{task} document {window.document}, window {window.number}"
+        is_scored = np.arange(len(window.tokens)) >= window.context
+        items.append(SequenceSet(label, task, (window.tokens,), (is_scored,)))
+    batch = TreeBatch(np.empty(0, np.int32), tuple(range(len(items))), Sequences.of(items))
+    return WindowsContent(windows, batch)
 
 
 class PositionRow(NamedTuple):

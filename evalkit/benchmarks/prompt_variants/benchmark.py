@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPT_VARIANTS, PROMPTS
-from evalkit.benchmarks.prompt_variants.orders import order_name
-from evalkit.benchmarks.prompt_variants.outcomes import stored_varied
+from evalkit.benchmarks.prompt_variants.outcomes import VariedResultsFile, stored_varied
+from evalkit.benchmarks.prompt_variants.prompt_sets import order_name
 from evalkit.display import Say
-from evalkit.inputs.validated import Stored
 from evalkit.reporting.decimals import percent
 from evalkit.runs.folder import SCORES, Run
-from evalkit.runs.forms import StoredAverage, StoredTask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,51 +34,11 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
 
 
-class _StoredPrompt(Stored):
-    prompt: str
-    accuracy: float
-    stderr: float | None
-
-
-class _VariedTask(StoredTask):
-    n: int
-    accuracy: float
-    stderr: float | None
-    spread: float | None
-    by_chance: float | None
-    chance: float
-    truncated: int
-    prompts: list[_StoredPrompt]
-
-
-class _TimedVariedTask(_VariedTask):
-    seconds: float
-
-
-class _VariedAverage(StoredAverage):
-    spread: float | None
-    by_chance: float | None
-    prompts: list[_StoredPrompt]
-
-
-class _VariedRule(Stored):
-    tasks: list[_VariedTask]
-    averages: list[_VariedAverage]
-
-
-class _VariedResultsFile(Stored):
-    """Schema of results.json, beyond the keys that every benchmark has."""
-
-    tasks: list[_TimedVariedTask]
-    averages: list[_VariedAverage]
-    rules: dict[str, _VariedRule]
-
-
 class PromptVariants(MultipleChoice):
     """Benchmark of suites under several prompts; `MultipleChoice` makes its plans."""
 
     kind = PROMPT_VARIANTS
-    results_form = _VariedResultsFile
+    results_form = VariedResultsFile
 
     metrics = lazy("evalkit.benchmarks.prompt_variants.outcomes:varied_metrics")
     comparable = lazy("evalkit.benchmarks.prompt_variants.outcomes:ComparablePrompts")
@@ -92,14 +50,12 @@ class PromptVariants(MultipleChoice):
         """Write the score tables and the results under every rule."""
         import pandas as pd
 
-        from evalkit.benchmarks.multiple_choice.encoded import part_table
         from evalkit.benchmarks.prompt_variants.results import PromptTables, varied_results
 
-        by_prompt: dict[str, list[pd.DataFrame]] = {prompt: [] for prompt in plan.templates}
+        by_prompt: dict[str, list[pd.DataFrame]] = {prompt: [] for prompt in plan.prompts.templates}
         seconds = dict.fromkeys(plan.suite.tasks, 0.0)
         for part in plan.parts:
-            table = part_table(part.questions, finished.table(part.journal), writer.folder)
-            for prompt, scores in _by_order(table, part):
+            for prompt, scores in _by_order(part.scores(finished), part):
                 by_prompt.setdefault(prompt, []).append(scores.assign(**{PROMPT: prompt}))
             seconds[part.task] += finished.seconds.get(part.journal, 0.0)
         scores = pd.concat([table for tables in by_prompt.values() for table in tables], ignore_index=True)
@@ -107,10 +63,10 @@ class PromptVariants(MultipleChoice):
         own = scores[scores[PROMPT] == plan.template.name]
         writer.save_table(SCORES, own.drop(columns=PROMPT).reset_index(drop=True))
         tables = PromptTables(scores)
-        found = {rule: varied_results(tables, writer.manifest, rule).to_json() for rule in tables.rules}
-        content = dict(found[writer.manifest["rule"]])
-        content["tasks"] = [one | {"seconds": round(seconds[one["task"]], 3)} for one in content["tasks"]]
-        writer.save_results(content | {"rules": found, "samples": False})
+        rules = {rule: varied_results(tables, writer.manifest, rule).to_json() for rule in tables.rules}
+        content = dict(rules[writer.manifest["rule"]])
+        content["tasks"] = [task | {"seconds": round(seconds[task["task"]], 3)} for task in content["tasks"]]
+        writer.save_results(content | {"rules": rules, "samples": False})
 
     def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
         """Return the averages of the mean accuracies under a rule."""
@@ -136,7 +92,6 @@ class PromptVariants(MultipleChoice):
         return {}
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """See `suites`."""
         return {}
 
 

@@ -1,18 +1,21 @@
-"""Results of a finished run under several prompts: metrics, and documents for paired comparison.
+"""Results of a finished run under several prompts, as they are stored: metrics, and documents for paired comparison.
 
 A rule's name alone stands for each document's mean over prompts; "RULE@PROMPT" is the rule under one prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pydantic import AliasChoices, Field
+
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
 from evalkit.runs.outcomes import MARGIN, outcome_of
 from evalkit.stats.estimates import Floats
@@ -20,7 +23,62 @@ from evalkit.stats.estimates import Floats
 if TYPE_CHECKING:
     from evalkit.benchmarks.prompt_variants.results import PromptTables
 
-MEAN = "mean accuracy over prompts"
+
+class PromptAccuracy(Stored):
+    """Accuracy under one prompt, a fraction."""
+
+    prompt: str
+    accuracy: float
+    stderr: float | None
+    """Standard error over documents."""
+
+
+class VariedAccuracy(Stored):
+    """Accuracy of a task, of a subject or of an average under several prompts. Accuracies are fractions."""
+
+    name: str = Field(validation_alias=AliasChoices("name", "task"))
+    n: int | None
+    """Documents; None for an average."""
+    accuracy: float
+    """Mean over documents and prompts."""
+    stderr: float | None
+    """Standard error of that mean over documents; the prompts are fixed."""
+    spread: float | None
+    """Standard deviation of the accuracies over prompts; None with one prompt."""
+    by_chance: float | None
+    """The standard deviation that is expected if no prompt is easier than another."""
+    prompts: list[PromptAccuracy]
+    """The prompts of the task. Of an average: every prompt, the run's own in place of one that a task lacks."""
+    chance: float | None = None
+    truncated: int | None = None
+    """Documents whose context was truncated under some prompt."""
+
+
+class VariedResults(Stored):
+    """Results of a run under one rule."""
+
+    rule: str
+    tasks: list[VariedAccuracy]
+    averages: list[VariedAccuracy]
+    """The suite's groups, then "Average" over all tasks."""
+
+    @property
+    def average(self) -> VariedAccuracy:
+        """The mean over all tasks."""
+        return self.averages[-1]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, for results.json."""
+        content = self.model_dump()
+        return content | {"tasks": [{"task": task.pop("name")} | task for task in content["tasks"]]}
+
+
+class VariedResultsFile(Stored):
+    """Schema of results.json, beyond the keys that every benchmark has."""
+
+    tasks: list[VariedAccuracy]
+    averages: list[VariedAccuracy]
+    rules: dict[str, VariedResults]
 
 
 class ComparablePrompts(ComparableChoices):
@@ -47,36 +105,38 @@ class ComparablePrompts(ComparableChoices):
 
     def check_alike(self, other: Comparable) -> None:
         """Raise a `UsageError` that names the difference if another run does not have the same prompts."""
-        mine, theirs = self.run.folder.name, other.run.folder.name
+        names = self.run.folder.name, other.run.folder.name
         if not isinstance(other, ComparablePrompts):
-            raise UsageError(f"run {mine} has several prompts and run {theirs} has one; run both with the same --vary")
+            raise UsageError(
+                f"run {names[0]} has several prompts and run {names[1]} has one; run both with the same --vary"
+            )
         for task, own in self.prompts.items():
             others = other.prompts.get(task, own)
-            for name in (*own, *others):
-                if own.get(name) == others.get(name):
+            for prompt in (*own, *others):
+                if own.get(prompt) == others.get(prompt):
                     continue
-                has, lacks = (mine, theirs) if name in own else (theirs, mine)
-                what = f"run {has} has prompt {name}, which run {lacks} does not have"
-                if name in own and name in others:
-                    what = f"prompt {name} of run {mine} has another text than that of run {theirs}"
+                has, lacks = names if prompt in own else names[::-1]
+                what = f"run {has} has prompt {prompt}, which run {lacks} does not have"
+                if prompt in own and prompt in others:
+                    what = f"prompt {prompt} of run {has} has another text than that of run {lacks}"
                 raise UsageError(f"task {task}: {what}; run both with the same --vary and --template")
 
     def beside(self, rule: str) -> str | None:
         """Return bits per byte under the same prompts."""
         name, at, prompt = rule.partition("@")
-        found = super().beside(name)
-        return found and f"{found}{at}{prompt}"
+        outcome = super().beside(name)
+        return outcome and f"{outcome}{at}{prompt}"
 
     def measure(self, rule: str) -> Measure:
         """Return the measure of a rule or an outcome: of each document its mean over prompts, or under one prompt."""
         name, prompt = self._parsed(rule)
-        one = super().measure(name)
+        under_one = super().measure(name)
         about = f", under prompt {prompt}" if prompt else ", of each document the mean over its prompts"
-        what = one.name if outcome_of(name) else f"accuracy by {name}"
+        what = under_one.name if outcome_of(name) else f"accuracy by {name}"
         return replace(
-            one,
-            words=one.words + about,
-            graded=one.graded or not prompt,
+            under_one,
+            words=under_one.words + about,
+            graded=under_one.graded or not prompt,
             name=f"{what} over prompts",
             alternatives="prompt",
         )
@@ -87,9 +147,7 @@ class ComparablePrompts(ComparableChoices):
 
     @cached_property
     def _tables(self) -> PromptTables:
-        from evalkit.benchmarks.prompt_variants.results import (
-            prompt_tables,  # needs pandas, which stored results do not
-        )
+        from evalkit.benchmarks.prompt_variants.results import prompt_tables  # needs pandas
 
         return prompt_tables(self.run)
 
@@ -112,7 +170,17 @@ def varied_metrics(run: Run, rule: str | None = None) -> list[Metric]:
     """
     if rule is not None and outcome_of(rule) is not None:
         return outcome_metrics(ComparablePrompts(run), rule)
-    return [metric for task in stored_varied(run, rule)["tasks"] for metric in _metrics(run, task)]
+    metrics = []
+    for result in stored_varied(run, rule)["tasks"]:
+        about = {name: result[name] for name in ("task", "n", "chance")}
+        about["official"] = run.manifest["documents"][result["task"]]["official"]
+        under = {f"accuracy under prompt {prompt['prompt']}": prompt for prompt in result["prompts"]}
+        for name, value in {"mean accuracy over prompts": result, **under}.items():
+            truncated = value.get("truncated")
+            metrics.append(
+                Metric(**about, name=name, value=value["accuracy"], stderr=value["stderr"], truncated=truncated)
+            )
+    return metrics
 
 
 def stored_varied(run: Run, rule: str | None) -> dict[str, Any]:
@@ -133,16 +201,3 @@ def stored_varied(run: Run, rule: str | None) -> dict[str, Any]:
     if name not in tables.rules:
         raise UnknownNameError(f"rule of run {run.folder}", name, tables.rules)
     return varied_results(tables, run.manifest, name).to_json()
-
-
-def _metrics(run: Run, found: dict[str, Any]) -> Iterator[Metric]:
-    about = {
-        "task": found["task"],
-        "n": found["n"],
-        "chance": found["chance"],
-        "official": run.manifest["documents"][found["task"]]["official"],
-    }
-    yield Metric(**about, name=MEAN, value=found["accuracy"], stderr=found["stderr"], truncated=found["truncated"])
-    for one in found["prompts"]:
-        name = f"accuracy under prompt {one['prompt']}"
-        yield Metric(**about, name=name, value=one["accuracy"], stderr=one["stderr"])

@@ -1,31 +1,43 @@
-"""Sets of prompts: what `--vary` names → templates, and orders of the options.
+"""Sets of prompts: what `--vary` names → templates, and orders of the options that a prompt lists by letter, as MMLU's.
 
 In: factors, or a YAML file of them, and the run's own template. Out: a `PromptSet`. The keys of a file:
 
     templates: [inst, dialogue, mine.yaml]     # names, or files beside this one
     system_prompts: ["", "Be brief."]          # of the run's own template; empty: none
     choice_orders: 4                           # rotations of listed options, the original order among them
+
+Under another order the letters stay in their places, the options move, and so does the gold answer. Solved examples
+before the question keep their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from string import ascii_uppercase
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.escape import counted
 from evalkit.inputs.validated import FileSettings, Listed, NonEmpty, read_settings
 from evalkit.paths import resource
 
+if TYPE_CHECKING:
+    from evalkit.benchmarks.multiple_choice.tasks import Question
+
+Order = tuple[int, ...]
+"""At each place of the list, the number of the original option."""
 FACTORS = {"template": "templates", "choice_order": "choice_orders", "system_prompt": "system_prompts"}
 """Factor, as on the command line → its key in a file."""
 _NO_SYSTEM = "no system prompt"
 _MOST = 64
 """Most templates, or system prompts, of a set."""
+_FORMS = ("{}. {}", "{}) {}", "({}) {}")
+"""How a letter and its option are written."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +45,10 @@ class PromptSet:
     """The prompts of a run."""
 
     templates: dict[str, Template]
-    """Prompt → its template, the run's own first: others, and the own one with other system prompts."""
+    """Prompt → its template, the run's own first; that one alone, under an empty name, in a run with one prompt."""
     words: dict[str, str]
     """Prompt other than the run's own → in what it differs from that."""
-    choice_orders: int
+    choice_orders: int = 1
     """Number of rotations of listed options under the own template, the original order among them."""
 
     @property
@@ -44,6 +56,16 @@ class PromptSet:
         """Return what determines the prompts, as part of a run's specification."""
         hashes = {name: template.content_hash for name, template in self.templates.items()}
         return {"templates": hashes, "choice_orders": self.choice_orders}
+
+    def message(self, orders: Mapping[str, int]) -> str:
+        """Return the prompts in one line; empty for one prompt. `orders`: task → number of orders of its options."""
+        if "" in self.templates:
+            return ""
+        names = f"{counted(len(self.templates), 'template')} for each document: {', '.join(self.templates)}"
+        if self.choice_orders == 1:
+            return names
+        listed = [f"{task} {count}" for task, count in orders.items() if count > 1]
+        return f"{names}; orders of the options: {', '.join(listed) or 'none, no prompt lists its options'}"
 
 
 class _VaryFile(FileSettings):
@@ -64,13 +86,15 @@ def load_prompts(vary: Sequence[str], base: Template) -> PromptSet:
     """Return the prompts of a run.
 
     Args:
-        vary: names of factors, whose prompts are the shipped ones; or one YAML file.
+        vary: names of factors, whose prompts are the shipped ones; or one YAML file; empty: one prompt.
         base: the run's own template.
 
     Raises:
         UsageError: a factor does not exist, or two prompts are the same.
         TemplateError: a template cannot be read.
     """
+    if not vary:
+        return PromptSet({"": base}, {})
     where, path = f"--vary {','.join(vary)}", resource("configs", "variants", "default.yaml")
     if files := [name for name in vary if Path(name).suffix in (".yaml", ".yml")]:
         if len(vary) > 1:
@@ -123,3 +147,70 @@ def _system_prompts(where: str, texts: Sequence[str], base: Template) -> Iterato
         parts = base.parts if text else others
         template = replace(base, name=f"{base.name}, system-{number}", system=text, parts=parts)
         yield f"system-{number}", template, f"system prompt: {text}" if text else _NO_SYSTEM
+
+
+def order_name(order: Order) -> str:
+    """Return an order's name: the original letters, in the order in which their options are listed."""
+    return "order-" + "".join(ascii_uppercase[option] for option in order)
+
+
+def orders_of(questions: Sequence[Question], most: int) -> list[Order]:
+    """Return the original order of a task's options and its cyclic rotations, at most `most` orders in all.
+
+    The original one alone if the options cannot be reordered, since not every document lists the same number of them.
+    """
+    options = len(questions[0].choices)
+    if most > 1 and any(len(question.choices) != options or _list_of(question) is None for question in questions):
+        most = 1
+    return [tuple((place + shift) % options for place in range(options)) for shift in range(min(most, options))]
+
+
+def in_orders(question: Question, orders: Sequence[Order]) -> Question:
+    """Return a question with the choices of several orders, one order after the other; the gold answer stays as it was.
+
+    Raises:
+        DataError: the context does not list the options.
+    """
+    if len(orders) == 1:
+        return question
+    return replace(
+        question,
+        contexts=tuple(context for order in orders for context in under_order(question, order).contexts),
+        continuations=question.continuations * len(orders),
+        gaps=question.gaps * len(orders),
+        choices=question.choices * len(orders),
+    )
+
+
+def under_order(question: Question, order: Order) -> Question:
+    """Return a question with its options in another order.
+
+    Raises:
+        DataError: the context does not list the options.
+    """
+    if (listed := _list_of(question)) is None:
+        raise DataError(f"{question.label}: its context does not list its options by letter; leave out choice_order")
+    before, form, options, after = listed
+    context = before + _listed(form, [options[place] for place in order]) + after
+    return replace(question, contexts=(context,) * len(question.contexts), gold=order.index(question.gold))
+
+
+def _list_of(question: Question) -> tuple[str, str, list[str], str] | None:
+    """Return the text before the list of options, its form, the options, and the text after it; None without a list."""
+    options = question.doc.get("choices")
+    if isinstance(options, dict):
+        options = options.get("text")
+    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+        return None
+    if question.choices != tuple(ascii_uppercase[: len(options)]) or len(set(question.contexts)) != 1:
+        return None
+    for form in _FORMS:
+        # The last one: solved examples may have the same options
+        before, listed, after = question.contexts[0].rpartition(_listed(form, options))
+        if listed:
+            return before, form, options, after
+    return None
+
+
+def _listed(form: str, options: Sequence[str]) -> str:
+    return "\n".join(form.format(*pair) for pair in zip(ascii_uppercase, options, strict=False))

@@ -1,4 +1,4 @@
-"""Accuracies under several prompts: the spread over prompts beside the standard error over documents.
+"""Accuracies under several prompts: a prompt is a column of the score table, and the spread a group-by.
 
 In: a score table with a column `prompt`, and a run's manifest. Out: `VariedResults` under a rule. No torch.
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPTS
+from evalkit.benchmarks.prompt_variants.outcomes import PromptAccuracy, VariedAccuracy, VariedResults
 from evalkit.errors import RunError
-from evalkit.escape import brief, with_error
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.outcomes import document_outcomes, outcome_of
 from evalkit.runs.rules import decide, find_rule
@@ -52,9 +51,15 @@ class PromptTables:
     def __init__(self, table: pd.DataFrame) -> None:
         self.by_prompt = {str(name): rows for name, rows in table.groupby(PROMPT, sort=False)}
         self.prompts = tuple(self.by_prompt)
-        base = self.by_prompt[self.prompts[0]]
+        base, *_ = self.by_prompt.values()
         self.documents = base.loc[base["choice"] == 0, [*_DOCUMENT, "choices", CLUSTER]].reset_index(drop=True)
-        self._places = {name: self._places_of(name, rows) for name, rows in self.by_prompt.items()}
+        tasks = [rows["task"].unique() for rows in self.by_prompt.values()]
+        self.has = np.stack([self.documents["task"].isin(of_prompt).to_numpy() for of_prompt in tasks])
+        """[prompts, documents] whether the document has the prompt."""
+        for (prompt, rows), has in zip(self.by_prompt.items(), self.has, strict=True):
+            own = rows.loc[rows["choice"] == 0, _DOCUMENT].to_numpy()
+            if not np.array_equal(own, self.documents.loc[has, _DOCUMENT].to_numpy()):
+                raise RunError(f"the table of prompts is damaged: prompt {prompt} has other documents than the first")
         self.graded = lru_cache(maxsize=None)(self._graded)
 
     @property
@@ -65,54 +70,44 @@ class PromptTables:
 
     def prompts_of(self, task: str) -> list[str]:
         """Return the prompts of a task."""
-        is_own = (self.documents["task"] == task).to_numpy()
-        return [name for name, places in self._places.items() if is_own[places].any()]
+        is_task = (self.documents["task"] == task).to_numpy()
+        return [name for name, has in zip(self.prompts, self.has, strict=True) if has[is_task].any()]
 
-    def _graded(self, rule: str) -> dict[str, Floats]:
-        """Return prompt → [documents] 1 where the rule predicts the gold choice, else 0; NaN without that prompt.
+    def _graded(self, rule: str) -> Floats:
+        """Return [prompts, documents] 1 where the rule predicts the gold choice, else 0; NaN without that prompt.
 
         Of a continuous outcome (`runs.outcomes.outcome_of`), its values.
         """
-        found, outcome = {}, outcome_of(rule)
-        for name, rows in self.by_prompt.items():
-            found[name] = np.full(len(self.documents), np.nan)
-            found[name][self._places[name]] = (
+        graded, outcome = np.full(self.has.shape, np.nan), outcome_of(rule)
+        for row, has, rows in zip(graded, self.has, self.by_prompt.values(), strict=True):
+            row[has] = (
                 decide(rows, find_rule(rule))["correct"].to_numpy(float)
                 if outcome is None
                 else document_outcomes(rows, outcome[0], find_rule(outcome[1] or "acc"))
             )
-        return found
+        return graded
 
     def mean(self, rule: str) -> Floats:
         """Return [documents] shares of the document's prompts under which the rule predicts the gold choice."""
-        found: Floats = np.nanmean(np.stack([*self.graded(rule).values()]), axis=0)
-        return found
+        shares: Floats = np.nanmean(self.graded(rule), axis=0)
+        return shares
 
     def under(self, rule: str, prompt: str) -> Floats:
         """Return [documents] of `graded` under a prompt; the run's own prompt stands in where a task lacks it.
 
         An order of the options changes no prompt without a list of them, so that the prompt is the same.
         """
-        graded = self.graded(rule)
-        return np.where(np.isnan(graded[prompt]), graded[self.prompts[0]], graded[prompt])
+        number, graded = self.prompts.index(prompt), self.graded(rule)
+        values: Floats = np.where(self.has[number], graded[number], graded[0])
+        return values
 
-    def truncated(self, chosen: NDArray[np.bool_]) -> int:
-        """Return how many of some documents, [documents], have a truncated context under some prompt."""
-        cut = np.zeros(len(self.documents), bool)
-        for name, rows in self.by_prompt.items():
+    def is_truncated(self) -> NDArray[np.bool_]:
+        """Return [documents] whether the context is truncated under some prompt."""
+        truncated = np.zeros(len(self.documents), bool)
+        for has, rows in zip(self.has, self.by_prompt.values(), strict=True):
             starts = np.flatnonzero(rows["choice"].to_numpy() == 0)
-            cut[self._places[name]] |= np.maximum.reduceat(rows["truncated"].to_numpy(), starts) > 0
-        return int((cut & chosen).sum())
-
-    def _places_of(self, prompt: str, rows: pd.DataFrame) -> NDArray[np.int64]:
-        """Return the place among the documents of each of a prompt, which must be all of its tasks."""
-        keys = (pd.MultiIndex.from_frame(table[_DOCUMENT]) for table in (self.documents, rows[rows["choice"] == 0]))
-        every, own = keys
-        places = np.asarray(every.get_indexer(own), np.int64)
-        expected = self.documents["task"].isin(rows["task"].unique()).sum()
-        if (places < 0).any() or len(np.unique(places)) != expected or len(places) != expected:
-            raise RunError(f"the table of prompts is damaged: prompt {prompt} has other documents than the first")
-        return places
+            truncated[has] |= np.maximum.reduceat(rows["truncated"].to_numpy(), starts) > 0
+        return truncated
 
 
 def prompt_tables(run: Run) -> PromptTables:
@@ -123,68 +118,6 @@ def prompt_tables(run: Run) -> PromptTables:
     """
     columns = [*ScoreRow._fields, CLUSTER, PROMPT]
     return PromptTables(run.table(PROMPTS, columns)[columns])
-
-
-@dataclass(frozen=True)
-class PromptAccuracy:
-    """Accuracy under one prompt, a fraction."""
-
-    prompt: str
-    accuracy: float
-    stderr: float | None
-    """Standard error over documents."""
-
-
-@dataclass(frozen=True)
-class VariedAccuracy:
-    """Accuracy of a task, of a subject or of an average under several prompts. Accuracies are fractions."""
-
-    name: str
-    n: int | None
-    """Documents; None for an average."""
-    accuracy: float
-    """Mean over documents and prompts."""
-    stderr: float | None
-    """Standard error of that mean over documents; the prompts are fixed."""
-    spread: float | None
-    """Standard deviation of the accuracies over prompts; None with one prompt."""
-    by_chance: float | None
-    """The standard deviation that is expected if no prompt is easier than another."""
-    prompts: tuple[PromptAccuracy, ...]
-    """The prompts of the task. Of an average: every prompt, the run's own in place of one that a task lacks."""
-    chance: float | None = None
-    truncated: int | None = None
-    """Documents whose context was truncated under some prompt."""
-
-    def __repr__(self) -> str:
-        return brief(self, self.name, with_error(self.accuracy, self.stderr), f"{len(self.prompts)} prompts")
-
-    @property
-    def extremes(self) -> tuple[PromptAccuracy, PromptAccuracy]:
-        """The prompts of the lowest and of the highest accuracy, the first of several."""
-        lowest, highest = (extreme(self.prompts, key=lambda one: one.accuracy) for extreme in (min, max))
-        return lowest, highest
-
-
-@dataclass(frozen=True)
-class VariedResults:
-    """Results of a run under one rule."""
-
-    rule: str
-    tasks: tuple[VariedAccuracy, ...]
-    averages: tuple[VariedAccuracy, ...]
-    """The suite's groups, then "Average" over all tasks."""
-
-    @property
-    def average(self) -> VariedAccuracy:
-        """The mean over all tasks."""
-        return self.averages[-1]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data, for results.json."""
-        tasks = [asdict(one) for one in self.tasks]
-        averages = [asdict(one) for one in self.averages]
-        return {"rule": self.rule, "tasks": [{"task": one.pop("name")} | one for one in tasks], "averages": averages}
 
 
 def varied_results(tables: PromptTables, manifest: Mapping[str, Any], rule: str) -> VariedResults:
@@ -200,42 +133,40 @@ def varied_results(tables: PromptTables, manifest: Mapping[str, Any], rule: str)
     """
     groups: dict[str, list[str]] = manifest["groups"]
     sizes: dict[str, int] = manifest["group_sizes"]
-    tasks = {task: _task_accuracy(tables, task, rule) for members in groups.values() for task in members}
+    column = tables.documents["task"].to_numpy()
+    tasks = {task: _accuracy(tables, task, rule, column == task) for members in groups.values() for task in members}
     averages = [_average(tables, name, [tasks[task] for task in groups[name]], sizes[name]) for name in groups]
     if len(groups) > 1:
         averages.append(_average(tables, "Average", [*tasks.values()], sum(sizes.values())))
-    return VariedResults(rule, tuple(tasks.values()), tuple(averages))
+    return VariedResults(rule=rule, tasks=[*tasks.values()], averages=averages)
 
 
 def subject_accuracies(tables: PromptTables, task: str, rule: str) -> list[VariedAccuracy]:
     """Return the accuracies of a task's subjects; none of a task without subjects."""
-    documents = tables.documents
-    subjects = documents.loc[documents["task"] == task, "subtask"].unique()
-    if list(subjects) == [task]:
+    is_task, subtask = tables.documents["task"] == task, tables.documents["subtask"]
+    if list(subjects := subtask[is_task].unique()) == [task]:
         return []
-    return [_task_accuracy(tables, task, rule, str(subject)) for subject in subjects]
+    return [_accuracy(tables, str(name), rule, (is_task & (subtask == name)).to_numpy()) for name in subjects]
 
 
-def _task_accuracy(tables: PromptTables, task: str, rule: str, subject: str | None = None) -> VariedAccuracy:
-    """Return the accuracy of a task, or of one of its subjects."""
-    documents = tables.documents
-    chosen = (documents["task"] == task).to_numpy()
-    if subject is not None:
-        chosen = chosen & (documents["subtask"] == subject).to_numpy()
-    n, score = int(chosen.sum()), tables.mean(rule)[chosen]
-    answers = {name: tables.graded(rule)[name][chosen] for name in tables.prompts_of(task)}
-    accuracies = {name: float(graded.mean()) for name, graded in answers.items()}
-    prompts = tuple(PromptAccuracy(name, share, error_of_share(share, n)) for name, share in accuracies.items())
+def _accuracy(tables: PromptTables, name: str, rule: str, chosen: NDArray[np.bool_]) -> VariedAccuracy:
+    """Return the accuracy over some of the documents, [documents], which have the same prompts."""
+    n, has = int(chosen.sum()), tables.has[:, chosen].any(axis=1)
+    answers = np.ascontiguousarray(tables.graded(rule)[has][:, chosen])
+    score = answers.mean(axis=0)
+    prompts = []
+    for prompt, share in zip(np.array(tables.prompts)[has].tolist(), answers.mean(axis=1).tolist(), strict=True):
+        prompts.append(PromptAccuracy(prompt=prompt, accuracy=share, stderr=error_of_share(share, n)))
     return VariedAccuracy(
-        name=subject or task,
+        name=name,
         n=n,
         accuracy=float(score.mean()),
         stderr=error_of_mean(score),
         spread=_deviation(prompts),
-        by_chance=expected_deviation(np.stack([*answers.values()])),
+        by_chance=expected_deviation(answers),
         prompts=prompts,
-        chance=float((1 / documents["choices"].to_numpy()[chosen]).mean()),
-        truncated=tables.truncated(chosen),
+        chance=float((1 / tables.documents["choices"].to_numpy()[chosen]).mean()),
+        truncated=int(tables.is_truncated()[chosen].sum()),
     )
 
 
@@ -247,6 +178,26 @@ def expected_deviation(answers: Floats) -> float | None:
     """
     count, n = answers.shape
     return float(np.sqrt(answers.var(axis=0, ddof=1).sum())) / n if count > 1 else None
+
+
+def _average(tables: PromptTables, name: str, tasks: Sequence[VariedAccuracy], size: int) -> VariedAccuracy:
+    """Return the unweighted mean over tasks, which are taken as fixed."""
+    by_task = [{under.prompt: under for under in task.prompts} for task in tasks]
+    prompts = []
+    for prompt in tables.prompts:
+        if any(prompt in of_task for of_task in by_task):
+            under = [of_task.get(prompt, of_task[tables.prompts[0]]) for of_task in by_task]
+            accuracy, stderr = statistics.fmean(p.accuracy for p in under), error_of_average([p.stderr for p in under])
+            prompts.append(PromptAccuracy(prompt=prompt, accuracy=accuracy, stderr=stderr))
+    return VariedAccuracy(
+        name=name if len(tasks) == size else f"{name} ({len(tasks)} of {size})",
+        n=None,
+        accuracy=statistics.fmean(task.accuracy for task in tasks),
+        stderr=error_of_average([task.stderr for task in tasks]),
+        spread=_deviation(prompts),
+        by_chance=_average_by_chance(tasks, len(prompts)),
+        prompts=prompts,
+    )
 
 
 def _average_by_chance(tasks: Sequence[VariedAccuracy], count: int) -> float | None:
@@ -263,25 +214,5 @@ def _average_by_chance(tasks: Sequence[VariedAccuracy], count: int) -> float | N
     return float(np.sqrt(total)) / len(tasks)
 
 
-def _average(tables: PromptTables, name: str, tasks: Sequence[VariedAccuracy], size: int) -> VariedAccuracy:
-    """Return the unweighted mean over tasks, which are taken as fixed."""
-    by_task = [{one.prompt: one for one in task.prompts} for task in tasks]
-    prompts = []
-    for prompt in tables.prompts:
-        if any(prompt in found for found in by_task):
-            found = [found.get(prompt, found[tables.prompts[0]]) for found in by_task]
-            accuracy = statistics.fmean(one.accuracy for one in found)
-            prompts.append(PromptAccuracy(prompt, accuracy, error_of_average([one.stderr for one in found])))
-    return VariedAccuracy(
-        name=name if len(tasks) == size else f"{name} ({len(tasks)} of {size})",
-        n=None,
-        accuracy=statistics.fmean(one.accuracy for one in tasks),
-        stderr=error_of_average([one.stderr for one in tasks]),
-        spread=_deviation(prompts),
-        by_chance=_average_by_chance(tasks, len(prompts)),
-        prompts=tuple(prompts),
-    )
-
-
 def _deviation(prompts: Sequence[PromptAccuracy]) -> float | None:
-    return float(np.std([one.accuracy for one in prompts], ddof=1)) if len(prompts) > 1 else None
+    return float(np.std([under.accuracy for under in prompts], ddof=1)) if len(prompts) > 1 else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,25 +15,31 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
+from evalkit.benchmarks.lm_eval.generation import NEW_TOKENS
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.requests import Continuation, continuations_of, requests_of
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, ScoringError, UsageError
+from evalkit.models.loading.load import LoadedModel
 from evalkit.models.loading.locate import silent
 from tests.benchmarks.lm_eval.made import ALL, made_tasks, same_metrics
-from tests.tiny import TRAINING_TEXT, VOCABULARY, tiny_checkpoint
+from tests.marks import fast
+from tests.tiny import TRAINING_TEXT, VOCABULARY, tiny_checkpoint, tiny_tokenizer
 
-WINDOW = 96
-KINDS: dict[str, dict[str, Any]] = {
+WINDOW, LONGER = 96, 128
+"""Context windows of the models that score, and of those that generate."""
+TOKENIZERS: dict[str, dict[str, Any]] = {
     "llama that adds BOS": {"family": "llama", "adds_bos": True},
     "llama": {"family": "llama"},
     "qwen2 without BOS": {"family": "qwen2", "bos": None},
 }
-TEXTS = [
+PAIRS = [
     ("The river rose", " in the night"),
     ("The river rose", " by day, and in the morning the bridge was gone."),
     ("", "Der Fluss stieg über Nacht"),
@@ -45,39 +53,81 @@ TEXTS = [
     ("", "<s>He would rather"),
     ("a", " b"),
 ]
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": LONGER,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": LONGER},
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "gemma2": {"sliding_window": 9, "head_dim": 16, "final_logit_softcapping": 2.0},
+    "mixtral": {"num_local_experts": 2},
+    "modernbert-decoder": {"cls_token_id": 0, "sep_token_id": 1},
+    "mamba": {"state_size": 4},
+    "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 64, "attention_window_size": 9, "head_dim": 16},
+}
+PROMPTS = [
+    *TRAINING_TEXT[:6],
+    "Was ist das? ",
+    " ".join(TRAINING_TEXT),  # longer than the window
+    "a",
+    "Question: Why does ice float on water? Answer:",
+    "Question: Why does rice float? Answer:",
+]
+BEGUN = ["<s>The river", "<s> She counted the coins"]
+"""With a begin token already; of a batch, lm-eval looks at its first text only."""
+GREEDY: dict[str, Any] = {"until": [], "max_gen_toks": 16, "do_sample": False}
+SAMPLED = GREEDY | {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 40}
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.replace(" ", "_"))
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """lm-eval warns about every prompt that it truncates."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(before)
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS, ids=lambda kind: kind.replace(" ", "_"))
 def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Harness:
-    folder = tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny", window=WINDOW, **KINDS[request.param])
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny", window=WINDOW, **TOKENIZERS[request.param])
     return evalkit.harness(str(folder), token_budget=300)
 
 
 @pytest.fixture
-def theirs(ours: Harness) -> Iterator[HFLM]:
-    logger = logging.getLogger("lm_eval")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+def theirs(ours: Harness) -> HFLM:
     # Without its cache of logits, which reads wrong positions if two requests split the same tokens differently
-    yield HFLM(ours.loaded.model, tokenizer=ours.loaded.tokenizer, batch_size=3, logits_cache=False)
-    logger.setLevel(level)
+    return HFLM(ours.loaded.model, tokenizer=ours.loaded.tokenizer, batch_size=3, logits_cache=False)
 
 
-def asked(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
+def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
     return [Instance(kind, {}, args, 0, ("made", number, 1)) for number, args in enumerate(arguments)]
 
 
 def encoded(ours: Harness, *texts: tuple[str, str], say: Say = silent) -> list[Continuation]:
-    return continuations_of(requests_of(asked("loglikelihood", *texts)), ours.encoding, say)
+    return continuations_of(requests_of(requests("loglikelihood", *texts)), ours.encoding, say)
 
 
 def test_the_tokens_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
-    with_context = [text for text in TEXTS if text[0]]
-    for text, pair in zip(with_context, encoded(ours, *with_context), strict=True):
+    with_context = [text for text in PAIRS if text[0]]
+    for text, part in zip(with_context, encoded(ours, *with_context), strict=True):
         context, continuation = theirs._encode_pair(*text)
-        assert pair.continuation == continuation
-        assert pair.context + pair.continuation == (context + continuation)[-(WINDOW + 1) :]
-        assert pair.cut == max(0, len(context) + len(continuation) - WINDOW - 1)
+        assert part.continuation == continuation
+        assert part.context + part.continuation == (context + continuation)[-(WINDOW + 1) :]
+        assert part.cut == max(0, len(context) + len(continuation) - WINDOW - 1)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -91,47 +141,31 @@ def test_the_tokens_are_lm_evals_whatever_the_text(
     if not tail:  # lm-eval fails; evalkit encodes the continuation separately
         moved = context[len(context.rstrip()) :] + continuation
         tail = theirs.tok_encode(moved, add_special_tokens=False)
-    [pair] = encoded(ours, (context, continuation))
-    assert (pair.context, pair.continuation, pair.cut) == (head, tail, 0)
+    [part] = encoded(ours, (context, continuation))
+    assert (part.context, part.continuation, part.cut) == (head, tail, 0)
 
 
-def test_the_log_likelihoods_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
-    found = ours.loglikelihood(asked("loglikelihood", *TEXTS))
-    expected = theirs.loglikelihood(asked("loglikelihood", *TEXTS), disable_tqdm=True)
-    assert [likelihood for likelihood, _ in found] == pytest.approx([value for value, _ in expected], rel=1e-4)
-    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
-
-
-def test_a_greedy_continuation_is_recognised(ours: Harness, theirs: HFLM) -> None:
-    """The model's own argmax, where its text has the same token, and every other token."""
-    ids = ours.tok_encode("The river rose")
-    best = int(ours.loaded.model(torch.tensor([ids])).logits[0, -1].argmax())
-    texts = [ours.tok_decode([token], skip_special_tokens=False) for token in range(3, VOCABULARY)]
-    requests = asked(
-        "loglikelihood", *(("The river rose", text) for text in texts if text.strip() and "\ufffd" not in text)
+def test_the_scores_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
+    """Also of texts in windows, and of the model's own argmax beside every other token."""
+    pairs = requests("loglikelihood", *PAIRS)
+    scores, expected = ours.loglikelihood(pairs), theirs.loglikelihood(pairs, disable_tqdm=True)
+    assert [value for value, _ in scores] == pytest.approx([value for value, _ in expected], rel=1e-4)
+    assert [greedy for _, greedy in scores] == [greedy for _, greedy in expected]
+    texts = requests("loglikelihood_rolling", (" ".join(TRAINING_TEXT),), ("short",), ("x" * 95,), ("",))
+    windows = theirs.loglikelihood_rolling(texts, disable_tqdm=True)
+    assert ours.loglikelihood_rolling(texts) == pytest.approx(windows, rel=1e-4)
+    best = int(ours.loaded.model(torch.tensor([ours.tok_encode("The river rose")])).logits[0, -1].argmax())
+    words = [ours.tok_decode([token], skip_special_tokens=False) for token in range(3, VOCABULARY)]
+    tokens = requests(
+        "loglikelihood", *(("The river rose", word) for word in words if word.strip() and "\ufffd" not in word)
     )
-    found = [greedy for _, greedy in ours.loglikelihood(requests)]
-    assert found == [greedy for _, greedy in theirs.loglikelihood(requests, disable_tqdm=True)]
-    expected = [encoded(ours, request.args)[0].continuation == [best] for request in requests]
-    assert [greedy for greedy, alone in zip(found, expected, strict=True) if alone] == [True] * sum(expected)
-    assert not all(found)
+    greedy = [is_greedy for _, is_greedy in ours.loglikelihood(tokens)]
+    assert greedy == [is_greedy for _, is_greedy in theirs.loglikelihood(tokens, disable_tqdm=True)]
+    alone = [encoded(ours, request.args)[0].continuation == [best] for request in tokens]
+    assert all(is_greedy for is_greedy, is_best in zip(greedy, alone, strict=True) if is_best) and not all(greedy)
 
 
-def test_long_texts_are_taken_apart_as_by_lm_eval(ours: Harness, theirs: HFLM) -> None:
-    texts = asked("loglikelihood_rolling", (" ".join(TRAINING_TEXT),), ("short",), ("x" * 95,), ("",))
-    assert ours.loglikelihood_rolling(texts) == pytest.approx(
-        theirs.loglikelihood_rolling(texts, disable_tqdm=True), rel=1e-4
-    )
-
-
-def test_texts_are_generated_as_by_lm_eval(ours: Harness, theirs: HFLM) -> None:
-    until = {"until": ["."], "max_gen_toks": 12, "do_sample": False}
-    texts = asked(
-        "generate_until", ("The river " * 30, until), ("short", until), ("a b c", until | {"max_gen_toks": 5})
-    )
-    assert ours.generate_until(texts) == theirs.generate_until(texts, disable_tqdm=True)
-
-
+@pytest.mark.parametrize("ours", fast(["llama that adds BOS"], TOKENIZERS), indirect=True)
 def test_simple_evaluate_takes_it(ours: Harness, theirs: HFLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All metrics of a task of each kind, through lm-eval's `simple_evaluate`."""
     monkeypatch.setenv("DISABLE_MULTIPROC", "1")
@@ -144,12 +178,10 @@ def test_simple_evaluate_takes_it(ours: Harness, theirs: HFLM, tmp_path: Path, m
 
 
 def test_lm_eval_knows_it_by_name(ours: Harness) -> None:
-    from lm_eval.api.registry import get_model
-
     named = get_model("evalkit").create_from_arg_string(
         f"pretrained={ours.loaded.model.name_or_path},dtype=float32", {"batch_size": 2, "device": "cpu"}
     )
-    request = asked("loglikelihood", TEXTS[0])
+    request = requests("loglikelihood", PAIRS[0])
     assert named.loglikelihood(request)[0] == pytest.approx(ours.loglikelihood(request)[0])
     assert named.batch_size == 2
 
@@ -157,38 +189,214 @@ def test_lm_eval_knows_it_by_name(ours: Harness) -> None:
 def test_a_token_over_the_boundary_is_reported(ours: Harness) -> None:
     said: list[str] = []
     context, continuation = next(t for t in ours.tokenizer.get_vocab() if len(t) == 2 and t.isascii() and t.isalpha())
-    [pair] = encoded(ours, (context, continuation), say=said.append)
-    assert pair.context == ours.tok_encode(context)
-    assert pair.continuation == ours.tok_encode(continuation, add_special_tokens=False)
-    assert len(said) == 1
-    assert "made document 0 for one" in said[0]
+    [part] = encoded(ours, (context, continuation), say=said.append)
+    assert part.context == ours.tok_encode(context)
+    assert part.continuation == ours.tok_encode(continuation, add_special_tokens=False)
+    assert len(said) == 1 and "made document 0" in said[0]
+
+
+@pytest.mark.parametrize("text", [("The river", ""), ("", ""), ("The river", " rose" * 200)], ids=str)
+def test_unscorable_documents_are_reported(ours: Harness, text: tuple[str, str]) -> None:
+    with pytest.raises(ScoringError, match=rf"made document 0: .*({WINDOW}|no token)"):
+        ours.loglikelihood(requests("loglikelihood", text))
+
+
+def test_invalid_models_and_options(ours: Harness, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="neither a BOS nor an EOS token"):
+        evalkit.harness(str(tiny_checkpoint(tmp_path / "bare", bos=None, eos=None)))
+    for option in ("batch_size", "token_budget"):
+        with pytest.raises(UsageError, match=f"{option.replace('_', '.')} is 'many'"):
+            Harness(ours.loaded, **{option: "many"})
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"), adds_bos=True))
+
+
+def loaded_model(kind: str, tokenizer: Any, **settings: Any) -> LoadedModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **(SHAPE | ARCHITECTURES[kind] | settings))
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.requires_grad_(False)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return LoadedModel(model, tokenizer, kind, type(model).__name__, count, "float32", "cpu", LONGER, 0, 1, "sdpa")
+
+
+def texts_of(
+    model: HFLM, texts: list[str], settings: dict[str, Any], task: str = "made", repeats: int = 1
+) -> list[str]:
+    instances = [
+        Instance("generate_until", {}, (text, dict(settings)), 0, (task, number, 1))
+        for number, text in enumerate(texts)
+    ]
+    return list(model.generate_until(instances * repeats, disable_tqdm=True))
+
+
+def reference(loaded: LoadedModel, size: int = 1) -> HFLM:
+    return HFLM(loaded.model, tokenizer=loaded.tokenizer, batch_size=size, max_length=LONGER)
+
+
+def stops_in(texts: list[str]) -> list[str]:
+    """Pairs of whole characters from texts: an incomplete character may decode differently with the next token."""
+    pairs = [text[place : place + 2] for text in texts for place in (2, 5) if "\ufffd" not in text[place : place + 2]]
+    return [pair for pair in pairs if len(pair) == 2][:4]
+
+
+@pytest.mark.parametrize("kind", fast(["llama", "mamba"], ARCHITECTURES))
+def test_greedy_texts_are_lm_evals(kind: str, tokenizer: Any) -> None:
+    """Compared with lm-eval one by one and in batches, with stops that match and that do not."""
+    loaded = loaded_model(kind, tokenizer)
+    ours, alone = Harness(loaded), reference(loaded)
+    free = texts_of(alone, PROMPTS, GREEDY)
+    assert len(set(free)) > 6
+    assert texts_of(ours, BEGUN, GREEDY) == texts_of(alone, BEGUN, GREEDY)
+    assert texts_of(ours, PROMPTS, GREEDY) == texts_of(Harness(loaded, batch_size=1), PROMPTS, GREEDY) == free
+    settings = GREEDY | {"until": stops_in(free)}
+    stopped = texts_of(ours, PROMPTS, settings)
+    assert stopped == texts_of(alone, PROMPTS, settings)
+    assert sum(len(text) < len(other) for text, other in zip(stopped, free, strict=True)) >= 3
+    # Models with a state cannot be padded on the left; lm-eval does so, and its batched texts differ
+    if not ours.generator.without_cache:
+        assert stopped == texts_of(reference(loaded, 5), PROMPTS, settings)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "settings",
     [
-        (("The river", ""), r"made document 0: its continuation has no token"),
-        (("", ""), r"made document 0: its continuation has no token"),
-        (("The river", " rose" * 200), rf"made document 0: its continuation has \d+ tokens.*window of {WINDOW}"),
+        {"max_new_tokens": 5, "until": "\n"},
+        {"max_length": 120, "max_gen_toks": 20},
+        {"repetition_penalty": 1.8},
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 6, "eos_token_id": list(range(0, VOCABULARY, 3))},
+        {"suppress_tokens": list(range(0, VOCABULARY, 2))},
+        {"until": ["</s>", "<s>", ""]},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_settings_are_transformers(settings: dict[str, Any], tokenizer: Any) -> None:
+    loaded = loaded_model("llama", tokenizer)
+    texts = texts_of(Harness(loaded), PROMPTS[:9], GREEDY | settings)
+    assert texts == texts_of(reference(loaded), PROMPTS[:9], GREEDY | settings)
+    assert texts != texts_of(Harness(loaded), PROMPTS[:9], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        *(("llama", {"max_new_tokens": count}) for count in (3, 30)),
+        ("llama", {"encoder_repetition_penalty": 1.6}),
+        ("gemma2", {"repetition_penalty": 1.9, "eos_token_id": [1, *range(5, 400, 9)]}),
     ],
 )
-def test_unscorable_documents_are_reported(ours: Harness, text: tuple[str, str], words: str) -> None:
-    with pytest.raises(ScoringError, match=words):
-        ours.loglikelihood(asked("loglikelihood", text))
+def test_the_models_own_generation_config_counts(kind: str, settings: dict[str, Any], tokenizer: Any) -> None:
+    """Generation ends at the window, where lm-eval continues."""
+    loaded = loaded_model(kind, tokenizer)
+    before = texts_of(Harness(loaded), PROMPTS[:7], GREEDY)
+    for name, value in settings.items():
+        setattr(loaded.model.generation_config, name, value)
+    texts = texts_of(Harness(loaded), PROMPTS[:7], GREEDY)
+    assert texts == texts_of(reference(loaded), PROMPTS[:7], GREEDY) != before
+    assert reference(loaded).max_gen_toks == NEW_TOKENS
 
 
-def test_more_text_than_the_window_is_refused(ours: Harness) -> None:
-    with pytest.raises(ScoringError, match=r"made document 0: asks for 256 tokens of text.*max_gen_toks"):
-        ours.generate_until(asked("generate_until", ("a", {"until": ["."]})))
+@pytest.mark.parametrize("kind", fast(["llama"], ["llama", "gemma2", "mamba"]))
+def test_a_sampled_text_is_its_documents_own(kind: str, tokenizer: Any) -> None:
+    """Whatever shares its batch or precedes it, in any order; documents, tasks and repeats differ."""
+    loaded = loaded_model(kind, tokenizer)
+    instances = [
+        Instance("generate_until", {}, (text, dict(SAMPLED)), 0, ("made", number, 1))
+        for number, text in enumerate(PROMPTS)
+    ]
+    texts = Harness(loaded).generate_until(instances)
+    torch.manual_seed(99)
+    again = Harness(loaded, batch_size=3).generate_until(instances[::-1])[::-1]
+    assert texts == again == [Harness(loaded).generate_until([instance])[0] for instance in instances]
+    ours, river = Harness(loaded), ["The river"]
+    assert len(set(texts_of(ours, river * 6, SAMPLED))) > 3
+    repeated = texts_of(ours, river, SAMPLED, repeats=6)
+    assert len(set(repeated)) > 3 and repeated == texts_of(ours, river, SAMPLED, repeats=6)
+    assert texts_of(ours, river, SAMPLED, "other") != repeated[:1]
+    greedy = texts_of(ours, PROMPTS, GREEDY)
+    assert texts != greedy == texts_of(ours, PROMPTS, SAMPLED | {"top_k": 1})
 
 
-def test_a_tokenizer_without_begin_and_end(tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path / "bare", bos=None, eos=None)
-    with pytest.raises(CheckpointError, match="neither a BOS nor an EOS token"):
-        evalkit.harness(str(folder))
+def test_without_a_temperature_it_is_the_models_own(tokenizer: Any) -> None:
+    """lm-eval fails here, since it reads it as 0."""
+    loaded = loaded_model("llama", tokenizer)
+    settings = GREEDY | {"do_sample": True}
+    texts = texts_of(Harness(loaded), PROMPTS, settings)
+    assert texts == texts_of(Harness(loaded), PROMPTS, settings | {"temperature": 1.0})
+    loaded.model.generation_config.temperature = 0.3
+    assert texts != texts_of(Harness(loaded), PROMPTS, settings)
 
 
-@pytest.mark.parametrize("option", ["batch_size", "token_budget"])
-def test_options_that_are_no_numbers(ours: Harness, option: str) -> None:
-    with pytest.raises(UsageError, match=f"{option.replace('_', '.')} is 'many'"):
-        Harness(ours.loaded, **{option: "many"})
+@pytest.mark.parametrize("kind", fast(["gemma2"], ["llama", "gemma2", "mamba"]))
+def test_samples_have_the_models_probabilities(kind: str, tokenizer: Any) -> None:
+    """Of the first token, at a temperature; gemma2 caps its logits, which greedy decoding would not show."""
+    loaded, count = loaded_model(kind, tokenizer, initializer_range=0.1), 600
+    settings = SAMPLED | {"max_gen_toks": 1, "temperature": 0.5, "top_k": 4, "top_p": 1.0}
+    counts = Counter(texts_of(Harness(loaded), ["The river rose"] * count, settings))
+    best = loaded.model(tokenizer("The river rose", return_tensors="pt").input_ids).logits[0, -1].div(0.5).topk(4)
+    probabilities = best.values.softmax(-1)
+    assert 0.02 < float(probabilities[-1]) < 0.3
+    # Several tokens may be part of a character, and all decode alike
+    shares: Counter[str] = Counter()
+    for token, share in zip(best.indices.tolist(), probabilities.tolist(), strict=True):
+        shares[tokenizer.decode([token], skip_special_tokens=True)] += share
+    assert counts.keys() == shares.keys() and len(shares) > 1
+    for text, share in shares.items():
+        # Five standard errors
+        assert counts[text] / count == pytest.approx(share, abs=5 * (share / count) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "noun"),
+    [
+        ({"num_beams": 10}, "num_beams"),
+        ({"tempreature": 0.6}, "tempreature"),
+        ({"do_sample": True, "temperature": 0.0}, "temperature"),
+        ({"until": [3]}, "until"),
+        ({"max_gen_toks": 0}, "max_gen_toks"),
+        ({"max_gen_toks": LONGER}, "max_gen_toks"),
+        ({"do_sample": "no"}, "do_sample"),
+        pytest.param({"penalty_alpha": 0.6}, "penalty_alpha", marks=pytest.mark.hostile),
+        pytest.param({"do_sample": True, "temperature": 0.7, "top_k": -3}, "top_k", marks=pytest.mark.hostile),
+        pytest.param({"max_gen_toks": "many"}, "many", marks=pytest.mark.hostile),
+        pytest.param({"bad_words_ids": [[1, 9000]]}, "9000", marks=pytest.mark.hostile),
+    ],
+    ids=str,
+)
+def test_unsupported_settings_are_named(settings: dict[str, Any], noun: str, tokenizer: Any) -> None:
+    """With the document and the setting, before anything is generated."""
+    instances = requests("generate_until", ("a", GREEDY), ("b", GREEDY | settings))
+    with pytest.raises(ScoringError, match=f"made document 1: .*{noun}"):
+        Harness(loaded_model("llama", tokenizer)).generate_until(instances)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_beams": 4}, {"penalty_alpha": 0.6}, {"stop_strings": ["a"]}, {"bad_words_ids": [[9000]]}],
+    ids=str,
+)
+def test_a_model_that_asks_for_something_else_is_refused(settings: dict[str, Any], tokenizer: Any) -> None:
+    loaded = loaded_model("llama", tokenizer)
+    for name, value in settings.items():
+        setattr(loaded.model.generation_config, name, value)
+    with pytest.raises(ScoringError, match=r"made document 0: .*generation config"):
+        texts_of(Harness(loaded), ["a"], GREEDY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [None, 1])
+def test_texts_of_real_weights_are_lm_evals(most: int | None, demo: Path, shared_data: Path) -> None:
+    """Four examples, then a question: each as lm-eval's task files have them."""
+    lines = (shared_data / "zeroshot8" / "arc_easy.jsonl").read_text(encoding="utf-8").splitlines()[:20]
+    rows = [json.loads(line) for line in lines]
+    answers = [row["choices"]["text"][row["choices"]["label"].index(row["answerKey"])] for row in rows]
+    shown = [f"Question: {row['question']}\nAnswer: {answer}" for row, answer in zip(rows, answers, strict=True)]
+    texts = ["\n\n".join([*shown[n : n + 4], f"Question: {rows[n + 4]['question']}\nAnswer:"]) for n in range(0, 12, 2)]
+    ours = Harness(str(demo), dtype="float32", batch_size=most)
+    model = HFLM(ours.loaded.model, tokenizer=ours.loaded.tokenizer, batch_size=most or 3)
+    for other in ({"max_gen_toks": 24}, {"until": ["\n", "Question:"]}):
+        assert texts_of(ours, texts, GREEDY | other) == texts_of(model, texts, GREEDY | other)

@@ -1,27 +1,34 @@
-"""Runs of lm-eval's tasks: lm-eval's own numbers, stored, resumed and printed like those of a suite."""
+"""Runs of lm-eval's tasks: lm-eval's own numbers, stored, resumed, sampled, read and paired like those of a suite."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lm_eval
 import numpy as np
 import pandas as pd
 import pytest
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
 
+from evalkit.benchmarks.document_views import AnswerView, ChoiceView
 from evalkit.benchmarks.lm_eval.requests import RequestRow
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import evaluate
+from evalkit.comparison.comparison import compare
+from evalkit.comparison.pairing import Pairing, pair
+from evalkit.comparison.sides import Side
+from evalkit.data import Library
+from evalkit.data.schema import SUBJECTS
 from evalkit.display import Progress
 from evalkit.errors import ScoringError, UsageError
-from evalkit.runs.folder import Run, load_run
+from evalkit.models.loading.locate import silent
+from evalkit.paths import resource
+from evalkit.runs.folder import Run
 from evalkit.runs.journal import Journal
 from tests.benchmarks.lm_eval.made import ALL, ANSWERS, CHOICE, TEXTS, made_tasks, same_metrics, write_task
 from tests.journals import entries_of
@@ -29,6 +36,8 @@ from tests.tiny import tiny_checkpoint
 
 BUDGET = 300
 """Small, so that there are several batches, and no document is too large for it."""
+LIMIT = 57
+"""Of MMLU a document of each subject."""
 
 Evaluate = Callable[..., Run]
 
@@ -56,29 +65,25 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_tasks(tmp_path_factory.mktemp("tasks"))
 
 
-@pytest.fixture
-def run(model: Path, tasks: Path, tmp_path: Path) -> Evaluate:
-    def evaluated(**options: Any) -> Run:
-        asked = {"include_path": tasks, "tasks": ALL, "token_budget": BUDGET, "output": tmp_path / "runs"}
-        return evaluate(str(model), progress=Silent(live=False), **(asked | options))
-
-    return evaluated
-
-
 @pytest.fixture(scope="module")
-def finished(model: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def whole(model: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """An uninterrupted run of all tasks. Do not modify."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DISABLE_MULTIPROC", "1")
+        output = tmp_path_factory.mktemp("runs")
         return evaluate(
-            str(model),
-            include_path=tasks,
-            tasks=ALL,
-            token_budget=BUDGET,
-            log_samples=True,
-            output=tmp_path_factory.mktemp("runs"),
+            str(model), include_path=tasks, tasks=ALL, token_budget=BUDGET, log_samples=True, output=output,
             progress=Silent(live=False),
-        )
+        )  # fmt: skip
+
+
+@pytest.fixture
+def run(model: Path, tasks: Path, tmp_path: Path) -> Evaluate:
+    def evaluated(**options: Any) -> Run:
+        defaults = {"include_path": tasks, "tasks": ALL, "token_budget": BUDGET, "output": tmp_path / "runs"}
+        return evaluate(str(model), progress=Silent(live=False), **(defaults | options))
+
+    return evaluated
 
 
 def exported(run: Run) -> dict[str, Any]:
@@ -87,11 +92,17 @@ def exported(run: Run) -> dict[str, Any]:
     return content
 
 
-def test_the_numbers_are_lm_evals(finished: Run, model: Path, tasks: Path) -> None:
-    """Every metric, standard error and group of lm-eval's own run with its own model class."""
-    import lm_eval
-    from lm_eval.tasks import TaskManager
+def samples_of(run: Run) -> dict[str, list[dict[str, Any]]]:
+    return {
+        path.name.removeprefix("samples_").rpartition("_")[0]: [
+            json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()
+        ]
+        for path in run.folder.glob("lm_eval/samples_*.jsonl")
+    }
 
+
+def test_the_numbers_are_lm_evals(whole: Run, model: Path, tasks: Path) -> None:
+    """Every metric, standard error, group and sample of lm-eval's own run with its own model class."""
     expected = lm_eval.simple_evaluate(
         model="hf",
         model_args={"pretrained": str(model), "dtype": "float32", "logits_cache": False},
@@ -100,136 +111,107 @@ def test_the_numbers_are_lm_evals(finished: Run, model: Path, tasks: Path) -> No
         batch_size=8,
         task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
     )
-    same_metrics(exported(finished)["results"], expected["results"])
+    same_metrics(exported(whole)["results"], expected["results"])
     for part in ("n-shot", "n-samples", "higher_is_better", "versions", "group_subtasks"):
-        assert exported(finished)[part] == expected[part], part
-    hashes = finished.stored["task_hashes"]
-    samples = expected["samples"]
-    assert {name: len(members) for name, members in samples.items()} == {
-        path.name.removeprefix("samples_").rpartition("_")[0]: len(path.read_text(encoding="utf-8").splitlines())
-        for path in finished.folder.glob("lm_eval/samples_*.jsonl")
-    }
-    assert hashes.keys() == samples.keys()
-
-
-def test_unofficial_documents_are_named_in_lm_evals_own_file(model: Path, documents: Path, tmp_path: Path) -> None:
-    """For evalkit's pinned tasks: in the alias, which lm-eval's tables print, also the group's."""
-    found = evaluate(
-        str(model),
-        suite="lm_eval",
-        tasks="piqa,mmlu",
-        data_dir=documents,
-        allow_unofficial_data=True,
-        limit=1,
-        context=256,
-        output=tmp_path,
-        progress=Silent(live=False),
-    )
-    content = exported(found)
-    marked = " (not the official documents)"
-    assert all(entry["alias"].endswith(marked) for entry in content["results"].values())
-    assert content["groups"]["mmlu"]["alias"] == f"mmlu{marked}"
-    assert set(content["evalkit"]["unofficial"]["documents"]) == set(found.manifest["documents"])
-    assert content["evalkit"]["context_extension"]["target"] == content["max_length"] == 256
-
-
-def test_every_kind_is_measured(finished: Run) -> None:
-    found = {entry["task"]: entry for entry in [*finished.stored["tasks"], *finished.stored["groups"]]}
-    measured = {task: [metric["metric"] for metric in entry["metrics"]] for task, entry in found.items()}
-    assert measured == {
-        "made_choice": ["acc", "acc_norm"],
-        "made_other": ["acc", "acc_norm"],
-        "made_last_word": ["perplexity", "acc"],
-        "made_texts": ["word_perplexity", "byte_perplexity", "bits_per_byte"],
-        "made_answers": ["exact_match", "exact_match"],
-        "made_shots": ["acc", "acc_norm"],
-        "made_pair": ["acc"],
-    }
-    assert [metric["filter"] for metric in found["made_answers"]["metrics"]] == ["whole", "word"]
-    assert found["made_shots"]["num_fewshot"] == 2
-    assert found["made_pair"]["n"] == found["made_choice"]["n"] + found["made_other"]["n"]
-    assert not found["made_texts"]["metrics"][0]["higher_is_better"]
-
-
-def test_the_score_table_says_what_lm_eval_says(finished: Run) -> None:
-    """The accuracies of evalkit's own rules, from the stored scores, are lm-eval's."""
-    results = exported(finished)["results"]
+        assert exported(whole)[part] == expected[part], part
+    samples = samples_of(whole)
+    assert samples.keys() == expected["samples"].keys() == whole.stored["task_hashes"].keys()
+    for task, members in expected["samples"].items():
+        for mine, theirs in zip(samples[task], members, strict=True):
+            assert mine.keys() == theirs.keys()
+            for key in ("doc_id", "doc", "filter", "metrics", "doc_hash", "prompt_hash", "target_hash"):
+                assert mine[key] == theirs[key], (task, key)
+    # evalkit's own rules, from the stored scores
     for rule in ("acc", "acc_norm"):
-        found = {task.task: task.accuracy for task in finished.results(rule).tasks}
-        assert found == {
-            task: pytest.approx(results[task][f"{rule},none"]) for task in ("made_choice", "made_other", "made_shots")
-        }
-    scores = finished.scores
-    assert np.isfinite(scores["ll_continuation"]).all()
-    assert (scores["n_continuation"] > 0).all()
-    assert (scores["n_context"] > scores["n_continuation"]).any()
+        accuracies = {task.task: task.accuracy for task in whole.results(rule).tasks}
+        names = ("made_choice", "made_other", "made_shots")
+        assert accuracies == {name: pytest.approx(expected["results"][name][f"{rule},none"]) for name in names}
+    assert np.isfinite(whole.scores["ll_continuation"]).all() and (whole.scores["n_continuation"] > 0).all()
 
 
-def test_a_random_sample_has_the_whole_runs_prompts_and_scores(run: Evaluate, finished: Run) -> None:
-    """Also where solved examples are drawn one document after the other; documents keep their numbers."""
-    chosen, fewer = (run(sample=count, seed=2, log_samples=True) for count in (4, 2))
-    of_run = [
-        {
-            (path.name.rpartition("_")[0], one["doc_id"]): (one["doc_hash"], one["prompt_hash"])
-            for path in each.folder.glob("lm_eval/samples_*.jsonl")
-            for one in map(json.loads, path.read_text(encoding="utf-8").splitlines())
+def test_the_average_of_zeroshot8_is_evalkits(checkpoint: Path, real_documents: Path, tmp_path: Path) -> None:
+    """Under lm-eval: unweighted over eight tasks, of which MMLU is one."""
+    library = Library(real_documents, allow_unofficial=True)
+    manager = TaskManager(include_path=str(resource("tasks")), include_defaults=False, metadata={"library": library})
+    theirs = lm_eval.simple_evaluate(
+        HFLM(pretrained=str(checkpoint), device="cpu", batch_size=8),
+        tasks=["zeroshot8"],
+        limit=LIMIT,
+        task_manager=manager,
+        bootstrap_iters=2,
+    )["results"]
+    assert theirs["mmlu_pooled"]["sample_len"] == LIMIT
+    ours = evaluate(
+        str(checkpoint), data_dir=real_documents, allow_unofficial_data=True, template="plain", rule="acc", limit=LIMIT,
+        dtype="float32", output=tmp_path, progress=Silent(live=False),
+    ).results("acc")  # fmt: skip
+    for task in ours.tasks:
+        name = "mmlu_pooled" if task.task == "mmlu" else task.task
+        assert theirs[name]["acc,none"] == pytest.approx(task.accuracy, abs=1e-12), name
+    average = theirs["zeroshot8"]
+    assert average["acc,none"] == pytest.approx(ours.average.accuracy, abs=1e-12)
+    assert average["acc_stderr,none"] == pytest.approx(ours.average.stderr, abs=1e-12)
+    # A limit samples each subject, with the subject's own prompt
+    loaded = manager.load(["mmlu", "mmlu_pooled"])["tasks"]
+    pooled = loaded["mmlu_pooled"]
+    assert [doc["subject"] for doc in pooled.eval_docs.select(range(LIMIT))] == list(SUBJECTS)
+    for doc in pooled.eval_docs.select(range(2 * LIMIT)):
+        subject = loaded[f"mmlu_{doc['subject']}"]
+        assert pooled.fewshot_context(doc, num_fewshot=0) == subject.fewshot_context(doc, num_fewshot=0)
+        assert pooled.doc_to_target(doc) == subject.doc_to_target(doc)
+
+
+def test_evalkits_own_tasks_keep_their_documents(checkpoint: Path, documents: Path, tmp_path: Path) -> None:
+    """The same accuracies as under the suite's plain template, from the same folder of documents."""
+    names = ("winogrande", "arc_easy", "boolq", "mmlu_anatomy")
+
+    def scored(suite: str, tasks: tuple[str, ...], **options: str) -> Run:
+        return evaluate(
+            str(checkpoint), suite=suite, tasks=tasks, data_dir=documents, allow_unofficial_data=True, output=tmp_path,
+            progress=Silent(live=False), **options,
+        )  # fmt: skip
+
+    run, suite = scored("lm_eval", names), scored("zeroshot8", (*names[:3], "mmlu"), template="plain")
+    assert not any(source["official"] for source in run.manifest["documents"].values())
+    for rule in ("acc", "acc_norm"):
+        results = suite.results(rule)
+        expected = {task.task: task.accuracy for task in (*results.tasks, *results.subtasks["mmlu"])}
+        assert {task.task: task.accuracy for task in run.results(rule).tasks} == {
+            name: expected[name] for name in names
         }
-        for each in (fewer, chosen, finished)
-    ]
-    assert of_run[0].items() <= of_run[1].items() <= of_run[2].items()
-    assert {doc_id for _, doc_id in of_run[1]} != {0, 1, 2, 3}  # not the first ones
-    assert all(entry["n"] == 4 for entry in chosen.stored["tasks"])
-    keys = ["task", "doc_id", "choice"]
-    both = chosen.scores.merge(finished.scores, on=keys, suffixes=("", "_whole"))
-    assert len(both) == len(chosen.scores)
-    assert np.allclose(both["ll_continuation"], both["ll_continuation_whole"], rtol=1e-4)
-    with pytest.raises(UsageError, match="give one of them"):
-        run(sample=4, limit=3)
+    merged = run.scores.merge(suite.scores, on=["subtask", "doc_id", "choice"], suffixes=("", "_suite"))
+    assert len(merged) == len(run.scores)
+    for column in ("n_continuation", "chars", "bytes", "gold", "choices", "truncated"):
+        assert (merged[column] == merged[f"{column}_suite"]).all(), column
+    assert merged["ll_continuation"].to_numpy() == pytest.approx(merged["ll_continuation_suite"].to_numpy(), rel=1e-4)
 
 
 def test_mutual_information_fills_the_unconditional_column(run: Evaluate, tmp_path: Path) -> None:
     metrics = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_mutual_info")]
     documents = [{"question": "Why?", "choices": ["The river rose.", "Rice"], "gold": place % 2} for place in range(4)]
     write_task(tmp_path, CHOICE | {"task": "made_mutual", "metric_list": metrics}, documents)
-    found = run(include_path=tmp_path, tasks=("made_mutual",))
-    [task] = found.results("pmi").tasks
-    assert task.accuracy == exported(found)["results"]["made_mutual"]["acc_mutual_info,none"]
-
-
-def test_a_finished_run_is_only_opened(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run(tasks=("made_choice",))
-    before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
-    monkeypatch.setattr("evalkit.runs.writing.open_run", None)
-    assert run(tasks=("made_choice",)).folder == first.folder
-    assert {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")} == before
+    mutual = run(include_path=tmp_path, tasks=("made_mutual",))
+    [task] = mutual.results("pmi").tasks
+    assert task.accuracy == exported(mutual)["results"]["made_mutual"]["acc_mutual_info,none"]
 
 
 def test_what_changes_the_numbers_is_another_run(run: Evaluate, tmp_path: Path) -> None:
+    """Selection, examples, dtype, documents, code beside the task files, and the aggregation of a group."""
     elsewhere = made_tasks(tmp_path / "elsewhere")
-    (elsewhere / "made_choice.jsonl").write_text(
-        json.dumps({"question": "Why?", "choices": ["a", "b"], "gold": 1}) + "\n", encoding="utf-8"
-    )
-    one = {"tasks": ("made_choice",)}
-    runs = [
-        run(**one),
-        run(**one, limit=3),
-        run(**one, num_fewshot=1),
-        run(**one, dtype="bfloat16"),
-        run(**one, include_path=elsewhere),
-        run(tasks=("made_other",)),
-    ]
-    assert len({found.folder for found in runs}) == len(runs)
-
-
-def test_another_way_to_aggregate_is_another_run(run: Evaluate, tmp_path: Path) -> None:
-    elsewhere = made_tasks(tmp_path / "elsewhere")
-    first = run(tasks=("made_pair",), include_path=elsewhere)
+    common = {"tasks": ("made_pair",), "include_path": elsewhere}
+    runs = [run(**common), run(**common, limit=3), run(**common, num_fewshot=1), run(**common, dtype="bfloat16")]
+    (elsewhere / "code.py").write_text("VALUE = 1\n", encoding="utf-8")
+    runs.append(run(**common))
     group = elsewhere / "made_pair.yaml"
     group.write_text(group.read_text(encoding="utf-8").replace("weight_by_size: true", "weight_by_size: false"))
-    assert run(tasks=("made_pair",), include_path=elsewhere).folder != first.folder
+    runs.append(run(**common))
+    document = {"question": "Why?", "choices": ["a", "b"], "gold": 1}
+    (elsewhere / "made_choice.jsonl").write_text(json.dumps(document) + "\n", encoding="utf-8")
+    runs.append(run(**common))
+    assert len({each.folder for each in runs}) == len(runs)
 
 
-def test_an_answer_to_another_question_is_not_taken(run: Evaluate, tmp_path: Path) -> None:
+def test_an_answer_to_another_question_is_not_taken(run: Evaluate) -> None:
     """A manipulated journal."""
     first = run(tasks=("made_choice",))
     entries = entries_of(first, RequestRow)
@@ -244,136 +226,54 @@ def test_an_answer_to_another_question_is_not_taken(run: Evaluate, tmp_path: Pat
     pd.testing.assert_frame_equal(again.scores, first.scores, check_exact=True)
 
 
-def test_a_token_budget_too_small_names_the_document(run: Evaluate) -> None:
-    with pytest.raises(ScoringError, match=r"--token-budget 5 is too small: made_choice document \d"):
-        run(tasks=("made_choice",), token_budget=5)
-
-
-def same_run(found: Run, expected: Run) -> None:
-    """Equal to the last bit, with every answer once in the journal."""
-    pd.testing.assert_frame_equal(found.scores, expected.scores, check_exact=True)
-    assert exported(found)["results"] == exported(expected)["results"]
-    journals = [entries_of(one, RequestRow) for one in (found, expected)]
-    answers = [[(entry.task, entry.batch, row) for entry, rows in entries for row in rows] for entries in journals]
-    assert answers[0] == answers[1]
-    assert len({(task, *row[:3]) for task, _, row in answers[0]}) == len(answers[0])
-
-
-def test_an_interrupted_run_resumes(run: Evaluate, finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted after every few batches, at any kind of request: nothing is scored twice, and nothing differs."""
+def test_an_interrupted_run_resumes(run: Evaluate, whole: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted after every few batches, at any kind of request: nothing is scored twice, and no bit differs."""
     append, written = Journal.append, []
 
     def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
-        found = append(journal, entry, rows)
+        appended = append(journal, entry, rows)
         written.append((entry.task, entry.batch))
         if len(written) % 3 == 0:
             raise KeyboardInterrupt
-        return found
+        return appended
 
     monkeypatch.setattr(Journal, "append", interrupt)
-    interrupted = 0
-    while True:
+    resumed, interrupted = None, 0
+    while resumed is None:
         try:
-            found = run()
-            break
+            resumed = run()
         except KeyboardInterrupt:
             interrupted += 1
-    assert interrupted > 3
-    assert len(written) == len(set(written))
-    assert {task.partition(" ")[0] for task, _ in written} == {
-        "loglikelihood", "loglikelihood_rolling", "generate_until"
-    }  # fmt: skip
-    same_run(found, finished)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-def test_a_killed_command_is_given_again(model: Path, tasks: Path, finished: Run, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "evalkit", "run", "--model", model, "--include-path", tasks, "--tasks",
-               ",".join(ALL), "--token-budget", BUDGET, "--output", tmp_path]  # fmt: skip
-    arguments = [str(argument) for argument in command]
-
-    def batches() -> int:
-        return sum(path.read_bytes().count(b"\n") for path in tmp_path.glob("*/journal.jsonl"))
-
-    for ahead in (1, 3):
-        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        enough = batches() + ahead
-        end = time.monotonic() + 120
-        while batches() < enough and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.001)
-        process.kill()
-        _, err = process.communicate()
-        assert process.returncode == -signal.SIGKILL, err
-        assert batches() >= enough
-    done = subprocess.run(arguments, capture_output=True, text=True, env=os.environ, check=True)
-    assert "made_last_word" in done.stdout
-    [folder] = tmp_path.iterdir()
-    same_run(load_run(folder), finished)
-
-
-def test_a_run_without_multiple_choice_has_nothing_to_rescore(run: Evaluate) -> None:
-    found = run(tasks=("made_texts",))
-    assert found.complete
-    with pytest.raises(UsageError, match=r"no multiple-choice task with one gold answer, so no rule applies"):
-        found.results("acc")
-
-
-def test_a_name_that_no_sample_file_can_have(run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reported before anything is scored."""
-    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", lambda *_: pytest.fail("a model was loaded"))
-    path = write_task(tmp_path / "own", TEXTS, [{"text": "The river rose."}])
-    long = "made_" + "x" * 230
-    path.write_text(path.read_text(encoding="utf-8").replace("task: made_texts", f"task: {long}"), encoding="utf-8")
-    with pytest.raises(
-        UsageError, match=r"task made_x+…: its name has 235 bytes, and --log-samples needs names of at mo"
-    ):
-        run(tasks=(long,), include_path=tmp_path / "own", log_samples=True)
+    assert interrupted > 3 and len(written) == len(set(written))
+    kinds = {task.partition(" ")[0] for task, _ in written}
+    assert kinds == {"loglikelihood", "loglikelihood_rolling", "generate_until"}
+    pd.testing.assert_frame_equal(resumed.scores, whole.scores, check_exact=True)
+    assert exported(resumed)["results"] == exported(whole)["results"]
+    answers = [
+        [(entry.task, entry.batch, row) for entry, rows in entries_of(each, RequestRow) for row in rows]
+        for each in (resumed, whole)
+    ]
+    assert answers[0] == answers[1]
 
 
 def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no token unless the tokenizer adds one, so its log-likelihood is 0, as in lm-eval."""
     bare = str(tiny_checkpoint(tmp_path / "tiny", window=128))
 
-    def measured(*texts: str) -> dict[str, float]:
+    def measured(*texts: str) -> tuple[Run, dict[str, float]]:
         folder = tmp_path / str(len(texts))
         write_task(folder, TEXTS, [{"text": text} for text in texts])
-        found = evaluate(bare, include_path=folder, tasks=("made_texts",), output=folder, progress=Silent(live=False))
-        return {one["metric"]: one["value"] for one in found.stored["tasks"][0]["metrics"]}
+        run = evaluate(bare, include_path=folder, tasks=("made_texts",), output=folder, progress=Silent(live=False))
+        return run, {metric["metric"]: metric["value"] for metric in run.stored["tasks"][0]["metrics"]}
 
-    with_empty = measured("The river rose.", "", "Rice")
+    run, with_empty = measured("", "The river rose.", "Rice")
+    # The model is checked on the first text that has a token
+    assert run.manifest["sharing"]["shares"] and run.manifest["sharing"]["checked"]["row"] > 0
     # Without bytes it adds nothing to a mean over bytes
-    assert with_empty["bits_per_byte"] == pytest.approx(measured("The river rose.", "Rice")["bits_per_byte"])
-    [results] = tmp_path.glob("3/*/results.json")
-    results.unlink()
+    assert with_empty["bits_per_byte"] == pytest.approx(measured("The river rose.", "Rice")[1]["bits_per_byte"])
+    (run.folder / "results.json").unlink()
     monkeypatch.setattr("evalkit.benchmarks.session.load_checked", None)  # nothing is left to score
-    assert measured("The river rose.", "", "Rice") == with_empty
-
-
-def test_results_are_made_anew_from_the_journal(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run(tasks=("made_choice", "made_texts", "made_answers"))
-    before = (first.folder / "results.json").read_bytes()
-    (first.folder / "results.json").unlink()
-    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", None)  # nothing is left to score
-    assert (run(tasks=("made_choice", "made_texts", "made_answers")).folder / "results.json").read_bytes() == before
-
-
-def test_samples_are_those_of_lm_eval(finished: Run) -> None:
-    [path] = finished.folder.glob("lm_eval/samples_made_answers_*.jsonl")
-    first = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
-    assert {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "doc_hash"} <= first.keys()
-    assert first["arguments"]["gen_args_0"]["arg_1"]["max_gen_toks"] == 8
-    assert isinstance(first["resps"][0][0], str)
-
-
-def test_a_model_is_checked_on_the_first_text_that_has_a_token(tmp_path: Path) -> None:
-    bare = str(tiny_checkpoint(tmp_path / "tiny", window=128))
-    write_task(tmp_path / "own", TEXTS, [{"text": ""}, {"text": "The river rose."}])
-    found = evaluate(
-        bare, include_path=tmp_path / "own", tasks=("made_texts",), output=tmp_path, progress=Silent(live=False)
-    )
-    assert found.manifest["sharing"]["shares"]
-    assert found.manifest["sharing"]["checked"]["row"] > 0
+    assert measured("", "The river rose.", "Rice")[1] == with_empty
 
 
 def test_sampled_texts_are_those_of_an_undisturbed_run(
@@ -382,15 +282,14 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
     """After an interruption and in batches of other sizes; each repeat is a different text."""
     sampling = {"until": ["\n"], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0, "top_p": 0.9}
     documents = [{"text": f"The river {word}", "answer": "a"} for word in ("rose", "fell", "was", "is", "ran")]
-    own = ANSWERS | {"task": "made_sampled", "repeats": 3, "generation_kwargs": sampling}
-    write_task(tmp_path / "own", own, documents)
+    sampled = ANSWERS | {"task": "made_sampled", "repeats": 3, "generation_kwargs": sampling}
+    write_task(tmp_path / "own", sampled, documents)
     options = {"tasks": ("made_sampled",), "include_path": tmp_path / "own"}
 
-    def texts(found: Run) -> list[tuple[int, int, str]]:
-        return sorted((row[0], row[2], row[-1]) for _, rows in entries_of(found, RequestRow) for row in rows)
+    def texts(run: Run) -> list[tuple[int, int, str]]:
+        return sorted((row[0], row[2], row[-1]) for _, rows in entries_of(run, RequestRow) for row in rows)
 
-    whole = run(**options, output=tmp_path / "whole")
-    expected = texts(whole)
+    expected = texts(run(**options, output=tmp_path / "whole"))
     assert [place[:2] for place in expected] == [(doc, part) for doc in range(5) for part in range(3)]
     assert len({text for _, _, text in expected}) > 5
     assert texts(run(**options, output=tmp_path / "single", token_budget=1)) == expected
@@ -402,25 +301,106 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
 
     with monkeypatch.context() as during:
         during.setattr(Journal, "append", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(**options, output=tmp_path / "cut", token_budget=60)
-    # The original budget is kept, also of keys and values
+        for name, budget in (("cut", 60), ("free", None)):
+            with pytest.raises(KeyboardInterrupt):
+                run(**options, output=tmp_path / name, token_budget=budget)
+    # The first budget is kept, also of keys and values, whose default differs from that of scoring
     cut = run(**options, output=tmp_path / "cut")
-    assert cut.manifest["kept_tokens"] == 60
-    assert texts(cut) == expected
-    # Its default differs from the token budget of scoring
-    with monkeypatch.context() as during:
-        during.setattr(Journal, "append", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(**options, output=tmp_path / "free", token_budget=None)
+    assert cut.manifest["kept_tokens"] == 60 and texts(cut) == expected
     begun = json.loads(next((tmp_path / "free").glob("*/manifest.json")).read_text(encoding="utf-8"))
     assert begun["kept_tokens"] != begun["token_budget"]
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=2**24, available=2**23))
     assert run(**options, output=tmp_path / "free", token_budget=None).manifest["kept_tokens"] == begun["kept_tokens"]
 
 
-def test_a_setting_that_is_not_served_is_named_before_anything_is_scored(run: Evaluate, tmp_path: Path) -> None:
+def test_what_a_run_cannot_do_names_the_document(run: Evaluate, tmp_path: Path) -> None:
+    with pytest.raises(ScoringError, match=r"--token-budget 5 .*made_choice document \d"):
+        run(tasks=("made_choice",), token_budget=5)
     beams = ANSWERS | {"task": "made_beams", "generation_kwargs": {"max_gen_toks": 8, "num_beams": 10}}
     write_task(tmp_path / "own", beams, [{"text": "a", "answer": "b"}])
     with pytest.raises(ScoringError, match=r"made_beams document 0: .* num_beams is 10"):
         run(tasks=("made_beams",), include_path=tmp_path / "own")
+    with pytest.raises(UsageError, match="no rule applies"):
+        run(tasks=("made_texts",)).results("acc")
+
+
+def test_documents_are_read_as_people_read_them(whole: Run, tasks: Path, run: Evaluate) -> None:
+    """Compared with the task files' documents and the score table; without sample files there are no texts."""
+    views = {view.task: view for view in benchmark_of(whole).views(whole, (), silent)}
+    assert list(views) == [task["task"] for task in whole.stored["tasks"]]
+    choices, answers, last = views["made_choice"], views["made_answers"], views["made_last_word"]
+    assert isinstance(choices, ChoiceView) and choices.problem == ""
+    documents = [json.loads(line) for line in (tasks / "made_choice.jsonl").read_text("utf-8").splitlines()]
+    for number, document in enumerate(documents):
+        text = choices.texts["made_choice", number]
+        assert text.common == (("context", f"Question: {document['question']}\nAnswer:"),)
+        assert text.choices == tuple(((("continuation", f" {choice}")),) for choice in document["choices"])
+        assert text.options == tuple(document["choices"])
+    assert choices.scores.equals(whole.scores.query("task == 'made_choice'").reset_index(drop=True))
+    assert isinstance(answers, AnswerView) and answers.metric == "exact_match"
+    documents = [json.loads(line) for line in (tasks / "made_answers.jsonl").read_text("utf-8").splitlines()]
+    assert [answer.references for answer in answers.documents] == [(document["answer"],) for document in documents]
+    assert [answer.prompt[0].text for answer in answers.documents] == [document["text"] for document in documents]
+    assert {answer.score for answer in answers.documents} <= {0.0, 1.0}
+    assert isinstance(last, AnswerView) and all(answer.prompt[0].text for answer in last.documents)
+    plain = run(tasks=("made_choice", "made_answers"), limit=2)
+    choices, answers = benchmark_of(plain).views(plain, (), silent)
+    assert isinstance(choices, ChoiceView) and len(choices.scores) and not choices.texts
+    assert isinstance(answers, AnswerView) and not answers.documents
+    assert "--log-samples" in choices.problem and "--log-samples" in answers.problem
+
+
+def paired(a: Run, b: Run) -> Pairing:
+    return pair(Side("a", (a,)), Side("b", (b,)), {})
+
+
+def test_a_random_sample_has_the_whole_runs_prompts_and_scores(run: Evaluate, whole: Run) -> None:
+    """Also where solved examples are drawn one document after the other; documents keep their numbers."""
+    few, more = (run(sample=count, seed=2, log_samples=True) for count in (2, 4))
+    hashes = [
+        {
+            (task, sample["doc_id"]): (sample["doc_hash"], sample["prompt_hash"])
+            for task, members in samples_of(each).items()
+            for sample in members
+        }
+        for each in (few, more, whole)
+    ]
+    assert hashes[0].items() <= hashes[1].items() <= hashes[2].items()
+    assert {doc_id for _, doc_id in hashes[1]} != {0, 1, 2, 3}  # not the first ones
+    assert all(entry["n"] == 4 for entry in more.stored["tasks"])
+    both = more.scores.merge(whole.scores, on=["task", "doc_id", "choice"], suffixes=("", "_whole"))
+    assert len(both) == len(more.scores)
+    assert np.allclose(both["ll_continuation"], both["ll_continuation_whole"], rtol=1e-4)
+    # The documents of the smaller sample are paired, in either order
+    for a, b in ((few, more), (more, few)):
+        pairing = paired(a, b)
+        assert [(len(task.rows[0]), task.dropped) for task in pairing.tasks] == [(2, 2)] * 3
+        for task in pairing.tasks:
+            [mine], [theirs] = pairing.scores(task, "log_loss")
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4)
+        assert compare(pairing).average.difference == 0.0
+
+
+def test_first_documents_are_paired_with_random_ones(run: Evaluate) -> None:
+    first, random = run(tasks=("made_other",), limit=4), run(tasks=("made_other",), sample=4)
+    drawn = set(random.scores["doc_id"])
+    [task] = paired(first, random).tasks
+    assert drawn != set(range(4)) and len(task.rows[0]) == len(drawn & set(range(4)))
+    assert task.dropped == len(drawn ^ set(range(4)))
+
+
+def test_other_examples_are_another_prompt(run: Evaluate, tmp_path: Path) -> None:
+    documents = [{"question": f"Which is {n}?", "choices": ["one", "two"], "gold": n % 2} for n in range(6)]
+    examples = tmp_path / "examples.jsonl"
+    shots = CHOICE | {"task": "shots", "num_fewshot": 1, "fewshot_split": "examples"}
+    write_task(tmp_path / "tasks", shots, documents, examples=examples)
+    options = {"tasks": ("shots",), "include_path": tmp_path / "tasks"}
+    runs = []
+    for words in ("these", "those"):
+        lines = [{"question": f"Which of {words}?", "choices": ["one", "two"], "gold": 0}] * 3
+        examples.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        runs.append(run(**options, sample=3 + len(runs)))
+    with pytest.raises(UsageError, match="solved examples"):
+        paired(*runs)
+    with pytest.raises(UsageError, match="number of examples"):
+        paired(runs[0], run(**options, sample=4, num_fewshot=2))

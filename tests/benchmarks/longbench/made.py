@@ -1,4 +1,4 @@
-"""Synthetic rows and predictions."""
+"""Synthetic rows and predictions, and runs over them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from evalkit.benchmarks.longbench.benchmark import LongBench, LongBenchRequest
+from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
 from evalkit.runs.folder import Run
@@ -44,7 +45,7 @@ def write(path: Path, records: list[Any]) -> Path:
     return path
 
 
-def prediction(pred: str, answers: list[str], length: int = 10, all_classes: list[str] | None = None) -> dict[str, Any]:
+def prediction(pred: Any, answers: Any, length: Any = 10, all_classes: Any = None) -> dict[str, Any]:
     """Return a line in the format of the official code's output."""
     return {"pred": pred, "answers": answers, "all_classes": all_classes, "length": length}
 
@@ -63,6 +64,13 @@ def generations(task: str, *pairs: tuple[str, str], lengths: list[int] | None = 
             "truncated": 0,
         }
     )
+
+
+def request(model: Path, rows: Path, output: Path, *tasks: str, **options: Any) -> LongBenchRequest:
+    """Return a request without context extension, in float32."""
+    named = {"tasks": tasks or ("qasper", "trec", "samsum", "lcc"), "max_prompt_tokens": 600}
+    common = {"data_dir": rows, "output": output, "dtype": "float32", "context": "none"}
+    return request_of(LongBenchRequest, model, common | named | options)
 
 
 def evaluate_longbench(request: LongBenchRequest, progress: Progress) -> Run:

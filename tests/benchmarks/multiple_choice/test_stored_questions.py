@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.multiple_choice import stored
-from evalkit.benchmarks.multiple_choice.stored import pinned_questions
+from evalkit.benchmarks.multiple_choice import tasks
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, with_fewshot
-from evalkit.benchmarks.multiple_choice.tasks import load_questions
+from evalkit.benchmarks.multiple_choice.tasks import load_questions, pinned_questions
 from evalkit.data import Library
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, DocumentSelection, FirstDocuments
 from evalkit.errors import DataError
@@ -39,7 +38,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         calls.append(suite.tasks)
         return load_questions(suite, *others)
 
-    monkeypatch.setattr(stored, "load_questions", load)
+    monkeypatch.setattr(tasks, "load_questions", load)
     return calls
 
 
@@ -83,10 +82,8 @@ def test_other_libraries_code_and_task_files_build_anew(
 ) -> None:
     suite = choose_tasks(SUITE, ("piqa",))
     pinned_questions(suite, library(documents), ALL_DOCUMENTS)
-    monkeypatch.setattr(stored, part, lambda *_: "another")
-    stored._code.cache_clear()
+    monkeypatch.setattr(tasks, part, lambda *_: "another")
     pinned_questions(suite, library(documents), ALL_DOCUMENTS)
-    stored._code.cache_clear()
     assert len(counted) == 2
 
 
@@ -111,7 +108,7 @@ def test_documents_that_are_not_plain_json_are_not_stored(
         found = load_questions(*given)
         return {task: [replace(one, doc={"id": {1, 2}}) for one in members] for task, members in found.items()}
 
-    monkeypatch.setattr(stored, "load_questions", load)
+    monkeypatch.setattr(tasks, "load_questions", load)
     suite = choose_tasks(SUITE, ("piqa",))
     assert pinned_questions(suite, library(documents), ALL_DOCUMENTS)["piqa"][0].doc == {"id": {1, 2}}
     assert not (cache / "questions").exists()

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from evalkit.benchmarks.perplexity.windows import encoding_bytes, token_bytes
+from evalkit.benchmarks.perplexity.windows import token_bytes
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 
 ODD = "Hé 👍🏽 夜里  x\n\n朝 क्षि\u200d👩\u200d👩\u200d👧 \ufeffend \t"
@@ -22,7 +22,9 @@ _BYTES = {character: number for number, character in bytes_to_unicode().items()}
 
 def counted(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
     encoding = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
-    return encoding_bytes(text, encoding, tokenizer).tolist(), tokenizer.convert_ids_to_tokens(encoding["input_ids"])
+    spans, added = np.array(encoding["offset_mapping"]).reshape(-1, 2), np.array(encoding["special_tokens_mask"], bool)
+    spelled = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
+    return token_bytes(text, spans, added, spelled).tolist(), spelled
 
 
 @pytest.fixture(scope="module")

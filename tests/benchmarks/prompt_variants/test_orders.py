@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.benchmarks.multiple_choice.tasks import Question
-from evalkit.benchmarks.prompt_variants.orders import (
+from evalkit.benchmarks.prompt_variants.prompt_sets import (
     in_orders,
     order_name,
     orders_of,

@@ -1,0 +1,314 @@
+"""LongBench's scores: generations tables → the score of every task, group and mean, their report and figures.
+
+In: a generations table, one row for each (task, document) with columns `task`, `length`, `prediction`, `answers` and
+`all_classes` (both JSON lists) and `truncated`. Scores are 100 times the mean over rows, rounded to two decimals, as
+the official code prints them. Intervals are 95 % percentile bootstrap intervals over documents (rows with the same
+`source`; over rows if the table has no such column) with a fixed seed. Those of means treat the tasks as fixed.
+Comparisons of checkpoints need paired statistics.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from math import isnan, nan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from evalkit.benchmarks.generated import about_run
+from evalkit.benchmarks.longbench.metrics import EditVariant, score_prediction
+from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, TASKS, SuiteName, Task, find_task, suite_tasks
+from evalkit.display import doing
+from evalkit.errors import DataError, RunError
+from evalkit.reporting.decimals import fixed
+from evalkit.reporting.figures import RunFigure, check_figure_path, line_look, new_figure, save_figure
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import simple_table
+from evalkit.runs.folder import LONGBENCH, Run
+from evalkit.stats.estimates import Floats, error_of_mean, percentile_interval, resampled_means
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+GENERATIONS = "generations.parquet"
+SOURCE = "source"
+"""Column of the generations table with a hash of the context; equal for rows with the same document."""
+BUCKETS: tuple[str, ...] = ("0-4k", "4-8k", "8k+")
+"""LongBench-E's buckets by the stored length in words: below 4,000, below 8,000, and 8,000 or more."""
+BANDS: tuple[str, ...] = ("<2k", "2-4k", "4-8k", "8-16k", "16k+")
+"""Bands of the stored length in the figure. They include LongBench-E's bucket limits."""
+MEAN_OF_GROUPS, PLAIN_MEAN = "Mean of groups", "Plain mean"
+_BUCKET_EDGES, _BAND_EDGES = (4000, 8000), (2000, 4000, 8000, 16000)
+_SEED, _RESAMPLES = 20240, 2000
+_NUMBERS = ("score", "low", "high")
+_METRICS = {
+    "f1": "F1",
+    "rouge_l": "ROUGE-L",
+    "classification": "accuracy",
+    "retrieval": "accuracy",
+    "count": "accuracy",
+    "edit_similarity": "edit sim.",
+}
+
+
+def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.DataFrame:
+    """Return the generations table of a finished LongBench run; `columns` have to be in it."""
+    if run.kind != LONGBENCH:
+        raise RunError(f"{run.folder} is not a LongBench run")
+    return run.table(GENERATIONS, columns)
+
+
+def official_tasks(manifest: Mapping[str, Any]) -> dict[str, bool]:
+    """Return task → whether its documents are the official ones."""
+    return {task: about["official"] for task, about in manifest["documents"].items()}
+
+
+def score_generations(
+    generations: pd.DataFrame,
+    suite: SuiteName = "longbench",
+    variant: EditVariant = "difflib",
+    official: Mapping[str, bool] | None = None,
+) -> dict[str, Any]:
+    """Score a generations table.
+
+    Args:
+        generations: the generations table, see the module.
+        suite: the benchmark; LongBench-E has scores by length too.
+        variant: of the edit similarity.
+        official: task → whether its documents are the official ones; unknown for missing tasks.
+
+    Returns:
+        The scores as in results.json: `tasks` in the paper's order, `groups`, `mean_of_groups` (the average of the
+        LongBench paper) and `plain_mean` (over tasks). Each has `all` and, for LongBench-E, `buckets` in the order of
+        `BUCKETS`, with `n` rows; `score` in percent, rounded to two decimals, None without rows, also of a part of a
+        mean; `low` and `high`, the bounds of the interval, None for fewer than two documents. The name of a mean has
+        "(2 of 3 tasks)" if tasks are missing.
+    """
+    if generations.empty:
+        raise DataError("there are no generations to score")
+    rows_of = {find_task(str(name)): rows for name, rows in generations.groupby("task", sort=False)}
+    tasks: dict[str, dict[str, Any]] = {}
+    means: dict[str, Floats] = {}
+    for task in sorted(rows_of, key=list(TASKS.values()).index):
+        rows = rows_of[task]
+        with doing(f"scoring {task.name}"):
+            scores = score_rows(task, rows, variant)
+        parts = [np.ones(len(rows), bool)]
+        if suite == "longbench-e":
+            buckets = bucket(rows["length"].to_numpy())
+            parts += [buckets == number for number in range(len(BUCKETS))]
+        # Predictions of the official code have no column `source`
+        sources = rows[SOURCE].to_numpy() if SOURCE in rows else np.arange(len(rows))
+        means[task.name] = np.stack(
+            [_means(task.name, number, scores[part], sources[part]) for number, part in enumerate(parts)]
+        )
+        about = {"task": task.name, "group": task.group, "metric": task.metric}
+        truncated = int(rows["truncated"].astype(bool).sum())
+        known = {"truncated": truncated, "official": (official or {}).get(task.name)}
+        tasks[task.name] = about | _scores([int(part.sum()) for part in parts], means[task.name]) | known
+
+    def mean(name: str, members: Collection[str], parts: Collection[Floats], size: int) -> dict[str, Any]:
+        """Return the unweighted mean of rounded scores, which readers can recompute; NaN if a part has no rows."""
+        sizes = np.sum([[part["n"] for part in _parts(tasks[task])] for task in members], axis=0)
+        shown = name if len(members) == size else f"{name} ({len(members)} of {size} tasks)"
+        return {"name": shown} | _scores(sizes.tolist(), np.mean(list(parts), axis=0))
+
+    full = suite_tasks(suite)
+    groups, by_group = [], []
+    for group in GROUPS:
+        if members := [name for name in tasks if TASKS[name].group == group]:
+            by_group.append(np.mean([means[name] for name in members], axis=0))
+            groups.append(mean(group, members, by_group[-1:], sum(task.group == group for task in full)))
+    return {
+        "suite": suite,
+        "edit_similarity": variant,
+        "tasks": list(tasks.values()),
+        "groups": groups,
+        # A missing task changes its group's mean too, so tasks are counted and not groups
+        "mean_of_groups": mean(MEAN_OF_GROUPS, tasks, by_group, len(full)),
+        "plain_mean": mean(PLAIN_MEAN, tasks, means.values(), len(full)),
+    }
+
+
+def score_rows(task: Task, rows: pd.DataFrame, variant: EditVariant = "difflib") -> Floats:
+    """Return the score of each row, from 0 to 1, in the table's order."""
+    scores = np.empty(len(rows))
+    columns = zip(rows["prediction"], rows["answers"], rows["all_classes"], strict=True)
+    for number, (prediction, answers, classes) in enumerate(columns):
+        try:
+            labels = json.loads(classes or "null") or ()
+            scores[number] = score_prediction(task, prediction, json.loads(answers), labels, variant)
+        except (DataError, ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"generations of {task.name}, row {number + 1} cannot be scored: {error}") from error
+    return scores
+
+
+def bucket(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the index of LongBench-E's bucket for each stored length, from 0."""
+    return np.searchsorted(_BUCKET_EDGES, np.asarray(lengths), side="right")
+
+
+def _means(task: str, part: int, scores: Floats, sources: np.ndarray) -> Floats:
+    """Return [1 + resamples] the rounded mean in percent and resampled means, whole documents at a time.
+
+    NaN without rows; without an interval, for a single document, all but the first are NaN.
+    """
+    import pandas as pd
+
+    means = np.full(1 + _RESAMPLES, nan)
+    if len(scores):
+        means[0] = round(100 * float(np.mean(scores)), 2)
+        codes, names = pd.factorize(sources)
+        if len(names) > 1:
+            # Seeded by task, so that its interval does not depend on the other tasks in the table
+            means[1:] = resampled_means(scores, codes, _RESAMPLES, [_SEED, crc32(task.encode()), part], 100)
+    return means
+
+
+def _scores(sizes: Sequence[int], means: Floats) -> dict[str, Any]:
+    """Return the scores of all rows and of each bucket from their means, [parts, 1 + resamples]."""
+    parts = []
+    for n, part in zip(sizes, means, strict=True):
+        numbers = (float(part[0]), *percentile_interval(part[1:]))
+        rounded = [None if isnan(number) else round(number, 2) for number in numbers]
+        parts.append({"n": n} | dict(zip(_NUMBERS, rounded, strict=True)))
+    return {"all": parts[0], "buckets": parts[1:]}
+
+
+def _parts(scored: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the scores of all rows and of each bucket of a task or a mean."""
+    return [scored["all"], *scored["buckets"]]
+
+
+def report_of(run: Run, variant: EditVariant = "difflib") -> Report:
+    """Return the report of a finished LongBench run, from its stored predictions."""
+    columns = ("task", "id", "prediction", "answers", "all_classes", "length", "truncated")
+    suite, official = run.manifest["specification"]["suite"], official_tasks(run.manifest)
+    results = score_generations(load_generations(run, columns), suite, variant, official)
+    return longbench_report(results, about_run(run), {"run": run.manifest["id"], "folder": str(run.folder)})
+
+
+def longbench_report(
+    results: Mapping[str, Any], notes: Sequence[str] = (), about: Mapping[str, Any] | None = None
+) -> Report:
+    """Return the report of LongBench's results, with lines after the table, and entries about their run for JSON."""
+    buckets = BUCKETS if results["suite"] == "longbench-e" else ()
+    tasks, groups = ([_record(kind, scored, results) for scored in results[f"{kind}s"]] for kind in ("task", "group"))
+    means = [_record("mean", results[name], results) for name in ("mean_of_groups", "plain_mean")]
+    lines: list[dict[str, Any]] = []
+    for group in groups:
+        members = [task for task in tasks if group["name"].startswith(task["group"])]
+        lines += members + ([group] if len(members) > 1 else [])
+    truncated = any(task["truncated"] for task in tasks)
+    cells = []
+    for line in lines + means:
+        name = LABELS.get(line["name"], str(line["name"])) + "*" * (line["official"] is False)
+        interval = "–" if line["low"] is None else f"{fixed(line['low'], 2)} to {fixed(line['high'], 2)}"
+        row = [name, _METRICS.get(line["metric"], ""), f"{line['n']:,}", fixed(line["score"], 2), interval]
+        row += [fixed(line[f"score_{bucket}"], 2) for bucket in buckets]
+        cells.append(row + ([str(line["truncated"] or "")] if truncated else []))
+    headers = ["task", "metric", "n", "score", "95 % interval", *buckets, *(["cut"] if truncated else [])]
+    footnotes = {
+        "Mean of groups: of the six groups' means (the paper's average). Plain mean: of the tasks.": True,
+        "Buckets: by the stored length in words, below 4,000, below 8,000, and from there on": bool(buckets),
+        f"edit sim.: {results['edit_similarity']}": any(task["variant"] for task in tasks),
+        "cut: documents truncated in the middle, since their prompts were too long": truncated,
+        "*: not the official documents of the task": any(task["official"] is False for task in tasks),
+    }
+    return Report(
+        (simple_table(results["suite"], headers, cells, texts=2, ruled={len(cells) - 2}),),
+        notes=(*(note for note, applies in footnotes.items() if applies), *notes),
+        content=dict(about or {}) | dict(results) | {"notes": list(notes)},
+        records=tasks + groups + means,
+    )
+
+
+def _record(kind: str, scored: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a task, group or mean, with the numbers of all rows and of each bucket."""
+    variant = results["edit_similarity"] if scored.get("metric") == "edit_similarity" else None
+    about = {"kind": kind, "name": scored["task" if kind == "task" else "name"]}
+    about |= {"group": scored.get("group"), "metric": scored.get("metric"), "variant": variant}
+    parts = zip(("", *(f"_{bucket}" for bucket in BUCKETS)), _parts(scored), strict=False)
+    numbers = {f"{name}{suffix}": part[name] for suffix, part in parts for name in ("n", *_NUMBERS)}
+    return about | numbers | {"truncated": scored.get("truncated"), "official": scored.get("official")}
+
+
+class BandScore(NamedTuple):
+    """The mean score of one task in one band, in percent."""
+
+    task: str
+    band: str
+    n: int
+    score: float
+    stderr: float | None
+    """None for a single row."""
+
+
+def scores_by_length(generations: pd.DataFrame, variant: EditVariant = "difflib") -> list[BandScore]:
+    """Return mean scores by task and band, tasks in the paper's order; bands without rows are omitted."""
+    if generations["length"].isna().any():
+        raise DataError("scores by length: some predictions have no field 'length'; leave out --plot")
+    bands: list[BandScore] = []
+    for name, task in TASKS.items():
+        rows = generations[generations["task"] == name]
+        scores = 100 * score_rows(task, rows, variant)
+        numbers = np.searchsorted(_BAND_EDGES, rows["length"].to_numpy(), side="right")
+        for number in np.unique(numbers).tolist():
+            part = scores[numbers == number]
+            bands.append(BandScore(name, BANDS[number], len(part), float(part.mean()), error_of_mean(part)))
+    return bands
+
+
+def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+    """Return the scores by length of each run whose documents have lengths."""
+    words = "Scores of the tasks of {} by the length of their documents, with standard errors: {}."
+    tables = ((run, name, load_generations(run)) for run, name in zip(runs, names, strict=True))
+    return [
+        RunFigure(f"lengths-{run.manifest['id']}", words.format(run.suite, name), partial(draw_by_length, table))
+        for run, name, table in tables
+        if "length" in table and table["length"].notna().all()
+    ]
+
+
+def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant = "difflib") -> None:
+    """Draw each task's score by the stored length of its rows, one panel for each group of tasks."""
+    check_figure_path(path)
+    bands = scores_by_length(generations, variant)
+    groups = [group for group in GROUPS if any(TASKS[band.task].group == group for band in bands)]
+    columns = min(3, len(groups))
+    rows = -(-len(groups) // columns)
+    figure = new_figure(3.4 * columns, 2.9 * rows)
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharex=True).flat)
+    for axes in panels[len(groups) :]:
+        axes.axis("off")
+    for number, (axes, group) in enumerate(zip(panels, groups, strict=False)):
+        _draw_group(axes, group, bands)
+        if number % columns == 0:
+            axes.set_ylabel("score")
+        if number + columns >= len(groups):
+            axes.set_xlabel("length in words")
+            axes.tick_params(labelbottom=True)
+    save_figure(figure, path)
+
+
+def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
+    axes.set_title(group, fontsize=10)
+    looks = {name: line_look(place) for place, name in enumerate(t for t in TASKS if TASKS[t].group == group)}
+    drawn = list(dict.fromkeys(band.task for band in bands if band.task in looks))
+    for place, name in enumerate(drawn):
+        points = [band for band in bands if band.task == name]
+        offset = 0.1 * (place - (len(drawn) - 1) / 2)  # so that error bars do not overlap
+        positions = [BANDS.index(point.band) + offset for point in points]
+        means, errors = [point.score for point in points], [point.stderr or 0.0 for point in points]
+        axes.errorbar(positions, means, errors, ms=4, lw=1.4, capsize=2, label=LABELS[name], **looks[name])
+    axes.set_xticks(range(len(BANDS)), BANDS)
+    axes.set_xlim(-0.4, len(BANDS) - 0.6)
+    axes.set_ylim(-2, 102)
+    axes.grid(axis="y", color="#dddddd", lw=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)

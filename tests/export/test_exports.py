@@ -1,0 +1,422 @@
+"""Exports of a finished run: in others' formats by their own loader, schema and output; and as a run to publish."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
+from lm_eval import simple_evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from evalkit.benchmarks.outcomes import Metric
+from evalkit.benchmarks.run import evaluate
+from evalkit.data import Library
+from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
+from evalkit.display import Progress
+from evalkit.errors import DataError, EvalkitError, RunError, UnknownNameError, UsageError
+from evalkit.exchange.exports import FORMS, export_run, without_folders
+from evalkit.exchange.formats import Content, ExportedScore
+from evalkit.paths import resource
+from evalkit.runs.folder import JOURNAL, MANIFEST, Run, load_run
+from tests.benchmarks.attention.made_ranks import made_ranks
+from tests.documents import SUBJECTS
+from tests.marks import fast
+from tests.sealed import read, reseal, write
+from tests.tables.test_measured import altered
+
+SCHEMA = Member(
+    wheel=Wheel(
+        package="every-eval-ever",
+        version="0.3.0",
+        sha256="564b8bc624c1f822f749a769dc69dc058a736e83d920cbeb147c3a30d3152317",
+        megabytes=1,
+    ),
+    path="every_eval_ever/schemas/eval.schema.json",
+    sha256="c9c6195aec8a9dfa0b2aba4924ac1aa8a184c9d8ca97cee778cb531088e39b48",
+)
+"""The schema, out of the wheel of its own package, whose dependencies clash with evalkit's."""
+EXTENSION = {"method": "linear", "target": 8192, "original": 2048, "factor": 4.0}
+OTHERS = ("arc_easy", "arc_challenge", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
+PARTS: dict[str, dict[str, Any]] = {
+    "others": {"tasks": OTHERS, "limit": 5},
+    "mmlu": {"tasks": ("mmlu",)},
+    "few-shot": {"tasks": ("mmlu",), "num_fewshot": 5},
+}
+"""What is evaluated with evalkit and with lm-eval: MMLU on all of its documents, the other tasks on a few."""
+pytestmark = [
+    # lm-eval's own, all of them
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft7Validator:
+    try:
+        path = fetch_wheel_member(SCHEMA, "schemas", lambda _: None)
+    except DataError as error:
+        pytest.skip(f"the schema could not be downloaded: {error}")
+    return jsonschema.Draft7Validator(json.loads(path.read_text(encoding="utf-8")))
+
+
+def document(run: Run, rule: str | None, folder: Path) -> dict[str, Any]:
+    [path] = export_run(run, "every_eval_ever", rule, folder)
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def accuracies(run: Run, rule: str | None) -> dict[str, float]:
+    return {task.task: task.accuracy for task in run.results(rule or "ppl").tasks}
+
+
+@pytest.mark.parametrize("rule", [None, "acc_norm"])
+def test_every_eval_ever(
+    finished: Run, tmp_path: Path, validator: jsonschema.Draft7Validator, rule: str | None
+) -> None:
+    content = document(finished, rule, tmp_path)
+    validator.validate(content)
+    [path] = tmp_path.iterdir()
+    assert re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\.json", path.name)
+    results = {result["evaluation_name"]: result for result in content["evaluation_results"]}
+    scores = {task: result["score_details"]["score"] for task, result in results.items()}
+    assert scores == accuracies(finished, rule)
+    piqa = next(task for task in finished.results(rule).tasks if task.task == "piqa")
+    error = {"value": piqa.stderr, "method": "analytic"}
+    assert results["piqa"]["score_details"]["uncertainty"] == {"num_samples": piqa.n, "standard_error": error}
+    source = results["piqa"]["source_data"]
+    assert (source["dataset_name"], source["source_type"]) == ("piqa (not the official documents)", "other")
+    assert "hf_repo" not in source
+    # The same export is the same file; and what lacks a part would be refused
+    assert document(finished, rule, tmp_path) == content and len(list(tmp_path.iterdir())) == 1
+    del content["model_info"]
+    assert not validator.is_valid(content)
+
+
+@pytest.mark.parametrize("rule", [None, "acc"])
+def test_hub(finished: Run, tmp_path: Path, rule: str | None) -> None:
+    card, entries = export_run(finished, "hub", rule, tmp_path)
+    expected = {task: round(100 * value, 4) for task, value in accuracies(finished, rule).items()}
+    marked = " (not the official documents)"
+    results = {result.dataset_name: result for result in ModelCard.load(card).data.eval_results}
+    assert {name: result.metric_value for name, result in results.items()} == {
+        task + marked: value for task, value in expected.items()
+    }
+    arc = results[f"arc_easy{marked}"]
+    assert (arc.dataset_type, arc.dataset_config, arc.dataset_split) == ("allenai/ai2_arc", "ARC-Easy", "test")
+    assert arc.metric_args["rule"] == (rule or "ppl")
+    parsed = parse_eval_result_entries(yaml.safe_load(entries.read_text(encoding="utf-8")))
+    assert {entry.task_id: entry.value for entry in parsed} == expected
+    assert {entry.dataset_id for entry in parsed} >= {"allenai/ai2_arc", "cais/mmlu"}
+    assert all((entry.notes or "").startswith("not the official documents; ") for entry in parsed)
+
+
+def test_what_is_no_score_of_the_published_documents_is_named_so(
+    finished: Run, tmp_path: Path, validator: jsonschema.Draft7Validator
+) -> None:
+    """Some of the official documents, with unofficial examples and an extended context."""
+    documents = {task: about | {"official": True} for task, about in finished.manifest["documents"].items()}
+    documents["piqa"] |= {"count": 1838}
+    examples = {task: about | {"official": task != "mmlu"} for task, about in documents.items()}
+    more = {"documents": documents, "examples": examples}
+    run = load_run(altered(finished, tmp_path / "stretched", 0.0, more, limit=6, context_extension=EXTENSION))
+    card, entries = export_run(run, "hub", None, tmp_path / "hub")
+    by_name = {result.dataset_name: result for result in ModelCard.load(card).data.eval_results}
+    assert {"piqa (6 of 1,838 documents)", "mmlu (not the official examples)", "arc_easy"} <= by_name.keys()
+    parsed = parse_eval_result_entries(yaml.safe_load(entries.read_text(encoding="utf-8")))
+    notes = {entry.task_id: entry.notes or "" for entry in parsed}
+    assert notes["piqa"].startswith("6 of 1,838 documents; evalkit") and notes["arc_easy"].startswith("evalkit")
+    assert all("context stretched from 2,048" in note for note in notes.values())
+    content = document(run, None, tmp_path / "every")
+    validator.validate(content)
+    results = {result["evaluation_name"]: result for result in content["evaluation_results"]}
+    assert results["mmlu"]["source_data"]["dataset_name"] == "mmlu (not the official examples)"
+    assert results["piqa"]["source_data"]["hf_repo"]
+    for result in results.values():
+        assert "context stretched" in result["generation_config"]["additional_details"]["context_extension"]
+
+
+def test_measures_of_attention_are_not_scores_of_answers(tmp_path: Path, validator: jsonschema.Draft7Validator) -> None:
+    run = made_ranks(tmp_path, "llama-125m-vanilla", {19: np.ones((5, 3))})
+    validator.validate(content := document(run, None, tmp_path / "exported"))
+    words = {result["metric_config"]["evaluation_description"] for result in content["evaluation_results"]}
+    assert words == {"mean rank over documents; neither higher nor lower is better"}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "score"), [((0.0, 1.0), 0.2), ((0.0, 100.0), 0.002), ((-1.0, 1.0), 0.2), ((-2.0, 0.0), 0.2), (None, 0.2)]
+)
+def test_only_shares_are_scaled(bounds: tuple[float, float] | None, score: float) -> None:
+    """A number in its own unit is not converted, whatever its bounds."""
+    exported = ExportedScore(Metric("a", "m", 3, 0.2, 0.1, bounds=bounds), None, 3, (), "here")
+    assert (exported.score, exported.stderr) == (pytest.approx(score), pytest.approx(score / 2))
+
+
+def test_a_hub_model_is_named_without_its_revision(finished: Run) -> None:
+    """It is stored beside it, as the commit."""
+    for path, name in ((None, "org/name"), ("/org/name@step1000", "org/name@step1000")):
+        run = Run(finished.folder, finished.manifest | {"model": "org/name@step1000", "path": path})
+        assert Content(run, "acc", (), {}).model == name
+
+
+def test_invalid_exports_are_rejected(finished: Run, own_run: Path, tmp_path: Path) -> None:
+    for form, rule, kind, words in (
+        ("hob", None, UnknownNameError, "'hub'"),
+        ("hub", "ac", UnknownNameError, "'ac'"),
+        ("lm_eval", "acc", UsageError, "every rule"),
+        ("run", "acc", UsageError, "every rule"),
+    ):
+        with pytest.raises(kind, match=words):
+            export_run(finished, form, rule)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EvalkitError, match=r"file.* cannot be written"):
+        export_run(finished, "hub", None, tmp_path / "file" / "folder")
+    # By default an export goes into the run's folder, where it does not damage the run
+    run = load_run(own_run)
+    paths = [path for form in FORMS for path in export_run(run, form)]
+    assert all(path.is_file() and path.is_relative_to(own_run) for path in paths) and load_run(own_run).complete
+
+
+def lm_eval_results(run: Run) -> dict[str, Any]:
+    [path] = run.folder.glob("lm_eval/results_*.json")
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+@pytest.fixture(scope="module")
+def pairs(
+    checkpoint: Path, real_documents: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Run, dict[str, Any]]]:
+    """A part's run with lm-eval's prompt; and lm-eval's output from the same task files and documents."""
+    output = tmp_path_factory.mktemp("runs")
+    library = Library(real_documents, allow_unofficial=True)
+    manager = TaskManager(include_path=str(resource("tasks")), include_defaults=False, metadata={"library": library})
+
+    @cache
+    def both(part: str) -> tuple[Run, dict[str, Any]]:
+        run = evaluate(
+            str(checkpoint), data_dir=real_documents, allow_unofficial_data=True, output=output, template="plain",
+            log_samples=True, progress=Progress(live=False), **PARTS[part],
+        )  # fmt: skip
+        options = PARTS[part] | {"tasks": list(PARTS[part]["tasks"])}
+        model = HFLM(pretrained=str(checkpoint), device="cpu", batch_size=8)
+        return run, simple_evaluate(model, task_manager=manager, bootstrap_iters=2, **options)
+
+    return both
+
+
+@pytest.mark.parametrize("part", fast(["others"], PARTS))  # 57 subjects, twice
+def test_results_are_lm_evals(pairs: Any, part: str) -> None:
+    """Accuracies, standard errors, groups and what describes them."""
+    run, theirs = pairs(part)
+    ours, theirs = lm_eval_results(run), json.loads(json.dumps(theirs, default=str))
+    assert ours["results"].keys() == theirs["results"].keys()
+    for task, metrics in theirs["results"].items():
+        result = ours["results"][task]
+        for key, value in metrics.items():
+            if key.endswith(",none"):
+                assert result[key] == pytest.approx(value, abs=1e-12), (task, key)
+        assert (result["sample_len"], result["name"]) == (metrics["sample_len"], task)
+        # Of these documents, which are some of the official ones, lm-eval knows nothing
+        assert result["alias"] == metrics["alias"] + " (not the official documents)"
+    assert ours["n-shot"] == theirs["n-shot"] and ours["n-samples"] == theirs["n-samples"]
+    assert ours["versions"].items() <= theirs["versions"].items()  # without the group's
+    for task, metrics in theirs["higher_is_better"].items():
+        assert metrics.items() <= ours["higher_is_better"][task].items()
+    for task, config in theirs["configs"].items():
+        assert ours["configs"][task].items() <= config.items()
+    assert ours["config"].keys() <= theirs["config"].keys()
+    assert ours["group_subtasks"] == theirs["group_subtasks"]
+    if part != "others":
+        assert ours["group_subtasks"] == {"mmlu": [f"mmlu_{name}" for name in SUBJECTS]}
+        assert ours["groups"].keys() == theirs["groups"].keys() == {"mmlu"}
+        for key in ("acc,none", "acc_stderr,none"):
+            assert ours["groups"]["mmlu"][key] == pytest.approx(theirs["groups"]["mmlu"][key], abs=1e-12)
+
+
+def test_samples_are_lm_evals(pairs: Any) -> None:
+    run, theirs = pairs("others")
+    for task, expected in theirs["samples"].items():
+        [path] = run.folder.glob(f"lm_eval/samples_{task}_*.jsonl")
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+        for mine, other in zip(lines, expected, strict=True):
+            assert mine.keys() >= other.keys() and set(other["metrics"]) <= set(mine["metrics"])
+            for key in ("doc_id", "doc", "filter", "prompt_hash", "doc_hash", "target_hash", *other["metrics"]):
+                assert mine[key] == other[key], (task, key)
+            assert mine["target"] == str(other["target"])
+            arguments = [(request["arg_0"], request["arg_1"]) for request in mine["arguments"].values()]
+            assert arguments == [tuple(pair) for pair in other["arguments"]]
+            likelihoods = [float(value) for value, _ in mine["filtered_resps"]]
+            assert likelihoods == pytest.approx([value for value, _ in other["filtered_resps"]], rel=1e-4)
+
+
+def test_other_rules_and_parts_of_mmlu(finished: Run, checkpoint: Path, documents: Path, tmp_path: Path) -> None:
+    """Rules stand beside under names of their own; a limit of one document leaves MMLU with its first subject."""
+    metrics = lm_eval_results(finished)["results"]["piqa"]
+    for rule, name in (("ppl", "acc_ppl"), ("ppl_continuation", "acc_ppl_continuation"), ("acc_token", "acc_token")):
+        piqa = next(task for task in finished.results(rule).tasks if task.task == "piqa")
+        assert (metrics[f"{name},none"], metrics[f"{name}_stderr,none"]) == (piqa.accuracy, piqa.stderr)
+    run = evaluate(
+        str(checkpoint), data_dir=documents, allow_unofficial_data=True, output=tmp_path, limit=1, tasks="mmlu",
+        progress=Progress(live=False),
+    )  # fmt: skip
+    content = lm_eval_results(run)
+    assert content["group_subtasks"] == {"mmlu": ["mmlu_abstract_algebra"]}
+    assert content["results"]["mmlu"]["acc,none"] == content["results"]["mmlu_abstract_algebra"]["acc,none"]
+    assert content["groups"]["mmlu"]["acc_stderr,none"] is None
+
+
+def test_pmi_is_lm_evals_mutual_information(checkpoint: Path, real_documents: Path, tmp_path: Path) -> None:
+    """On a task in lm-eval's own format with that metric, and our run with the rule `pmi`."""
+    run = evaluate(
+        str(checkpoint), data_dir=real_documents, allow_unofficial_data=True, output=tmp_path, template="plain",
+        rule="pmi", tasks="arc_easy", progress=Progress(live=False),
+    )  # fmt: skip
+    task = {
+        "task": "arc_easy_pmi",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(real_documents / "arc_easy.jsonl")}, "cache_dir": str(tmp_path)},
+        "output_type": "multiple_choice",
+        "test_split": "test",
+        "doc_to_text": "Question: {{question}}\nAnswer:",
+        "doc_to_target": "{{choices.label.index(answerKey)}}",
+        "doc_to_choice": "{{choices.text}}",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_mutual_info"}],
+    }
+    model = HFLM(pretrained=str(checkpoint), device="cpu", batch_size=8)
+    manager = TaskManager(include_defaults=False)
+    expected = simple_evaluate(model, tasks=[task], task_manager=manager, bootstrap_iters=2)["results"]["arc_easy_pmi"]
+    for name in ("acc", "acc_mutual_info", "acc_mutual_info_stderr"):
+        value = lm_eval_results(run)["results"]["arc_easy"][f"{name},none"]
+        assert value == pytest.approx(expected[f"{name},none"], abs=1e-12)
+
+
+def test_a_published_run_has_the_numbers_and_no_path_of_the_machine(finished: Run, tmp_path: Path) -> None:
+    export_run(finished, "run", output=tmp_path / "published")
+    published = load_run(tmp_path / "published" / finished.folder.name)
+    assert published.complete and published.stored == finished.stored
+    assert published.results("acc_norm") == finished.results("acc_norm") and published.scores.equals(finished.scores)
+    for key in ("id", "specification", "loaded", "created"):
+        assert published.manifest[key] == finished.manifest[key]
+    for name in published.files.keys() - {MANIFEST}:  # whose content was verified when it was opened
+        published.read(name)
+    assert not (published.folder / JOURNAL).exists()
+    texts = [path.read_text(encoding="utf-8") for path in published.folder.rglob("*.json")]
+    for text in texts:
+        assert platform.node() not in json.loads(text).get("devices", [{}])[0].values()
+        for path in (str(tmp_path.parent), str(finished.folder.parent), platform.release()):
+            assert path not in text
+    assert published.manifest["command"][0] == "evalkit"
+    [alias] = {entry["alias"].partition(" (")[2] for entry in lm_eval_results(published)["results"].values()}
+    assert alias == "not the official documents)"
+
+
+def test_paths_keep_their_last_part(finished: Run, own_run: Path, tmp_path: Path) -> None:
+    """Of a model a relative path as it was given."""
+    manifest = read(own_run, MANIFEST)
+    sources = {
+        task: about | {"source": f"data-dir /my data/{task}.jsonl"} for task, about in manifest["documents"].items()
+    }
+    for model, shown in (("/data/my models/a/", "a"), ("trained/a/model", "trained/a/model")):
+        changed = {
+            "command": ["/opt/bin/evalkit", "run", "/data/models/a", "--output=/data/runs", "--rule", "acc/norm"]
+        }
+        write(
+            own_run,
+            MANIFEST,
+            manifest | changed | {"model": model, "path": f"/home/alice/{shown}", "documents": sources},
+        )
+        reseal(own_run)
+        export_run(load_run(own_run), "run", output=tmp_path / "published")
+        published = load_run(tmp_path / "published" / finished.folder.name).manifest
+        assert published["command"] == ["evalkit", "run", "a", "--output=runs", "--rule", "acc/norm"]
+        assert {about["source"] for about in published["documents"].values()} == {
+            f"data-dir {t}.jsonl" for t in sources
+        }
+        assert (published["model"], published["path"]) == (shown, shown)
+
+
+def test_the_run_itself_is_not_replaced_and_a_damaged_one_not_published(own_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(own_run.parent)
+    before = {path: path.read_bytes() for path in own_run.rglob("*") if path.is_file()}
+    for output in (own_run.parent, own_run / "..", tmp_path / "link"):
+        with pytest.raises(UsageError, match="run itself"):
+            export_run(load_run(own_run), "run", output=output)
+    assert {path: path.read_bytes() for path in own_run.rglob("*") if path.is_file()} == before
+    copy = Path(shutil.copytree(own_run, tmp_path / "damaged" / own_run.name))
+    (copy / "scores.parquet").write_bytes(b"")
+    with pytest.raises(RunError, match="damaged"):
+        export_run(load_run(copy), "run", output=tmp_path / "published")
+    assert not (tmp_path / "published").exists()
+
+
+IN_TEXT = {
+    "/home/alice/ckpt": "ckpt",
+    "/home/alice/": "alice",
+    "//home/alice/ckpt": "ckpt",
+    "../../alice/ckpt/": "ckpt",
+    "runs/../../alice/ckpt": "ckpt",
+    "~/private/ckpt": "ckpt",
+    "~alice/ckpt": "ckpt",
+    "file:///home/alice/x": "x",
+    r"\\server\alice\x": "x",
+    r"C:\Users\alice\x": "x",
+    "C:/Users/alice/x": "x",
+    "a.txt,/home/alice/b.txt": "a.txt,b.txt",
+    "['/home/alice/x', \"/home/alice/y\"]": "['x', \"y\"]",
+    "texts: /home/alice/x; ~/y": "texts: x; y",
+    "PATH=/home/alice/bin:/opt/bin": "PATH=bin:bin",
+    "a /x/y then /z/w": "a y then w",
+}
+KEPT = [
+    "examples/replication/trained/a/model", "./a/model", "a.../b/c", "yes / no / maybe", "yes/no/maybe", "[/INST]",
+    "</s>", "/think", "see https://example.org/~a/b.", "hf://datasets/a/b", "s3://a/b/c", r"(\w+)", r"\\boxed\{x\}",
+    "1/2", "A: B/C", "", "/", "HuggingFaceTB/SmolLM2-135M@main", "acc/norm",
+]  # fmt: skip
+
+
+def test_paths_in_texts_and_keys() -> None:
+    for text, short in IN_TEXT.items():
+        assert without_folders([text, {"facts": f"at {text} and"}]) == [short, {"facts": f"at {short} and"}]
+    for key in ("facts", "command", "model", "source"):
+        assert without_folders({key: KEPT}) == {key: KEPT}
+    # Keys that would be equal stay two
+    assert without_folders({"/home/alice/x": 1, "/home/bob/x": 2, "a/b": 3}) == {"x": 1, "x (2)": 2, "a/b": 3}
+
+
+def test_paths_with_spaces() -> None:
+    content = {
+        "model": "/home/alice smith/my models/ckpt/",
+        "path": r"C:\Users\alice smith\ckpt",
+        "command": ["run", "--output=/my runs/a b", "a.txt,/my texts/b c.txt,../my texts/d.txt", "lr=0.1/step,2"],
+        "documents": {"own": {"source": "json /my data/x.jsonl, /my data/y.jsonl; data-dir /my data/z.jsonl"}},
+        "config": {"data_files": {"test": ["/my data/x.jsonl"]}, "model_args": "pretrained=/my data/m,dtype=float32"},
+    }
+    assert without_folders(content) == {
+        "model": "ckpt",
+        "path": "ckpt",
+        "command": ["run", "--output=a b", "a.txt,b c.txt,d.txt", "lr=0.1/step,2"],
+        "documents": {"own": {"source": "json x.jsonl, y.jsonl; data-dir z.jsonl"}},
+        "config": {"data_files": {"test": ["x.jsonl"]}, "model_args": "pretrained=m,dtype=float32"},
+    }
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("text", ["/a" * 20_000 + "/", "a, " * 20_000, "../" * 20_000, "a/" * 20_000, "=" * 60_000])
+def test_long_texts_take_no_time(text: str) -> None:
+    began = time.process_time()
+    without_folders({"source": text, "command": text, "facts": text})
+    assert time.process_time() - began < 5

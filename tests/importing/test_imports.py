@@ -1,0 +1,475 @@
+"""An imported log of lm-eval equals evalkit's own run of the same checkpoint, documents and prompts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from evalkit.benchmarks.document_views import AnswerView
+from evalkit.benchmarks.multiple_choice.results_report import outcomes_table
+from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.run import evaluate
+from evalkit.comparison.comparison import compare_sides
+from evalkit.comparison.differences import Comparison
+from evalkit.comparison.sides import Side
+from evalkit.data import Library
+from evalkit.display import Progress
+from evalkit.errors import DataError, UsageError
+from evalkit.exchange.exports import export_run
+from evalkit.exchange.metric_runs import import_logs
+from evalkit.inspection.selection import check_same_documents
+from evalkit.models.loading.locate import silent
+from evalkit.reporting.table import plain
+from evalkit.runs.folder import Run
+from evalkit.runs.rules import find_rule, why_unusable
+from evalkit.runs.score_table import UNCOUNTED
+from evalkit.runs.traits import documents_read, origin_notes, traits
+from tests.benchmarks.lm_eval.made import ANSWERS, CHOICE, TEXTS, made_tasks, write_task
+from tests.documents import SUBJECTS
+from tests.importing.logged import lines, lm_eval_log, own_tasks, rehash, rewrite
+
+RULES = ("acc", "acc_norm", "acc_bytes")
+TASKS = ("arc_easy", "winogrande", "hellaswag")
+pytestmark = [
+    # lm-eval's own, all of them
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+CHOICES = [
+    {"question": f"Which one is number {n}?", "choices": ["one", "another é", "the third"][: 2 + n % 2], "gold": n % 2}
+    for n in range(8)
+]
+WORDS = [
+    {"text": f"The word is {word}\n", "answer": word} for word in ("the", "of", "and", "a", "in", "to", "it", "is")
+]
+NUMBERS = [
+    {"question": f"What comes before {n + 1}?", "choices": ["3", "2", "1", "0"], "answer": str(n)} for n in range(4)
+]
+"""Texts of options that are also numbers of others."""
+
+Importer = Callable[..., list[Run]]
+Evaluate = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def library(real_documents: Path) -> Library:
+    return Library(real_documents, allow_unofficial=True, say=silent)
+
+
+@pytest.fixture
+def imported(library: Library, tmp_path: Path) -> Importer:
+    def run(paths: list[Path], model: str | None = None, output: str = "imported") -> list[Run]:
+        return import_logs(paths, model, tmp_path / output, library, silent)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Task files that evalkit does not ship."""
+    folder = made_tasks(tmp_path_factory.mktemp("tasks"))
+    write_task(folder, CHOICE | {"task": "lined", "target_delimiter": "\n"}, CHOICES)
+    write_task(folder, ANSWERS | {"task": "answered"}, WORDS)
+    lower = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": False}]
+    write_task(folder, ANSWERS | {"task": "lowered", "metric_list": lower}, WORDS)
+    names: list[Any] = [entry["metric"] for entry in TEXTS["metric_list"]]  # type: ignore[index]
+    write_task(folder, TEXTS | {"task": "rolling", "metric_list": [{"metric": name} for name in names]}, WORDS)
+    write_task(folder, CHOICE | {"task": "texts_as_targets", "doc_to_target": "answer"}, NUMBERS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pinned_log(checkpoint: Path, library: Library, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """lm-eval's log of three tasks and two of MMLU's subjects."""
+    tasks = (*TASKS, *(f"mmlu_{subject}" for subject in SUBJECTS[:2]))
+    return lm_eval_log(checkpoint, tmp_path_factory.mktemp("log"), tasks, 5, **own_tasks(library))
+
+
+@pytest.fixture(scope="module")
+def made_log(checkpoint: Path, made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """lm-eval's log of tasks that are not pinned; copy it to change it."""
+    tasks = ("made_choice", "made_answers", "made_last_word", "made_texts")
+    return lm_eval_log(checkpoint, tmp_path_factory.mktemp("log"), tasks, include_path=str(made))[0].parent
+
+
+@pytest.fixture
+def copied(made_log: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made_log, tmp_path / "log"))
+
+
+@pytest.fixture(scope="module")
+def ours(checkpoint: Path, real_documents: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """evalkit's run with lm-eval's prompt."""
+    return evaluate(
+        str(checkpoint), data_dir=real_documents, allow_unofficial_data=True, tasks=(*TASKS, "mmlu"), template="plain",
+        dtype="float32", log_samples=True, output=tmp_path_factory.mktemp("runs"), progress=Progress(live=False),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def evaluated(checkpoint: Path, made: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluate:
+    """evalkit's own runs of tasks that are not pinned, each made once."""
+    output = tmp_path_factory.mktemp("runs")
+
+    def run(*names: str, **options: Any) -> Run:
+        return evaluate(
+            str(checkpoint), suite="lm_eval", tasks=names, include_path=made, dtype="float32", log_samples=True,
+            output=output, progress=Progress(live=False), **options,
+        )  # fmt: skip
+
+    return run
+
+
+def samples_in(folder: Path, task: str = "*") -> list[Path]:
+    return sorted(folder.glob(f"samples_{task}_*"))
+
+
+def log_of(run: Run, folder: Path, *, summary: bool = True) -> list[Path]:
+    """Export a run's sample files, with the results file or without it."""
+    export_run(run, "lm_eval", output=folder)
+    if not summary:
+        for path in folder.glob("results_*"):
+            path.unlink()
+    return samples_in(folder)
+
+
+def change_results(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    [path] = folder.glob("results_*")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def compared(a: Run, b: Run, rule: str | None = None) -> Comparison:
+    [comparison] = compare_sides([Side("a", (a,)), Side("b", (b,))], rule)
+    return comparison
+
+
+def same(a: Run, b: Run, rule: str | None = None) -> int:
+    """Check that every document has the same score in both runs; return the number of documents."""
+    comparison = compared(a, b, rule)
+    for task in comparison.tasks:
+        assert (task.won, task.lost, task.difference) == (0, 0, 0.0), task.name
+    return sum(task.n for task in comparison.tasks)
+
+
+def indexed(run: Run) -> pd.DataFrame:
+    return run.scores.set_index(["task", "subtask", "doc_id", "choice"])
+
+
+def test_an_imported_log_equals_the_run(pinned_log: list[Path], ours: Run, imported: Importer) -> None:
+    """Its log-likelihoods to the last digit, its accuracies, and what it does not say is unavailable."""
+    [run] = imported(pinned_log)
+    assert [same(ours, run, rule) for rule in RULES] == [len(run.scores.query("choice == 0"))] * 3
+    mine, theirs = indexed(ours), indexed(run)
+    shared = mine.loc[theirs.index]
+    columns = ["choices", "gold", "chars", "bytes", "cluster"]
+    pd.testing.assert_frame_equal(shared[columns], theirs[columns])
+    # Both are float32 sums, of other batches
+    np.testing.assert_allclose(theirs["ll_continuation"], shared["ll_continuation"], rtol=1e-5)
+    logged = {}
+    for path in pinned_log:
+        task = path.name.removeprefix("samples_").rsplit("_", 1)[0]
+        above = "mmlu" if task.startswith("mmlu_") else task
+        for line in lines(path):
+            for number, (value, _) in enumerate(line["filtered_resps"]):
+                logged[above, task, line["doc_id"], number] = value
+    assert {key: str(value) for key, value in theirs["ll_continuation"].items()} == logged
+    [path] = pinned_log[0].parent.glob("results_*.json")
+    results = json.loads(path.read_text(encoding="utf-8"))["results"]
+    for rule in ("acc", "acc_norm"):
+        metrics = {metric.task: metric.value for metric in benchmark_of(run).metrics(run, rule)}
+        for task in TASKS:
+            assert metrics[task] == pytest.approx(results[task].get(f"{rule},none", metrics[task]), abs=1e-12)
+    assert run.scores[list(UNCOUNTED)].isna().all(axis=None)
+    assert tuple(benchmark_of(run).comparable(run).rules) == RULES
+    for rule in ("ppl", "acc_token", "pmi"):
+        assert "imported log does not have" in (why_unusable(find_rule(rule), run.scores) or "")
+
+
+def test_its_manifest_says_where_it_is_from(pinned_log: list[Path], checkpoint: Path, imported: Importer) -> None:
+    [run] = imported(pinned_log)
+    manifest = run.manifest
+    assert manifest["model"] == str(checkpoint) and manifest["loaded"]["parameters"] > 0
+    assert manifest["template"]["name"] == "plain" and manifest["specification"]["num_fewshot"] == 0
+    assert manifest["specification"]["dtype"] == "float32"
+    assert manifest["imported"]["origin"] == "a log of lm-eval 0.4.13"
+    assert set(manifest["imported"]["files"]) == {path.name for path in pinned_log}
+    # A log of one subject does not look like MMLU
+    subjects = [path for path in pinned_log if "mmlu_" in path.name]
+    [part] = imported(subjects)
+    [note] = origin_notes(part.manifest)
+    assert f"; 2 of {len(SUBJECTS)} subjects of MMLU" in note
+    assert any(note in plain(text) for table in benchmark_of(part).report(part).tables for text in table.notes)
+
+
+def test_the_same_log_is_the_same_run(pinned_log: list[Path], imported: Importer) -> None:
+    """In any order of files; an import that was killed is repeated."""
+    [first] = imported(pinned_log)
+    before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*") if path.name not in (".lock", ".owner")}
+    [again] = imported(pinned_log[::-1])
+    assert again.folder == first.folder
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert imported(pinned_log, "another")[0].folder != first.folder
+    (first.folder / "results.json").unlink()
+    [again] = imported(pinned_log)
+    assert again.complete and again.folder == first.folder
+
+
+def test_documents_are_found_by_number_and_content(
+    pinned_log: list[Path], ours: Run, imported: Importer, tmp_path: Path
+) -> None:
+    """In any order of lines, and with more fields, as in the hub's rows; under another number they are refused."""
+    [path] = (path for path in pinned_log if "arc_easy" in path.name)
+    content = lines(path)
+    for line in content:
+        line["doc"] |= {"split": "test"}
+        rehash(line)
+    rewrite(copy := tmp_path / path.name, content[::-1])
+    [run], [straight] = imported([copy], "model"), imported([path])
+    pd.testing.assert_frame_equal(run.scores, straight.scores)
+    assert same(ours, run, "acc_norm") == len(content)
+    [stored] = run.folder.glob("lm_eval/samples_*")
+    assert stored.read_bytes() == copy.read_bytes()
+    numbers = [line["doc_id"] for line in content]
+    for changed in (numbers[::-1], [number + 1000 for number in numbers]):
+        rewrite(copy, [line | {"doc_id": number} for line, number in zip(content, changed, strict=True)])
+        with pytest.raises(DataError, match="is not document"):
+            imported([copy], "model")
+    # Documents that are not the first ones are no limit
+    rewrite(copy, lines(path)[1:3])
+    [run] = imported([copy], "model")
+    assert run.manifest["specification"]["limit"] is None and run.manifest["specification"]["selection"]
+    [view] = benchmark_of(run).views(run, (), silent)
+    assert content[1]["doc"]["question"] in view.texts["arc_easy", 1].common[0].text
+
+
+def test_other_prompts_are_not_plain(pinned_log: list[Path], ours: Run, imported: Importer, tmp_path: Path) -> None:
+    [path] = (path for path in pinned_log if "arc_easy" in path.name)
+    content: list[dict[str, Any]] = lines(path)
+    for line in content:
+        for pair in line["arguments"].values():
+            pair["arg_0"] = "Answer the question.\n" + pair["arg_0"]
+        rehash(line)
+    rewrite(copy := tmp_path / path.name, content)
+    [run] = imported([copy], "model")
+    assert run.manifest["template"] == "logged" and run.manifest["specification"]["num_fewshot"] is None
+    assert same(ours, run, "acc") == 5
+
+
+def test_evalkits_own_samples_come_back(ours: Run, imported: Importer, tmp_path: Path) -> None:
+    paths = log_of(ours, tmp_path / "exported")
+    [run] = imported(paths)
+    pd.testing.assert_series_equal(indexed(run)["ll_continuation"], indexed(ours)["ll_continuation"])
+    assert [same(ours, run, rule) for rule in RULES] == [len(ours.scores.query("choice == 0"))] * 3
+    assert run.manifest["template"]["name"] == "plain" and run.manifest["specification"]["limit"] is None
+    assert "evalkit" in run.manifest["imported"]["origin"]
+    # And what the imported run exports is what it was imported from
+    again = log_of(run, tmp_path / "again")
+    for path in (tmp_path / "again").iterdir():
+        assert path.read_bytes() == (tmp_path / "exported" / path.name).read_bytes()
+    assert imported(again)[0].manifest["id"] == run.manifest["id"]
+
+
+def test_the_template_and_the_sample_of_evalkits_logs_are_kept(
+    checkpoint: Path, real_documents: Path, imported: Importer, tmp_path: Path
+) -> None:
+    """The sample if the documents are those that size and seed draw; without the results file neither is known."""
+    run = evaluate(
+        str(checkpoint), data_dir=real_documents, allow_unofficial_data=True, tasks=("arc_easy", "mmlu"), sample=3,
+        seed=5, log_samples=True, output=tmp_path / "runs", progress=Progress(live=False),
+    )  # fmt: skip
+    paths = log_of(run, tmp_path / "log")
+    [kept] = imported(paths)
+    assert kept.manifest["template"]["name"] == "inst"
+    assert traits(kept)["limit"] == traits(run)["limit"] and traits(kept)["limit"].value == "3 random (seed 5)"
+    change_results(tmp_path / "log", lambda content: content["evalkit"].update(seed=6))
+    assert traits(imported(paths)[0])["limit"].value.startswith("selection ")
+    next((tmp_path / "log").glob("results_*")).unlink()
+    assert imported(paths, "model")[0].manifest["template"] == "logged"
+
+
+def test_the_task_with_all_of_mmlus_subjects(
+    checkpoint: Path, ours: Run, library: Library, pinned_log: list[Path], imported: Importer, tmp_path: Path
+) -> None:
+    [path] = lm_eval_log(checkpoint, tmp_path / "log", ("mmlu_pooled",), 5, **own_tasks(library))
+    [run] = imported([path])
+    assert list(run.manifest["documents"]) == ["mmlu"] and run.manifest["specification"]["limit"] == 5
+    assert len(set(run.scores["subtask"])) == same(ours, run, "acc") == 5
+    [view] = benchmark_of(run).views(run, (), silent)
+    assert len(view.texts) == 5 and not view.problem
+    # A subject's documents would count twice
+    subject = shutil.copy(next(path for path in pinned_log if "mmlu_" in path.name), path.parent)
+    with pytest.raises(UsageError, match="same documents of mmlu"):
+        imported([path, Path(subject)], "model")
+
+
+def test_tasks_that_are_not_pinned(made_log: Path, evaluated: Evaluate, imported: Importer, tmp_path: Path) -> None:
+    """Choices and other tasks are runs of their own; documents are paired by content, whatever their numbers are."""
+    choices, others = imported(samples_in(made_log))
+    for names, run, rules in ((("made_choice",), choices, RULES), (("made_answers",), others, (None,))):
+        expected = evaluated(*names)
+        assert run.suite == "lm_eval" and [same(expected, run, rule) for rule in rules] == [6] * len(rules)
+        mine, theirs = (
+            {metric.task + metric.name: metric.value for metric in benchmark_of(each).metrics(each)}
+            for each in (expected, run)
+        )
+        assert mine.items() <= {key: pytest.approx(value) for key, value in theirs.items()}.items()
+        [path] = log_of(expected, tmp_path / names[0], summary=False)
+        rewrite(path, [line | {"doc_id": 5 - line["doc_id"]} for line in lines(path)])
+        [turned] = imported([path], "turned")
+        assert same(run, turned, rules[0]) == 6
+    check_same_documents(others, others, "made_answers")
+    with pytest.raises(UsageError, match="content of document"):  # `show` and pages pair by number
+        check_same_documents(others, turned, "made_answers")
+    copy = shutil.copy(samples_in(made_log, "made_choice")[0], tmp_path / "samples_arc_easy_2026-01-01T00-00-00.jsonl")
+    [run] = imported([Path(copy)], "model")  # of a pinned task's name, with other documents
+    assert run.suite == "lm_eval" and [task["task"] for task in run.stored["tasks"]] == ["arc_easy"]
+
+
+def test_metrics_are_computed_from_the_documents(copied: Path, imported: Importer, library: Library) -> None:
+    """Means and perplexities, to lm-eval's own values; others are refused, and what does not follow is left out."""
+    paths = [path for path in samples_in(copied) if "made_choice" not in path.name]
+    [beside] = copied.glob("results_*")
+    results = json.loads(beside.read_text(encoding="utf-8"))["results"]
+    expected = {
+        (task, *key.split(",")): value
+        for task, metrics in results.items()
+        for key, value in metrics.items()
+        if "," in key and "_stderr" not in key and task != "made_choice"
+    }
+    [run] = imported(paths)
+    shown = {
+        (task["task"], metric["metric"], metric["filter"]): metric["value"]
+        for task in run.stored["tasks"]
+        for metric in task["metrics"]
+    }
+    assert len(shown) == 7 and shown == pytest.approx(expected)
+    original = beside.read_bytes()
+    for task, metric, rule in shown:
+        content = json.loads(original)
+        content["results"][task][f"{metric},{rule}"] = expected[task, metric, rule] * 1.01 + 0.01
+        beside.write_text(json.dumps(content), encoding="utf-8")
+        with pytest.raises(DataError, match=f"{metric} .* for {task}"):
+            imported(paths)
+    beside.write_bytes(original)
+    change_results(copied, lambda content: content["results"]["made_answers"].update({"bleu,whole": 0.99}))
+    said: list[str] = []
+    [run] = import_logs(samples_in(copied, "made_answers"), None, copied / "out", library, said.append)
+    assert [metric["metric"] for metric in run.stored["tasks"][0]["metrics"]] == ["exact_match"] * 2
+    assert any("bleu,whole" in line for line in said)
+
+
+def test_metrics_without_aggregation_and_targets_as_texts(
+    evaluated: Evaluate, imported: Importer, tmp_path: Path
+) -> None:
+    """As in wikitext; and where lm-eval looks a target up among the options."""
+    for task in ("rolling", "texts_as_targets"):
+        run = evaluated(task)
+        [again] = imported(log_of(run, tmp_path / task))
+        values = [
+            {metric["metric"]: metric["value"] for metric in each.stored["tasks"][0]["metrics"]}
+            for each in (run, again)
+        ]
+        assert values[0] == pytest.approx(values[1], rel=1e-9)
+
+
+def test_lengths_are_those_without_the_delimiter(evaluated: Evaluate, imported: Importer, tmp_path: Path) -> None:
+    """Without a results file they are unknown: a wrong delimiter often leads to the same argmax."""
+    run = evaluated("lined")
+    paths = log_of(run, tmp_path / "log")
+    [known] = imported(paths)
+    assert known.scores["chars"].tolist() == [len(option) for doc in CHOICES for option in doc["choices"]]
+    assert known.scores["bytes"].tolist() == run.scores["bytes"].tolist() != run.scores["chars"].tolist()
+    continuous = compared(run, known).continuous
+    assert continuous is not None and continuous.average.difference == 0.0
+    [path] = log_of(run, tmp_path / "alone", summary=False)
+    [unknown] = imported([path], "model")
+    assert unknown.scores[["chars", "bytes"]].isna().all(axis=None)
+    comparable = benchmark_of(unknown).comparable(unknown)
+    assert list(comparable.rules) == ["acc"]
+    assert "lengths of the answer options" in (why_unusable(find_rule("acc_norm"), unknown.scores) or "")
+    with pytest.raises(UsageError, match="bits_per_byte"):
+        comparable.by_rule("bits_per_byte")
+    for a, b in ((run, unknown), (unknown, run)):
+        assert compared(a, b, "acc").continuous is None and compared(a, b, "log_loss").average.difference == 0.0
+    values = {plain(line.label): [cell.value for cell in line.cells] for line in outcomes_table(unknown, "acc").lines}
+    assert values["bits per byte"] == ["–", "–"] and "–" not in values["log loss"]
+
+
+def test_a_chat_template_replaces_the_delimiter(evaluated: Evaluate, imported: Importer, tmp_path: Path) -> None:
+    """Without `gen_prefix`, lm-eval puts nothing between template and option. Chats for an API are lists of a text."""
+    [path] = log_of(evaluated("lined"), tmp_path / "log")
+    content = lines(path)
+    for line in content:
+        for pair in line["arguments"].values():
+            pair["arg_0"], pair["arg_1"] = [pair["arg_0"]], " " + pair["arg_1"].removeprefix("\n")
+        del line["acc_norm"]
+        line["metrics"] = ["acc"]
+    rewrite(path, content)
+    for template, extra in (("{{ messages }}", 1), (None, 0)):
+        about = {"chat_template": template, "task_hashes": {}}
+        change_results(path.parent, lambda content, about=about: content.update(about))
+        change_results(path.parent, lambda content: content["configs"]["lined"].update(target_delimiter=" "))
+        [run] = imported([path], output=str(extra))
+        assert run.scores["chars"].tolist() == [len(option) + extra for doc in CHOICES for option in doc["choices"]]
+
+
+def test_a_run_of_choices_and_others_names_the_way_out(evaluated: Evaluate, imported: Importer, tmp_path: Path) -> None:
+    both = evaluated("lined", "answered")
+    choices, others = imported(log_of(both, tmp_path / "log"))
+    assert "own metric" in compared(both, choices).left_out["answered"]
+    with pytest.raises(UsageError, match=r"no task in common.*answered"):
+        compared(both, others)
+    assert compared(evaluated("answered"), others).average.difference == 0.0
+
+
+def test_the_direction_of_a_metric(evaluated: Evaluate, imported: Importer, tmp_path: Path) -> None:
+    """Without a results file it is unknown, so neither is better, unless the other run knows it."""
+    [path] = log_of(evaluated("lowered"), tmp_path / "log", summary=False)
+    runs = []
+    for value in (0.0, 1.0):
+        rewrite(path, [line | {"exact_match": value} for line in lines(path)])
+        runs += imported([path], f"model {value}")
+    assert compared(*runs).measure.higher_is_better is None
+    assert [compared(*pair).average.verdict for pair in (runs, runs[::-1])] == ["higher", "lower"]
+    run = evaluated("answered")
+    [path] = log_of(run, tmp_path / "known", summary=False)
+    rewrite(path, [line | {"exact_match": 1.0} for line in lines(path)])
+    [right] = imported([path], "model")
+    assert [compared(*pair).average.verdict for pair in ((run, right), (right, run))] == ["better", "worse"]
+
+
+@pytest.mark.parametrize("options", [{}, {"limit": 3}, {"sample": 3, "seed": 5}, {"sample": 100}], ids=str)
+def test_which_documents_a_log_has(
+    evaluated: Evaluate, imported: Importer, tmp_path: Path, options: dict[str, int]
+) -> None:
+    """All, the first ones and random ones are those of the run that wrote it; without a results file it is unknown."""
+    run = evaluated("answered", **options)
+    [known] = imported(log_of(run, tmp_path / "log"))
+    assert traits(known)["limit"] == traits(run)["limit"]
+    assert documents_read(known.manifest["specification"]) == documents_read(run.manifest["specification"])
+    [unknown] = imported(log_of(run, tmp_path / "alone", summary=False), "model")
+    assert traits(unknown)["limit"].words.startswith("an unknown part of each task's documents (")
+
+
+def test_a_document_that_differs_is_counted(copied: Path, imported: Importer) -> None:
+    [path] = samples_in(copied, "made_answers")
+    [run] = imported([path])
+    flip = {2: lambda line: line | {"exact_match": 1.0 - line["exact_match"]}}
+    rewrite(path, [flip.get(line["doc_id"], dict)(line) for line in lines(path)])
+    next(copied.glob("results_*")).unlink()
+    [changed] = imported([path], "model")
+    comparison = compared(run, changed)
+    assert [(task.name, task.n, task.won + task.lost) for task in comparison.tasks] == [("made_answers", 6, 1)]
+    assert "exact_match,whole" in comparison.measure.words
+    [view] = benchmark_of(changed).views(changed, (), silent)
+    assert isinstance(view, AnswerView) and len(view.documents) == 6
