@@ -285,6 +285,7 @@ KEYS = ("layer_types", "head_dim", "sliding_window", "id2label", "tokenizer_clas
         "model_max_length", "chat_template", "repetition_penalty")  # fmt: skip
 
 
+@pytest.mark.hostile
 @settings(max_examples=40)
 @given(data=st.data())
 def test_any_value_anywhere(saved: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -10,19 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.func import functional_call
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaConfig, StaticCache
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from evalkit.compatibility.transformers import quiet
 from evalkit.models.variants import signed
-from evalkit.models.variants.modeling import EvalkitLlamaConfig, EvalkitQwen2ForCausalLM
+from evalkit.models.variants.modeling import EvalkitQwen2ForCausalLM
 from evalkit.models.variants.signed import signed_attention
 from tests.marks import fast
 from tests.models.variants.building import (
     COG,
     DIFFERENTIAL,
     FAMILIES,
-    HEAD_SIZE,
     INTEGRAL,
     VANILLA,
     VARIANTS,
@@ -34,15 +32,7 @@ from tests.models.variants.building import (
     model_of,
     plain_of,
     random_ids,
-    shape_keys,
 )
-
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 5000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 
 
 def logits_of(model: Any, scene: Any = None) -> torch.Tensor:
@@ -81,30 +71,6 @@ def test_vanilla_is_its_backbone() -> None:
     for family in FAMILIES:
         model = model_of(family, VANILLA)
         assert torch.equal(logits_of(model), logits_of(plain_of(family, model)))
-
-
-def test_loading_with_a_config_of_ones_own(tmp_path: Path) -> None:
-    """E.g. with a longer context; the attention is what that config says."""
-    model = model_of("llama", INTEGRAL)
-    saved(model, tmp_path)
-    config = AutoConfig.from_pretrained(tmp_path)
-    assert type(config) is EvalkitLlamaConfig
-    config.num_signals = 4
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
-    assert attention_of(loaded, 1).rotary_emb.inv_freq.shape == (2,)
-    assert not torch.equal(logits_of(loaded), logits_of(model))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", fast(["gpt_neox"], FAMILIES))
-def test_implementations_agree(family: str, variant: str) -> None:
-    """float32: 2e-5 for logits up to 6, some forty roundings; measured 4e-6. Padding's own logits say nothing."""
-    for scene in (causal(), left_padded()):
-        model = model_of(family, VARIANTS[variant])
-        one = logits_of(model, scene)
-        model.set_attn_implementation("eager")
-        other = logits_of(model, scene)
-        torch.testing.assert_close(one[scene.real], other[scene.real], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("heads", ["halve", "keep"])
@@ -161,30 +127,6 @@ def test_bfloat16(family: str, variant: str, implementation: str) -> None:
         model.bfloat16()
         error = (found.float() - wide)[scene.real].norm() / wide[scene.real].norm()
         assert 1e-4 < error < (0.1 if variant == "cog" else 0.03)
-
-
-@pytest.mark.parametrize("attention", [INTEGRAL, INTEGRAL | {"num_signals": 4}, DIFFERENTIAL | {"diff_heads": "keep"}])
-@pytest.mark.parametrize("family", fast(["llama"], FAMILIES))
-def test_yarn(family: str, attention: dict[str, Any], tmp_path: Path) -> None:
-    """Signals stretch as heads of their own size do, before and after saving."""
-    rope = YARN | ({"partial_rotary_factor": 1.0} if family == "gpt_neox" else {})
-    model = model_of(family, attention, rope_parameters=rope)
-    size = HEAD_SIZE // attention.get("num_signals", 2)
-    other = LlamaConfig(
-        **shape_keys("llama", num_attention_heads=1, num_key_value_heads=1, hidden_size=size), head_dim=size
-    )
-    other.rope_parameters = dict(YARN)
-    frequencies, scaling = ROPE_INIT_FUNCTIONS["yarn"](other)
-    assert frequencies.shape == (size // 2,) and scaling > 1
-    unscaled = 1.0 / 5000.0 ** (torch.arange(0, size, 2) / size)
-    assert not torch.allclose(frequencies, unscaled)
-    loaded = AutoModelForCausalLM.from_pretrained(saved(model, tmp_path))
-    for each in (model, loaded):
-        for layer in (1, 2):
-            rotary = attention_of(each, layer).rotary_emb
-            assert torch.equal(rotary.inv_freq, frequencies) and rotary.attention_scaling == scaling
-            assert torch.equal(rotary.original_inv_freq, frequencies)
-    assert torch.equal(logits_of(loaded), logits_of(model))
 
 
 @pytest.mark.parametrize("attention", [COG, DIFFERENTIAL], ids=["cog", "differential"])
