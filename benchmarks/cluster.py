@@ -71,7 +71,7 @@ def measure(arguments: argparse.Namespace) -> float:
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import run_plan
     from evalkit.display import Progress
-    from evalkit.studies.planning import Job
+    from evalkit.studies.running import Job
 
     options: dict[str, Any] = {
         "output": arguments.output,
@@ -89,14 +89,17 @@ def measure(arguments: argparse.Namespace) -> float:
         started = time.perf_counter()
         run_plan(plan, progress)
         return time.perf_counter() - started
+    from evalkit.studies.cluster.connection import connected
     from evalkit.studies.cluster.driver import Driver
-    from evalkit.studies.cluster.ray_cluster import ClusterOptions, connected
+    from evalkit.studies.cluster.resources import ClusterOptions
+    from evalkit.studies.cluster.workers import WorkerPool
 
     gpus = None if arguments.device == "cpu" else torch.cuda.device_count() / arguments.workers
     options_of_workers = ClusterOptions(workers=arguments.workers, worker_cpus=1, worker_gpus=gpus)
-    with connected(options_of_workers, arguments.device) as cluster:
+    with connected(None) as ray:
+        pool = WorkerPool(ray, options_of_workers, arguments.device, progress.say)
         started = time.perf_counter()
-        [outcome] = Driver(cluster, [Job("run", plan)], progress).run()
+        [outcome] = Driver(pool, [Job("run", plan)], progress).run()
         assert outcome.state == "finished", outcome.message
         return time.perf_counter() - started
 

@@ -104,8 +104,8 @@ def drive(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.run import planned
     from evalkit.display import Progress
     from evalkit.studies.cluster.driver import ClusterRunner
-    from evalkit.studies.cluster.ray_cluster import ClusterOptions
-    from evalkit.studies.planning import Job
+    from evalkit.studies.cluster.resources import ClusterOptions
+    from evalkit.studies.running import Job
 
     progress = Progress(live=False)
     with remembering():

@@ -21,25 +21,21 @@ from driver_memory import write_checkpoint
 
 from evalkit.benchmarks.base import Batch
 from evalkit.display import Progress
-from evalkit.studies.cluster.worker import BatchWorker, ComputedBatch, WorkerFailure
+from evalkit.studies.cluster.worker import Answer, BatchWorker, ComputedBatch
 
 
 class ReplayingWorker(BatchWorker):
     """Keeps what it has computed, and returns it for the same batch of another checkpoint."""
 
-    def compute(self, job: str, number: int, batch: Batch, split: bool) -> ComputedBatch | WorkerFailure:
+    def compute(self, job: str, batch: Batch, split: bool) -> Answer:
         """See `BatchWorker`."""
-        kept: dict[Any, ComputedBatch] = self.__dict__.setdefault("kept", {})
-        if batch.key not in kept:
-            found = super().compute(job, number, batch, split)
-            if isinstance(found, ComputedBatch):
-                kept[batch.key] = found
-            return found
-        with self._turns:
-            self._turns.wait_for(lambda: self._turn == number)
-            self._turn += 1
-            self._turns.notify_all()
-        return kept[batch.key]
+        kept: dict[Any, Answer] = self.__dict__.setdefault("kept", {})
+        if batch.key in kept:
+            return kept[batch.key]
+        answer = super().compute(job, batch, split)
+        if isinstance(answer.content, ComputedBatch):
+            kept[batch.key] = answer
+        return answer
 
 
 class Deliveries(Progress):
@@ -86,33 +82,35 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import OpenRun
     from evalkit.models.loading.spec import model_spec
-    from evalkit.studies.cluster import job_queue, ray_cluster
+    from evalkit.studies.cluster import job_queue, workers
+    from evalkit.studies.cluster.connection import connected
     from evalkit.studies.cluster.driver import Driver
-    from evalkit.studies.planning import Job
+    from evalkit.studies.cluster.resources import ClusterOptions
+    from evalkit.studies.running import Job
 
     spent: dict[str, float] = defaultdict(float)
-    for name in ("_start", "_next_batches", "_finish"):
+    for name in ("_plan", "_next_batches", "_finish"):
         setattr(job_queue, name, timed(spent, name, getattr(job_queue, name)))
     setattr(OpenRun, "store", timed(spent, "store", OpenRun.store))  # noqa: B010
-    setattr(ray_cluster, "BatchWorker", ReplayingWorker)  # noqa: B010
+    setattr(workers, "BatchWorker", ReplayingWorker)  # noqa: B010
     spec, progress = model_spec("demo"), Deliveries()
     tokenizer = spec.load(spec.locate(), print).tokenizer
     settings: dict[str, Any] = {"output": root / "runs", "device": "cpu", "dtype": "float32"}
     settings |= {"limit": arguments.limit, "token_budget": arguments.token_budget, "data_dir": arguments.data_dir}
-    options = ray_cluster.ClusterOptions(workers=1, worker_cpus=1, worker_gpus=0)
+    options = ClusterOptions(workers=1, worker_cpus=1, worker_gpus=0)
     count = arguments.checkpoints
-    with remembering(), ray_cluster.connected(options, "cpu") as cluster:
+    with remembering(), connected(None) as ray:
         jobs = []
         for number in range(count):
             write_checkpoint(root / f"model{number}", number, tokenizer)
             jobs.append(Job(f"run {number}", planned(root / f"model{number}", settings, lambda _: None)))
-        outcomes = Driver(cluster, jobs, progress).run()
+        outcomes = Driver(workers.WorkerPool(ray, options, "cpu", progress.say), jobs, progress).run()
     assert {one.state for one in outcomes} == {"finished"}, [one.message for one in outcomes]
     batches = len(progress.moments) // count
     replayed = progress.moments[batches:]
     wall, loop = (1000 * (replayed[-1][n] - replayed[0][n]) / (len(replayed) - 1) for n in (0, 1))
     planning, writing = (
-        1000 * time / (batches * count) for time in (spent["_start"] + spent["_next_batches"], spent["store"])
+        1000 * time / (batches * count) for time in (spent["_plan"] + spent["_next_batches"], spent["store"])
     )
     print("\n| batches | documents of each | loop, ms | planning, ms | writing, ms | wall, ms | finish, s |")
     print("|---|---|---|---|---|---|---|")

@@ -96,7 +96,7 @@ def printable(text: str, kept: str = "") -> str:
 
 def in_json(text: str) -> str:
     """Escape changes of direction in JSON text, so that whoever parses it gets their codes, as \\u202e."""
-    return _DIRECTIONS.sub(lambda found: "\\" + _code(found[0]), text)
+    return _DIRECTIONS.sub(lambda mark: "\\" + _code(mark[0]), text)
 
 
 def in_csv(value: object) -> object:

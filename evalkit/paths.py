@@ -64,11 +64,11 @@ _YOUNG = 60.0
 
 
 @contextmanager
-def temporary_folder(place: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder in `place`, or in the system's folder for temporary files."""
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder in `parent`, or in the system's folder for temporary files."""
     from filelock import FileLock
 
-    root = place or Path(tempfile.gettempdir())
+    root = parent or Path(tempfile.gettempdir())
     _remove_abandoned(root)
     with ExitStack() as stack:
         try:

@@ -29,14 +29,14 @@ def load_added(group: str, name: str, what: str, own: tuple[str, ...]) -> Any:
         what: kind of the object, for messages: "rule".
         own: names of evalkit's own objects, which a message lists too.
     """
-    found = added(group)
-    if name not in found:
-        raise UnknownNameError(what, name, {*own, *found})
+    entries = added(group)
+    if name not in entries:
+        raise UnknownNameError(what, name, {*own, *entries})
     try:
-        return found[name].load()
+        return entries[name].load()
     except Exception as error:  # another package's code
         raise UsageError(
-            f"{what} '{name}' ({found[name].value}) cannot be loaded ({type(error).__name__}: {first_line(error)}); "
+            f"{what} '{name}' ({entries[name].value}) cannot be loaded ({type(error).__name__}: {first_line(error)}); "
             "repair or uninstall the package that provides it"
         ) from error
 

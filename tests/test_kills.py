@@ -118,9 +118,8 @@ def disturb(process: ForkServerProcess, output: Path, dice: random.Random, durat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [5, 50])
-def test_many_kills(processes: ForkServerContext, options: dict[str, Any], tmp_path: Path, most: int) -> None:
-    dice = random.Random(2)
+def test_many_kills(processes: ForkServerContext, options: dict[str, Any], tmp_path: Path) -> None:
+    dice, most = random.Random(2), 50
     durations = []
     for number in range(2):  # the first one also imports
         started = time.monotonic()

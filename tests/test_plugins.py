@@ -10,7 +10,7 @@ import pytest
 
 from evalkit.cli import main
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.exchange.exports import export_run, form_names
+from evalkit.exchange.exports import export_run
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES, Rule, all_rules, choose, find_rule
@@ -42,27 +42,28 @@ def test_a_rule_of_another_package_applies_to_a_finished_run(finished: Run, add:
     assert finished.results("shortest").rule == "shortest"
 
 
-@pytest.mark.parametrize("rule", [NOTHING, TOO_FEW])
-def test_a_rule_must_give_a_number_for_each_row(rule: Rule, finished: Run) -> None:
-    with pytest.raises(UsageError, match=f"rule {rule.name} returns no number for some rows"):
-        choose(finished.scores, rule)
+def test_a_rule_must_give_a_number_for_each_row(finished: Run) -> None:
+    for rule in (NOTHING, TOO_FEW):
+        with pytest.raises(UsageError, match=rule.name):
+            choose(finished.scores, rule)
 
 
-def test_a_broken_package_is_named_where_it_is_asked_for_and_left_out_of_lists(finished: Run, add: Add) -> None:
+def test_a_broken_package_is_named_where_it_is_used_and_left_out_of_lists(finished: Run, add: Add) -> None:
     add("evalkit.rules", "absent", "no_such_module:rule")
     add("evalkit.exports", "gone", "no_such_module:files")
+    add("evalkit.rules", "frame", "pandas:DataFrame")
     assert [rule.name for rule in all_rules()] == [*RULES]
-    with pytest.raises(UsageError, match=r"rule 'absent' \(no_such_module:rule\) cannot be loaded \(ModuleNotFoundErr"):
-        find_rule("absent")
-    assert "gone" in form_names()
-    with pytest.raises(UsageError, match=r"export 'gone' \(no_such_module:files\) cannot be loaded"):
+    for name in ("absent", "frame"):
+        with pytest.raises(UsageError, match=f"'{name}'"):
+            find_rule(name)
+    with pytest.raises(UsageError, match="'gone'"):
         export_run(finished, "gone")
+    with pytest.raises(UnknownNameError, match=r"'gon'.*'gone'"):
+        export_run(finished, "gon")
 
 
 @pytest.mark.parametrize("name", ["raises", "no_segment", "nothing", "shortest_of_all"])
-def test_a_faulty_rule_affects_no_other(
-    name: str, finished: Run, add: Add, capsys: pytest.CaptureFixture[str], checkpoint: Path, documents: Path
-) -> None:
+def test_a_faulty_rule_affects_no_other(name: str, finished: Run, add: Add, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever does not ask for it gets every other rule, with a note that names it."""
     add("evalkit.rules", name, f"tests.test_plugins:{name.removesuffix('_of_all').upper()}")
     assert available_rules(finished.scores) == [rule for rule in RULES if rule != "pmi"]
@@ -71,8 +72,7 @@ def test_a_faulty_rule_affects_no_other(
             main(arguments)
         said = capsys.readouterr()
         assert name in (said.err if "--rule" in arguments else said.out)
-        assert "Traceback" not in said.err
-        assert left.value.code == (2 if "--rule" in arguments else None) or not left.value.code
+        assert int(left.value.code or 0) == (2 if "--rule" in arguments else 0)
 
 
 def raises(content: object) -> dict[str, str]:
@@ -83,23 +83,8 @@ def text(content: object) -> str:
     return "one file"
 
 
-@pytest.mark.parametrize(("name", "said"), [("raises", r"failed \(KeyError"), ("text", "returned a str")])
-def test_a_faulty_export_is_named(name: str, said: str, finished: Run, add: Add) -> None:
+@pytest.mark.parametrize("name", ["raises", "text"])
+def test_a_faulty_export_is_named(name: str, finished: Run, add: Add) -> None:
     add("evalkit.exports", name, f"tests.test_plugins:{name}")
-    with pytest.raises(UsageError, match=f"export {name} {said}"):
+    with pytest.raises(UsageError, match=f"export {name}"):
         export_run(finished, name)
-
-
-def test_an_entry_point_that_is_no_rule_is_refused(add: Add) -> None:
-    add("evalkit.rules", "frame", "pandas:DataFrame")
-    with pytest.raises(UsageError, match=r"entry point 'frame' of evalkit.rules is a type; it must be a Rule"):
-        find_rule("frame")
-
-
-def test_an_unknown_name_offers_those_of_packages_too(finished: Run, add: Add) -> None:
-    add("evalkit.rules", "shortest", "tests.test_plugins:SHORTEST")
-    add("evalkit.exports", "tsv", "tests.test_plugins:files")
-    with pytest.raises(UnknownNameError, match="unknown rule 'shortst': did you mean 'shortest'"):
-        find_rule("shortst")
-    with pytest.raises(UnknownNameError, match="unknown export 'tvs': did you mean 'tsv'"):
-        export_run(finished, "tvs")

@@ -49,6 +49,7 @@ def verify(folder: Path) -> None:
         assert ignored.stdout.split() == paths
 
 
+@pytest.mark.slow
 def test_in_order_on_a_tiny_checkpoint(
     checkout: Path, documents: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,7 +47,9 @@ def choice_text(sequences: Sequence[Sequence[Piece]], options: Sequence[str]) ->
         if column.count(column[0]) < len(column):
             break
         common += 1
-    return ChoiceText(tuple(sequences[0][:common]), tuple(tuple(one[common:]) for one in sequences), tuple(options))
+    return ChoiceText(
+        tuple(sequences[0][:common]), tuple(tuple(pieces[common:]) for pieces in sequences), tuple(options)
+    )
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,8 @@ TaskView: TypeAlias = ChoiceView | AnswerView
 def common_prefix(texts: Sequence[str]) -> str:
     """Return the characters that all texts begin with: what the first and the last in order have in common."""
     first, last = min(texts), max(texts)
-    pairs = enumerate(zip(first, last, strict=False))
-    return first[: next((place for place, (one, other) in pairs if one != other), len(first))]
+    differing = (index for index, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return first[: next(differing, len(first))]
 
 
 _ENDS = {"end": "end token", "enough": "stop text", "length": "maximum length"}

@@ -209,9 +209,9 @@ class GradedAnswers(Comparable):
     @cached_property
     def documents(self) -> pd.DataFrame:
         table = self._table
-        found = table[["task", *self.checked]].assign(subtask=table["task"], doc_id=table["id"])
-        found[CLUSTER] = found.groupby([table["task"], table["source"]], sort=False)["doc_id"].transform("first")
-        return found
+        documents = table[["task", *self.checked]].assign(subtask=table["task"], doc_id=table["id"])
+        groups = documents.groupby([table["task"], table["source"]], sort=False)
+        return documents.assign(**{CLUSTER: groups["doc_id"].transform("first")})
 
     @property
     def rules(self) -> Sequence[str]:

@@ -277,7 +277,7 @@ def spread(count: int, most: int, block: int = 1) -> list[int]:
         return list(range(count))
     blocks = max(1, most // block)
     starts = (number * (count - block) // blocks for number in range(blocks))
-    return sorted({start + place for start in starts for place in range(block)})
+    return sorted({start + offset for start in starts for offset in range(block)})
 
 
 def shared_library(request: SuiteRequest, say: Say) -> Library:

@@ -27,9 +27,19 @@ from evalkit.cli.options import (
     settings,
 )
 from evalkit.cli.parameters import comma_separated, exclude, flag, option, typed_option
-from evalkit.cli.running import DRY_RUN, PRINTING, WORKERS, dry_run, evaluation_of, finished_runs, run_several, say
+from evalkit.cli.running import (
+    DRY_RUN,
+    PRINTING,
+    WORKERS,
+    dry_run,
+    evaluation_of,
+    finished_runs,
+    plan_of,
+    run_several,
+    say,
+)
 from evalkit.cli.study import WATCH, watch, watched
-from evalkit.display import doing
+from evalkit.display import Progress, doing
 from evalkit.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
@@ -112,12 +122,9 @@ def run(
 
 def _print_prompts(model: str, options: dict[str, Any], count: int) -> None:
     from evalkit.benchmarks.registry import benchmark
-    from evalkit.benchmarks.run import planned
-    from evalkit.display import Progress
 
     with Progress() as progress:
-        with doing("planning the run"):
-            plan = planned(model, options, progress.say)
+        plan = plan_of(model, options, progress.say)
         for text in benchmark(plan.manifest["kind"]).prompts(plan, count, progress.say):
             click.echo(text)
 
@@ -250,10 +257,8 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
     Raises:
         EvalkitError: a run cannot be planned, nothing is stretched, or a run is not finished.
     """
-    from evalkit.benchmarks.run import planned
-    from evalkit.display import Progress
     from evalkit.models.context.extension import METHODS
-    from evalkit.studies.planning import Job
+    from evalkit.studies.running import Job
 
     for method in methods:
         if method not in METHODS:
@@ -263,8 +268,7 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
     if options.get("context") in (None, "none") and options.get("context_config") is None:
         raise UsageError("--methods: name the longer context window too, such as --context 8192")
     with Progress() as progress:
-        with doing("planning the runs"):
-            plans = {method: planned(model, options | {"context_method": method}, progress.say) for method in methods}
+        plans = {method: plan_of(model, options | {"context_method": method}, progress.say) for method in methods}
         if len(plans) > 1 and len({plan.folder for plan in plans.values()}) == 1:
             raise UsageError(
                 f"--methods {','.join(methods)}: --context {options.get('context')} is no longer than the window of "

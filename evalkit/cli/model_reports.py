@@ -28,7 +28,9 @@ def models_report() -> Report:
     """Report on the models shipped with evalkit, one row each."""
     records = [_record(model) for model in models()]
     table = simple_table("models", _HEADERS, [_row(record) for record in records], texts=5)
-    return Report((table,), content=records, records=[one | {"layers": layer_ranges(one["layers"])} for one in records])
+    return Report(
+        (table,), content=records, records=[record | {"layers": layer_ranges(record["layers"])} for record in records]
+    )
 
 
 def model_report(given: str) -> Report:
@@ -66,11 +68,11 @@ def _record(model: NamedModel) -> dict[str, Any]:
     }
 
 
-def _row(one: dict[str, Any]) -> list[str]:
-    layers = f"{layer_ranges(one['layers'])}/{one['of_layers']}" if one["layers"] else ""
-    heads = f"{one['heads']} × {one['signals']}" if one["signals"] else str(one["heads"])
-    about = [one[key] for key in ("name", "backbone", "attention")]
-    return [*about, layers, one["description"], heads, f"{one['parameters']:,}"]
+def _row(record: dict[str, Any]) -> list[str]:
+    layers = f"{layer_ranges(record['layers'])}/{record['of_layers']}" if record["layers"] else ""
+    heads = f"{record['heads']} × {record['signals']}" if record["signals"] else str(record["heads"])
+    about = [record[key] for key in ("name", "backbone", "attention")]
+    return [*about, layers, record["description"], heads, f"{record['parameters']:,}"]
 
 
 def _folder_report(given: str, folder: Path) -> Report:

@@ -52,7 +52,7 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, pr
     if what:
         printer(reports[what])
         return
-    titled = tuple(replace(one, verdict=(name, *one.verdict)) for name, one in reports.items())
+    titled = tuple(replace(report, verdict=(name, *report.verdict)) for name, report in reports.items())
     printer(Report((), parts=titled))
 
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from evalkit.cli.parameters import Command, option, option_group, require, typed_option
-from evalkit.display import doing
-from evalkit.errors import UsageError
+from evalkit.display import Progress, Say, doing
+from evalkit.errors import DataError, RunError, UsageError
 from evalkit.escape import printable
+from evalkit.paths import replace_file
 from evalkit.reporting.table import FORMATS, Format
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.base import Plan
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
     from evalkit.studies.running import JobRunner, Outcome
@@ -40,7 +42,6 @@ class Printer:
         Raises:
             UsageError: the format does not support the report, or the file cannot be written.
         """
-        from evalkit.paths import replace_file
         from evalkit.reporting.report import render
         from evalkit.reporting.terminal import terminal_width
 
@@ -126,10 +127,18 @@ def workers_of(options: dict[str, Any]) -> Workers:
 
         return Workers(run_here)
     from evalkit.studies.cluster.driver import ClusterRunner
-    from evalkit.studies.cluster.ray_cluster import ClusterOptions
+    from evalkit.studies.cluster.resources import ClusterOptions
 
     runner = ClusterRunner(ClusterOptions(workers, ray, *details.values()))
     return Workers(runner, "--ray" if workers is None else "--workers")
+
+
+def plan_of(model: str, options: dict[str, Any], say: Say) -> Plan:
+    """Plan the run of a checkpoint; `options` as of `evalkit.evaluate`."""
+    from evalkit.benchmarks.run import planned
+
+    with doing(f"planning the run of {model}"):
+        return planned(model, options, say)
 
 
 Show = Callable[["Run", str], "Report"]
@@ -153,18 +162,14 @@ class Evaluation:
             EvalkitError: the run failed; or, after all is saved and printed, something was skipped.
         """
         from evalkit.benchmarks.registry import benchmark_of
-        from evalkit.benchmarks.run import planned
         from evalkit.benchmarks.session import run_plan
-        from evalkit.display import Progress
-        from evalkit.errors import DataError
-        from evalkit.studies.planning import Job
+        from evalkit.studies.running import Job
 
         if self.is_dry:
             self.print(dry_run([model], self.options))
             return
         with Progress() as progress:
-            with doing("planning the run"):
-                plan = planned(model, self.options, progress.say)
+            plan = plan_of(model, self.options, progress.say)
             if self.workers.given:
                 [run] = finished_runs(self.workers.runner([Job(model, plan)], progress))
             else:
@@ -186,19 +191,14 @@ def evaluation_of(command: dict[str, Any]) -> Evaluation:
 
 def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
     """Return what runs will take: documents, tokens and time; arguments as of `evalkit.evaluate`."""
-    from evalkit.benchmarks.run import planned
-    from evalkit.display import Progress
     from evalkit.studies.dry_run import plans_report
 
     with Progress() as progress:
-        with doing("planning the run"):
-            plans = [(model, planned(model, options, progress.say)) for model in models]
-        return plans_report(plans, progress.say)
+        return plans_report([(model, plan_of(model, options, progress.say)) for model in models], progress.say)
 
 
 def finished_runs(outcomes: Sequence[Outcome]) -> list[Run]:
     """Open the computed runs. Raises a `RunError` if one is not finished."""
-    from evalkit.errors import RunError
     from evalkit.runs.folder import load_run
 
     for outcome in outcomes:
@@ -215,9 +215,8 @@ def run_several(models: Sequence[str], options: dict[str, Any], runner: JobRunne
         EvalkitError: a run cannot be planned, or nothing can be computed.
     """
     from evalkit.benchmarks.run_listing import SummarisedRun, summary_report
-    from evalkit.display import Progress
     from evalkit.runs.folder import load_run
-    from evalkit.studies.planning import plan_checkpoints
+    from evalkit.studies.running import plan_checkpoints
 
     with Progress() as progress:
         outcomes = runner(plan_checkpoints(models, options, progress.say), progress)

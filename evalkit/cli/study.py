@@ -10,9 +10,9 @@ import click
 
 from evalkit.cli.options import figure_path
 from evalkit.cli.parameters import FOLDER, SETTINGS, Commands, argument, is_typed, option_group, require, typed_option
-from evalkit.cli.running import PRINTING, WORKERS, Printer, workers_of
-from evalkit.display import doing
-from evalkit.errors import UsageError
+from evalkit.cli.running import PRINTING, WORKERS, Printer, plan_of, workers_of
+from evalkit.display import Progress, doing
+from evalkit.errors import CheckpointError, RunInUseError, TemplateError, UsageError
 
 if TYPE_CHECKING:
     from evalkit.studies.watch import Arrived, GrowingCurve, Watcher
@@ -73,8 +73,6 @@ def watch(given: WatchOptions, options: dict[str, Any]) -> None:
         EvalkitError: the options are invalid; or, at the end, a checkpoint was not evaluated.
     """
     from evalkit.benchmarks.request import remembering
-    from evalkit.display import Progress
-    from evalkit.errors import CheckpointError
     from evalkit.studies.watch import GrowingCurve, Watcher
 
     say = Progress().say
@@ -102,18 +100,14 @@ def _evaluate(
     checkpoint: Arrived, options: dict[str, Any], watcher: Watcher, curve: GrowingCurve, failed: dict[str, str]
 ) -> None:
     """Evaluate a checkpoint and print its line; an error of this checkpoint is printed, and its reason kept."""
-    from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import run_plan
-    from evalkit.display import Progress
-    from evalkit.errors import RunInUseError, TemplateError
     from evalkit.models.loading.files import why_incomplete
     from evalkit.studies.running import FAILURES, why_failed
 
     folder, say = checkpoint.folder, Progress().say
     try:
         with Progress() as progress:
-            with doing(f"planning the run of {folder.name}"):
-                plan = planned(str(folder), options, progress.say)
+            plan = plan_of(str(folder), options, progress.say)
             run = run_plan(plan, progress)
         if line := curve.add(checkpoint.step, run, plan.manifest["rule"]):
             click.echo(line)
@@ -170,7 +164,6 @@ def run(ctx: click.Context, /, file: Path, wait: bool, dry_run: bool, printer: P
 
     Exits with 1 if a run failed or left out tasks, and with 0 if the others compute the rest.
     """
-    from evalkit.display import Progress
     from evalkit.studies.study_file import read_study
 
     workers = workers_of(options)
@@ -188,7 +181,7 @@ def run(ctx: click.Context, /, file: Path, wait: bool, dry_run: bool, printer: P
 
             outcomes = run_study(content, progress, workers.runner, wait)
             report = outcomes_report(outcomes)
-            failed = any(outcome.state == "failed" or outcome.left_out for _, outcome in outcomes)
+            failed = any(one.state == "failed" or one.left_out for one in outcomes)
     printer(report)
     ctx.exit(1 if failed else 0)
 

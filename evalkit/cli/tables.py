@@ -13,8 +13,9 @@ from evalkit.cli.options import OUTCOME, RUN, Source, named_run, source
 from evalkit.cli.parameters import FOLDER, argument, exclude, option, require, typed_option
 from evalkit.cli.running import PRINTING, Printer, say
 from evalkit.display import doing
-from evalkit.errors import UsageError
+from evalkit.errors import EvalkitError, TableError, UsageError
 from evalkit.escape import printable
+from evalkit.reporting.table import SUFFIXES
 
 if TYPE_CHECKING:
     from evalkit.reporting.table import Table
@@ -133,9 +134,7 @@ def _filled(request: TableRequest, source: Source) -> FilledTable | UnfilledTabl
 
 def _print_every(request: TableRequest, source: Source, printer: Printer, folder: Path) -> int:
     """Write every table into a folder; return the exit code. A table that fails does not stop the others."""
-    from evalkit.errors import EvalkitError, TableError
     from evalkit.reporting.report import Report
-    from evalkit.reporting.table import SUFFIXES
     from evalkit.studies.tables import UnfilledTable, study_layouts
     from evalkit.tables.layout import layout_names
 

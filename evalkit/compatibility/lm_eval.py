@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from evalkit.compatibility import names
@@ -35,26 +36,38 @@ def task_configs(manager: Any, name: str) -> dict[str, dict[str, Any]]:
     """Return task → its configuration, with what its groups add, for the tasks that a name leads to.
 
     The public API reads them only by loading the tasks, which imports their code and downloads their documents. Here
-    functions remain names.
+    functions remain names. A task that a group defines itself is named "group::task", as in lm-eval.
     """
-    factory = names.module(_PACKAGE, "lm_eval.tasks._factory")
+    factory, load = _of("lm_eval.tasks._factory", "TaskFactory"), _of("lm_eval.tasks._yaml_loader", "load_yaml")
+    for method in ("_load_full_config", "_build_task", "_build_group_members"):
+        names.attribute(_PACKAGE, factory, method)
     configs: dict[str, dict[str, Any]] = {}
 
-    class Description:
-        """Takes the place of a task that is not loaded."""
+    class Describing(factory):  # type: ignore[misc, valid-type]
+        """Collects configurations in place of building tasks."""
 
-        def __init__(self, config: dict[str, Any]) -> None:
-            self.task_name = config["task"]
-            configs[self.task_name] = config
+        def _load_full_config(self, entry: Any, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
+            content = names.call(_PACKAGE, load, entry.yaml_path, resolve_func=False) if entry.yaml_path else entry.cfg
+            return {**(content or {}), **(overrides or {})}
 
-    def without_code(load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        def loaded(path: Path, **_: Any) -> dict[str, Any]:
-            content = names.call(_PACKAGE, load, path, resolve_func=False)
-            return {**content, "class": Description} if "class" in content else dict(content)
+        def _build_task(self, entry: Any, overrides: dict[str, Any] | None) -> Any:
+            config = self._load_full_config(entry, overrides)
+            configs[config["task"]] = config
+            return SimpleNamespace(task_name=config["task"])
 
-        return loaded
+        def _build_group_members(
+            self, member_list: list[Any], group_name: str, overrides: dict[str, Any] | None, registry: dict[str, Any]
+        ) -> Any:
+            indexed = []
+            for member in member_list:
+                content = {"task": member} if isinstance(member, str) else member
+                if "group" in content or content["task"] in registry:
+                    indexed.append(member)
+                else:
+                    configs[f"{group_name}::{content['task']}"] = {**(overrides or {}), **content}
+            return super()._build_group_members(indexed, group_name, overrides, registry)
 
-    with names.replaced(_PACKAGE, factory, load_yaml=without_code, ConfigurableTask=lambda _: Description):
+    with names.replaced(_PACKAGE, manager, _factory=lambda _: Describing()):
         manager.load([name])
     return configs
 

@@ -1,4 +1,4 @@
-"""What imported runs have in common: manifest, selection of documents, score rows, and folder with a copy of the log.
+"""What imported runs have in common: manifest, selection of documents, and folder with a copy of the log.
 
 What a log does not say is "unknown". The run's id is a hash of the files' content, so that the same log gives the same
 run.
@@ -18,7 +18,7 @@ from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, DocumentSelecti
 from evalkit.display import Say
 from evalkit.errors import DataError, UsageError, reading_as
 from evalkit.escape import printable
-from evalkit.exchange.logs import LoggedTask, ResultsFile, part_of_request
+from evalkit.exchange.logs import LoggedTask, part_of_request
 from evalkit.inputs.reading import parse_json
 from evalkit.runs.folder import Run, folder_name, load_run, specification_id
 from evalkit.runs.forms import json_bytes
@@ -62,7 +62,7 @@ class LoggedPlaces(NamedTuple):
         return len(self.places) == total or self.places == selection.places(self.task, self.strata)
 
 
-def model_of(logs: Sequence[LoggedTask], given: str | None) -> str:
+def model_of(logs: Sequence[LoggedTask], model: str | None) -> str:
     """Return the name of the model that was evaluated: the user's for it, else the one in the results files.
 
     Raises:
@@ -71,14 +71,14 @@ def model_of(logs: Sequence[LoggedTask], given: str | None) -> str:
     logged = {log.results.model_name or None: log for log in reversed(logs)}
     unnamed = logged.pop(None, None)
     if len(logged) > 1:
-        named = " and ".join(f"{log.path} is of {model}" for model, log in logged.items())
+        named = " and ".join(f"{log.path} is of {name}" for name, log in logged.items())
         raise UsageError(f"{named}; import the files of one model at a time")
-    if given is None and unnamed:
+    if model is None and unnamed:
         beside = unnamed.results_path.name
         raise UsageError(
             f"{unnamed.path}: no results file beside it names its model; put {beside} there, or give --model NAME"
         )
-    return str(given or next(iter(logged)))[:_LONGEST_MODEL]
+    return str(model or next(iter(logged)))[:_LONGEST_MODEL]
 
 
 def shared_value(logs: Sequence[LoggedTask], what: str, read: Callable[[LoggedTask], Value | None]) -> Value | None:
@@ -93,11 +93,6 @@ def shared_value(logs: Sequence[LoggedTask], what: str, read: Callable[[LoggedTa
             first, other = (f"{task} has {printable(str(value))[:60]}" for task, value in (known[0], pair))
             raise UsageError(f"{what}: {first} and {other}; import tasks with the same settings together")
     return known[0][1] if known else None
-
-
-def shared_result(logs: Sequence[LoggedTask], what: str, read: Callable[[ResultsFile], Value | None]) -> Value | None:
-    """Return a setting that all results files have; arguments and errors: see `shared_value`."""
-    return shared_value(logs, what, lambda log: read(log.results))
 
 
 def import_run(
@@ -152,12 +147,14 @@ def _manifest(
     parts: Sequence[str] | None,
 ) -> dict[str, Any]:
     versions = {
-        "lm-eval": shared_result(logs, "version of lm-eval", lambda results: results.lm_eval_version),
-        "transformers": shared_result(logs, "version of transformers", lambda results: results.transformers_version),
+        "lm-eval": shared_value(logs, "version of lm-eval", lambda log: log.results.lm_eval_version),
+        "transformers": shared_value(logs, "version of transformers", lambda log: log.results.transformers_version),
     }
     known = {name: printable(version)[:40] for name, version in versions.items() if version}
-    dtype = shared_result(logs, "dtype", lambda results: results.config.model_dtype)
+    dtype = shared_value(logs, "dtype", lambda log: log.results.config.model_dtype)
     dtype = UNKNOWN if dtype is None else printable(dtype).removeprefix("torch.")[:20]
+    parameters = shared_value(logs, "parameters", lambda log: _count(log.results.config.model_num_parameters))
+    window = shared_value(logs, "context window", lambda log: _count(log.results.max_length))
     whole = {
         "import": IMPORT_VERSION,
         "imported": {log.task: _digests(log) for log in logs},
@@ -167,8 +164,6 @@ def _manifest(
         "versions": known,
         **specification,
     }
-    parameters = shared_result(logs, "parameters", lambda results: _count(results.config.model_num_parameters))
-    window = shared_result(logs, "context window", lambda results: _count(results.max_length))
     harness = " ".join(["lm-eval", *([known["lm-eval"]] if "lm-eval" in known else [])])
     by_evalkit = any(log.results.evalkit is not None for log in logs)
     return {
@@ -205,9 +200,7 @@ def selection_specification(logs: Sequence[LoggedTask], tasks: Sequence[LoggedPl
     Raises:
         UsageError: evalkit's results files name different random samples.
     """
-    claimed = shared_result(
-        logs, "random sample", lambda results: None if results.evalkit is None else results.evalkit.selection
-    )
+    claimed = shared_value(logs, "random sample", lambda log: log.results.selection)
     samples: list[DocumentSelection] = [claimed] if isinstance(claimed, DocumentSample) else []
     for selection in (*samples, ALL_DOCUMENTS, FirstDocuments(max(len(task.places) for task in tasks))):
         if all(task.are(selection) for task in tasks):
@@ -223,7 +216,7 @@ def selection_hash(documents: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, tuple[str, int]]]]) -> None:
     """Copy sample files, and the results files beside them, into the run folder's `lm_eval/`.
 
-    With each file are given: number of a document in it → its leaf task and number in the run.
+    With each file comes: number of a document in it → its leaf task and number in the run.
 
     Raises:
         DataError: a file was changed since it was read.

@@ -99,11 +99,6 @@ class _EvalkitEntry(Stored):
     sample: int | None = Field(None, gt=0)
     seed: int = Field(0, ge=0)
 
-    @property
-    def selection(self) -> DocumentSelection:
-        """Which documents were read, as far as the entry says."""
-        return ALL_DOCUMENTS if self.sample is None else DocumentSample(self.sample, self.seed)
-
 
 class _SampleCounts(Stored):
     """Number of a task's documents: all, and those evaluated."""
@@ -131,6 +126,18 @@ class ResultsFile(Stored):
     chat_template: Any = None
     evalkit: _EvalkitEntry | None = None
     """Only in evalkit's exports."""
+
+    @property
+    def template(self) -> str | None:
+        """Name of the template, in evalkit's exports."""
+        return None if self.evalkit is None else self.evalkit.template
+
+    @property
+    def selection(self) -> DocumentSelection | None:
+        """Which documents were read, as far as evalkit's exports say it."""
+        if self.evalkit is None or self.evalkit.sample is None:
+            return None if self.evalkit is None else ALL_DOCUMENTS
+        return DocumentSample(self.evalkit.sample, self.evalkit.seed)
 
 
 @dataclass(frozen=True)

@@ -156,17 +156,20 @@ def _import(
 
     def finish(writer: RunWriter) -> None:
         scores = {log.task: list(document_scores(log.task, map(_fields, _by_number(log.samples)))) for log in logs}
-        without_sizes = [log.task for log in logs if _delimiter(log) is None]
-        all_rows = [row for log in logs for row in rows[log.task]]
-        all_scores = [score for members in scores.values() for score in members]
-        write_tables(writer, all_rows, {}, all_scores, counted=False, without_sizes=without_sizes)
-        save_logs(writer, [(log, {one.doc_id: (log.task, one.doc_id) for one in log.samples}) for log in logs])
-        tasks = []
+        write_tables(
+            writer,
+            [row for log in logs for row in rows[log.task]],
+            {},
+            [score for log in logs for score in scores[log.task]],
+            counted=False,
+            without_sizes=[log.task for log in logs if _delimiter(log) is None],
+        )
+        save_logs(writer, [(log, {sample.doc_id: (log.task, sample.doc_id) for sample in log.samples}) for log in logs])
+        entries = []
         for log in logs:
-            better = log.results.higher_is_better.get(log.task, {})
-            compared = compared_metric(scores[log.task], better)
-            tasks.append(_entry(log, metrics[log.task], better, request) | {"compared": compared})
-        writer.save_results({"tasks": tasks, "groups": [], "averages": [], "samples": True})
+            compared = compared_metric(scores[log.task], log.results.higher_is_better.get(log.task, {}))
+            entries.append(_entry(log, metrics[log.task], request) | {"compared": compared})
+        writer.save_results({"tasks": entries, "groups": [], "averages": [], "samples": True})
 
     shots = {log.shots for log in logs}
     tasks = {log.task: _about(log) for log in logs}
@@ -217,25 +220,23 @@ def _count(log: LoggedTask) -> int:
 
 def _fields(sample: LoggedSample) -> dict[str, Any]:
     """Return a line as `document_scores` reads it."""
-    values = {name: value if isinstance(value, float) else math.nan for name, value in sample.metrics.items()}
     about = {"doc_id": sample.doc_id, "doc": sample.doc, "filter": sample.filter, "metrics": list(sample.metrics)}
-    return about | values
+    return about | sample.metrics
 
 
-def _entry(
-    log: LoggedTask, metrics: Sequence[dict[str, Any]], better: Mapping[str, bool | None], request: Import
-) -> dict[str, Any]:
+def _entry(log: LoggedTask, metrics: Sequence[dict[str, Any]], request: Import) -> dict[str, Any]:
     """Return a task's entry in results.json: the metrics that follow from its documents, whatever the log says."""
-    if missing := sorted(_logged_values(log).keys() - {(one["metric"], one["filter"]) for one in metrics}):
+    if missing := sorted(_logged_values(log).keys() - {(metric["metric"], metric["filter"]) for metric in metrics}):
         names = ", ".join(f"{metric},{rule}" for metric, rule in missing)
         request.say(f"{log.path}: {names} of {log.task} cannot be computed from the documents and is left out")
+    better = log.results.higher_is_better.get(log.task, {})
     return {
         "task": log.task,
         "alias": str(log.results.results.get(log.task, {}).get("alias", log.task)),
         "n": len(log.documents),
         "num_fewshot": log.shots,
         "version": log.results.versions.get(log.task),
-        "metrics": [one | {"higher_is_better": better.get(one["metric"])} for one in metrics],
+        "metrics": [metric | {"higher_is_better": better.get(metric["metric"])} for metric in metrics],
         "documents": _count(log),
         "seconds": None,
     }
@@ -246,10 +247,8 @@ def _choice_rows(log: LoggedTask) -> list[ScoreRow]:
 
     The options are the continuations without the delimiter. They are used only if lm-eval's own acc, acc_norm and
     acc_bytes of every document follow from them; where the delimiter is not known, only acc is checked, and the rows'
-    lengths mean nothing.
-
-    Raises:
-        DataError: a document of a multiple-choice task has too few log-likelihoods, or another acc than they give.
+    lengths mean nothing. Raises `DataError` if a document of a multiple-choice task has too few log-likelihoods, or
+    another acc than they give.
     """
     rows: list[ScoreRow] = []
     for sample in log.documents:

@@ -32,7 +32,6 @@ from evalkit.exchange.imported_runs import (
     import_run,
     save_logs,
     selection_specification,
-    shared_result,
     shared_value,
 )
 from evalkit.exchange.logs import LoggedSample, LoggedTask
@@ -86,10 +85,10 @@ def match(logs: Sequence[LoggedTask], library: Library, say: Say) -> tuple[list[
         pinned = _PinnedTask(task, library) if members else None
         for log in members:
             assert pinned is not None
-            if isinstance(found := pinned.match(log), MatchedTask):
-                matched.append(found)
+            if isinstance(result := pinned.match(log), MatchedTask):
+                matched.append(result)
             else:
-                say(f"{log.path}: {found}, so {log.task} is imported with lm-eval's own metrics")
+                say(f"{log.path}: {result}, so {log.task} is imported with lm-eval's own metrics")
                 others.append(log)
     return matched, others
 
@@ -234,14 +233,11 @@ def import_choices(matched: Sequence[MatchedTask], request: Import, library: Lib
         },
         "template": template,
     }
-    name = template if isinstance(template, str) else str(template["name"])
+    names = (suite.name, template if isinstance(template, str) else str(template["name"]))
     parts = [note for task, members in by_task.items() for note in _part(task, members)]
-
-    def finish(writer: RunWriter) -> None:
-        _write(writer, matched)
-
-    names = (load_suite(DEFAULT_SUITE).name, name)
-    return import_run(request, "multiple_choice", logs, names, specification, about, finish, parts)
+    return import_run(
+        request, "multiple_choice", logs, names, specification, about, lambda writer: _write(writer, matched), parts
+    )
 
 
 def _write(writer: RunWriter, matched: Sequence[MatchedTask]) -> None:
@@ -280,9 +276,7 @@ def _template(matched: Sequence[MatchedTask]) -> tuple[Any, str]:
     """
     logs = [part.log for part in matched]
     plain = all(part.plain for part in matched)
-    named = shared_result(
-        logs, "template", lambda results: None if results.evalkit is None else results.evalkit.template
-    )
+    named = shared_value(logs, "template", lambda log: log.results.template)
     if named is None and plain and not any(log.samples[0].by_evalkit for log in logs):
         named = "plain"
     if named == "plain" and not plain:

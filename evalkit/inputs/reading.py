@@ -121,12 +121,12 @@ def decoded(data: bytes) -> str:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object. A key may occur twice with the same value, as some trainers write it, but not with two."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         for key, value in pairs:
-            if found[key] != value:
+            if content[key] != value:
                 raise Unreadable(f"the key {key!a} occurs twice, with different values")
-    return found
+    return content
 
 
 def _is_deep(content: Any) -> bool:

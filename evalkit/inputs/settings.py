@@ -82,7 +82,7 @@ def settings_of(*kinds: type) -> Mapping[str, Setting]:
 
 @cache
 def _settings_of(kinds: Any) -> Mapping[str, Setting]:
-    found = {}
+    settings = {}
     for kind in kinds:
         hints: dict[str, Any] = get_type_hints(kind)
         for item in fields(kind):
@@ -90,8 +90,8 @@ def _settings_of(kinds: Any) -> Mapping[str, Setting]:
             types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
             types = tuple(member for member in types if member is not NoneType)
             if item.name != "model":
-                found[item.name] = Setting(item.name, item.default, types, **item.metadata)
-    return found
+                settings[item.name] = Setting(item.name, item.default, types, **item.metadata)
+    return settings
 
 
 def fitted(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,16 +49,16 @@ def validated(content: Any, form: type[Form], error: Reason, where: str) -> Form
     """Validate plain data against its form; `where` begins the error's message."""
     try:
         return _fitting(content, form)
-    except ValidationError as found:
-        raise error(f"{where}: {_described(found, content)}") from found
+    except ValidationError as invalid:
+        raise error(f"{where}: {_described(invalid, content)}") from invalid
 
 
 def misfit(content: Any, form: type) -> str | None:
     """Return a description of what in plain data does not fit a form; None if it is valid."""
     try:
         _fitting(content, form)
-    except ValidationError as found:
-        return _described(found, content)
+    except ValidationError as invalid:
+        return _described(invalid, content)
     return None
 
 
@@ -83,35 +83,35 @@ def _adapter(form: Any) -> TypeAdapter[Any]:
 _UNKNOWN_KEY = "unknown_key"
 
 
-def _described(found: ValidationError, content: Any) -> str:
+def _described(invalid: ValidationError, content: Any) -> str:
     """Describe an unknown key, or the deepest error: the best-fitting member of a union fails there.
 
     An unknown key is reported before a missing one, of which it may be a misspelling.
     """
-    errors = found.errors(include_url=False)
-    error = max(errors, key=lambda error: (error["type"] == _UNKNOWN_KEY, len(_place(error, content))))
-    place = _place(error, content)
+    errors = invalid.errors(include_url=False)
+    error = max(errors, key=lambda error: (error["type"] == _UNKNOWN_KEY, len(_location(error, content))))
+    location = _location(error, content)
     if error["type"] == "missing":
-        return f"it lacks '{_path((*place, error['loc'][-1]))}'"
-    key = f"'{_path(place)}'" if place else ""
+        return f"it lacks '{_path((*location, error['loc'][-1]))}'"
+    key = f"'{_path(location)}'" if location else ""
     if error["type"] in (_UNKNOWN_KEY, "value_error"):
         return f"{key}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
     return f"{key or 'it'} is {_cut(reprlib.repr(error['input']))}: {error['msg']}"
 
 
-def _place(error: ErrorDetails, content: Any) -> tuple[int | str, ...]:
+def _location(error: ErrorDetails, content: Any) -> tuple[int | str, ...]:
     """Return the keys down to the invalid value; pydantic's own location also contains members of unions."""
-    place: list[int | str] = []
+    location: list[int | str] = []
     for step in error["loc"]:
         with suppress(LookupError, TypeError):
             content = content[step]
-            place.append(step)
-    return tuple(place)
+            location.append(step)
+    return tuple(location)
 
 
-def _path(place: Sequence[int | str]) -> str:
+def _path(location: Sequence[int | str]) -> str:
     """Format keys as a path: rows[0].items.name."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{_cut(step)}" for step in place).removeprefix(".")
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{_cut(step)}" for step in location).removeprefix(".")
 
 
 def _cut(text: str) -> str:

@@ -35,20 +35,22 @@ def name_or_path(name: str, value: object) -> str:
 
 def names(name: str, value: object) -> tuple[str, ...]:
     """Validate names: a list of them, or a comma-separated string."""
-    listed = value if isinstance(value, (list, tuple)) else [one for one in text(name, value).split(",") if one.strip()]
+    listed = (
+        value if isinstance(value, (list, tuple)) else [part for part in text(name, value).split(",") if part.strip()]
+    )
     if not listed:
         raise UsageError(f"{name} {value}: contains no name; leave it out, or give at least one")
-    return tuple(text(name, text(name, one).strip()) for one in listed)
+    return tuple(text(name, text(name, part).strip()) for part in listed)
 
 
 def path(name: str, value: str | Path) -> Path:
     """Validate a path, which need not exist."""
-    found = Path(name_or_path(name, value))
+    validated = Path(name_or_path(name, value))
     try:
-        found.expanduser()
+        validated.expanduser()
     except RuntimeError:
         raise UsageError(f"{name} {value}: there is no user of that name; for a folder, write ./{value}") from None
-    return found
+    return validated
 
 
 def whole(name: str, value: Any, least: int, hint: str = "") -> int:

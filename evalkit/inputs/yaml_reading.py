@@ -46,16 +46,25 @@ def _parse_yaml(data: bytes, loader: type[_Loader]) -> Any:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise Unreadable(f"not valid YAML: the character U+{error.character:04X} is not allowed", line) from error
-    except RecursionError as error:
-        raise Unreadable(TOO_DEEP) from error
 
 
-def _problem(text: str, node: yaml.Node) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=text, problem_mark=node.start_mark)
+def _problem(text: str, node: yaml.Node | yaml.Event) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=text, problem_mark=node.start_mark)  # type: ignore[arg-type]
 
 
 class _Loader(yaml.SafeLoader):
     """Loader of plain data, whose limits are checked before objects are constructed."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next node of the file; PyYAML calls this for each."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise _problem(TOO_DEEP, self.peek_event())  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def get_single_node(self) -> yaml.Node | None:
         """Return the file's node; PyYAML constructs its value next."""

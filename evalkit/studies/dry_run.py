@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.registry import benchmark
@@ -23,7 +23,8 @@ from evalkit.models.loading.spec import config_of, tokenizer_alone, window_of
 from evalkit.models.zoo.shapes import BYTES, parameter_count
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.studies.planning import plan_runs
+from evalkit.runs.folder import Run
+from evalkit.studies.running import plan_runs
 from evalkit.studies.status import share_of
 from evalkit.studies.study import Study
 
@@ -33,38 +34,6 @@ _LONGEST = 0.3
 """Seconds of timing for each of the two products."""
 _SAMPLE = 80
 """Documents of each task that are tokenised; a quarter of them where answers are generated."""
-
-
-class _Speed(NamedTuple):
-    """Speed of a device in a dtype."""
-
-    operations: float
-    """Floating-point operations per second of a matrix product."""
-    bytes: float
-    """Bytes of weights read per second, by a matrix-vector product."""
-
-
-def _measured_speed(device: str, dtype: str) -> _Speed:
-    import torch
-
-    # As large as a batch's, and timed in milliseconds
-    size = 8192 if device.startswith("cuda") else 1024
-    matrix = torch.ones(size, size, device=device, dtype=getattr(torch, dtype))
-    large = torch.ones(4 * size, 4 * size, device=device, dtype=matrix.dtype)
-
-    def mean_time(product: Callable[[], Any]) -> float:
-        """Return the mean time of a product, which includes what other processes take of the device."""
-        times = list[float]()
-        while len(times) < 2 or sum(times[1:]) < _LONGEST:  # the first one prepares the device
-            started = time.perf_counter()
-            product()
-            if device.startswith("cuda"):
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - started)
-        return max(fmean(times[1:]), 1e-9)
-
-    seconds, reading = mean_time(lambda: matrix @ matrix), mean_time(lambda: large @ large[0])
-    return _Speed(2 * size**3 / seconds, large.numel() * large.element_size() / reading)
 
 
 @dataclass(frozen=True)
@@ -85,11 +54,11 @@ class _Estimate:
 
 def dry_run_report(study: Study, say: Say) -> Report:
     """Return the report; raises as `plan_runs`."""
-    plans = [(planned.run.benchmark.name, planned.plan) for planned in plan_runs(study, say).runs]
+    plans = [(run.benchmark.name, plan) for run, plan in plan_runs(study, say) if not isinstance(plan, Run)]
     estimates, notes = _estimates(plans, say)
     groups: dict[tuple[str, int | None], list[_Estimate]] = {}
-    for one in estimates:
-        groups.setdefault((one.name, one.parameters), []).append(one)
+    for estimate in estimates:
+        groups.setdefault((estimate.name, estimate.parameters), []).append(estimate)
     records = [{"benchmark": name} | _record(members, count) for (name, count), members in groups.items()]
     where = {"study": str(study.path), "output": str(study.output)}
     return _report("benchmark", records, _record(estimates), notes, where)
@@ -105,19 +74,20 @@ def plans_report(plans: Sequence[tuple[str, Plan]], say: Say) -> Report:
     estimates, notes = _estimates(plans, say)
     total = _record(estimates)
     if len(estimates) > 1:
-        records = [{"checkpoint": one.name} | _record([one]) for one in estimates]
+        records = [{"checkpoint": estimate.name} | _record([estimate]) for estimate in estimates]
         return _report("checkpoint", records, total, notes, {})
-    [one] = estimates
-    records = [{"task": task.task} | _tokens([task]) for task in one.tasks]
+    [estimate] = estimates
+    records = [{"task": task.task} | _tokens([task]) for task in estimate.tasks]
     total = {name: value for name, value in total.items() if name not in ("runs", "to_do")}
-    return _report("task", records, total, notes, {"run": str(one.plan.folder), "finished": one.share == 1})
+    about = {"run": str(estimate.plan.folder), "finished": estimate.share == 1}
+    return _report("task", records, total, notes, about)
 
 
 def _estimates(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estimate], list[str]]:
     """Return the estimates, and notes: a message for each benchmark without estimates, and what the others rest on."""
     from evalkit.models.parts import resolve_device
 
-    estimates, problems, speeds = list[_Estimate](), dict[str, None](), dict[tuple[str, str], _Speed]()
+    estimates, problems, speeds = list[_Estimate](), dict[str, None](), dict[tuple[str, str], tuple[float, float]]()
     with remembering(), doing("tokenising samples", slow=imports("transformers")):
         for name, plan in plans:
             device, tasks = "", list[TaskTokens]()
@@ -133,8 +103,12 @@ def _estimates(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estim
             seconds = 0.0 if share == 1 else None
             if tasks and device and parameters and share < 1:
                 key = device, str(plan.manifest["specification"]["dtype"])
-                speed = speeds[key] = speeds.get(key) or _measured_speed(*key)
-                seconds = (1 - share) * _seconds(tasks, parameters, BYTES[key[1]], speed)
+                operations, read = speeds[key] = speeds.get(key) or _measured_speed(*key)
+                # An addition and a multiplication for each distinct token and parameter
+                products = 2 * parameters * sum(task.distinct for task in tasks) / (operations * _EFFICIENCY)
+                # Each generated token reads all weights
+                reading = parameters * BYTES[key[1]] * sum(task.generated for task in tasks) / read
+                seconds = (1 - share) * (products + reading + sum(task.seconds for task in tasks))
             estimates.append(_Estimate(name, plan, parameters, tasks, share, seconds))
     notes = [f"tokens: of at most {_SAMPLE} documents of each task, scaled up; distinct: shared prefixes counted once"]
     if speeds:
@@ -160,23 +134,37 @@ def _sampled_tokens(plan: Plan, say: Say) -> list[TaskTokens]:
     return remembered("tokens", key, lambda: kind.token_counts(plan, tokenizer, _SAMPLE, silent), most=64)
 
 
-def _seconds(tasks: Sequence[TaskTokens], parameters: int, size: int, speed: _Speed) -> float:
-    """Return the computing time: an addition and a multiplication for each distinct token and parameter.
+def _measured_speed(device: str, dtype: str) -> tuple[float, float]:
+    """Return the floating-point operations per second of a matrix product, and the bytes of weights read per second."""
+    import torch
 
-    Each generated token reads all weights, of `size` bytes each.
-    """
-    products = 2 * parameters * sum(task.distinct for task in tasks) / (speed.operations * _EFFICIENCY)
-    reading = parameters * size * sum(task.generated for task in tasks) / speed.bytes
-    return products + reading + sum(task.seconds for task in tasks)
+    # As large as a batch's, and timed in milliseconds
+    size = 8192 if device.startswith("cuda") else 1024
+    matrix = torch.ones(size, size, device=device, dtype=getattr(torch, dtype))
+    large = torch.ones(4 * size, 4 * size, device=device, dtype=matrix.dtype)
+
+    def mean_time(product: Callable[[], Any]) -> float:
+        """Return the mean time of a product, which includes what other processes take of the device."""
+        times = list[float]()
+        while len(times) < 2 or sum(times[1:]) < _LONGEST:  # the first one prepares the device
+            started = time.perf_counter()
+            product()
+            if device.startswith("cuda"):
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - started)
+        return max(fmean(times[1:]), 1e-9)
+
+    seconds, reading = mean_time(lambda: matrix @ matrix), mean_time(lambda: large @ large[0])
+    return 2 * size**3 / seconds, large.numel() * large.element_size() / reading
 
 
 def _record(members: Sequence[_Estimate], parameters: int | None = None) -> dict[str, Any]:
-    seconds = [one.seconds for one in members if one.seconds is not None]
+    seconds = [estimate.seconds for estimate in members if estimate.seconds is not None]
     return {
         "parameters": parameters,
         "runs": len(members),
-        "to_do": sum(one.share < 1 for one in members),
-        **_tokens([task for one in members for task in one.tasks]),
+        "to_do": sum(estimate.share < 1 for estimate in members),
+        **_tokens([task for estimate in members for task in estimate.tasks]),
         "seconds": sum(seconds) if seconds else None,
     }
 
@@ -190,13 +178,22 @@ def _tokens(tasks: Sequence[TaskTokens]) -> dict[str, int]:
     }
 
 
+def _short(value: float) -> str:
+    """Format a number with three digits and a unit."""
+    for unit in ("", "k", "M", "G", "T"):
+        if value < 999.5:
+            return f"{value:.3g}{unit and ' ' + unit}" if value >= 1 or not value else "1"
+        value /= 1000
+    return f"{value:,.0f} P"
+
+
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "parameters": ("parameters", lambda count: _short(count)),
+    "parameters": ("parameters", _short),
     "runs": ("runs", "{:,}".format),
     "to_do": ("to do", "{:,}".format),
     "documents": ("documents", "{:,}".format),
-    "tokens": ("tokens", lambda count: _short(count)),
-    "distinct_tokens": ("distinct", lambda count: _short(count)),
+    "tokens": ("tokens", _short),
+    "distinct_tokens": ("distinct", _short),
     "generated_tokens": ("generated", lambda count: f"≤ {_short(count)}" if count else ""),
     "seconds": ("time", clock),
 }
@@ -217,27 +214,14 @@ def _report(
     lines = [*records, {what: "total"} | total]
     columns = [key for key in _COLUMNS if any(_shown(record, key) for record in lines)]
     rows = [[record[what], *(_shown(record, key) for key in columns)] for record in lines]
-    headers = [what, *(_COLUMNS[key][0] for key in columns)]
-    table = simple_table("dry_run", headers, rows, ruled=(len(rows) - 1,))
+    table = simple_table("dry_run", [what, *(_COLUMNS[key][0] for key in columns)], rows, ruled=(len(rows) - 1,))
+    left = "" if total["seconds"] is None else f", about {clock(total['seconds'])} of computing"
+    if about.get("finished"):
+        verdict = f"finished: {about['run']}"
+    elif "runs" in total:
+        left = f"{left}, one after the other" if left else ""
+        verdict = f"{counted(total['runs'], 'run')}, {total['to_do']:,} of them not finished{left}"
+    else:
+        verdict = f"{counted(total['documents'], 'document')}{f'{left} left' if left else ''}"
     content = about | {"notes": notes, "groups": records, "total": total}
-    return Report((table,), (_summary(total | about),), notes=tuple(notes), records=records, content=content)
-
-
-def _summary(total: Mapping[str, Any]) -> str:
-    """Return the totals in a line; `total` also says which run it is of, if it is of one."""
-    if total.get("finished"):
-        return f"finished: {total['run']}"
-    if "runs" not in total:
-        left = "" if total["seconds"] is None else f", about {clock(total['seconds'])} of computing left"
-        return f"{counted(total['documents'], 'document')}{left}"
-    left = "" if total["seconds"] is None else f", about {clock(total['seconds'])} of computing, one after the other"
-    return f"{counted(total['runs'], 'run')}, {total['to_do']:,} of them not finished{left}"
-
-
-def _short(value: float) -> str:
-    """Format a number with three digits and a unit."""
-    for unit in ("", "k", "M", "G", "T"):
-        if value < 999.5:
-            return f"{value:.3g}{unit and ' ' + unit}" if value >= 1 or not value else "1"
-        value /= 1000
-    return f"{value:,.0f} P"
+    return Report((table,), (verdict,), notes=tuple(notes), records=records, content=content)

@@ -38,6 +38,8 @@ class StudyResults:
 
     def __init__(self, study: Study) -> None:
         self.study = study
+        self.remedy = printable(f"evalkit study run {study.path}")
+        """The command that computes missing runs."""
         self._runs: dict[str, Run | None] = {}
         self._changes: dict[str, str] = {}
 
@@ -54,40 +56,35 @@ class StudyResults:
 
     def runs(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> tuple[Run, ...]:
         """Return the finished runs of checkpoints on a benchmark, in their order."""
-        found = (self.run(one, benchmark) for one in checkpoints)
-        return tuple(run for run in found if run is not None)
+        return tuple(run for one in checkpoints if (run := self.run(one, benchmark)) is not None)
 
-    def missing(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[StudyRun]:
-        """Return the runs of checkpoints on a benchmark that are not finished."""
-        return [StudyRun(one, benchmark) for one in checkpoints if self.run(one, benchmark) is None]
+    def missing(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[StudyCheckpoint]:
+        """Return the checkpoints whose run on a benchmark is not finished."""
+        return [one for one in checkpoints if self.run(one, benchmark) is None]
 
-    def require(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> None:
+    def _described(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> str:
+        """Name the runs that are not finished, with the errors that ended them."""
+        names = []
+        for missing in (StudyRun(one, benchmark) for one in self.missing(checkpoints, benchmark)):
+            record = record_of(self.study.output, missing)
+            error = "" if record is None else printable(record.error)
+            names.append(f"{missing.label} ({error})" if error else missing.label)
+        return ", ".join(names)
+
+    def require(self, checkpoints: Sequence[StudyCheckpoint], benchmark: StudyBenchmark) -> None:
         """Raise `UsageError` if a run of these checkpoints is not finished; names all of them."""
-        if missing := self.missing(checkpoints, benchmark):
-            verb = "is" if len(missing) == 1 else "are"
-            raise UsageError(
-                f"{', '.join(map(self.described, missing))} {verb} not finished; run {self.remedy}, which computes "
-                "what is missing"
-            )
+        if names := self._described(checkpoints, benchmark):
+            verb = "is" if len(self.missing(checkpoints, benchmark)) == 1 else "are"
+            raise UsageError(f"{names} {verb} not finished; run {self.remedy}, which computes what is missing")
 
     def unfinished(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
         """Return a sentence that names the runs that are not finished, if there are any."""
-        missing = [self.described(one) for one in self.missing(checkpoints, benchmark)]
-        return [f"Not finished: {', '.join(missing)}."] if missing else []
-
-    def described(self, missing: StudyRun) -> str:
-        """Return the name of a run that is not finished, with the error that ended it if one did."""
-        record = record_of(self.study.output, missing)
-        return missing.label + (f" ({printable(record.error)})" if record is not None and record.error else "")
-
-    @property
-    def remedy(self) -> str:
-        """The command that computes missing runs."""
-        return printable(f"evalkit study run {self.study.path}")
+        names = self._described(checkpoints, benchmark)
+        return [f"Not finished: {names}."] if names else []
 
     def changes(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
         """Return a sentence for each finished run of other files than its checkpoint has now."""
-        found = []
+        sentences = []
         for one in checkpoints:
             if (run := self.run(one, benchmark)) is None:
                 continue
@@ -96,8 +93,8 @@ class StudyResults:
                 with doing(f"comparing {one.label} with its run"):
                     self._changes[key] = _change_of(run, one)
             if what := self._changes[key]:
-                found.append(f"{one.label}: {what}; {self.remedy} evaluates it.")
-        return found
+                sentences.append(f"{one.label}: {what}; {self.remedy} evaluates it.")
+        return sentences
 
 
 def read_results(path: Path) -> StudyResults:
@@ -115,7 +112,7 @@ def _change_of(run: Run, checkpoint: StudyCheckpoint) -> str:
     here, evaluated = Path(spec.model).expanduser(), run.manifest.get("path")
     if spec.model == "demo" or not here.exists():
         return ""
-    # Two studies can have checkpoints of one name in different folders
+    # Two studies can have checkpoints of one name in different folders, whose weights were perhaps never hashed here
     elsewhere = evaluated is not None and Path(evaluated).exists() and not here.samefile(evaluated)
     recorded = run.manifest["specification"]["checkpoint"]
     changed = [part for part, digest in _known(spec, elsewhere).items() if recorded.get(part, digest) != digest]
@@ -125,22 +122,22 @@ def _change_of(run: Run, checkpoint: StudyCheckpoint) -> str:
 def _known(spec: ModelSpec, unhashed: bool) -> dict[str, str]:
     """Return part → digest, as far as known without the network; empty for a folder that is not complete any more.
 
-    Args:
-        spec: the model.
-        unhashed: whether to read weights that were never hashed on this machine.
+    `unhashed`: weights that were never hashed on this machine are read.
     """
     is_here = spec.tokenizer is None or Path(spec.tokenizer).expanduser().is_dir()
     try:
         checkpoint = (spec if is_here else replace(spec, tokenizer=None)).locate()
-        found = asdict(fingerprint(checkpoint)) if unhashed else known_fingerprint(checkpoint)
+        digests = asdict(fingerprint(checkpoint)) if unhashed else dict(known_fingerprint(checkpoint))
     except EvalkitError:
         return {}
-    return found if is_here else {part: digest for part, digest in found.items() if part != "tokenizer"}
+    if not is_here:
+        digests.pop("tokenizer", None)
+    return digests
 
 
-def steps_note(found: Sequence[Selected]) -> list[str]:
+def steps_note(models: Sequence[Selected]) -> list[str]:
     """Return a sentence with the training steps of models, if any has steps."""
-    listed = [f"{one.name} {one.step:,}" for one in found if one.step is not None]
+    listed = [f"{model.name} {model.step:,}" for model in models if model.step is not None]
     return [f"Training steps: {', '.join(listed)}."] if listed else []
 
 
@@ -164,15 +161,16 @@ def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBen
     Raises:
         UsageError: fewer than two sides, an unknown name, or a run that is not finished; names all such runs.
     """
-    chosen = [select(results.study, name) for name in names or results.study.names]
+    study = results.study
+    chosen = [select(study, name) for name in names or study.names]
     if len(chosen) < 2:
         raise UsageError(
-            f"there is nothing to compare {chosen[0].name} with; name two checkpoints or more of study "
-            f"{results.study.path}: {', '.join(results.study.names)}"
+            f"there is nothing to compare {chosen[0].name} with; name two checkpoints or more of study {study.path}: "
+            f"{', '.join(study.names)}"
         )
-    checkpoints = [checkpoint for one in chosen for checkpoint in one.checkpoints]
+    checkpoints = [checkpoint for model in chosen for checkpoint in model.checkpoints]
     results.require(checkpoints, benchmark)
-    sides = tuple(Side(one.name, results.runs(one.checkpoints, benchmark)) for one in chosen)
+    sides = tuple(Side(model.name, results.runs(model.checkpoints, benchmark)) for model in chosen)
     check_unique(sides)
     return StudySides(sides, (*steps_note(chosen), *results.changes(checkpoints, benchmark)))
 
@@ -205,20 +203,19 @@ def study_trainings(results: StudyResults, names: Sequence[str], benchmark: Stud
     if not (chosen := names or list(with_steps)):
         raise UsageError(f"study {study.path}: no checkpoint has 'steps', so there is no curve")
     found = []
-    for name, checkpoints in (one for given in chosen for one in trainings(study, given)):
-        missing = [one for one in checkpoints if results.run(one, benchmark) is None]
+    for name, checkpoints in (seed for model in chosen for seed in trainings(study, model)):
+        missing = results.missing(checkpoints, benchmark)
         done = [one for one in checkpoints if one not in missing]
         if len(done) < 2:
             results.require(missing, benchmark)
             raise UsageError(f"study {study.path}: {name} has one step; a curve needs two or more")
-        lacking = ", ".join(f"{one.step:,}" for one in missing)
-        notes = (
-            *([f"{name}: not finished: {'step' if len(missing) == 1 else 'steps'} {lacking}."] if missing else []),
-            *results.changes(done, benchmark),
-        )
+        notes = results.changes(done, benchmark)
+        if missing:
+            lacking = ", ".join(f"{one.step:,}" for one in missing)
+            notes = [f"{name}: not finished: {'step' if len(missing) == 1 else 'steps'} {lacking}.", *notes]
         steps = tuple(one.step for one in done if one.step is not None)
-        found.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, notes))
-    check_unique([one.side for one in found])
+        found.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, tuple(notes)))
+    check_unique([training.side for training in found])
     return found
 
 
@@ -242,8 +239,8 @@ def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str |
         benchmark: name of the study's benchmark; None: the only one that analyses attention.
 
     Raises:
-        UnknownNameError: an unknown name.
-        UsageError: no benchmark analyses attention, several do and none is named, or no run is finished.
+        UsageError: an unknown name, no benchmark analyses attention, several do and none is named, or no run is
+            finished.
     """
     study = results.study
     fitting = [one for one in study.benchmarks if one.kind == ATTENTION]
@@ -261,13 +258,13 @@ def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str |
         known = " | ".join(one.name for one in fitting)
         raise UsageError(f"study {study.path} has several benchmarks of attention: give --benchmark {known}")
     [chosen] = fitting
-    selected = [select(study, name) for name in names or study.names]
-    checkpoints = [one for model in selected for one in model.checkpoints]
-    labels = [label for model in selected for label in model.labels]
+    models = [select(study, name) for name in names or study.names]
+    labels = [(one, label) for model in models for one, label in zip(model.checkpoints, model.labels, strict=True)]
+    checkpoints = [one for one, _ in labels]
     if names:
         results.require(checkpoints, chosen)
-    found = [(run, label) for one, label in zip(checkpoints, labels, strict=True) if (run := results.run(one, chosen))]
+    found = [(run, label) for one, label in labels if (run := results.run(one, chosen)) is not None]
     if not found:
         raise UsageError(f"study {study.path}: no run of {chosen.name} is finished; run {results.remedy}")
-    notes = *steps_note(selected), *results.unfinished(checkpoints, chosen), *results.changes(checkpoints, chosen)
+    notes = *steps_note(models), *results.unfinished(checkpoints, chosen), *results.changes(checkpoints, chosen)
     return StudyAnalyses(tuple(run for run, _ in found), tuple(label for _, label in found), notes)

@@ -1,33 +1,51 @@
-"""Running jobs in this process, and the runs of a study: plan, compute what nobody else computes, record the outcomes.
+"""Planning and running: jobs in this process, and the runs of a study, all planned before anything is computed.
 
-In: planned runs, or a `Study` and a `JobRunner`: this process, or the workers of a cluster. Out: what became of each
-run. Several processes may do this at once: each takes the runs that no other process holds.
+In: checkpoints and options, or a `Study` and a `JobRunner`: this process, or the workers of a cluster. Out: what became
+of each run, recorded; or one error with all problems. Several processes may run a study at once: each takes the runs
+that no other process holds.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import remembering
-from evalkit.benchmarks.session import LoadingKey, ModelHolder, finished, loading_key, run_plan
-from evalkit.display import Progress
-from evalkit.errors import EvalkitError, RunInUseError, first_line
+from evalkit.benchmarks.run import planned
+from evalkit.benchmarks.session import ModelHolder, finished, loading_key, run_plan
+from evalkit.display import Progress, Say, doing
+from evalkit.errors import EvalkitError, RunInUseError, SeveralErrors, first_line
 from evalkit.escape import counted
+from evalkit.models.loading.files import safetensors_header
 from evalkit.models.loading.locate import silent
+from evalkit.models.zoo.shapes import parameter_count
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.runs.folder import load_run
+from evalkit.runs.folder import Run, load_run
 from evalkit.runs.lock import is_locked, read_owner
-from evalkit.studies.planning import Job, plan_study
-from evalkit.studies.study import Study, StudyRun, record_of, save_record
+from evalkit.studies.study import Record, Study, StudyRun, finished_run_of, record_of, save_record
 
+GONE = "its checkpoint was deleted before this run was finished"
 _POLL = 5.0
 """Seconds between two looks at the runs of other processes."""
+
+State = Literal["finished", "failed", "in use"]
+""""in use": another process computes it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be completed."""
+
+    label: str
+    """Its name in messages."""
+    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -35,8 +53,7 @@ class Outcome:
     """What became of a job."""
 
     job: Job
-    state: Literal["finished", "failed", "in use"]
-    """"in use": another process computes it."""
+    state: State
     message: str = ""
     """Why it failed, or who computes it; one line."""
 
@@ -86,50 +103,155 @@ def run_here(
     """
     outcomes: dict[int, Outcome] = {}
     holder = ModelHolder()
+    keys = [loading_key(job.plan.request.model, job.plan.manifest["specification"]) for job in jobs]
     # Those with the same loaded model together
-    groups: dict[LoadingKey, list[int]] = {}
-    for place, job in enumerate(jobs):
-        groups.setdefault(loading_key(job.plan.request.model, job.plan.manifest["specification"]), []).append(place)
+    places = sorted(range(len(jobs)), key=lambda place: keys.index(keys[place]))
+
+    def complete(place: int) -> Outcome:
+        job = jobs[place]
+        try:
+            if finished(job.plan, silent) is None:
+                progress.say(f"{place + 1} of {len(jobs)}: {job.label}")
+            run_plan(job.plan, progress, holder)
+        except RunInUseError as error:
+            return Outcome(job, "in use", str(error))
+        except FAILURES as error:
+            return Outcome(job, "failed", why_failed(error))
+        return Outcome(job, "finished")
+
     with remembering():
-        for places in groups.values():
-            for place in places:
-                outcome = outcomes[place] = _outcome(jobs[place], f"{place + 1} of {len(jobs)}", progress, holder)
-                if outcome.state != "in use":
-                    done(outcome)
-        for place in [place for place, outcome in outcomes.items() if outcome.state == "in use"]:
-            outcomes[place] = _outcome(jobs[place], f"{place + 1} of {len(jobs)}", progress, holder)
+        for place in places:
+            outcomes[place] = complete(place)
+            if outcomes[place].state != "in use":
+                done(outcomes[place])
+        for place in [place for place in places if outcomes[place].state == "in use"]:
+            outcomes[place] = complete(place)
             done(outcomes[place])
     return [outcomes[place] for place in range(len(jobs))]
 
 
-def _outcome(job: Job, number: str, progress: Progress, holder: ModelHolder) -> Outcome:
-    try:
-        if finished(job.plan, silent) is None:
-            progress.say(f"{number}: {job.label}")
-        run_plan(job.plan, progress, holder)
-    except RunInUseError as error:
-        return Outcome(job, "in use", str(error))
-    except FAILURES as error:
-        return Outcome(job, "failed", why_failed(error))
-    return Outcome(job, "finished")
+def plan_checkpoints(models: Sequence[str], options: Mapping[str, Any], say: Say) -> list[Job]:
+    """Plan the same benchmark for several checkpoints.
+
+    Raises:
+        SeveralErrors: checkpoints or options are invalid; all problems.
+    """
+    jobs, problems, say = list[Job](), dict[str, None](), _once(say)
+    with remembering(), doing(f"planning {counted(len(models), 'run')}"):
+        for model in models:
+            try:
+                jobs.append(Job(model, _checked(planned(model, options, say))))
+            except EvalkitError as error:
+                problems[str(error)] = None
+    _raise_any(list(problems))
+    return jobs
+
+
+def plan_of(study: Study, run: StudyRun, say: Say) -> Plan:
+    """Plan a run of a study; its weight files are complete. Raises as `benchmarks.run.planned`."""
+    return _checked(planned(run.checkpoint.model, {**run.options, "output": study.output}, say))
+
+
+def _checked(plan: Plan) -> Plan:
+    """Return a plan; raise if a weight file is shorter than its header says, before any other run is computed."""
+    for path in plan.checkpoint.weights():
+        if path.suffix == ".safetensors":
+            safetensors_header(path)
+    return plan
+
+
+def plan_runs(study: Study, say: Say) -> list[tuple[StudyRun, Plan | Run]]:
+    """Plan all runs of a study, without recording them.
+
+    Returns:
+        Each run with its plan. Where a checkpoint is gone, with the finished run: trainers delete earlier steps. A run
+        without either is left out if a pattern names its checkpoint, and is a problem if the user does.
+
+    Raises:
+        SeveralErrors: checkpoints or options are invalid, or two entries are the same run; all problems.
+    """
+    plans, say = list[tuple[StudyRun, Plan | Run]](), _once(say)
+    problems: dict[str, list[StudyRun]] = {}
+    first: dict[str, StudyRun] = {}
+    same: list[str] = []
+    with remembering(), doing(f"planning {counted(len(study.runs), 'run')}"):
+        for run in study.runs:
+            try:
+                plan = plan_of(study, run, say)
+            except EvalkitError as error:
+                if (kept := _kept(study, run)) is not None:
+                    plans.append((run, kept))
+                    say(f"{run.label}: finished, and not checked again, since it cannot be planned ({error})")
+                elif run.checkpoint.is_gone:
+                    say(f"{run.label}: left out, since {GONE}")
+                else:
+                    problems.setdefault(str(error), []).append(run)
+                continue
+            plans.append((run, plan))
+            identity = plan.manifest["id"]
+            if (other := first.setdefault(identity, run)) is not run:
+                why = "their checkpoints have the same content"
+                if other.checkpoint is run.checkpoint:
+                    why = "they differ in nothing that is computed: every rule reads the same scores"
+                same.append(f"{other.label} and {run.label} are the same run ({identity}); {why}; remove one")
+    lines = [f"{_whose(runs)}: {message}" for message, runs in problems.items()]
+    _raise_any(lines + same, f"study {study.path} has ")
+    return plans
+
+
+def _kept(study: Study, run: StudyRun) -> Run | None:
+    """Return the finished run of a checkpoint that is gone; None if it is there, and damaged."""
+    with suppress(EvalkitError, OSError):
+        return None if Path(run.checkpoint.model).expanduser().exists() else finished_run_of(study, run)
+    return None
+
+
+def _whose(runs: Sequence[StudyRun]) -> str:
+    """Name what runs with the same problem have in common."""
+    checkpoints = {run.checkpoint.label for run in runs}
+    benchmarks = {run.benchmark.name for run in runs}
+    if len(checkpoints) == 1:
+        return f"checkpoint {checkpoints.pop()}"
+    return f"benchmark {benchmarks.pop()}" if len(benchmarks) == 1 else runs[0].label
+
+
+def _once(say: Say) -> Say:
+    """Return a function that says each message once: the runs of a checkpoint have the same."""
+    said: set[str] = set()
+
+    def once(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            say(line)
+
+    return once
+
+
+def _raise_any(problems: Sequence[str], where: str = "") -> None:
+    if problems:
+        raise SeveralErrors(f"{where}{counted(len(problems), 'problem')}; nothing was computed", problems)
 
 
 @dataclass(frozen=True)
 class RunOutcome:
     """What became of a study's run."""
 
-    state: Literal["finished", "failed", "in use"]
+    run: StudyRun
+    state: State
     folder: Path
-    id: str
+    manifest: Mapping[str, Any]
     rule: str | None
     """That its result is read under; None: the run's own."""
     message: str = ""
     """Why it failed, or who computes it; one line."""
-    left_out: tuple[str, ...] = ()
-    """Tasks that could not be run."""
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Return the tasks that could not be run."""
+        return tuple(self.manifest.get("left_out", ()))
 
 
-def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -> list[tuple[StudyRun, RunOutcome]]:
+def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -> list[RunOutcome]:
     """Compute the runs of a study that no other process computes.
 
     Args:
@@ -139,94 +261,85 @@ def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -
         wait: stay until no run is in use, and take over those whose process has ended.
 
     Returns:
-        Each run with its outcome, in order.
+        The outcome of each run, in order.
 
     Raises:
-        EvalkitError: the study cannot be planned, or nothing can be computed at all.
+        EvalkitError: the study cannot be planned or recorded, or nothing can be computed at all.
     """
-    plan = plan_study(study, progress.say)
-    jobs = [Job(one.run.label, one.plan) for one in plan.runs]
-    run_of = {id(job): one.run for job, one in zip(jobs, plan.runs, strict=True)}
-    recorded = {id(job): record_of(study.output, run_of[id(job)]) for job in jobs}
+    plans = plan_runs(study, progress.say)
+    jobs, records = list[Job](), dict[str, Record | None]()
+    runs: dict[str, StudyRun] = {}
+    """By their ids, as `records` and `outcomes`."""
+    for run, plan in plans:
+        if isinstance(plan, Run):
+            continue
+        known, identity = record_of(study.output, run), plan.manifest["id"]
+        # Unless it is recorded: another process may write why it failed meanwhile
+        if known is None or known.id != identity:
+            save_record(study.output, run, plan.folder, identity, parameters=parameter_count(plan.checkpoint))
+            known = record_of(study.output, run)
+        runs[identity], records[identity] = run, known
+        jobs.append(Job(run.label, plan))
 
     def record(outcome: Outcome) -> None:
         plan = outcome.job.plan
         if outcome.state != "in use":
-            save_record(study.output, run_of[id(outcome.job)], plan.folder, plan.manifest["id"], outcome.message)
+            identity = plan.manifest["id"]
+            save_record(study.output, runs[identity], plan.folder, identity, outcome.message)
         if outcome.state == "failed":
             progress.say(f"{outcome.job.label} failed: {outcome.message}")
 
-    def failed_elsewhere(job: Job) -> str:
+    def failed_elsewhere(identity: str) -> str:
         """Return the error of another process that has tried a run since this one planned it."""
-        found, before = record_of(study.output, run_of[id(job)]), recorded[id(job)]
-        if found is None or found.id != job.plan.manifest["id"]:
-            return ""
-        return "" if before is not None and found.written == before.written else found.error
+        now, before = record_of(study.output, runs[identity]), records[identity]
+        is_new = now is not None and now.id == identity and (before is None or now.written != before.written)
+        return now.error if now is not None and is_new else ""
 
-    outcomes = runner(jobs, progress, record) if jobs else []
-    if wait:
-        outcomes = _waited(outcomes, progress, runner, record, failed_elsewhere)
-    of_run = {outcome.job.label: _of_study(outcome) for outcome in outcomes}
-    for one in plan.kept:
-        manifest, rule = one.finished.manifest, one.run.benchmark.rule
-        left_out = tuple(manifest.get("left_out", ()))
-        of_run[one.run.label] = RunOutcome("finished", one.finished.folder, manifest["id"], rule, left_out=left_out)
-    return [(run, of_run[run.label]) for run in study.runs if run.label in of_run]
+    outcomes: dict[str, Outcome] = {}
 
+    def complete(jobs: Sequence[Job]) -> None:
+        if jobs:
+            outcomes.update({one.job.plan.manifest["id"]: one for one in runner(jobs, progress, record)})
 
-def _waited(
-    outcomes: Sequence[Outcome],
-    progress: Progress,
-    runner: JobRunner,
-    record: Callable[[Outcome], None],
-    failed_elsewhere: Callable[[Job], str],
-) -> list[Outcome]:
-    """Return the outcomes once no run is in use; runs that another process has left unfinished are computed here.
-
-    A run that has failed in another process meanwhile is not tried again: it would fail in every waiting process.
-    """
-    found = list(outcomes)
+    complete(jobs)
     announced: set[str] = set()
-    while others := [place for place, outcome in enumerate(found) if outcome.state == "in use"]:
+    while wait and (others := {name: one.job for name, one in outcomes.items() if one.state == "in use"}):
         free = []
-        for place in others:
-            job = found[place].job
+        for identity, job in others.items():
             if is_locked(job.plan.folder):
                 continue
-            if error := failed_elsewhere(job):
+            # It would fail in every waiting process
+            if error := failed_elsewhere(identity):
                 progress.say(f"{job.label} failed in another process: {error}")
-                found[place] = Outcome(job, "failed", error)
+                outcomes[identity] = Outcome(job, "failed", error)
             else:
-                free.append(place)
-        if free:
-            again = runner([found[place].job for place in free], progress, record)
-            for place, outcome in zip(free, again, strict=True):
-                found[place] = outcome
-        if left := {found[place].job.label for place in others if found[place].state == "in use"}:
-            if labels := left - announced:
-                announced |= labels
-                progress.say(f"waiting for other processes: {', '.join(sorted(labels))}")
+                free.append(job)
+        complete(free)
+        if left := {job.label for identity, job in others.items() if outcomes[identity].state == "in use"}:
+            if new := left - announced:
+                progress.say(f"waiting for other processes: {', '.join(sorted(new))}")
+                announced |= new
             time.sleep(_POLL)
-    return found
+    return [_outcome(run, plan, outcomes.get(plan.manifest["id"])) for run, plan in plans]
 
 
-def _of_study(outcome: Outcome) -> RunOutcome:
-    """Return what became of a planned run; of one in use, with its process."""
-    plan, message = outcome.job.plan, outcome.message
-    if outcome.state == "in use" and (owner := read_owner(plan.folder)):
-        message = str(owner)
-    left_out = tuple(plan.manifest.get("left_out", ()))
-    return RunOutcome(outcome.state, plan.folder, plan.manifest["id"], plan.manifest["rule"], message, left_out)
+def _outcome(run: StudyRun, plan: Plan | Run, outcome: Outcome | None) -> RunOutcome:
+    """Return what became of a run; of one in use, with its process."""
+    if isinstance(plan, Run) or outcome is None:
+        return RunOutcome(run, "finished", plan.folder, plan.manifest, run.benchmark.rule)
+    owner = read_owner(plan.folder) if outcome.state == "in use" else None
+    message = str(owner) if owner else outcome.message
+    return RunOutcome(run, outcome.state, plan.folder, plan.manifest, plan.manifest["rule"], message)
 
 
-def outcomes_report(found: Sequence[tuple[StudyRun, RunOutcome]]) -> Report:
+def outcomes_report(outcomes: Sequence[RunOutcome]) -> Report:
     """Return a report with a line for each run: its outcome, and its result or why it has none."""
-    content = [_record(run, outcome) for run, outcome in found]
-    rows = [[one["run"], one["state"], one["result"] or one["message"]] for one in content]
+    content = [_record(outcome) for outcome in outcomes]
+    rows = [[record["run"], record["state"], record["result"] or record["message"]] for record in content]
     table = simple_table("outcomes", ["run", "state", "result"], rows, texts=3)
-    count = {state: sum(one["state"] == state for one in content) for state in ("finished", "failed", "in use")}
+    count = {state: sum(record["state"] == state for record in content) for state in ("finished", "failed", "in use")}
     parts = [f"{number} {state}" for state, number in count.items() if number]
-    notes = [f"{one['run']}: left out: {one['left_out']}" for one in content if one["left_out"]]
+    notes = [f"{record['run']}: left out: {record['left_out']}" for record in content if record["left_out"]]
     if count["failed"]:
         notes.append("the same command tries the failed runs again")
     if count["in use"]:
@@ -235,13 +348,13 @@ def outcomes_report(found: Sequence[tuple[StudyRun, RunOutcome]]) -> Report:
     return Report((table,), (verdict,), notes=tuple(notes), content=content, records=content)
 
 
-def _record(run: StudyRun, outcome: RunOutcome) -> dict[str, Any]:
+def _record(outcome: RunOutcome) -> dict[str, Any]:
     score, result = None, ""
     if outcome.state == "finished":
-        found = load_run(outcome.folder)
-        score, result = benchmark_of(found).headline(found, found.other_rule(outcome.rule))
-    return run.columns | {
-        "id": outcome.id,
+        run = load_run(outcome.folder)
+        score, result = benchmark_of(run).headline(run, run.other_rule(outcome.rule))
+    return outcome.run.columns | {
+        "id": outcome.manifest["id"],
         "folder": str(outcome.folder),
         "state": outcome.state,
         "score": score,

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.registry import benchmark_of
@@ -26,11 +26,10 @@ from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import JOURNAL, Run, load_run
 from evalkit.runs.journal import seconds_in
 from evalkit.runs.lock import is_locked, read_owner
-from evalkit.studies.planning import GONE, plan_of
+from evalkit.studies.running import GONE, plan_of
 from evalkit.studies.study import Study, StudyRun, record_of
 
 State = Literal["finished", "running", "interrupted", "missing", "failed", "not planned"]
-STATES: tuple[State, ...] = get_args(State)
 _ALMOST = 0.999
 """Finished share of a run that has all batches, but no results."""
 
@@ -76,7 +75,7 @@ def _finished_in(folder: Path, identity: str) -> Run | None:
     return run if run is not None and run.complete and run.manifest["id"] == identity else None
 
 
-def run_seconds(run: Run) -> float | None:
+def _seconds_of(run: Run) -> float | None:
     """Return the seconds that a finished run's batches took; None if they are stored nowhere."""
     with suppress(RunError):
         return sum(run.seconds.values())
@@ -86,31 +85,41 @@ def run_seconds(run: Run) -> float | None:
 def states_of(study: Study, say: Say) -> list[RunState]:
     """Return the state of each run, in order."""
     with remembering():
-        found = [_state(study, run, say) for run in study.runs]
-    return [_with_time(one, found) for one in found]
+        states = [_state(study, run, say) for run in study.runs]
+    rates: dict[str, list[float]] = {}
+    """Benchmark → seconds for a parameter, of each finished run."""
+    for one in states:
+        if one.seconds and one.parameters:
+            rates.setdefault(one.run.benchmark.name, []).append(one.seconds / one.parameters)
+    return [_with_time(one, rates.get(one.run.benchmark.name, [])) for one in states]
+
+
+def _with_time(one: RunState, rates: Sequence[float]) -> RunState:
+    """Add an estimate of the time left to a run that is not finished."""
+    is_done = one.state in ("finished", "not planned")
+    if is_done or one.seconds_left is not None or not one.parameters or not rates:
+        return one
+    return replace(one, seconds_left=median(rates) * one.parameters * (1 - (one.share or 0.0)))
 
 
 def _state(study: Study, run: StudyRun, say: Say) -> RunState:
-    record = record_of(study.output, run)
-    if record is None:
+    if (record := record_of(study.output, run)) is None:
         try:
             plan = plan_of(study, run, say)
         except EvalkitError as error:
             return RunState(run, "not planned", reason=GONE if run.checkpoint.is_gone else str(error))
-        identity, count = plan.manifest["id"], parameter_count(plan.checkpoint)
-        return _state_of_folder(RunState(run, "missing", plan.folder, identity, parameters=count))
+        count = parameter_count(plan.checkpoint)
+        return _in_folder(plan.folder, RunState(run, "missing", plan.folder, plan.manifest["id"], parameters=count))
     folder = study.output / record.folder
-    found = _state_of_folder(
-        RunState(run, "missing", folder, record.id, parameters=record.parameters, reason=record.error)
-    )
+    known = RunState(run, "missing", folder, record.id, parameters=record.parameters, reason=record.error)
+    found = _in_folder(folder, known)
     if run.checkpoint.is_gone and found.state in ("interrupted", "missing"):
         return replace(found, state="not planned", reason=GONE)
     return found
 
 
-def _state_of_folder(known: RunState) -> RunState:
-    folder = known.folder
-    assert folder is not None
+def _in_folder(folder: Path, known: RunState) -> RunState:
+    """Return the state of a run by what is in its folder."""
     try:
         owner = read_owner(folder)
         if owner and is_locked(folder):
@@ -120,7 +129,7 @@ def _state_of_folder(known: RunState) -> RunState:
             score, result = benchmark_of(run).headline(run, run.other_rule(known.run.benchmark.rule))
             # The record's first: counted in the same way for runs that are not finished
             count = known.parameters or (run.manifest.get("loaded") or {}).get("parameters")
-            finished = replace(known, state="finished", share=1.0, seconds=run_seconds(run), parameters=count)
+            finished = replace(known, state="finished", share=1.0, seconds=_seconds_of(run), parameters=count)
             return replace(finished, score=score, result=result, reason="")
     except EvalkitError as error:
         return replace(known, state="failed", reason=str(error))
@@ -129,50 +138,42 @@ def _state_of_folder(known: RunState) -> RunState:
     return replace(known, state="failed" if known.reason else "interrupted" if begun else "missing", share=share)
 
 
-def _with_time(one: RunState, states: Sequence[RunState]) -> RunState:
-    """Add an estimate of the time left to a run that is not finished."""
-    if one.state in ("finished", "not planned") or one.seconds_left is not None or not one.parameters:
-        return one
-    rates = [
-        other.seconds / other.parameters
-        for other in states
-        if other.run.benchmark is one.run.benchmark and other.seconds and other.parameters
-    ]
-    left = median(rates) * one.parameters * (1 - (one.share or 0.0)) if rates else None
-    return replace(one, seconds_left=left)
-
-
-_HEADERS = ("run", "state", "share", "left", "result")
 _ESTIMATE = (
     "time left: a running run's own estimate; of others, the time of the finished runs of the same benchmark (the "
     "median), in proportion to the models' parameters, as if computed one after the other on the same hardware"
 )
+_RECORDED = ("state", "share", "host", "process", "seconds", "seconds_left", "score", "result", "reason", "parameters")
 
 
 def status_report(study: Study, states: Sequence[RunState]) -> Report:
     """Return a report with a line for each of the states."""
-    records = [_record(one) for one in states]
-    table = simple_table("status", _HEADERS, [_row(one) for one in states], texts=5)
-    count = {state: sum(one.state == state for one in states) for state in STATES}
-    totals = ", ".join(f"{number} {state}" for state, number in count.items() if number)
+    records = [
+        one.run.columns
+        | {"id": one.id, "folder": None if one.folder is None else str(one.folder)}
+        | {name: getattr(one, name) for name in _RECORDED}
+        for one in states
+    ]
+    table = simple_table("status", ("run", "state", "share", "left", "result"), [_row(one) for one in states], texts=5)
+    count = {state: sum(one.state == state for one in states) for state in get_args(State)}
     left = [one for one in states if one.state != "finished"]
     known = [one.seconds_left for one in left if one.seconds_left is not None]
-    summary = [f"{counted(len(states), 'run')}: {totals}"]
+    unknown = len(left) - len(known)
+    totals = ", ".join(f"{number} {state}" for state, number in count.items() if number)
+    verdict = f"{counted(len(states), 'run')}: {totals}"
     if known:
-        unknown = len(left) - len(known)
         without = f", without {counted(unknown, 'run')} of unknown time" if unknown else ""
-        summary.append(f"about {clock(sum(known))} left{without}")
+        verdict += f"; about {clock(sum(known))} left{without}"
     content = {
         "study": str(study.path),
         "output": str(study.output),
         "totals": count,
         "seconds_left": sum(known) if known else None,
-        "runs_of_unknown_time": len(left) - len(known),
+        "runs_of_unknown_time": unknown,
         "estimate": _ESTIMATE,
         "runs": records,
     }
-    return Report((table,), ("; ".join(summary),), notes=(_ESTIMATE,) if known else (), content=content,
-                  records=records)  # fmt: skip
+    notes = (_ESTIMATE,) if known else ()
+    return Report((table,), (verdict,), notes=notes, content=content, records=records)
 
 
 def _row(one: RunState) -> list[str]:
@@ -180,9 +181,3 @@ def _row(one: RunState) -> list[str]:
     left = "" if one.seconds_left is None else clock(one.seconds_left)
     where = f"process {one.process} on {one.host}" if one.state == "running" else ""
     return [one.run.label, one.state, share, left, one.result or one.reason or where]
-
-
-def _record(one: RunState) -> dict[str, Any]:
-    names = ("state", "share", "host", "process", "seconds", "seconds_left", "score", "result", "reason", "parameters")
-    folder = None if one.folder is None else str(one.folder)
-    return one.run.columns | {"id": one.id, "folder": folder} | {name: getattr(one, name) for name in names}

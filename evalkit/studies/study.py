@@ -21,7 +21,7 @@ from evalkit.benchmarks.registry import benchmark
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.escape import printable
 from evalkit.inputs.reading import read_json
-from evalkit.inputs.validated import FileSettings, Named, NonEmpty, Stored, misfit
+from evalkit.inputs.validated import FileSettings, Named, NonEmpty, Stored, restored
 from evalkit.paths import replace_file
 from evalkit.runs.folder import RESULTS, Run, load_run
 
@@ -109,9 +109,8 @@ class StudyRun:
     @property
     def columns(self) -> dict[str, Any]:
         """Return what identifies it in records for programs."""
-        one = self.checkpoint
-        return {"run": self.label, "checkpoint": one.name, "seed": one.seed, "step": one.step,
-                "benchmark": self.benchmark.name}  # fmt: skip
+        about = {name: getattr(self.checkpoint, name) for name in ("name", "seed", "step")}
+        return {"run": self.label, "checkpoint": about.pop("name"), **about, "benchmark": self.benchmark.name}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -146,14 +145,13 @@ class Study:
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of its models, in order."""
-        return tuple(dict.fromkeys(one.name for one in self.checkpoints))
+        return tuple(dict.fromkeys(checkpoint.name for checkpoint in self.checkpoints))
 
     def benchmark(self, name: str | None) -> StudyBenchmark:
         """Return a benchmark by name; None: the only one.
 
         Raises:
-            UsageError: there are several, and none is named.
-            UnknownNameError: there is none of that name.
+            UsageError: there are several, and none is named; or, an `UnknownNameError`, there is none of that name.
         """
         known = {one.name: one for one in self.benchmarks}
         if name is None and len(known) > 1:
@@ -161,6 +159,16 @@ class Study:
         if name is not None and name not in known:
             raise UnknownNameError(f"benchmark of study {self.path}", name, known)
         return known[name] if name is not None else self.benchmarks[0]
+
+    def members(self, name: str) -> dict[int | None, list[StudyCheckpoint]]:
+        """Return seed → checkpoints by step of a model; raise `UnknownNameError` if it has none."""
+        if name not in self.names:
+            raise UnknownNameError(f"checkpoint of study {self.path}", name, self.names)
+        seeds: dict[int | None, list[StudyCheckpoint]] = {}
+        for checkpoint in self.checkpoints:
+            if checkpoint.name == name:
+                seeds.setdefault(checkpoint.seed, []).append(checkpoint)
+        return seeds
 
 
 @dataclass(frozen=True)
@@ -181,13 +189,6 @@ class Selected:
         return [f"{self.name} seed {one.seed}" if several else self.name for one in self.checkpoints]
 
 
-def _members(study: Study, name: str) -> list[StudyCheckpoint]:
-    """Return the checkpoints of a model; raise `UnknownNameError` if there are none."""
-    if name not in study.names:
-        raise UnknownNameError(f"checkpoint of study {study.path}", name, study.names)
-    return [one for one in study.checkpoints if one.name == name]
-
-
 def select(study: Study, given: str) -> Selected:
     """Return a model by NAME or NAME@STEP; of several steps by default the last one that all of its seeds have.
 
@@ -195,25 +196,25 @@ def select(study: Study, given: str) -> Selected:
         UnknownNameError: the study has no such model, or the model no such step.
         UsageError: its seeds have no step in common.
     """
-    name, sign, step = given.rpartition("@")
+    name, sign, asked = given.rpartition("@")
     if given in study.names or name not in study.names or not sign:
-        name, step = given, ""
-    members = _members(study, name)
-    of_seeds: dict[int | None, set[int]] = {}
-    for one in members:
-        of_seeds.setdefault(one.seed, set()).update(() if one.step is None else (one.step,))
-    steps = sorted(set.intersection(*of_seeds.values()))
-    chosen = steps[-1] if steps else None
-    if step:
-        if step not in map(str, steps):
-            if step in {str(one.step) for one in members}:
-                raise UsageError(f"study {study.path}: not every seed of {name} has step {step}")
-            known = [f"{name}@{one}" for one in steps]
+        name, asked = given, ""
+    seeds = study.members(name).values()
+    steps_of = [{checkpoint.step for checkpoint in seed} for seed in seeds]
+    common = sorted(step for step in set.intersection(*steps_of) if step is not None)
+    if asked:
+        if asked not in map(str, common):
+            if asked in map(str, set.union(*steps_of)):
+                raise UsageError(f"study {study.path}: not every seed of {name} has step {asked}")
+            known = [f"{name}@{step}" for step in common]
             raise UnknownNameError(f"step of study {study.path}", given, known or [f"{name} (it has no steps)"])
-        chosen = int(step)
-    elif members[0].step is not None and not steps:
+        step: int | None = int(asked)
+    elif not common and None not in steps_of[0]:
         raise UsageError(f"study {study.path}: the seeds of {name} have no training step in common; list such steps")
-    return Selected(printable(given), chosen, tuple(one for one in members if one.step == chosen))
+    else:
+        step = common[-1] if common else None
+    chosen = [checkpoint for seed in seeds for checkpoint in seed if checkpoint.step == step]
+    return Selected(printable(given), step, tuple(chosen))
 
 
 def trainings(study: Study, name: str) -> list[tuple[str, list[StudyCheckpoint]]]:
@@ -223,16 +224,13 @@ def trainings(study: Study, name: str) -> list[tuple[str, list[StudyCheckpoint]]
         UnknownNameError: the study has no such model.
         UsageError: the model has no steps.
     """
-    members = _members(study, name)
-    if members[0].step is None:
+    seeds = study.members(name)
+    if any(checkpoint.step is None for seed in seeds.values() for checkpoint in seed):
         raise UsageError(
             f"study {study.path}: {name} has no training steps, so it has no curve; list the checkpoints of its "
             "training under 'steps'"
         )
-    by_seed: dict[int | None, list[StudyCheckpoint]] = {}
-    for one in members:
-        by_seed.setdefault(one.seed, []).append(one)
-    return [(printable(name if seed is None else f"{name} seed {seed}"), found) for seed, found in by_seed.items()]
+    return [(printable(name if seed is None else f"{name} seed {seed}"), steps) for seed, steps in seeds.items()]
 
 
 class Record(Stored):
@@ -271,26 +269,23 @@ def save_record(
     Raises:
         RunError: it cannot be written.
     """
-    path = root / _RECORDS / f"{run.key}.json"
-    known = record_of(root, run)
+    path, known = root / _RECORDS / f"{run.key}.json", record_of(root, run)
     if parameters is None and known and known.id == identity:
         parameters = known.parameters
-    record = Record(
-        label=run.label,
-        folder=folder.name,
-        id=identity,
-        checkpoint=run.checkpoint.given,
-        place=run.checkpoint.place,
-        error=error,
-        parameters=parameters,
-        written=datetime.now(UTC).isoformat(timespec="milliseconds"),
-    )
+    about: dict[str, Any] = {"label": run.label, "folder": folder.name, "id": identity}
+    about |= {
+        "checkpoint": run.checkpoint.given,
+        "place": run.checkpoint.place,
+        "error": error,
+        "parameters": parameters,
+    }
     # A failure is written again: waiting processes see by its time that it is a new one
-    if known and not error and record.model_copy(update={"written": known.written}) == known:
+    if known and not error and known.model_dump(exclude={"written"}) == about:
         return
+    about["written"] = datetime.now(UTC).isoformat(timespec="milliseconds")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(record.model_dump(), indent=2).encode())
+        replace_file(path, json.dumps(about, indent=2).encode())
     except OSError as failure:
         raise RunError(f"{path} cannot be written ({failure.strerror or failure})") from failure
 
@@ -307,16 +302,15 @@ def recorded_checkpoints(root: Path, place: str) -> frozenset[str]:
         root: folder of runs.
         place: the studies' folder, relative to `root`.
     """
-    found = (_read(path) for path in (root / _RECORDS).glob("*.json"))
-    own = (one for one in found if one is not None and one.checkpoint and one.place == place)
-    return frozenset(one.checkpoint for one in own if (root / one.folder / RESULTS).is_file())
+    records = [record for path in (root / _RECORDS).glob("*.json") if (record := _read(path)) and record.place == place]
+    finished = (record.checkpoint for record in records if (root / record.folder / RESULTS).is_file())
+    return frozenset(checkpoint for checkpoint in finished if checkpoint)
 
 
 def _read(path: Path) -> Record | None:
     with suppress(RunError):
-        content = read_json(path, RunError, most=_LARGEST)
-        if misfit(content, Record) is None and "/" not in content["folder"]:
-            return Record.model_validate(content)
+        record = restored(read_json(path, RunError, most=_LARGEST), Record)
+        return None if record is None or "/" in record.folder else record
     return None
 
 

@@ -26,7 +26,7 @@ hub model.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -48,132 +48,8 @@ from evalkit.paths import RUNS
 from evalkit.studies.study import Study, StudyBenchmark, StudyCheckpoint, StudyTable, recorded_checkpoints
 from evalkit.tables.layout import layout_names
 
-
-def _is_written_as_path(model: str) -> bool:
-    return model.startswith(("/", "./", "../", "~"))
-
-
-@dataclass(frozen=True)
-class StudyFolders:
-    """The folders beside a study file."""
-
-    root: Path
-    """Folder of the study file."""
-    recorded: frozenset[str] = frozenset()
-    """Checkpoints that were evaluated, relative to `root`; they need not exist any more."""
-
-    def path(self, name: str) -> Path:
-        """Return the path of a file or folder; `~` is the user's folder."""
-        with suppress(RuntimeError):  # of an unknown user
-            return self.root / Path(name).expanduser()
-        return self.root / name
-
-    def exists(self, name: str) -> bool:
-        """Return whether there is such a file or folder."""
-        with suppress(OSError):
-            return self.path(name).exists()
-        return False
-
-    def is_folder(self, model: str) -> bool:
-        """Return whether a name is that of a folder, which may be gone, and not of a model on the hub."""
-        with suppress(OSError):
-            if self.path(model).is_dir():
-                return True
-        return any(given.startswith(f"{model.rstrip('/')}/") for given in self.recorded)
-
-    def located(self, model: str) -> str:
-        """Return a model of the study file as `--model` takes it: its path, unless it can only be a hub name."""
-        return str(self.path(model)) if self.exists(model) or _is_written_as_path(model) else model
-
-    def options(self, given: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
-        """Return settings of some dataclasses with the paths of their files and folders, where these exist."""
-        known = settings_of(*kinds)
-        return {name: self._option(known[name], value) if name in known else value for name, value in given.items()}
-
-    def models(self, text: str) -> list[str]:
-        """Return the folders that a pattern matches, those of records if no other; a name that is no pattern as it is.
-
-        Seeds of a folder that was deleted are not counted where others exist: the user removed them.
-        """
-        if not is_pattern(text, self.root):
-            return [text]
-        return sorted(matching(text, self.root) or self._recorded("", text), key=by_number)
-
-    def steps(self, model: str, text: str) -> list[str]:
-        """Return the folders in a model's folder that a pattern matches, with recorded ones: trainers delete steps."""
-        folder = self.path(model)
-        if not is_pattern(text, folder):
-            return [text]
-        return sorted({*matching(text, folder)} | self._recorded(f"{model.rstrip('/')}/", text), key=by_number)
-
-    def _option(self, setting: Setting, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self._option(setting, item) for item in value]
-        if isinstance(value, str):
-            path = self.path(value)
-            with suppress(OSError):
-                if (setting.may_be_file and path.is_file()) or (setting.may_be_folder and path.is_dir()):
-                    return str(path)
-        return value
-
-    def _recorded(self, prefix: str, text: str) -> set[str]:
-        """Return the beginnings of recorded checkpoints that match, folder by folder as a shell matches."""
-        patterns = text.split("/")
-        inside = (given.removeprefix(prefix).split("/") for given in self.recorded if given.startswith(prefix))
-        return {
-            "/".join(parts[: len(patterns)])
-            for parts in inside
-            if len(parts) >= len(patterns) and all(map(fnmatchcase, parts, patterns))
-        }
-
-
 _MODEL_OPTIONS = tuple(settings_of(ModelSpec))
-
-
-def read_study(path: Path) -> Study:
-    """Read a study file and find its checkpoints.
-
-    Checkpoints that were evaluated stand for seeds of a pattern without a folder, and for steps whose folders are gone.
-
-    Raises:
-        UsageError: the file is invalid, or names no checkpoint: names the key.
-    """
-    content: Any = read_settings(path, _StudyFile, UsageError, "study")
-    where = f"study {path}"
-    output = RUNS
-    if content.output is not None:
-        output = path.parent / given_path(f"{where}: 'output'", content.output).expanduser()
-    place = Path(os.path.relpath(path.parent.resolve(), output.resolve())).as_posix()
-    folders = StudyFolders(path.parent, recorded_checkpoints(output, place))
-    benchmarks = tuple(
-        _benchmark(f"{where}, benchmark '{name}'", folders, name, given or {}, content.settings)
-        for name, given in content.benchmarks.items()
-    )
-    known = {option for benchmark in benchmarks for option in _options_of(benchmark.kind)} - {"suite"}
-    _check_known(f"{where}, 'settings'", "setting", content.settings, known)
-    of_models = {name: value for name, value in content.settings.items() if name in _MODEL_OPTIONS}
-    checkpoints = tuple(
-        checkpoint
-        for name, given in content.checkpoints.items()
-        for checkpoint in _checkpoints(f"{where}, checkpoint '{name}'", folders, place, name, given, of_models)
-    )
-    study = Study(path, output, checkpoints, benchmarks, content.tables)
-    for name, table in study.tables.items():
-        if not name.endswith((".yaml", ".yml")):
-            _check_known(f"{where}, 'tables'", "table", [name], layout_names())
-        names = [] if table.benchmark is None else [table.benchmark]
-        _check_known(f"{where}, table '{name}'", "benchmark", names, [benchmark.name for benchmark in benchmarks])
-        for row, given in table.rows.items():
-            if given.rpartition("@")[0] not in study.names:
-                _check_known(f"{where}, table '{name}', row '{row}'", "checkpoint", [given], study.names)
-    return study
-
-
-def _check_known(where: str, kind: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Raise if there is an unknown name."""
-    for name in names:
-        if name not in known:
-            raise UsageError(f"{where}: {UnknownNameError(kind, name, known)}")
+_YAML = (".yaml", ".yml")
 
 
 class _CheckpointFile(FileSettings):
@@ -207,6 +83,58 @@ class _StudyFile(FileSettings):
     tables: dict[str, StudyTable] = Field(default_factory=dict)
 
 
+def read_study(path: Path) -> Study:
+    """Read a study file and find its checkpoints.
+
+    Checkpoints that were evaluated stand for seeds of a pattern without a folder, and for steps whose folders are gone.
+
+    Raises:
+        UsageError: the file is invalid, or names no checkpoint: names the key.
+    """
+    content: Any = read_settings(path, _StudyFile, UsageError, "study")
+    where = f"study {path}"
+    output = RUNS
+    if content.output is not None:
+        output = path.parent / given_path(f"{where}: 'output'", content.output).expanduser()
+    place = Path(os.path.relpath(path.parent.resolve(), output.resolve())).as_posix()
+    folders = StudyFolders(path.parent, recorded_checkpoints(output, place))
+    benchmarks = tuple(
+        _benchmark(f"{where}, benchmark '{name}'", folders, name, given or {}, content.settings)
+        for name, given in content.benchmarks.items()
+    )
+    known = {option for benchmark in benchmarks for option in _options_of(benchmark.kind)} - {"suite"}
+    _check_known(f"{where}, 'settings'", "setting", content.settings, known)
+    of_models = {name: value for name, value in content.settings.items() if name in _MODEL_OPTIONS}
+    checkpoints = tuple(
+        checkpoint
+        for name, given in content.checkpoints.items()
+        for checkpoint in _checkpoints(f"{where}, checkpoint '{name}'", folders, place, name, given, of_models)
+    )
+    study = Study(path, output, checkpoints, benchmarks, content.tables)
+    for name, table in study.tables.items():
+        if not name.endswith(_YAML):
+            _check_known(f"{where}, 'tables'", "table", [name], layout_names())
+        if table.benchmark is not None:
+            names = [benchmark.name for benchmark in benchmarks]
+            _check_known(f"{where}, table '{name}'", "benchmark", [table.benchmark], names)
+        for row, given in table.rows.items():
+            if given.rpartition("@")[0] not in study.names:
+                _check_known(f"{where}, table '{name}', row '{row}'", "checkpoint", [given], study.names)
+    return study
+
+
+def _check_known(where: str, kind: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise if there is an unknown name."""
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{where}: {UnknownNameError(kind, name, known)}")
+
+
+def _options_of(kind: str) -> list[str]:
+    """Return the options of a benchmark's runs; the folder of runs is the study's."""
+    return sorted(settings_of(ModelSpec, benchmark(kind).request).keys() - {"output"} | {"suite"})
+
+
 def _benchmark(
     where: str, folders: StudyFolders, name: str, given: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> StudyBenchmark:
@@ -214,7 +142,7 @@ def _benchmark(
     if not isinstance(suite, str):
         raise UsageError(f"{where}: 'suite' is {suite!r}; expected a name or a YAML file")
     try:
-        if suite.endswith((".yaml", ".yml")) and folders.exists(suite):
+        if suite.endswith(_YAML) and folders.exists(suite):
             suite = str(folders.path(suite))
         kind = kind_of_suite(suite)
         known = _options_of(kind)
@@ -227,11 +155,6 @@ def _benchmark(
     return StudyBenchmark(name, suite, kind, written, options)
 
 
-def _options_of(kind: str) -> list[str]:
-    """Return the options of a benchmark's runs; the folder of runs is the study's."""
-    return sorted(settings_of(ModelSpec, benchmark(kind).request).keys() - {"output"} | {"suite"})
-
-
 def _checkpoints(
     where: str, folders: StudyFolders, place: str, name: str, given: Any, settings: Mapping[str, Any]
 ) -> Iterator[StudyCheckpoint]:
@@ -239,56 +162,128 @@ def _checkpoints(
     written = dict(settings)
     written |= {option: value for option in _MODEL_OPTIONS if (value := getattr(given, option)) is not None}
     options = folders.options(written, ModelSpec)
-    listed = [given.model] if isinstance(given.model, str) else given.model
-    models = [
-        (one, is_pattern(text, folders.root))
-        for text in listed
-        for one in _required(where, folders.root, text, folders.models(text))
-    ]
+    models = [found for text in _listed(given.model) for found in folders.models(where, text)]
     for number, (model, is_match) in enumerate(models, start=1):
         seed = number if len(models) > 1 else None
         # What a pattern matches is a folder; it is gone if only its record is there
         is_gone = is_match and not folders.exists(model)
         if given.steps is None:
-            path = str(folders.path(model)) if is_match else folders.located(model)
+            path = str(folders.path(model)) if is_match or folders.is_path(model) else model
             yield StudyCheckpoint(name, seed, None, model, path, options, written, place, is_gone)
             continue
-        for step, part, is_listed in _steps(where, folders, model, given.steps):
+        for step, part, is_listed in _steps(where, folders, model, _listed(given.steps)):
             if folders.is_folder(model):
                 inside = f"{model.rstrip('/')}/{part}"
-                lost = (is_gone or is_listed) and not folders.exists(inside)
+                is_lost = (is_gone or is_listed) and not folders.exists(inside)
                 path = str(folders.path(inside))
-                yield StudyCheckpoint(name, seed, step, inside, path, options, written, place, lost)
+                yield StudyCheckpoint(name, seed, step, inside, path, options, written, place, is_lost)
             else:
                 revision, shown = {"revision": part}, f"{model}@{part}"
                 yield StudyCheckpoint(name, seed, step, shown, model, options | revision, written | revision, place)
 
 
-def _required(where: str, folder: Path, text: str, found: list[str]) -> list[str]:
-    if not found:
-        inside = "" if text.startswith(("/", "~")) else f" in {folder.resolve()}"
-        raise UsageError(f"{where}: no folder matches '{text}'{inside}")
-    return found
+def _listed(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given
 
 
-def _steps(where: str, folders: StudyFolders, model: str, given: str | Sequence[str]) -> list[tuple[int, str, bool]]:
+def _steps(where: str, folders: StudyFolders, model: str, given: list[str]) -> list[tuple[int, str, bool]]:
     """Return (step, folder in the model or revision, whether a pattern matches it), by step."""
-    parts = [given] if isinstance(given, str) else list(given)
-    named = [(part, False) for part in parts]
+    parts = [(part, False) for part in given]
     if folders.is_folder(model):
-        inside, folder = f"{where}, model '{model}'", folders.path(model)
-        named = [
-            (one, is_pattern(part, folder))
-            for part in parts
-            for one in _required(inside, folder, part, folders.steps(model, part))
-        ]
-    elif _is_written_as_path(model) or any(is_pattern(part) for part in parts):
+        parts = [found for part in given for found in folders.steps(f"{where}, model '{model}'", model, part)]
+    elif _is_written_as_path(model) or any(is_pattern(part) for part in given):
         raise UsageError(f"{where}: folder {folders.path(model)}, whose 'steps' are listed, does not exist")
-    found = []
-    for part, is_match in named:
+    steps = []
+    for part, is_match in parts:
         if (step := step_in(part)) is None:
             raise UsageError(f"{where}: '{part}' has no training step; expected a name such as step1000")
-        found.append((step, part, is_match))
-    if len({step for step, *_ in found}) < len(found):
-        raise UsageError(f"{where}: two of its steps are the same ({', '.join(part for _, part, _ in sorted(found))})")
-    return sorted(found)
+        steps.append((step, part, is_match))
+    if len({step for step, *_ in steps}) < len(steps):
+        raise UsageError(f"{where}: two of its steps are the same ({', '.join(part for _, part, _ in sorted(steps))})")
+    return sorted(steps)
+
+
+def _is_written_as_path(model: str) -> bool:
+    return model.startswith(("/", "./", "../", "~"))
+
+
+@dataclass(frozen=True)
+class StudyFolders:
+    """The folders beside a study file."""
+
+    root: Path
+    """Folder of the study file."""
+    recorded: frozenset[str] = frozenset()
+    """Checkpoints that were evaluated, relative to `root`; they need not exist any more."""
+
+    def path(self, name: str) -> Path:
+        """Return the path of a file or folder; `~` is the user's folder."""
+        with suppress(RuntimeError):  # of an unknown user
+            return self.root / Path(name).expanduser()
+        return self.root / name
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is such a file or folder."""
+        with suppress(OSError):
+            return self.path(name).exists()
+        return False
+
+    def is_path(self, model: str) -> bool:
+        """Return whether a model is a file or folder; else it can only be a hub name."""
+        return self.exists(model) or _is_written_as_path(model)
+
+    def is_folder(self, model: str) -> bool:
+        """Return whether a name is that of a folder, which may be gone, and not of a model on the hub."""
+        with suppress(OSError):
+            if self.path(model).is_dir():
+                return True
+        return any(given.startswith(f"{model.rstrip('/')}/") for given in self.recorded)
+
+    def options(self, given: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
+        """Return settings of some dataclasses with the paths of their files and folders, where these exist."""
+        known = settings_of(*kinds)
+        return {name: self._option(known[name], value) if name in known else value for name, value in given.items()}
+
+    def _option(self, setting: Setting, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._option(setting, item) for item in value]
+        if isinstance(value, str):
+            path = self.path(value)
+            with suppress(OSError):
+                if (setting.may_be_file and path.is_file()) or (setting.may_be_folder and path.is_dir()):
+                    return str(path)
+        return value
+
+    def models(self, where: str, text: str) -> list[tuple[str, bool]]:
+        """Return the folders of a pattern, each with True, those of records if no other; a name with False.
+
+        Seeds of a folder that was deleted are not counted where others exist: the user removed them.
+        """
+        if not is_pattern(text, self.root):
+            return [(text, False)]
+        return self._matched(where, self.root, text, set(matching(text, self.root)) or self._recorded("", text))
+
+    def steps(self, where: str, model: str, text: str) -> list[tuple[str, bool]]:
+        """Return the same of a pattern in a model's folder, with recorded ones: trainers delete steps."""
+        folder = self.path(model)
+        if not is_pattern(text, folder):
+            return [(text, False)]
+        return self._matched(
+            where, folder, text, {*matching(text, folder)} | self._recorded(f"{model.rstrip('/')}/", text)
+        )
+
+    def _matched(self, where: str, folder: Path, text: str, names: Collection[str]) -> list[tuple[str, bool]]:
+        if not names:
+            inside = "" if text.startswith(("/", "~")) else f" in {folder.resolve()}"
+            raise UsageError(f"{where}: no folder matches '{text}'{inside}")
+        return [(name, True) for name in sorted(names, key=by_number)]
+
+    def _recorded(self, prefix: str, text: str) -> set[str]:
+        """Return the beginnings of recorded checkpoints that match, folder by folder as a shell matches."""
+        patterns = text.split("/")
+        inside = (given.removeprefix(prefix).split("/") for given in self.recorded if given.startswith(prefix))
+        return {
+            "/".join(parts[: len(patterns)])
+            for parts in inside
+            if len(parts) >= len(patterns) and all(map(fnmatchcase, parts, patterns))
+        }

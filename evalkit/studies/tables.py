@@ -202,7 +202,7 @@ def _written(layout: TableLayout, rows: Mapping[str, str]) -> str:
 
 def _remarks(results: StudyResults, shown: Sequence[Selected], benchmark: StudyBenchmark) -> list[str]:
     """Return notes for readers: steps, runs that are not finished, checkpoints that have changed."""
-    checkpoints = [checkpoint for one in shown for checkpoint in one.checkpoints]
-    missing = [run.checkpoint.label for run in results.missing(checkpoints, benchmark)]
+    checkpoints = [checkpoint for model in shown for checkpoint in model.checkpoints]
+    missing = [checkpoint.label for checkpoint in results.missing(checkpoints, benchmark)]
     unfinished = [f"Not finished: {', '.join(missing)}."] if missing else []
     return [*steps_note(shown), *unfinished, *results.changes(checkpoints, benchmark)]

@@ -12,7 +12,6 @@ import evalkit
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.requests import RequestRow
 from evalkit.benchmarks.run import evaluate
-from evalkit.cli import main
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.runs.folder import Run
 from tests.benchmarks.lm_eval.made import made_tasks
@@ -69,23 +68,6 @@ def test_what_changes_nothing_is_the_same_run(model: Path, documents: Path, tmp_
     assert any("nothing is stretched" in line for line in lines.said)
 
 
-def test_the_command_line_prints_it(
-    model: Path, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["run", "--model", str(model), "--data-dir", str(documents), "--allow-unofficial-data", "--tasks", "piqa",
-               "--limit", "2", "--output", str(tmp_path), "--context", "1200", "--context-method", "ntk"]  # fmt: skip
-    # The second prints the finished run
-    for _ in range(2):
-        with pytest.raises(SystemExit) as left:
-            main(command)
-        assert left.value.code == 0
-        assert "context stretched from 300 to 1,200 tokens by ntk: factor 4" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as left:
-        main([*command[:-1], "yarm"])
-    assert left.value.code == 2
-    assert "unknown context method 'yarm': did you mean 'yarn'?" in capsys.readouterr().err
-
-
 def test_a_file_names_what_flags_do_not(model: Path, documents: Path, tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("context: 900\nattention_factor: 1.5\n", encoding="utf-8")
@@ -104,21 +86,15 @@ def test_lm_evals_tasks_take_longer_texts(model: Path, tmp_path: Path) -> None:
     """A text of lm-eval's is split into windows of the extended length."""
     tasks = made_tasks(tmp_path / "tasks")
     lines = Lines()
-    asked = {"tasks": ("made_texts",), "include_path": tasks, "output": tmp_path / "runs", "progress": lines}
+    asked = {"include_path": tasks, "output": tmp_path / "runs", "progress": lines, "context": 96}
     small = tiny_checkpoint(tmp_path / "small", window=24)
-    run = evaluate(str(small), context=96, **asked)
+    with pytest.raises(UsageError, match=r"made_answers.*--context-method dynamic-yarn"):
+        evaluate(str(small), tasks=("made_answers",), context_method="dynamic-yarn", **asked)
+    run = evaluate(str(small), tasks=("made_texts",), **asked)
     assert run.manifest["specification"]["context_extension"]["factor"] == 4.0
     assert run.manifest["loaded"]["window"] == 96
     answers = [row for _, rows in entries_of(run, RequestRow) for row in rows]
     assert 24 < max(answer.continuation_tokens for answer in answers) <= 96
-
-
-def test_dynamic_yarn_generates_nothing(tmp_path: Path) -> None:
-    tasks = made_tasks(tmp_path / "tasks")
-    small = tiny_checkpoint(tmp_path / "small", window=24)
-    asked = {"tasks": ("made_answers",), "include_path": tasks, "output": tmp_path / "runs", "progress": Lines()}
-    with pytest.raises(UsageError, match="made_answers generates text, and under --context-method dynamic-yarn"):
-        evaluate(str(small), context=96, context_method="dynamic-yarn", **asked)
 
 
 def test_the_harness_takes_the_same_words(model: Path) -> None:

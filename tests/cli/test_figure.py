@@ -48,20 +48,7 @@ def test_a_figure_and_its_numbers(evalkit: Command, folders: list[str]) -> None:
     assert list(dict.fromkeys(row["run"] for row in drawn("new/entropy.csv"))) == ["vanilla", "diff"]
 
 
-def test_names_and_the_default_file(evalkit: Command, folders: list[str]) -> None:
-    outcome = evalkit("figure", "negative", *folders, "--names", "Base line,$x", "--layers=-1,0", "--tasks", "piqa")
-    assert outcome == (0, "negative.pdf\nnegative.csv\n", "")
-    rows = drawn("negative.csv")
-    assert [(row["run"], row["layer"], row["n"]) for row in rows] == [
-        ("Base line", "0", "2"), ("Base line", "2", "2"), ("$x", "0", "2"), ("$x", "2", "2"),
-    ]  # fmt: skip
-
-
-def test_runs_by_checkpoint_and_prefix(evalkit: Command, folders: list[str]) -> None:
-    assert evalkit("figure", "negative", "models/diff", "vanilla").code == 0
-    assert list(dict.fromkeys(row["run"] for row in drawn("negative.csv"))) == ["diff", "vanilla"]
-
-
+@pytest.mark.slow
 def test_all_figures(evalkit: Command, folders: list[str]) -> None:
     outcome = evalkit("figure", "--all", *folders, "-o", "figures", "--band", "samples")
     assert outcome.err == ""
@@ -83,21 +70,6 @@ def test_all_leaves_out_what_cannot_be_drawn(evalkit: Command, folders: list[str
     shown = evalkit("figure", "--all", none.folder, "-o", "other", "--layers", "7")
     assert shown.code == 2
     assert shown.err.splitlines()[-1] == "evalkit: the runs have the measures of no figure; see the reasons above"
-
-
-def test_differences_are_a_warning(evalkit: Command, folders: list[str], tmp_path: Path) -> None:
-    other = made_run(tmp_path / "more", "models/other", dtype="bfloat16", tokens=(65, 100), documents=2)
-    outcome = evalkit("figure", "negative", folders[0], other.folder)
-    assert outcome.code == 0
-    assert outcome.err == (
-        "warning: the runs differ in more than their models: dtype: float32 (vanilla), bfloat16 (other).\n"
-    )
-
-
-def test_list_and_help(evalkit: Command) -> None:
-    shown = evalkit("figure", "--list")
-    assert [line.split()[0] for line in shown.out.splitlines() if line[0] != " "] == list(KINDS)
-    assert "evalkit figure entropy RUN_A RUN_B -o entropy.pdf" in evalkit("figure", "--help").out
 
 
 def test_names_and_help_import_no_heavy_library() -> None:

@@ -115,7 +115,7 @@ def out(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["rescore", "table", "ls runs"])
 def test_every_format(name: str, shown: dict[str, list[str]], out: Callable[..., str]) -> None:
     for form in FORMATS:
         if (name, form) == ("models show", "csv"):  # two tables
@@ -134,6 +134,7 @@ def test_every_format(name: str, shown: dict[str, list[str]], out: Callable[...,
             assert max(map(len, text.splitlines()[:12])) < 400
 
 
+@pytest.mark.latex
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed (Debian: texlive-latex-extra)")
 @pytest.mark.parametrize("name", NAMES)
 def test_latex_compiles(name: str, shown: dict[str, list[str]], out: Callable[..., str], tmp_path: Path) -> None:

@@ -141,7 +141,6 @@ def test_a_checkpoint_needs_no_flag(
     assert evalkit("longbench", *common, "--max-prompt-tokens", 400, model).out == expected.out
     assert evalkit("run", model, "--suite", "longbench", *common, "--set", "max_prompt_tokens=400").out == expected.out
     complains(evalkit("longbench", model, "--model", model, *common), 2, "checkpoint")
-    complains(evalkit("longbench", "rescor", "x"), 2, "rescor")
     suite = ["run", model, "--suite", "longbench"]
     complains(evalkit(*suite, *common, "--template", "inst"), 2, "--template", "--set")
     monkeypatch.setenv("EVALKIT_MAX_PROMPT_TOKENS", "400")

@@ -48,25 +48,6 @@ def test_a_page_of_two_runs(runs: list[Run], tmp_path: Path, capsys: Any) -> Non
     assert [one["name"] for one in index["runs"]] == ["first", "second"]
 
 
-@pytest.mark.slow
-def test_sizes(runs: list[Run], tmp_path: Path, capsys: Any) -> None:
-    """A sample is smaller than all, and a page without documents has neither data nor the table's library."""
-    sizes = {}
-    for name, options in {"all": (), "sample": ("--sample", 3), "none": ("--without-documents",)}.items():
-        path = tmp_path / f"{name}.html"
-        assert ended(capsys, "report", *(run.folder for run in runs), *options, "-o", path)[0] == 0
-        sizes[name] = path.stat().st_size
-    assert sizes["none"] < 250_000 < sizes["sample"] < sizes["all"]
-    assert "abulator" not in (tmp_path / "none.html").read_text(encoding="utf-8")
-
-
-def test_names_and_title_are_text(runs: list[Run], tmp_path: Path, capsys: Any) -> None:
-    path, hostile = tmp_path / "report.html", "</script><img src=x onerror=alert(1)>"
-    arguments = ["--names", f"{hostile},b", "--title", hostile, "-o", path]
-    assert ended(capsys, "report", *(run.folder for run in runs), *arguments)[0] == 0
-    assert "<img src=x" not in path.read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -89,20 +70,6 @@ def test_mistakes_are_one_line(
     assert not out
     assert said in err.splitlines()[-1]
     assert not list(tmp_path.glob("*.html"))
-
-
-def test_no_runs(capsys: Any) -> None:
-    code, _, err = ended(capsys, "report")
-    assert code == 2
-    assert "evalkit report RUN -o report.html" in err
-
-
-def test_a_run_that_is_not_finished(runs: list[Run], tmp_path: Path, capsys: Any) -> None:
-    (runs[1].folder / "results.json").unlink()
-    code, _, err = ended(capsys, "report", *(run.folder for run in runs), "-o", tmp_path / "report.html")
-    assert code == 1
-    assert "second" in err.splitlines()[-1]
-    assert "is not finished" in err.splitlines()[-1]
 
 
 def test_a_file_that_cannot_be_written(runs: list[Run], tmp_path: Path, capsys: Any) -> None:

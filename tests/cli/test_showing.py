@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import shutil
@@ -14,7 +12,6 @@ import pytest
 
 from evalkit.benchmarks.run import evaluate
 from evalkit.display import Progress
-from evalkit.reporting.table import FORMATS
 from evalkit.runs.folder import RESULTS, Run
 from evalkit.runs.rules import decide, find_rule
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
@@ -106,24 +103,6 @@ def test_one_document(evalkit: Command, finished: Run) -> None:
     assert first == other and "mmlu/mmlu_astronomy/0: the gold answer is" in first
 
 
-def test_every_format(evalkit: Command, finished: Run, second: Run) -> None:
-    runs = (finished.folder, second.folder)
-    for arguments in (
-        (runs[0], "--wrong", "--task", "piqa"),
-        (*runs, "--lost", "--rule", "acc", "--task", "boolq"),
-        (runs[0], "--document", "piqa/1"),
-        (*runs, "--document", "piqa/1", "--rule", "acc"),
-    ):
-        for form in FORMATS:
-            outcome = evalkit("show", *arguments, "--format", form)
-            assert outcome.code == 0 and outcome.out.strip(), outcome.err
-            if form == "csv":
-                heading, *rows = csv.reader(io.StringIO(outcome.out))
-                assert rows and {len(row) for row in rows} == {len(heading)}
-            if form == "html":
-                assert outcome.out.count("<table") == outcome.out.count("</table>") > 0
-
-
 def test_text_is_searched(evalkit: Command, finished: Run) -> None:
     every = listed(evalkit, finished.folder, "--task", "piqa")["documents"]
     texts = {
@@ -135,24 +114,6 @@ def test_text_is_searched(evalkit: Command, finished: Run) -> None:
     found = listed(evalkit, finished.folder, "--task", "piqa", "--text", words)["documents"]
     assert {one["name"] for one in found} == {name for name, text in texts.items() if word in text}
     assert listed(evalkit, finished.folder, "--text", "zyzzyva")["count"] == 0
-
-
-def test_hostile_text_is_printed_safely(evalkit: Command, checkpoint: Path, documents: Path, tmp_path: Path) -> None:
-    own = Path(shutil.copytree(documents, tmp_path / "documents"))
-    hostile = "</script><img onerror=x> \x1b[31m \u202e=1+1"
-    rewrite(own / "piqa.jsonl", 1, {"goal": hostile})
-    run = evaluate(
-        str(checkpoint), data_dir=own, allow_unofficial_data=True, tasks=("piqa",), output=tmp_path / "runs",
-        progress=Progress(live=False),
-    )  # fmt: skip
-    for arguments in (("--task", "piqa"), ("--document", "piqa/0")):
-        for form in FORMATS:
-            shown = evalkit("show", run.folder, *arguments, "--format", form).out
-            assert "\x1b" not in shown
-            if form not in ("json", "terminal"):
-                assert "\u202e" not in shown
-            if form == "html":
-                assert "<img" not in shown and "&lt;img" in shown
 
 
 def test_errors(evalkit: Command, finished: Run, second: Run, tmp_path: Path) -> None:

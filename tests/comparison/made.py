@@ -10,12 +10,27 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evalkit.runs.folder import LM_EVAL, SCORES
+from evalkit.comparison.comparison import compare
+from evalkit.comparison.differences import Comparison
+from evalkit.comparison.pairing import pair
+from evalkit.comparison.sides import Side
+from evalkit.runs.folder import LM_EVAL, SCORES, Run, load_run
 from evalkit.runs.score_table import CLUSTER, ScoreRow
 from tests import sealed
 from tests.sealed import write_run
 
 CHOICES = 4
+Runs = Run | Path | Sequence[Run | Path]
+
+
+def side(name: str, runs: Runs) -> Side:
+    listed = [runs] if isinstance(runs, (Run, Path)) else runs
+    return Side(name, tuple(run if isinstance(run, Run) else load_run(run) for run in listed))
+
+
+def compared(a: Runs, b: Runs, rule: str | None = None) -> Comparison:
+    """Compare two runs, or groups of runs, called a and b."""
+    return compare(pair(side("a", a), side("b", b), {}), rule)
 
 
 def scores_of(

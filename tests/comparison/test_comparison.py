@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from evalkit.comparison.comparison import compare
-from evalkit.comparison.differences import Comparison, exit_code
-from evalkit.comparison.pairing import pair
-from evalkit.comparison.sides import Side
-from evalkit.errors import EvalkitError, RunError, UsageError
-from evalkit.runs.folder import load_run
-from evalkit.runs.score_table import CLUSTER
+from evalkit.comparison.differences import exit_code
+from evalkit.errors import EvalkitError, UsageError
 from evalkit.stats.adjusted import size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import mean
-from evalkit.stats.power import mcnemar_detectable
 from evalkit.stats.significance import cluster_sums, holm, mcnemar, sign_flip, t_test
 from tests.comparison.conftest import PASSAGES, Make, answers
-from tests.comparison.made import make_run, scores_of
+from tests.comparison.made import compared, make_run, scores_of
 from tests.sealed import reseal
-
-
-def side(name: str, *folders: Path) -> Side:
-    return Side(name, tuple(load_run(folder) for folder in folders))
-
-
-def compared(a: Path | list[Path], b: Path | list[Path], rule: str | None = None) -> Comparison:
-    sides = [side(name, *([one] if isinstance(one, Path) else one)) for name, one in (("A", a), ("B", b))]
-    return compare(pair(*sides, {}), rule)
 
 
 def test_every_number_of_a_task(make: Make) -> None:
@@ -83,18 +67,6 @@ def test_sources_are_numbered_within_subjects(tmp_path: Path) -> None:
     assert (mmlu.sources, mmlu.strata) == (4, 2)
 
 
-def test_few_sources_that_differ_can_show_only_what_an_exact_test_allows(tmp_path: Path) -> None:
-    """Two passages of ten documents: five more would have to go the same way for p to reach 5 %."""
-    a, b = (
-        make_run(tmp_path, {"boolq": scores_of("boolq", right, clusters=[i - i % 10 for i in range(400)])}, model=name)
-        for name, right in (("a", [0] * 400), ("b", [1, *[0] * 10, 1, *[0] * 388]))
-    )
-    [boolq] = compared(a, b).tasks
-    assert boolq.p == 0.5
-    assert boolq.detectable == pytest.approx((mcnemar_detectable(40, 2) or 0) * 40 / 400)
-    assert (boolq.detectable or 0) > 2.9 * (boolq.stderr or 0)
-
-
 def test_holm_is_over_the_tasks_and_averages_are_unweighted(make: Make) -> None:
     found = compared(make("org/a", 0.4), make("org/b", 0.7, seed=5))
     assert [task.p_holm for task in found.tasks] == holm([task.p or 0.0 for task in found.tasks])
@@ -130,12 +102,6 @@ def test_the_same_answers_are_no_difference_but_have_an_interval(make: Make) -> 
     assert found.average.p == 1
     assert found.count("better") == found.count("worse") == 0
     assert {one.average.verdict for one in found.rules} == {"undecided"}
-
-
-def test_a_clear_difference_is_found_and_mirrored(make: Make) -> None:
-    worse, better = make("org/a", 0.2), make("org/b", 0.95)
-    assert compared(worse, better).count("better") == compared(better, worse).count("worse") == 3
-    assert compared(worse, better).average.verdict == "better"
 
 
 def test_rules_can_disagree(tmp_path: Path) -> None:
@@ -223,18 +189,6 @@ def test_seeds_widen_the_error(make: Make) -> None:
     assert average.verdict == "undecided"
 
 
-def test_groups_of_runs_that_are_asked_differently(make: Make) -> None:
-    a, b, c = make("org/a"), make("org/b", dtype="bfloat16"), make("org/c")
-    with pytest.raises(UsageError, match=r"group A.* differ in dtype \(float32 and bfloat16\)"):
-        compared([a, b], c)
-
-
-def test_a_checkpoint_is_not_two_seeds(make: Make) -> None:
-    a, again, b = make("org/a"), make("org/a", versions={"torch": "3"}), make("org/b")
-    with pytest.raises(UsageError, match=f"group A: runs {a.name} and {again.name} have the same checkpoint"):
-        compared([a, again], b)
-
-
 # Runs that are not comparable
 
 
@@ -245,49 +199,10 @@ def refused(a: Path, b: Path, *words: str, kind: type[EvalkitError] = UsageError
         assert word in str(caught.value)
 
 
-def test_other_suites(make: Make) -> None:
-    a, b = make("org/a"), make("org/b", suite="zeroshot8_text")
-    refused(a, b, "zeroshot8_text", "suite", b.name)
-
-
-def test_other_documents(make: Make) -> None:
-    hashes = {"arc_easy": "hash of arc_easy", "boolq": "another", "mmlu": "hash of mmlu"}
-    a, b = make("org/a"), make("org/b", documents=hashes)
-    refused(a, b, "task boolq", "content hash", "another", a.name, b.name)
-
-
 def test_other_rules(make: Make) -> None:
     a, b = make("org/a"), make("org/b", manifest={"rule": "acc_norm"})
     refused(a, b, "different rules (acc, acc_norm)", "--rule", "acc_bytes")
     assert compared(a, b, "acc").rule == "acc"
-
-
-def test_a_rule_that_a_run_cannot_answer(make: Make) -> None:
-    a, b = make("org/a"), make("org/b")
-    with pytest.raises(UsageError, match=f"run {re.escape(a.name)}: rule pmi needs the unconditional pass"):
-        compared(a, b, "pmi")
-
-
-def test_no_task_in_common(tmp_path: Path) -> None:
-    a = make_run(tmp_path, {"arc_easy": scores_of("arc_easy", [1, 0])}, model="a")
-    b = make_run(tmp_path, {"piqa": scores_of("piqa", [1, 0])}, model="b")
-    refused(a, b, "no task in common", "arc_easy", "piqa")
-
-
-def test_a_table_that_was_changed(make: Make) -> None:
-    a, b = make("org/a"), make("org/b")
-    table = pd.read_parquet(b / "scores.parquet")
-    table.loc[(table["task"] == "boolq") & (table["doc_id"] == 7), "gold"] = 1
-    table.to_parquet(b / "scores.parquet", index=False)
-    reseal(b)
-    refused(a, b, "task boolq", "document 7", "another 'gold'", b.name)
-
-
-def test_a_table_without_its_clusters_is_damaged(make: Make) -> None:
-    a, b = make("org/a"), make("org/b")
-    pd.read_parquet(a / "scores.parquet").drop(columns=CLUSTER).to_parquet(a / "scores.parquet", index=False)
-    reseal(a)
-    refused(a, b, str(a), "damaged", "no column cluster", kind=RunError)
 
 
 # lm-eval's tasks
@@ -331,16 +246,6 @@ def test_lm_evals_tasks_that_differ(tmp_path: Path, change: dict[str, Any], word
     refused(a, b, "task sciq", a.name, b.name, *words)
 
 
-def test_lm_evals_run_without_any(tmp_path: Path) -> None:
-    a, b = (make_run(tmp_path, {}, model=name, suite="lm_eval", tasks={}, groups={"Average": []}) for name in "ab")
-    for folder in (a, b):
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        content = manifest | {"groups": {}, "group_sizes": {}}
-        (folder / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
-        reseal(folder)
-    refused(a, b, "no multiple-choice task", str(a))
-
-
 # For continuous integration
 
 
@@ -351,14 +256,6 @@ def test_lm_evals_run_without_any(tmp_path: Path) -> None:
 def test_exit_codes(make: Make, share: float, margin: float, code: int) -> None:
     found = compared(make("org/a", 0.6), make("org/b", share))
     assert exit_code([found], margin) == code
-
-
-def test_the_worst_of_several_decides(make: Make) -> None:
-    base = make("org/a", 0.6)
-    worse, equal, better = (compared(base, make(f"org/{share}", share)) for share in (0.2, 0.6, 0.95))
-    assert exit_code([better, equal], 0.0) == 4
-    assert exit_code([better, equal, worse], 0.0) == 3
-    assert exit_code([better, better], 0.0) == 0
 
 
 def test_an_average_that_is_worse_is_enough(make: Make) -> None:

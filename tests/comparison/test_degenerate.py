@@ -159,17 +159,6 @@ def test_one_document(tmp_path: Path, runs: int) -> None:
 
 
 @pytest.mark.parametrize("runs", [1, 3])
-def test_documents_of_one_source(tmp_path: Path, runs: int) -> None:
-    """A hundred questions about one text are one draw."""
-    a, b = (group(tmp_path, name, [{"piqa": [right] * 100}] * runs, [0] * 100) for right, name in enumerate("ab"))
-    found = compared(a, b)
-    [piqa] = found.tasks
-    assert (piqa.sources, piqa.low, piqa.high, piqa.stderr) == (1, -1, 1, None)
-    assert piqa.p == (1 if runs == 1 else None)
-    assert found.average.verdict == "undecided"
-
-
-@pytest.mark.parametrize("runs", [1, 3])
 def test_documents_of_three_sources(tmp_path: Path, runs: int) -> None:
     """All of 300 documents won, yet three draws: two times in eight three coins agree."""
     clusters = [100 * (place // 100) for place in range(300)]
@@ -188,25 +177,3 @@ def test_the_interval_says_what_the_exact_test_says(tmp_path: Path) -> None:
     assert found.tasks[0].p == pytest.approx(0.0569, abs=1e-4)
     assert (found.tasks[0].verdict, found.tasks[0].low) == ("undecided", 0)
     assert exit_code([compared(b, a)], 0.0) == 4
-
-
-def test_the_average_of_one_task_is_the_task(tmp_path: Path) -> None:
-    clusters = [place - place % 4 for place in range(40)]
-    a, b = (
-        group(tmp_path, name, [{"piqa": right}], clusters)
-        for name, right in (("a", [0, 1] * 20), ("b", [1, 1, 0, 1] * 10))
-    )
-    found = compared(a, b)
-    [task], average = found.tasks, found.average
-    assert (average.low, average.high, average.p, average.verdict) == (task.low, task.high, task.p, task.verdict)
-
-
-def test_one_run_beside_several_claims_nothing_of_its_seeds(tmp_path: Path) -> None:
-    alone = group(tmp_path, "alone", [{"piqa": [0, 1] * 20}])
-    many = group(tmp_path, "many", [{"piqa": [1, 0] * 20}] * 5)
-    for found in (compared(alone, many), compared(many, alone)):
-        assert "it does not extend to other seeds of alone" in found.claim.sentence
-    two = group(tmp_path, "two", [{"piqa": [1, 0] * 20}] * 2)
-    assert "its spread is hardly known" in compared(alone, two).claim.sentence
-    assert "its spread is hardly known" in compared(many, two).claim.sentence
-    assert "hardly" not in compared(alone, many).claim.sentence

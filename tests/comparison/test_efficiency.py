@@ -53,12 +53,6 @@ def test_an_outcome_beside_itself_needs_as_many() -> None:
     assert found is not None and found == pytest.approx((1.0, 1.0, 1.0), abs=1e-6)
 
 
-def test_direction_and_unit_do_not_matter() -> None:
-    right, value = drawn(3000, 0.3, np.random.default_rng(3))
-    first = efficiency([line(right, RIGHT)], [line(value, VALUE)])
-    assert first == pytest.approx(efficiency([line(right, RIGHT)], [line(-1000 * value, VALUE)]))
-
-
 def test_without_a_difference_there_is_no_ratio() -> None:
     dice = np.random.default_rng(4)
     right, value = drawn(1000, 0.0, dice)
@@ -75,6 +69,7 @@ def test_where_accuracy_shows_nothing_there_is_a_lower_bound_only() -> None:
     assert found is not None and found[1] > 1 and found[2] == math.inf
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize(("n", "clustered"), [(300, False), (300, True), (1500, False)])
 def test_intervals_contain_the_ratio(n: int, clustered: bool) -> None:
     """95 % of them, of two tasks; where they exist. Four standard errors of 1,000 simulations are 2.8 points."""
@@ -94,6 +89,7 @@ def test_intervals_contain_the_ratio(n: int, clustered: bool) -> None:
     assert inside / known == pytest.approx(0.95, abs=0.028)
 
 
+@pytest.mark.simulation
 def test_so_many_documents_have_the_same_power() -> None:
     """The claim itself: the outcome on n documents finds as often as accuracy on `times` n."""
     dice, shift, n, repeats = np.random.default_rng(9), 0.12, 300, 1500

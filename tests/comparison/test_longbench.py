@@ -10,20 +10,12 @@ import pytest
 import yaml
 from scipy import stats
 
-from evalkit.benchmarks.request import request_of
-from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report
-from evalkit.comparison.differences import Comparison
 from evalkit.comparison.line import MCNEMAR, SIGN_FLIP
-from evalkit.comparison.pairing import pair
-from evalkit.comparison.sides import Side
-from evalkit.display import Progress
 from evalkit.errors import RunError, UsageError
 from evalkit.reporting.table import Table
-from evalkit.runs.folder import RESULTS, Run, load_run
 from evalkit.tables.request import TableRequest, make
-from tests.benchmarks.longbench.made import evaluate_longbench, record, write
-from tests.comparison.made import make_longbench, make_run, scores_of
+from tests.comparison.made import compared, make_longbench, make_run, scores_of
 from tests.printed import printed
 from tests.sealed import reseal
 
@@ -33,11 +25,6 @@ N = 40
 def graded(seed: int, shift: float = 0.0, n: int = N) -> list[float]:
     """Scores between 0 and 1 with two decimals; those of one seed lie apart by their shifts."""
     return np.clip(np.round(np.random.default_rng(seed).random(n) + shift, 2), 0, 1).tolist()
-
-
-def compared(*folders: Path, rule: str | None = None) -> Comparison:
-    a, b = (Side(folder.name, (load_run(folder),)) for folder in folders)
-    return compare(pair(a, b, {}), rule)
 
 
 def test_graded_answers_against_scipy(tmp_path: Path) -> None:
@@ -86,24 +73,6 @@ def test_questions_about_one_document_are_one_draw(tmp_path: Path) -> None:
     )
     assert "exact" not in page
     assert "LongBench's own score of each task" in page
-
-
-def test_small_differences_are_not_drowned(tmp_path: Path) -> None:
-    """Scores that all differ by a little have the t interval; a whole document won and lost would double it."""
-    one = np.random.default_rng(5).random(N) / 2 + 0.2
-    difference = np.random.default_rng(6).normal(0.01, 0.03, N)
-    a = make_longbench(tmp_path, {"qmsum": one.tolist()}, model="org/a")
-    b = make_longbench(tmp_path, {"qmsum": (one + difference).tolist()}, model="org/b")
-    [task] = compared(a, b).tasks
-    low, high = stats.t.interval(0.95, N - 1, difference.mean(), stats.sem(difference))
-    assert (task.high - task.low) / (high - low) == pytest.approx(1, abs=0.05)
-
-
-def test_equal_answers_leave_doubt(tmp_path: Path) -> None:
-    runs = [make_longbench(tmp_path, {"qmsum": graded(4)}, model=f"org/{name}") for name in "ab"]
-    [task] = compared(*runs).tasks
-    assert (task.p, task.stderr, task.verdict) == (1.0, 0.0, "undecided")
-    assert task.low < -0.05 < 0.05 < task.high
 
 
 def test_runs_that_are_not_comparable(tmp_path: Path) -> None:
@@ -163,28 +132,3 @@ def write_mapping(folder: Path, rows: dict[str, str]) -> Path:
     path = folder / "other.yaml"
     path.write_text(yaml.safe_dump({"rows": rows}), encoding="utf-8")
     return path
-
-
-def test_runs_as_they_are_made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two questions about one document, answered by a model of random weights in two precisions."""
-    from evalkit.benchmarks.longbench.benchmark import LongBenchRequest
-    from evalkit.benchmarks.longbench.results import load_generations
-
-    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    records = [record("qasper", place, context=f"Document {place // 2}.") for place in range(4)]
-    write(tmp_path / "data" / "qasper.jsonl", records)
-
-    def evaluated(dtype: str) -> Run:
-        asked = {"data_dir": tmp_path / "data", "output": tmp_path, "dtype": dtype, "tasks": "qasper"}
-        return evaluate_longbench(request_of(LongBenchRequest, checkpoint, asked), Progress(live=False))
-
-    one, other = evaluated("float32"), evaluated("bfloat16")
-    assert load_generations(one)["source"].nunique() == 2
-    found = compared(one.folder, other.folder)
-    assert (found.tasks[0].n, found.tasks[0].sources, found.tasks[0].official) == (4, 2, False)
-    assert found.claim.settings == {"dtype": ("float32", "bfloat16")}
-    for name in (RESULTS, "generations.parquet"):
-        (one.folder / name).unlink()
-    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", None)
-    assert load_generations(evaluated("float32"))["source"].nunique() == 2  # from the journal

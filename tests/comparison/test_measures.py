@@ -17,15 +17,16 @@ from evalkit.benchmarks.registry import benchmark
 from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report, headline
 from evalkit.comparison.curves import curve, curve_report
-from evalkit.comparison.differences import BETTER, HIGHER, LOWER, UNDECIDED, WORSE, Comparison, exit_code
+from evalkit.comparison.differences import BETTER, HIGHER, LOWER, UNDECIDED, WORSE, exit_code
 from evalkit.comparison.line import SIGN_FLIP
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.plots import curves as draw_curves
 from evalkit.comparison.plots import forest
 from evalkit.comparison.sides import Side
-from evalkit.errors import RunError, UsageError
+from evalkit.errors import UsageError
 from evalkit.runs.folder import Run, load_run
 from tests.benchmarks.conftest import install_plugin
+from tests.comparison.made import compared
 from tests.plugin.copying import COPYING, LAYERS, LEAD, MEASURES, SURPLUS
 from tests.plugin.made import make_copying
 from tests.printed import printed
@@ -55,10 +56,6 @@ def made(root: Path, model: str, sources: Sequence[str] | None = None, **columns
     every = {SURPLUS: np.zeros(N)} | {f"{LEAD} {layer}": np.zeros(N) for layer in LAYERS}
     named = {name.replace("_", " "): values for name, values in columns.items()}
     return load_run(make_copying(root / str(next(_NUMBERS)), every | named, model=f"org/{model}", sources=sources))
-
-
-def compared(a: Run, b: Run, rule: str) -> Comparison:
-    return compare(pair(Side("a", (a,)), Side("b", (b,)), {}), rule)
 
 
 def test_intervals_and_tests_are_those_of_paired_differences(tmp_path: Path) -> None:
@@ -111,15 +108,6 @@ def test_few_documents_show_nothing(tmp_path: Path) -> None:
         assert (task.low <= 0) == (n == 5)
 
 
-def test_documents_of_one_source_count_once(tmp_path: Path) -> None:
-    """Each value three times, declared as one source: no more information than each once."""
-    a, b = np.repeat(drawn(1)[:20], 3), np.repeat(drawn(2, 2)[:20], 3)
-    shared = [str(n // 3) for n in range(N)]
-    [task] = compared(made(tmp_path, "a", shared, surplus=a), made(tmp_path, "b", shared, surplus=b), SURPLUS).tasks
-    assert task.sources == 20
-    assert task.stderr == pytest.approx(stats.sem((b - a)[::3]))
-
-
 @pytest.mark.parametrize(("shift", "verdict", "code"), [(9.0, WORSE, 3), (-9.0, BETTER, 0), (0.0, UNDECIDED, 4)])
 def test_lower_is_better(tmp_path: Path, shift: float, verdict: str, code: int) -> None:
     noise = np.random.default_rng(3).normal(0, 1, N)
@@ -167,13 +155,6 @@ def test_models_of_other_layers_are_refused(tmp_path: Path, monkeypatch: pytest.
     graded = {str(a.folder): one, str(b.folder): other}
     with pytest.raises(UsageError, match=r"lead is of 3 layers in run .* of 0 layers in run"):
         compare(pair(Side("a", (a,)), Side("b", (b,)), graded), LEAD)
-
-
-def test_a_table_without_the_measure_is_refused(tmp_path: Path) -> None:
-    """As written by an earlier version of the package."""
-    a, b = (load_run(make_copying(tmp_path, {SURPLUS: drawn(1)}, model=f"org/{name}")) for name in "ab")
-    with pytest.raises(RunError, match=r"has no 'lead 0' of its documents.*run its command again"):
-        compared(a, b, LEAD)
 
 
 def test_a_curve_is_in_the_measures_unit(tmp_path: Path) -> None:

@@ -12,17 +12,10 @@ import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from evalkit.benchmarks.multiple_choice.results_report import outcomes_table
-from evalkit.comparison.api import compare as compare_runs
-from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report
-from evalkit.comparison.curves import curve, curve_report
-from evalkit.comparison.differences import BETTER, UNDECIDED, WORSE, Comparison
-from evalkit.comparison.pairing import pair
-from evalkit.comparison.sides import Side
-from evalkit.errors import UsageError
+from evalkit.comparison.differences import BETTER, UNDECIDED, WORSE
 from evalkit.runs.folder import Run, load_run
-from tests.comparison.made import make_run, scores_of
+from tests.comparison.made import compared, make_run, scores_of
 from tests.printed import printed
 
 TASKS = {"arc_easy": 80, "piqa": 50}
@@ -48,10 +41,6 @@ def made(tmp_path: Path) -> Made:
         return load_run(make_run(tmp_path / "runs", tables, model=model, **more))  # type: ignore[arg-type]
 
     return run
-
-
-def compared(a: Run, b: Run, key: str | None = None) -> Comparison:
-    return compare(pair(Side("a", (a,)), Side("b", (b,)), {}), key)
 
 
 def values(run: Run, task: str) -> np.ndarray:
@@ -136,50 +125,6 @@ def test_a_difference_as_small_as_rounding_is_none(made: Made, tmp_path: Path) -
         assert {one.p for one in found.tasks} == {1.0}
         assert all(one.low <= 0 <= one.high for one in found.tasks)
     assert "are rounding" in printed(comparison_report([found]))
-
-
-def test_margins_need_one_rule(made: Made) -> None:
-    a, b = made("org/a"), made("org/b", manifest={"rule": "acc_norm"})
-    with pytest.raises(UsageError, match="different rules"):
-        compared(a, b, "margin")
-    assert compared(a, b, "margin:acc").rule == "margin:acc"
-
-
-def test_curves(made: Made) -> None:
-    runs = tuple(made(f"org/t/step{step}", 0.1 * step, 0.05, seed=step) for step in (1, 2, 3, 4))
-    found = curve(Side("t", runs), "bits_per_byte")
-    assert [point.accuracy for point in found.tasks["piqa"]] == pytest.approx(
-        [values(run, "piqa").mean() for run in runs]
-    )
-    averages = [point.accuracy for point in found.average]
-    assert averages == sorted(averages, reverse=True)
-    assert found.chance == {}
-    assert "bits per byte" in printed(curve_report([found]))
-    margins = curve(Side("t", runs), "margin")
-    assert margins.measure.name == "margin, rule acc"
-
-
-def test_from_python(made: Made) -> None:
-    a, b = made("org/a"), made("org/b", 0.4, seed=2)
-    [found] = compare_runs(a, b, outcome="brier")
-    assert found.measure.name == "Brier score"
-    [margin] = compare_runs(a, b, outcome="margin", rule="acc_norm")
-    assert margin.rule == "margin:acc_norm"
-    with pytest.raises(UsageError, match="does not depend on a rule"):
-        compare_runs(a, b, outcome="brier", rule="acc")
-
-
-def test_a_run_whose_rule_has_no_margin_is_still_reported(made: Made, tmp_path: Path) -> None:
-    """A choice without characters never wins under acc_norm, so its document has no margin."""
-    a = made("org/a")
-    tables = {task: a.scores[a.scores["task"] == task].reset_index(drop=True) for task in TASKS}
-    tables["piqa"].loc[1, "chars"] = 0
-    tables["piqa"].loc[2:3, "chars"] = 0
-    run = load_run(make_run(tmp_path / "runs", tables, model="org/b", manifest={"rule": "acc_norm"}))
-    text = printed(outcomes_table(run, "acc_norm"))
-    assert "piqa document 0 has no margin under rule acc_norm" in text
-    [line] = [line for line in text.splitlines() if line.startswith("margin")]
-    assert line.split()[1:] == ["–"] * 3
 
 
 def test_letters_are_left_out_of_the_line_and_named_in_the_comparison(made: Made, tmp_path: Path) -> None:

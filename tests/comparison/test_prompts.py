@@ -11,15 +11,12 @@ import pandas as pd
 import pytest
 
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPTS
-from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report, prompts_sentence
 from evalkit.comparison.differences import Comparison
-from evalkit.comparison.pairing import pair
-from evalkit.comparison.sides import Side
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import SCORES, Run, load_run
 from tests import sealed
-from tests.comparison.made import make_run, scores_of
+from tests.comparison.made import compared, make_run, scores_of
 from tests.printed import printed
 
 Answers = Mapping[str, Mapping[str, Sequence[int]]]
@@ -46,10 +43,6 @@ def made(root: Path, answers: Answers, model: str, texts: Mapping[str, str] | No
     sealed.write(folder, "results.json", results)
     sealed.reseal(folder)
     return load_run(folder)
-
-
-def compared(a: Run, b: Run, rule: str | None = None) -> Comparison:
-    return compare(pair(Side("A", (a,)), Side("B", (b,)), {}), rule)
 
 
 def shares(*rights: float) -> list[dict[str, list[int]]]:
@@ -99,8 +92,8 @@ def test_better_under_all_prompts_is_the_largest_p(tmp_path: Path) -> None:
     ps = [under_p(found, rule) for rule in ("acc@base", "acc@a", "acc@b")]
     assert max(p or 0 for p in ps) == ps[2] == pytest.approx(2 * 0.5**8)  # 8 won, none lost
     said = prompts_sentence(found)
-    assert said == "B is better than A under all 3 prompts (intersection-union test: the largest p is 0.008, b)."
-    assert prompts_sentence(compared(b, a)).startswith("B is worse than A under all 3 prompts")
+    assert said == "b is better than a under all 3 prompts (intersection-union test: the largest p is 0.008, b)."
+    assert prompts_sentence(compared(b, a)).startswith("b is worse than a under all 3 prompts")
     text = printed(comparison_report([found]))
     assert said in text
     assert "Berger 1982" in text
@@ -111,9 +104,9 @@ def test_better_under_all_prompts_is_the_largest_p(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("a", "b", "said"),
     [
-        ((0.3, 0.4, 0.5), (0.5, 0.6, 0.51), "Of 3 prompts, B against A is better under 2, undecided under 1: neither"),
-        ((0.3, 0.4, 0.5), (0.5, 0.4, 0.3), "B against A is better under 1, worse under 1, undecided under 1: neither"),
-        ((0.5, 0.5, 0.5), (0.51, 0.5, 0.49), "is shown under any of 3 prompts; B is ahead under 1, A under 1"),
+        ((0.3, 0.4, 0.5), (0.5, 0.6, 0.51), "Of 3 prompts, b against a is better under 2, undecided under 1: neither"),
+        ((0.3, 0.4, 0.5), (0.5, 0.4, 0.3), "b against a is better under 1, worse under 1, undecided under 1: neither"),
+        ((0.5, 0.5, 0.5), (0.51, 0.5, 0.49), "is shown under any of 3 prompts; b is ahead under 1, a under 1"),
     ],
 )
 def test_prompts_that_disagree(a: tuple[float, ...], b: tuple[float, ...], said: str, tmp_path: Path) -> None:

@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.run import evaluate
-from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report
-from evalkit.comparison.differences import Comparison
-from evalkit.comparison.pairing import pair
-from evalkit.comparison.sides import Side
 from evalkit.display import Progress
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
 from tests.benchmarks.lm_eval.made import CHOICE, write_task
-
-
-def compared(a: Run, b: Run, rule: str | None = None) -> Comparison:
-    return compare(pair(Side("a", (a,)), Side("b", (b,)), {}), rule)
+from tests.comparison.made import compared
 
 
 def evaluated(checkpoint: Path, output: Path, **options: Any) -> Run:

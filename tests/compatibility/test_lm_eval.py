@@ -188,6 +188,6 @@ def test_a_name_that_is_gone_is_an_error_in_one_line(use: Any) -> None:
 
 
 def test_a_module_that_is_gone_is_an_error_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("lm_eval.tasks._factory.load_yaml")
-    with pytest.raises(EvalkitError, match=r"has no lm_eval\.tasks\._factory\.load_yaml, .*pip install lm-eval=="):
+    monkeypatch.delattr("lm_eval.tasks._yaml_loader.load_yaml")
+    with pytest.raises(EvalkitError, match=r"has no lm_eval\.tasks\._yaml_loader\.load_yaml, .*pip install lm-eval=="):
         task_configs(manager(folder), "made_one")

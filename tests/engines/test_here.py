@@ -17,8 +17,7 @@ from evalkit.models.loading.spec import ModelSpec
 from evalkit.models.modules import state_digest
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from evalkit.runs.lock import locked
-from evalkit.studies.planning import Job
-from evalkit.studies.running import Outcome, run_here
+from evalkit.studies.running import Job, Outcome, run_here
 from tests.benchmarks.conftest import plugin  # noqa: F401
 from tests.benchmarks.lm_eval.made import write_task
 from tests.benchmarks.longbench.made import record, write

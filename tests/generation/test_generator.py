@@ -11,92 +11,165 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, MistralConfig
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from evalkit.errors import CheckpointError, ScoringError
+from evalkit.generation.cache import NAME, chunked_attention
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt, Stops
+from tests.devices import CUDA, DEVICES, cuda_memory_of, most_cuda_memory
 from tests.generation.made import NEW, by_transformers, prompts, tokens
+from tests.marks import fast
 from tests.models.variants.building import FAMILIES, VANILLA, VARIANTS, VOCABULARY, model_of
 
 LENGTHS = (7, 40, 1, 23, 39, 24)
 ATTENTIONS = {"vanilla": VANILLA} | VARIANTS
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "bos_token_id": 1,
+    "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+SLIDING = {"sliding_window": 9}
+KINDS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "gptj": {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8},
+    "falcon": {"alibi": True},
+    "phi": {},
+    "phi3": SLIDING,
+    "gemma2": SLIDING | {"head_dim": 16},
+    "gemma3_text": SLIDING | {"head_dim": 16},
+    "qwen2": SLIDING | {"use_sliding_window": True, "max_window_layers": 1},
+    "qwen3": {"head_dim": 16},
+    "mixtral": SLIDING | {"num_local_experts": 2},
+    "mistral": SLIDING,
+    "olmo2": {},
+    "cohere2": SLIDING,
+    "stablelm": {},
+    "diffllama": {},
+    "llama4_text": {"num_local_experts": 2, "head_dim": 16, "intermediate_size_mlp": 96},
+    "afmoe": SLIDING | {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "head_dim": 16},
+    "doge": {},
+    "mpt": {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256},
+    "modernbert-decoder": {"cls_token_id": 0, "sep_token_id": 0},  # its logits are more than an output head
+}
+WITHOUT_OUR_CACHE: dict[str, dict[str, Any]] = {
+    "mamba": {"state_size": 4},
+    "recurrent_gemma": {"lru_width": 64, "attention_window_size": 9},
+    "openai-gpt": {"n_embd": 64, "n_head": 4, "n_layer": 2},
+    "minimax": {"num_local_experts": 2},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
+}
 
 
-def ids_of(found: Any) -> list[list[int]]:
-    return [one.tokens for one in found]
+def made(kind: str, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(SIZES | settings))).eval()
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
+def ids_of(generations: Any) -> list[list[int]]:
+    return [generation.tokens for generation in generations]
+
+
+@pytest.mark.parametrize("attention", fast(["vanilla", "integral"], list(ATTENTIONS)))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_gives_what_transformers_gives_one_by_one(family: str, attention: str) -> None:
+def test_a_batch_gives_what_transformers_gives(family: str, attention: str) -> None:
+    """Prompts of any length; twenty common tokens are two chunks of eight and four recomputed tokens."""
     model = model_of(family, ATTENTIONS[attention])
     many = tokens(*LENGTHS)
-    found = Generator(model, chunk=16).generate(prompts(many))
-    assert ids_of(found) == [by_transformers(model, ids) for ids in many]
-    assert {(one.ended, one.reused) for one in found} == {("length", 0)}
-
-
-@pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_shared_beginnings_are_computed_once(family: str, attention: str) -> None:
-    """Twenty common tokens are two chunks of eight and four recomputed tokens."""
-    model = model_of(family, ATTENTIONS[attention])
+    generations = Generator(model, chunk=16).generate(prompts(many))
+    assert ids_of(generations) == [by_transformers(model, ids) for ids in many]
+    assert {(row.ended, row.reused) for row in generations} == {("length", 0)}
     many = tokens(37, 21, 60, 22, beginning=20)
-    found = Generator(model, chunk=8).generate(prompts(many))
-    assert ids_of(found) == [by_transformers(model, ids) for ids in many]
-    assert [one.reused for one in found] == [0, 16, 16, 16]
+    generations = Generator(model, chunk=8).generate(prompts(many))
+    assert ids_of(generations) == [by_transformers(model, ids) for ids in many]
+    assert [row.reused for row in generations] == [0, 16, 16, 16]
+
+
+@pytest.mark.parametrize("attention", ["vanilla", "integral"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("device", [CUDA])
+def test_a_batch_on_a_gpu(device: str, family: str, attention: str) -> None:
+    model = model_of(family, ATTENTIONS[attention]).to(device)
+    many = tokens(7, 40, 90, 41, 1, 65, beginning=1)
+    expected = [by_transformers(model, ids) for ids in many]
+    assert ids_of(Generator(model, chunk=16).generate(prompts(many))) == expected
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("chunk", [1, 3, 16, 17, 512])
-def test_any_chunk(chunk: int, implementation: str) -> None:
+def test_any_chunk(implementation: str) -> None:
     model = model_of("llama", VARIANTS["integral"], implementation=implementation)
     many = tokens(*LENGTHS, seed=1)
-    assert ids_of(Generator(model, chunk).generate(prompts(many))) == [by_transformers(model, ids) for ids in many]
+    expected = [by_transformers(model, ids) for ids in many]
+    for chunk in (1, 3, 16, 17, 512):
+        assert ids_of(Generator(model, chunk).generate(prompts(many))) == expected
 
 
-def test_a_sliding_window() -> None:
-    """Its masks are by position too, though all keys are kept."""
-    config = MistralConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=9,
-        initializer_range=0.2,
-        eos_token_id=None,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    many = tokens(*LENGTHS, 37, beginning=1)
-    assert ids_of(Generator(model, chunk=8).generate(prompts(many))) == [by_transformers(model, ids) for ids in many]
+@pytest.mark.parametrize("kind", fast(["gpt2", "bloom", "phi3", "gemma2", "mixtral", "modernbert-decoder"], KINDS))
+def test_other_architectures(kind: str) -> None:
+    """Sliding windows, learned positions, ALiBi, experts."""
+    model = made(kind, **KINDS[kind])
+    many = tokens(*LENGTHS) + tokens(37, 41, beginning=20)
+    generations = Generator(model, chunk=8).generate(prompts(many))
+    assert ids_of(generations) == [by_transformers(model, ids) for ids in many]
+    assert generations[-1].reused == 16
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_stretched_context(family: str) -> None:
+@pytest.mark.parametrize("kind", fast(["phi3"], ["phi3", "phimoe", "llama"]))
+def test_frequencies_that_change_with_the_length(kind: str) -> None:
+    """Phi-3's `generate` computes all keys anew where the text passes the trained window, with a prompt of any length.
+
+    The prompts end well within that window (12), within reach of its end, and beyond.
+    """
+    window, channels = 32, 8
+    factors = {"short_factor": [1.0] * channels, "long_factor": [1.5 + 0.5 * place for place in range(channels)]}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": window} | factors
+    rope |= {"factor": 8.0, "short_mscale": 1.1, "long_mscale": 1.3}
+    more = {"original_max_position_embeddings": window} if kind == "phi3" else {"num_local_experts": 2}
+    model = made(kind, **more, rope_parameters=rope, rope_scaling=rope, sliding_window=None)
+    many = tokens(12, 25, 31, 32, 33, 60) + tokens(31, 40, beginning=20)
+    expected = [by_transformers(model, ids) for ids in many]
+    generator = Generator(model, chunk=8)
+    assert ids_of(generator.generate(prompts(many))) == expected
+    [ids] = tokens(20)
+    for most in range(10, 16):  # a text that ends at the trained window
+        assert generator.generate(prompts([ids], most))[0].tokens == by_transformers(model, ids, 20)[:most]
+
+
+def test_extended_contexts() -> None:
+    """YaRN; and frequencies of a dynamic method, which in chunks or after a longer prompt would be another prompt's."""
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 5000.0}
-    model = model_of(family, VARIANTS["integral"], max_position_embeddings=64, rope_parameters=rope)
+    model = model_of("llama", VARIANTS["integral"], max_position_embeddings=64, rope_parameters=rope)
     many = tokens(40, 21, 49, 7, beginning=5)
     assert ids_of(Generator(model, chunk=8).generate(prompts(many))) == [by_transformers(model, ids) for ids in many]
-
-
-def test_frequencies_that_depend_on_the_length() -> None:
-    """In chunks, beside a longer prompt or after one, they would be another prompt's."""
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5000.0}
 
     def fresh() -> Any:
         return model_of("llama", VANILLA, max_position_embeddings=16, rope_parameters=rope)
 
-    many = tokens(40, 21, 60, 33, 16, 25, 7, 19, beginning=5)
-    generator = Generator(fresh(), chunk=8)
-    expected = [by_transformers(fresh(), ids) for ids in many]
+    generator, expected = Generator(fresh(), chunk=8), [by_transformers(fresh(), ids) for ids in many]
     for _ in range(2):
         assert ids_of(generator.generate(prompts(many))) == expected
-    used = fresh()
-    assert [by_transformers(used, ids) for ids in many] != expected
+
+
+@pytest.mark.parametrize("kind", fast(["mamba", "openai-gpt"], WITHOUT_OUR_CACHE))
+def test_a_model_without_a_cache_of_keys_and_values(kind: str) -> None:
+    """Transformers generates prompt by prompt, with the same stops; its generation config is ignored and restored."""
+    model = made(kind, **WITHOUT_OUR_CACHE[kind])
+    many = tokens(7, 40, 23)
+    expected = [by_transformers(model, ids) for ids in many]
+    generator = Generator(model, chunk=8)
+    assert generator.without_cache.startswith(type(model).__name__)
+    assert (generator.one_by_one, generator.token_bytes) == (True, 0)
+    config = model.generation_config
+    config.repetition_penalty = 5.0
+    assert ids_of(generator.generate(prompts(many))) == expected
+    assert model.generation_config is config
+    ends = frozenset([expected[0][2], expected[1][0]])
+    generations = generator.generate(prompts(many, ends=ends, barred_first=ends))
+    config.repetition_penalty = 1.0
+    assert ids_of(generations) == [by_transformers(model, ids, ends=sorted(ends), barred=True) for ids in many]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -105,11 +178,9 @@ def test_logits_that_are_no_numbers(value: float) -> None:
     generator = Generator(model)
     with torch.no_grad():
         model.get_output_embeddings().weight[3, 5] = value
-    with pytest.raises(ScoringError, match=r"logits are not numbers .* try --dtype float32"):
+    with pytest.raises(ScoringError, match="logits"):
         generator.generate(prompts(tokens(9)))
-    with pytest.raises(
-        CheckpointError, match=r"the logits of EvalkitLlamaForCausalLM are not numbers; .*--dtype float32"
-    ):
+    with pytest.raises(CheckpointError, match="EvalkitLlamaForCausalLM"):
         Generator(model)
 
 
@@ -117,95 +188,129 @@ def test_logits_that_are_no_numbers(value: float) -> None:
 def test_end_tokens(barred: bool) -> None:
     """Each row ends at its own end token, which is kept; a suppressed one cannot be first."""
     model = model_of("gpt_neox", VANILLA)
-    many = tokens(*range(3, 43, 2), seed=2)
+    many = tokens(*range(3, 43, 3), seed=2)
     free = [by_transformers(model, ids) for ids in many]
     # The most frequent tokens, so that rows leave the batch at different times, some together
     counts = np.bincount(np.concatenate(free), minlength=VOCABULARY)
     ends = frozenset([int(np.argmax(counts)), free[3][0], free[7][4]])
-    found = Generator(model, chunk=16).generate(prompts(many, ends=ends, barred_first=ends if barred else frozenset()))
-    assert ids_of(found) == [by_transformers(model, ids, ends=sorted(ends), barred=barred) for ids in many]
-    assert {len(one.tokens) for one in found} >= {2 if barred else 1, NEW}
-    for one in found:
-        assert (one.ended == "end") == (one.tokens[-1] in ends)
-        assert not (barred and one.tokens[0] in ends)
-
-
-@settings(max_examples=25)
-@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=7), st.integers(0, 99))
-def test_rows_that_leave_in_any_order(rows: list[tuple[int, int]], seed: int) -> None:
-    """Each row has its own number of new tokens; rows that leave do not affect the others."""
-    model = _SMALL
-    many = tokens(*(length for length, _ in rows), seed=seed)
-    batch = [Prompt(n, ids, most) for n, (ids, (_, most)) in enumerate(zip(many, rows, strict=True))]
-    together = Generator(model, chunk=8).generate(batch)
-    alone = [Generator(model, chunk=8).generate([prompt])[0] for prompt in batch]
-    assert ids_of(together) == ids_of(alone)
-    assert [len(one.tokens) for one in together] == [most for _, most in rows]
+    barred_first = ends if barred else frozenset()
+    generations = Generator(model, chunk=16).generate(prompts(many, ends=ends, barred_first=barred_first))
+    assert ids_of(generations) == [by_transformers(model, ids, ends=sorted(ends), barred=barred) for ids in many]
+    assert {len(row.tokens) for row in generations} >= {2 if barred else 1, NEW}
+    assert all((row.ended == "end") == (row.tokens[-1] in ends) for row in generations)
 
 
 _SMALL = model_of("llama", VANILLA)
 
 
-def test_the_pattern_is_looked_for_after_every_token() -> None:
-    model = model_of("qwen2", VANILLA)
+@settings(max_examples=12)
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=7), st.integers(0, 99))
+def test_rows_that_leave_in_any_order(rows: list[tuple[int, int]], seed: int) -> None:
+    """Each row has its own number of new tokens; rows that leave do not affect the others."""
+    many = tokens(*(length for length, _ in rows), seed=seed)
+    batch = [Prompt(number, ids, most) for number, (ids, (_, most)) in enumerate(zip(many, rows, strict=True))]
+    generator = Generator(_SMALL, chunk=8)
+    together = generator.generate(batch)
+    assert ids_of(together) == [generator.generate([prompt])[0].tokens for prompt in batch]
+    assert [len(row.tokens) for row in together] == [most for _, most in rows]
+
+
+def test_the_pattern_is_searched_after_every_token() -> None:
     many = tokens(9, 30, 12)
     # "5 7 9" is the text of tokens 5, 7 and 9
     tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)))
     batch = prompts(many)
     batch[1] = replace(batch[1], stops=Stops(pattern=r"^\d+ \d+ \d+$"))
-    found = Generator(model, tokenizer=tokenizer).generate(batch)
-    full = [by_transformers(model, ids) for ids in many]
-    assert ids_of(found) == [full[0], full[1][:3], full[2]]
-    assert [one.ended for one in found] == ["length", "enough", "length"]
+    generator = Generator(_SMALL, tokenizer=tokenizer)
+    generations, full = generator.generate(batch), [by_transformers(_SMALL, ids) for ids in many]
+    assert ids_of(generations) == [full[0], full[1][:3], full[2]]
+    assert [row.ended for row in generations] == ["length", "enough", "length"]
     shortened = [replace(batch[1], stops=replace(batch[1].stops, unsearched_tail=2))]
-    assert ids_of(Generator(model, tokenizer=tokenizer).generate(shortened)) == [full[1][:5]]
+    assert ids_of(generator.generate(shortened)) == [full[1][:5]]
 
 
 class Narrow(Generator):
-    """A generator that raises out of memory on more than a few prompts."""
+    """A generator that raises an error on more than a few prompts."""
 
-    def __init__(self, model: Any, most: int, error: type[Exception] = torch.OutOfMemoryError) -> None:
-        super().__init__(model, chunk=8)
-        self._most, self._error = most, error
-        self.tried: list[int] = []
+    most, error = 2, torch.OutOfMemoryError("CUDA out of memory: cannot alloc")
 
     def _generate(self, batch: Any) -> Any:
-        self.tried.append(len(batch))
-        if len(batch) > self._most:
-            raise self._error("out of memory: cannot alloc")
+        if len(batch) > self.most:
+            raise self.error
         return super()._generate(batch)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, RuntimeError])
 def test_batches_are_split_when_memory_runs_out(error: type[Exception]) -> None:
     many = tokens(5, 12, 9, 30, 2)
-    narrow, said = Narrow(_SMALL, 2, error), []
-    found = narrow.generate(prompts(many), said.append)
-    assert ids_of(found) == [by_transformers(_SMALL, ids) for ids in many]
-    assert narrow.tried == [5, 2, 3, 1, 2]
-    assert said == [
-        "out of memory on 5 prompts: going on with 2",
-        "out of memory on 3 prompts: going on with 1",
+    narrow, said = Narrow(_SMALL, chunk=8), list[str]()
+    narrow.error = error("out of memory: cannot alloc")
+    assert ids_of(narrow.generate(prompts(many), said.append)) == [by_transformers(_SMALL, ids) for ids in many]
+    assert [line.split()[4:] for line in said] == [
+        ["5", "prompts:", "going", "on", "with", "2"],
+        ["3", "prompts:", "going", "on", "with", "1"],
     ]
-
-
-def test_a_single_prompt_beyond_memory_is_reported() -> None:
-    with pytest.raises(ScoringError, match="a prompt of 12 tokens is more than memory holds"):
-        Narrow(_SMALL, 0).generate(prompts(tokens(12)))
-
-
-def test_other_errors_are_not_swallowed() -> None:
-    class Broken(Narrow):
-        def _generate(self, batch: Any) -> Any:
-            raise RuntimeError("a bug")
-
+    narrow.most = 0
+    with pytest.raises(ScoringError, match="12 tokens"):
+        narrow.generate(prompts(tokens(12)))
+    narrow.error = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match="a bug"):
-        Broken(_SMALL, 1).generate(prompts(tokens(12, 3)))
+        narrow.generate(prompts(tokens(12, 3)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("family", "heads"), [("llama", 4), ("gpt_neox", 8)])
-def test_bytes_of_a_token(family: str, heads: int, dtype: torch.dtype) -> None:
-    """Keys and values of three layers, heads of 16."""
-    generator = Generator(model_of(family, VANILLA, dtype=dtype))
-    assert generator.token_bytes == 2 * 3 * heads * 16 * (4 if dtype == torch.float32 else 2)
+@pytest.mark.parametrize("device", [CUDA])
+def test_a_batch_beyond_a_gpus_memory_is_continued_alike(device: str) -> None:
+    """With so many tokens that their keys and values are most of what is allocated."""
+    model = model_of("llama", VANILLA, max_position_embeddings=4096).to(device)
+    batch, generator, said = prompts(tokens(*range(1500, 2140, 10))), Generator(model), list[str]()
+    expected = generator.generate(batch)
+    with most_cuda_memory(int(0.7 * cuda_memory_of(lambda: generator.generate(batch)))):
+        generations = generator.generate(batch, said.append)
+    assert said[0].startswith(f"out of memory on {len(batch)} prompts")
+    assert ids_of(generations) == ids_of(expected)
+
+
+@pytest.mark.parametrize("attention", ["vanilla", "integral"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_bfloat16_tokens_have_about_the_largest_logit(device: str, attention: str) -> None:
+    """The model's own pass over the whole text rounds otherwise; another context's token is far below its largest."""
+    model = model_of("llama", ATTENTIONS[attention], dtype=torch.bfloat16).to(device)
+    many = tokens(7, 40, 90, 41, 1, 65, beginning=1)
+    for ids, row in zip(many, Generator(model, chunk=16).generate(prompts(many)), strict=True):
+        text = torch.tensor([[*ids, *row.tokens]], device=device)
+        with torch.inference_mode():
+            logits = model(input_ids=text).logits[0, len(ids) - 1 : -1].float()
+        chosen = logits.gather(-1, torch.tensor(row.tokens, device=device)[:, None])[:, 0]
+        assert ((logits.amax(-1) - chosen) / (logits.amax(-1) - logits.mean(-1))).max() <= 0.05
+
+
+@torch.inference_mode()
+def hidden(model: Any, ids: torch.Tensor, chunk: int) -> torch.Tensor:
+    cache = DynamicCache(config=model.config)
+    parts = [model.base_model(part, past_key_values=cache).last_hidden_state for part in ids.split(chunk, dim=1)]
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("kind", ["llama", "phi3"])
+def test_a_chunks_attention(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers' own numbers, under additive masks and with shared heads; padding alone is no NaN."""
+    model, chunk = made(kind, **KINDS.get(kind, {})), 8
+    ids = torch.randint(2, 64, (1, 3 * chunk + 1))
+    expected = hidden(model, ids, chunk)
+    product, calls = torch.nn.functional.scaled_dot_product_attention, []
+
+    def spy(query: torch.Tensor, key: torch.Tensor, *rest: Any, **settings: Any) -> torch.Tensor:
+        mask = settings["attn_mask"]
+        calls.append((query.shape[2], key.shape[1] < query.shape[1], mask is None or mask.dtype.is_floating_point))
+        return product(query, key, *rest, **settings)
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", spy)
+    with chunked_attention(model):
+        torch.testing.assert_close(hidden(model, ids, chunk), expected, rtol=1e-6, atol=1e-6)
+        padded = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+        assert model.base_model(torch.randint(2, 64, (2, 4)), attention_mask=padded).last_hidden_state.isfinite().all()
+    assert [call[1:] for call in calls if call[0] == chunk][-2:] == [(True, True)] * 2
+    assert model.config._attn_implementation == "sdpa"
+    eager = made(kind, **KINDS.get(kind, {}), attn_implementation="eager")
+    with chunked_attention(eager):
+        assert eager.config._attn_implementation == "eager" != NAME

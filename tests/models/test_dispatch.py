@@ -35,7 +35,7 @@ from evalkit.scoring.sequences import Sequences, SequenceSet
 from tests.benchmarks.test_every_benchmark import Silent, asked, tables
 from tests.documents import made_up
 from tests.generation.made import prompts, tokens
-from tests.generation.test_architectures import KINDS, SIZES
+from tests.generation.test_generator import KINDS, SIZES
 from tests.marks import fast
 from tests.models.loading import load_folder
 from tests.models.variants.building import FAMILIES, VANILLA, VARIANTS, model_of

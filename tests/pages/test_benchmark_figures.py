@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,7 +13,6 @@ from evalkit.benchmarks.attention.tables import HEADS
 from evalkit.pages.overview import anchor, figure_panels
 from evalkit.runs.folder import Run, load_run
 from tests.benchmarks.attention.made import made_run
-from tests.benchmarks.attention.made_ranks import made_ranks
 from tests.pages.test_comparisons import texts
 from tests.sealed import specification, write_run
 
@@ -61,12 +59,6 @@ def test_all_figures_of_analyses_with_all_runs_in_each(analyses: list[Run]) -> N
     assert figure_panels(analyses, NAMES) == (panel,)
 
 
-def test_figures_whose_measures_a_run_lacks_are_left_out(tmp_path: Path) -> None:
-    run = made_ranks(tmp_path, "llama-125m-vanilla", {19: np.ones((5, 3))})
-    [panel] = figure_panels([run], ["one"])
-    assert [figure.name for figure in panel.figures] == ["figures-attention-rank"]
-
-
 def test_a_heatmap_of_each_needle_test(tmp_path: Path) -> None:
     run = needle_run(tmp_path)
     [panel] = figure_panels([run], ["one"])
@@ -81,7 +73,3 @@ def test_a_figure_that_cannot_be_drawn_is_named(analyses: list[Run], tmp_path: P
     assert attention.figures == ()
     assert "cannot be drawn" in attention.reports[0].notes[0]
     assert needle.figures
-
-
-def test_benchmarks_without_figures_have_no_panel(two_runs: list[Run]) -> None:
-    assert figure_panels(two_runs, ["a", "b"]) == ()

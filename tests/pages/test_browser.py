@@ -14,7 +14,7 @@ import pytest
 from evalkit.pages.documents import DocumentData
 from evalkit.pages.page import write_page
 from evalkit.reporting.report import Report, render
-from tests.pages.made_up import FIGURE, HOSTILE, SEGMENTS, TABLE, Choices, block, documents, page
+from tests.pages.made_up import HOSTILE, SEGMENTS, TABLE, Choices, block, documents, page
 
 pytestmark = pytest.mark.browser
 
@@ -197,14 +197,6 @@ def test_a_link_from_outside_opens_its_document(opened: Opened, address: str) ->
     assert ARC.texts[250] in tab.locator("#document .prompt").first.inner_text()
 
 
-def test_a_link_from_outside_to_an_unknown_task(opened: Opened, address: str) -> None:
-    tab = opened.tab.context.new_page()
-    tab.goto(f"{address}#nothing/250")
-    tab.locator("#announcement", has_text='This page has no task "nothing".').wait_for()
-    assert tab.locator("#document-title").inner_text() == "Not found"
-    tab.locator(".tabulator-row").first.wait_for()  # the documents can still be opened
-
-
 def test_next_and_previous_follow_order_and_filter(opened: Opened) -> None:
     opened.documents()
     opened.select("A", "2")
@@ -288,13 +280,6 @@ def test_copying(opened: Opened, form: Any, clipboard: bool) -> None:
     assert opened.tab.evaluate("navigator.clipboard.readText()") == render(Report(tables=(TABLE,)), form)
 
 
-def test_a_figure_is_saved(opened: Opened, tmp_path: Path) -> None:
-    with opened.tab.expect_download() as download:
-        opened.tab.get_by_role("link", name="Save forest as SVG").click()
-    assert download.value.suggested_filename == "forest.svg"
-    assert Path(download.value.path()).read_text(encoding="utf-8") == FIGURE.svg
-
-
 def test_printing_shows_closed_parts_and_the_open_document_only(opened: Opened, tmp_path: Path) -> None:
     opened.documents()
     opened.tab.locator(".tabulator-row").first.click()
@@ -344,20 +329,6 @@ def test_without_scripts_the_static_parts_are_readable(opened: Opened) -> None:
     assert opened.tab.locator("button:visible").count() == 0
 
 
-def test_an_old_browser_is_named(opened: Opened, address: str) -> None:
-    tab = opened.tab.context.new_page()
-    tab.add_init_script("delete globalThis.DecompressionStream")
-    tab.goto(address)
-    assert tab.get_by_text("This browser cannot open the documents").is_visible()
-
-
-def test_blocks_are_decoded_where_base64_methods_are_missing(opened: Opened, address: str) -> None:
-    tab = opened.tab.context.new_page()
-    tab.add_init_script("delete Uint8Array.fromBase64")
-    tab.goto(f"{address}#arc_easy/5")
-    tab.locator("#document-title", has_text="arc_easy / 5").wait_for()
-
-
 def open_task(chromium: Any, folder: Path, kind: str, data: str, subtasks: list[str]) -> Any:
     """Return a tab with the documents of a page of one run and one task in view."""
     task = {"task": "made", "label": "made", "kind": kind, "block": 0, "documents": 1, "of": 1, "runs": [0],
@@ -392,13 +363,4 @@ def test_scores_with_other_bounds_are_neither_right_nor_wrong(chromium: Any, tmp
     tab = open_task(chromium, tmp_path, "answers", block(header, arrays), ["made"])
     tab.locator(".count", has_text="1 of 1").wait_for()
     assert tab.get_by_label("A", exact=True).count() == 0
-    tab.close()
-
-
-def test_a_task_without_documents_says_why(chromium: Any, tmp_path: Path) -> None:
-    header = {"ids": [], "references": [], "prompts": [], "problem": "the run has no <b>sample files</b>",
-              "runs": {"0": {"answers": [], "facts": []}}}  # fmt: skip
-    arrays = {"subtask": ("u2", np.zeros(0)), "0/score": ("f8", np.zeros(0))}
-    tab = open_task(chromium, tmp_path, "answers", block(header, arrays), [])
-    tab.locator(".count", has_text="No documents: the run has no <b>sample files</b>").wait_for()
     tab.close()

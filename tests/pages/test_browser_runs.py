@@ -1,4 +1,4 @@
-"""Pages of runs in Chromium: what the explorer shows is what the rules decide."""
+"""A page of runs in Chromium, the sample of `browser` that runs by default: it shows what the rules decide."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from evalkit.pages.report import contents_of_runs, write_report
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
-from tests.marks import fast
-
-pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
@@ -42,7 +39,7 @@ def with_ties(runs: list[Run]) -> None:
             scores.iloc[first + 1, scores.columns.get_loc(column)] = scores[column].to_numpy()[first]
 
 
-@pytest.mark.parametrize("count", fast([40], [40, 500]))
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.browser)])
 def test_every_rule_of_a_document(count: int, two_runs: list[Run], tab: Any, tmp_path: Path) -> None:
     """Choice, verdict and tie under every rule and run, of random documents opened by their address."""
     with_ties(two_runs)

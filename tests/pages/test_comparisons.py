@@ -16,7 +16,7 @@ from evalkit.pages.page import Panel
 from evalkit.runs.folder import SCORES, Run, load_run
 from tests.comparison.made import make_longbench
 from tests.pages.made import finished_run
-from tests.pages.test_overview import HOSTILE, every, rows_of
+from tests.pages.test_overview import rows_of
 
 
 def texts(svg: str) -> set[str]:
@@ -35,15 +35,6 @@ def test_a_panel_has_the_report_of_compare(two_runs: list[Run]) -> None:
     assert panel.reports == comparison_report([found]).parts
     assert panel.reports[0].verdict[0] == headline(found)
     assert panel.title == "second against first"
-
-
-def test_the_forest_plot_names_the_tasks_and_is_the_same_each_time(two_runs: list[Run]) -> None:
-    sides = sides_of(two_runs, [])
-    [panel], [again] = comparison_panels(sides), comparison_panels(sides)
-    [figure] = panel.figures
-    assert figure == again.figures[0]
-    assert {"ARC-Easy", "BoolQ", "MMLU", "Average"} <= texts(figure.svg)
-    assert panel.reports[0].verdict[0] in figure.words
 
 
 @pytest.mark.parametrize("rule", [None, "acc_norm"])
@@ -74,15 +65,6 @@ def test_agreement_of_graded_scores(tmp_path: Path) -> None:
     ]
     [panel] = comparison_panels(sides_of(runs, []))
     assert agreement(panel) == {"Qasper": ["4", "1", "2", "1"]}
-
-
-def test_each_side_is_compared_with_the_first(tmp_path: Path) -> None:
-    runs = [finished_run(tmp_path, f"org/{name}", seed=seed) for seed, name in enumerate("abc", 1)]
-    panels = comparison_panels(sides_of(runs, []))
-    assert [panel.title for panel in panels] == ["b against a", "c against a"]
-    names = [panel.name for panel in every(panels)]
-    names += [figure.name for panel in every(panels) for figure in panel.figures]
-    assert len(names) == len(set(names))
 
 
 def test_groups_of_seeds_have_no_agreement(tmp_path: Path) -> None:
@@ -116,29 +98,6 @@ def test_sides_that_cannot_be_paired_are_explained(tmp_path: Path) -> None:
         assert sentence.endswith(".")
         assert (panel.figures, panel.panels) == ((), ())
     assert paired.figures
-
-
-def test_a_rule_that_no_run_has_is_explained(two_runs: list[Run]) -> None:
-    [panel] = comparison_panels(sides_of(two_runs, []), "pmi")
-    assert "is not compared with first" in panel.reports[0].facts[0]
-
-
-def test_a_hostile_name_is_text(tmp_path: Path) -> None:
-    runs = [finished_run(tmp_path, "a", 0.2), finished_run(tmp_path, "b", 0.9)]
-    [panel] = comparison_panels([Side("a", (runs[0],)), Side(HOSTILE, (runs[1],))])
-    svg = panel.figures[0].svg
-    assert "<img" not in svg
-    assert any("</script><img" in text for text in texts(svg))
-    assert "<" not in panel.name
-
-
-def test_the_table_of_subjects_says_how_it_is_corrected(two_runs: list[Run]) -> None:
-    [panel] = comparison_panels(sides_of(two_runs, []))
-    subjects = panel.panels[-1]
-    [report] = subjects.reports
-    assert len(rows_of(report.tables[0])) == 19
-    assert "Holm's correction" in report.verdict[0]
-    assert any("Holm" in note and "intervals are not corrected" in note for note in report.notes)
 
 
 def test_curves(tmp_path: Path) -> None:

@@ -103,24 +103,6 @@ def test_runs_that_disagree_on_a_gold_answer(tmp_path: Path) -> None:
         data_of([first, second])
 
 
-def test_a_rule_that_one_run_lacks(two_runs: list[Run]) -> None:
-    """The run that has it shows its decisions; it is not among the rules of both."""
-    first, second = two_runs
-    rules = set(available_rules(first.scores))
-    first.scores["ll_unconditional"] = -np.arange(len(first.scores)) % 7.0
-    more = set(available_rules(first.scores)) - rules
-    assert more
-    index, blocks = data_of([first, second])
-    for one in index["tasks"]:
-        _, arrays = blocks[one["task"]]
-        scores = first.scores[first.scores["task"] == one["task"]].reset_index(drop=True)
-        assert set(one["rules"]) == rules
-        for rule in more:
-            expected = decide(scores, find_rule(rule))["prediction"].tolist()
-            assert arrays[f"0/{rule}/prediction"].tolist() == expected
-            assert f"1/{rule}/prediction" not in arrays
-
-
 def needles(root: Path, text: str, secrets: list[str]) -> Run:
     """A finished needle test of two cases, both answered with the first secret."""
     about = specification(f"org/{text}", suite="needle", text=text)
@@ -177,20 +159,6 @@ def real_runs(checkpoint: Path, documents: Path, tmp_path_factory: pytest.TempPa
         )
         for template in ("inst", "plain")
     ]
-
-
-def test_documents_beyond_one_runs_limit_have_prompts(
-    real_runs: list[Run], checkpoint: Path, documents: Path, tmp_path: Path
-) -> None:
-    short = evalkit.evaluate(checkpoint, tasks=("boolq",), template="inst", limit=2, data_dir=documents,
-                             allow_unofficial_data=True, device="cpu", output=tmp_path,
-                             progress=Progress(live=False))  # fmt: skip
-    index, blocks = data_of([short, real_runs[0]])
-    assert next(one for one in index["tasks"] if one["task"] == "boolq")["documents"] > 2
-    header, arrays = blocks["boolq"]
-    [prompt] = header["prompts"]
-    assert prompt["runs"] == [0, 1]
-    assert list(map(len, prompt["choices"])) == arrays["choices"].tolist()
 
 
 def test_prompts_are_those_of_the_views(real_runs: list[Run]) -> None:

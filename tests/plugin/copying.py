@@ -42,43 +42,31 @@ MEASURES = {
 
 
 class CopyingLayer(Stored):
-    """A number in results.json."""
-
     n: int
     value: float
     stderr: float | None
 
 
 class CopyingTask(CopyingLayer, StoredTask):
-    """A task there."""
-
     layers: list[CopyingLayer]
 
 
 class CopyingResults(Stored):
-    """What it must hold."""
-
     tasks: list[CopyingTask]
 
 
 @dataclass(frozen=True)
 class CopyingRequest(Request):
-    """Settings of its own."""
-
     lists: int = 20
-    """How many lists."""
 
 
 class Copying(GeneratedBenchmark):
-    """See the module."""
-
     kind = COPYING
     request = CopyingRequest
     results_form = CopyingResults
     files, checked = (ANSWERS,), ("reference",)
 
     def plan(self, request: CopyingRequest, say: Say) -> DocumentPlan:
-        """Make the lists up."""
         checkpoint = request.model.locate(say)
         numbers = [" ".join(str((7 * n + 3 * k) % 10) for k in range(8 + n % 5)) for n in range(request.lists)]
         texts = tuple(f"{one} ; {one[: len(one) // 2]}" for one in numbers)
@@ -91,7 +79,6 @@ class Copying(GeneratedBenchmark):
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
     ) -> list[GenerationRequest]:
-        """The list, and half of it again."""
         found = []
         for number, text in enumerate(plan.tasks[COPYING]):
             tokens = np.array(tokenizer(text).input_ids, np.int64)
@@ -109,14 +96,12 @@ class Copying(GeneratedBenchmark):
         return answer._asdict() | about | leads
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
-        """The means of the scores."""
         about = numbers(table["score"])
         layers = [numbers(table[f"{LEAD} {layer}"]) for layer in LAYERS]
         average = {"name": "Average", "accuracy": about["value"], "stderr": about["stderr"]}
         return {"tasks": [{"task": COPYING, **about, "layers": layers}], "averages": [average]}
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """The share that was copied, and each layer's lead."""
         self.refuse_rule(run, rule)
         [task] = run.stored["tasks"]
         layers = [
@@ -126,13 +111,11 @@ class Copying(GeneratedBenchmark):
         return [Metric(COPYING, "copied", task["n"], task["value"], task["stderr"]), *layers]
 
     def answers(self, run: Run) -> pd.DataFrame:
-        """Each list by itself, unless an older table says otherwise."""
         table = run.table(ANSWERS, ("task", "id", "reference", "score"))
         table = table if "source" in table else table.assign(source=table["id"])
         return table.assign(answer=table["text"], references=table["reference"].map(lambda reference: [reference]))
 
     def comparable(self, run: Run) -> Comparable:
-        """With its further measures."""
         return GradedAnswers(run, lambda: self.answers(run), self.checked, {"Average": [COPYING]}, MEASURES)
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
@@ -140,20 +123,16 @@ class Copying(GeneratedBenchmark):
         return iter(())
 
     def label(self, run: Run, task: str) -> Label:
-        """With a capital."""
         return Label(task.capitalize(), "Copy")
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """One suite of one task."""
         return {COPYING: {"Average": (COPYING,)}}
 
 
 def lead(text: str, layer: int) -> float:
-    """Mean code point of every few characters."""
     codes = [ord(letter) for letter in text[layer :: layer + 1]]
     return sum(codes) / max(1, len(codes))
 
 
 def numbers(values: pd.Series) -> dict[str, Any]:
-    """Mean and standard error."""
     return {"n": len(values), "value": float(values.mean()), "stderr": error_of_mean(values.to_numpy(float))}

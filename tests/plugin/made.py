@@ -18,14 +18,7 @@ def make_copying(
     model: str = "org/copier",
     sources: Sequence[str] | None = None,
 ) -> Path:
-    """Write one.
-
-    Args:
-        root: folder of runs.
-        columns: of the table of answers, beside `score`: a value for each document.
-        model: its name; also stands for its weights.
-        sources: which documents are of one source; each its own if not given.
-    """
+    """Write a run; `columns`: of the answers, beside `score`; `sources`: of the documents, by default themselves."""
     n = len(next(iter(columns.values())))
     about = specification(model, suite=COPYING, documents={COPYING: "hash of copying"})
     content = {

@@ -31,8 +31,6 @@ STATES, DOCUMENTS = "states.parquet", "documents.parquet"
 
 
 class State(NamedTuple):
-    """A hidden state."""
-
     document: int
     layer: int
     token: int
@@ -41,10 +39,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class NormsRequest(Request):
-    """Settings of its own."""
-
     count: int = 12
-    """Of the texts."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +48,6 @@ class NoFacts:
 
 
 class Reading:
-    """A model that reads texts."""
-
     facts = NoFacts()
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -63,7 +56,6 @@ class Reading:
         self._place = place_of(loaded.device, loaded.attention)
 
     def place(self, batch: Batch | None = None) -> BatchDevice:
-        """See `Computer`."""
         return self._place
 
     def compute(self, batch: Batch) -> pa.RecordBatch:
@@ -82,28 +74,21 @@ class Reading:
 
 
 class NormsTask(StoredTask):
-    """A task in results.json."""
-
     n: int
     value: float
     stderr: float | None
 
 
 class NormsResults(Stored):
-    """What it must hold."""
-
     tasks: list[NormsTask]
 
 
 class Norms(Benchmark):
-    """See the module."""
-
     kind = NORMS
     request = NormsRequest
     facts = NoFacts
 
     def plan(self, request: NormsRequest, say: Say) -> DocumentPlan:
-        """Make the texts up."""
         checkpoint = request.model.locate(say)
         texts = tuple(" ".join(str((5 * n + 3 * k) % 10) for k in range(6 + n % 4)) for n in range(request.count))
         digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
@@ -117,18 +102,15 @@ class Norms(Benchmark):
     results_form = NormsResults
 
     def is_missing(self, plan: DocumentPlan, finished: FinishedRows) -> bool:
-        """Whether a text was not read."""
         return any((NORMS, number) not in finished for number in range(len(plan.tasks[NORMS])))
 
     def setup(self, plan: DocumentPlan) -> None:
         """Nothing of the plan is needed."""
 
     def computer(self, setup: None, loaded: LoadedModel, budget: Budget, say: Say) -> Reading:
-        """See `Benchmark`."""
         return Reading(loaded)
 
     def batches(self, plan: DocumentPlan, facts: NoFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
-        """A text each."""
         left = [number for number in range(len(plan.tasks[NORMS])) if (NORMS, number) not in finished]
         found = (Batch(NORMS, number, tokenizer(plan.tasks[NORMS][number]).input_ids, 1.0, 1) for number in left)
         return Planned(found, len(plan.tasks[NORMS]), len(plan.tasks[NORMS]) - len(left))
@@ -153,12 +135,10 @@ class Norms(Benchmark):
         writer.save_results({"tasks": [about], "averages": [{"name": "Average", "accuracy": mean, "stderr": error}]})
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """One."""
         [task] = run.stored["tasks"]
         return [Metric(NORMS, "long states", task["n"], task["value"], task["stderr"])]
 
     def comparable(self, run: Run) -> Comparable:
-        """Each text by itself."""
 
         def load() -> pd.DataFrame:
             table = run.table(DOCUMENTS, ("task", "id", "text", "score"))

@@ -47,20 +47,6 @@ def test_parts_follow_each_other() -> None:
     assert render(both, "latex", standalone=True).count(r"\begin{tabular}") == 2
 
 
-def test_whole_documents() -> None:
-    assert render(REPORT, "html", standalone=True).startswith("<!doctype html>")
-    assert render(REPORT, "html") in render(REPORT, "html", standalone=True)
-    assert render(REPORT, "latex", standalone=True).endswith(r"\end{document}")
-
-
-def test_names_break_no_format() -> None:
-    nasty = simple_table("x", ["<b>"], [["a|b\n<script>&"]])
-    report = Report((nasty,), ("<i>",))
-    assert "<script>" not in render(report, "html")
-    assert "<i>" not in render(report, "html")
-    assert len(render(Report((nasty,)), "markdown").splitlines()) == 3
-
-
 def test_json_loses_no_column_of_one_name() -> None:
     twice = simple_table("x", ["key", "A", "A", "section"], [["one", "1", "2.5", "3"]])
     assert json.loads(render(Report((twice,)), "json"))["rows"] == [

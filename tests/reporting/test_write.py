@@ -91,32 +91,6 @@ def test_every_format_holds_the_same_cells(name: str) -> None:
         assert [*label.split(), *cells] in shown
 
 
-def test_missing_cells_are_dashes_everywhere() -> None:
-    table = make(TableRequest("anly_rank_main"))
-    for read, form in ((from_csv, "csv"), (from_markdown, "markdown"), (from_html, "html")):
-        [(label, cells), *_] = read(printed(table, form))
-        assert (label, cells[3:]) == ("Cog", ["-", "-", "-"]), form
-    assert re.search(r"Cog +58% +70% +100% +- +- +-", printed(table, "terminal"))
-    assert "58\\% & \\phantom{0}70\\% & 100\\% & - & - & - \\\\" in printed(table, "latex")
-
-
-def test_marks_in_every_format() -> None:
-    table = make(TableRequest("backbone_abl_app"))
-    assert "**<u>53.4</u>**" in printed(table, "markdown")
-    assert "<strong><u>53.4</u></strong>" in printed(table, "html")
-    assert r"\underline{\textbf{53.4}}" in printed(table, "latex")
-    assert "53.4*_" in printed(table, "terminal")
-    assert "53.4," in printed(table, "csv")
-
-
-def test_pages_and_elements() -> None:
-    table = make(TableRequest("main_res"))
-    assert printed(table, "html").startswith("<table")
-    page = printed(table, "html", standalone=True)
-    assert page.startswith("<!doctype html>")
-    assert printed(table, "html") in page
-
-
 @given(st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc", "Cf", "Zs", "Zl", "Zp")), min_size=1))
 @example("-")
 def test_a_foreign_name_breaks_no_format(name: str) -> None:

@@ -15,18 +15,16 @@ from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
-from evalkit.benchmarks.outcomes import CONTENT, Comparable, Measure
+from evalkit.benchmarks.outcomes import CONTENT, Comparable, GradedAnswers, Measure
 from evalkit.compatibility.lm_eval import json_value
-from evalkit.errors import UsageError
 from evalkit.runs.folder import LM_EVAL, SCORES, Run
-from evalkit.runs.score_table import CLUSTER, ScoreRow, score_table, uncounted, unsized
+from evalkit.runs.score_table import ScoreRow, score_table, uncounted, unsized
 from evalkit.runs.traits import documents_read, is_imported
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.runs.writing import RunWriter
-    from evalkit.stats.estimates import Floats
 
 
 DOCUMENTS = "documents.parquet"
@@ -191,61 +189,33 @@ class TaskChoices(_TaskDocuments, ComparableChoices):
         return documents.merge(table[[*names, CONTENT]], "left", names)
 
 
-class TaskMetrics(_TaskDocuments):
+class TaskMetrics(_TaskDocuments, GradedAnswers):
     """The value of each task's own metric, between 0 and 1, of a run without multiple-choice tasks."""
 
-    checked = ()
     lacking = "no metric that is a share of each document"
 
     def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self._metrics = {task["task"]: task["compared"] for task in run.stored["tasks"] if task.get("compared")}
-        self.groups = {"Average": list(self._metrics)}
-        self.group_sizes = {"Average": len(self._metrics)}
+        compared = {task["task"]: task for task in run.stored["tasks"] if task.get("compared")}
+        self._metrics = {name: task["compared"] for name, task in compared.items()}
+        shown = "; ".join(f"{metric.replace(',none', '')} of {task}" for task, metric in self._metrics.items())
+        # A metric of which lower is better is never compared, but an imported log may not say it
+        directions = {
+            (name, f"{metric['metric']},{metric['filter']}"): metric["higher_is_better"]
+            for name, task in compared.items()
+            for metric in task["metrics"]
+        }
+        known = all(directions.get(task) is True for task in self._metrics.items())
+        unknown = "" if known else "; whether higher or lower is better is not known, so neither is"
+        words = f"each task's own metric ({shown}), in %{unknown}"
+        measure = Measure(words, True, higher_is_better=True if known else None)
+        super().__init__(run, self._scores, (CONTENT,), {"Average": list(compared)}, {LM_EVAL: measure})
 
     def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`."""
         return {**super().must_agree(task), "metric": self._metrics.get(task, "")}
 
-    @cached_property
-    def _table(self) -> pd.DataFrame:
+    def _scores(self) -> pd.DataFrame:
         table = self.run.table(DOCUMENTS, DocumentScore._fields)
         chosen = table["metric"] + "," + table["filter"] == table["task"].map(self._metrics)
-        return table[chosen].reset_index(drop=True)
-
-    @cached_property
-    def documents(self) -> pd.DataFrame:
-        """One row for each document, see `Comparable`."""
-        table = self._table
-        return table[["task", "doc_id", CONTENT]].assign(subtask=table["task"], **{CLUSTER: table["doc_id"]})
-
-    @property
-    def rules(self) -> Sequence[str]:
-        """The tasks' own metrics, under the benchmark's name."""
-        return (LM_EVAL,)
-
-    def by_rule(self, rule: str) -> Floats:
-        """Return [documents] values of each task's own metric."""
-        self.measure(rule)
-        values: Floats = self._table["value"].to_numpy(float)
-        return values
-
-    def measure(self, rule: str) -> Measure:
-        """Return the description of the tasks' own metrics."""
-        if rule != LM_EVAL:
-            raise UsageError(
-                f"run {self.run.folder.name} has no choices that rule {rule} could decide between; leave out --rule"
-            )
-        shown = "; ".join(f"{metric.replace(',none', '')} of {task}" for task, metric in self._metrics.items())
-        # A metric of which lower is better is never compared, but an imported log may not say it
-        known = all(
-            any(
-                f"{one['metric']},{one['filter']}" == task["compared"] and one["higher_is_better"] is True
-                for one in task["metrics"]
-            )
-            for task in self.run.stored["tasks"]
-            if task.get("compared")
-        )
-        unknown = "" if known else "; whether higher or lower is better is not known, so neither is"
-        better = True if known else None
-        return Measure(f"each task's own metric ({shown}), in %{unknown}", True, higher_is_better=better)
+        names = {"doc_id": "id", "value": "score"}
+        return table[chosen].rename(columns=names).assign(source=lambda scores: scores["id"]).reset_index(drop=True)

@@ -287,17 +287,14 @@ def _documents(manager: Any, configs: Mapping[str, Mapping[str, Any]], say: Say)
 
     def named(build: Build) -> Build:
         def build_named(entry: Any, overrides: dict[str, Any] | None) -> Any:
-            with task_errors(entry.name, "load it"):
-                try:
-                    return build(entry, overrides)
-                except Exception as error:
-                    if problem is None or entry.name not in remote or isinstance(error, EvalkitError):
-                        raise
-                    raise DataError(
-                        f"task {entry.name}: its documents ({remote[entry.name]}) cannot be loaded: the hub cannot be "
-                        f"reached ({problem}) and they are not cached; fix this, or use a task file with local files "
-                        "and --include-path"
-                    ) from error
+            step = "load it"
+            if problem is not None and entry.name in remote:
+                step = (
+                    f"load its documents ({remote[entry.name]}) from the cache, and the hub cannot be reached "
+                    f"({problem}); fix this, or use a task file with local files and --include-path"
+                )
+            with task_errors(entry.name, step):
+                return build(entry, overrides)
 
         return build_named
 

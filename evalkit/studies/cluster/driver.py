@@ -2,13 +2,11 @@
 
 In: jobs and options of a cluster. Out: their outcomes (`ClusterRunner`). The driver is the only writer of the run
 folders. A batch is in the journal before it counts as delivered, so that whatever is lost is computed again: by another
-worker, or by the next driver. A worker that is frozen, or exceeds the deadline of a batch, is replaced.
+worker, or by the next driver.
 """
 
 from __future__ import annotations
 
-import time
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,18 +19,20 @@ from evalkit.display import Progress
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import counted
 from evalkit.runs.columns import from_bytes
+from evalkit.studies.cluster.connection import connected
 from evalkit.studies.cluster.job_queue import JobQueue
-from evalkit.studies.cluster.ray_cluster import IN_HANDS, ClusterOptions, RayCluster, WorkerLostError, connected
+from evalkit.studies.cluster.jobs import Flight, TrackedJob
+from evalkit.studies.cluster.resources import ClusterOptions
 from evalkit.studies.cluster.scheduling import CheckpointLoad, choose_checkpoint
-from evalkit.studies.cluster.tracked_job import MOST_DEATHS, Flight, TrackedJob
-from evalkit.studies.cluster.worker import ComputedBatch, PreparedRun, WorkerFailure
-from evalkit.studies.cluster.worker_pool import WorkerCall, WorkerHandle, WorkerPool
-from evalkit.studies.planning import Job
-from evalkit.studies.running import Outcome, why_failed
+from evalkit.studies.cluster.worker import Answer, ComputedBatch, PreparedRun, WorkerFailure
+from evalkit.studies.cluster.workers import IN_HANDS, MOST_LOSSES, WorkerHandle, WorkerPool
+from evalkit.studies.running import Job, Outcome, why_failed
 
-_TICK, _PLANNING_TICK = 0.5, 0.02
-"""Seconds that the loop waits for an answer at most; the second while something is planned."""
+_TICK, _BUSY_TICK = 0.5, 0.02
+"""Seconds that the loop waits for an answer at most; the second while something is planned or written."""
 _TRACE_LINES = 6
+_SAME_TIME = 10.0
+"""Seconds within which workers of a machine are lost for one reason."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,13 @@ class ClusterRunner:
         """See `JobRunner`. Finished runs need no cluster."""
         outcomes: dict[int, Outcome] = {}
         for place, job in enumerate(jobs):
-            if (outcome := _finished(job, progress)) is not None:
-                outcomes[place] = outcome
-                done(outcome)
+            try:
+                if finished(job.plan, progress.say) is None:
+                    continue
+                outcomes[place] = Outcome(job, "finished")
+            except Exception as error:  # a damaged folder
+                outcomes[place] = Outcome(job, "failed", why_failed(error))
+            done(outcomes[place])
         left = [place for place in range(len(jobs)) if place not in outcomes]
         if left:
             outcomes |= zip(left, self._computed([jobs[place] for place in left], progress, done), strict=True)
@@ -62,32 +66,35 @@ class ClusterRunner:
             raise UsageError(
                 f"--device {numbered[0]}: workers are given their GPUs; name none of them, only auto, cpu or cuda"
             )
-        with remembering(), connected(options, "cpu" if devices == {"cpu"} else "auto") as cluster:
+        with remembering(), connected(options.address) as ray:
+            pool = WorkerPool(ray, options, "cpu" if devices == {"cpu"} else "auto", progress.say)
+            room, has = pool.capacity(), f"has {pool.describe()}"
+            if options.address is None and room < (options.workers or 1):
+                raise UsageError(
+                    f"this machine {has}: room for {counted(room, 'worker')} of {pool.needs}, not for "
+                    f"{options.workers}; see --worker-cpus and --worker-gpus"
+                )
+            if not room:
+                raise UsageError(
+                    f"no machine of the cluster has room for a worker: each needs {pool.needs}, and the cluster {has}; "
+                    "see --worker-cpus and --worker-gpus"
+                )
             if options.address and options.address.startswith("ray://"):
                 progress.say(
                     "connected by Ray Client: if this connection breaks, the run ends (finished batches are saved); "
                     "submit the command as a Ray job, or run it on the head node (docs/scale.md)"
                 )
-            room = cluster.capacity()
-            short = f", which is all that there is room for: the cluster has {cluster.describe()}"
             lacks = options.workers is not None and room < options.workers
-            progress.say(f"{counted(room, 'worker')} of {cluster.needs}{' each' * (room != 1)}{short * lacks}")
-            return Driver(cluster, jobs, progress, done, options.ship).run()
-
-
-def _finished(job: Job, progress: Progress) -> Outcome | None:
-    """Return the outcome of a finished run, or of one that is damaged; None if it is to be computed."""
-    try:
-        return None if finished(job.plan, progress.say) is None else Outcome(job, "finished")
-    except Exception as error:
-        return Outcome(job, "failed", why_failed(error))
+            short = f", which is all that there is room for: the cluster {has}" if lacks else ""
+            progress.say(f"{counted(room, 'worker')} of {pool.needs}{' each' * (room != 1)}{short}")
+            return Driver(pool, jobs, progress, done, options.ship).run()
 
 
 class Driver:
     """The loop.
 
     Args:
-        cluster: the connected cluster.
+        pool: the workers.
         jobs: the runs.
         progress: receives messages and progress.
         done: called with each outcome.
@@ -96,14 +103,15 @@ class Driver:
 
     def __init__(
         self,
-        cluster: RayCluster,
+        pool: WorkerPool,
         jobs: Sequence[Job],
         progress: Progress,
         done: Callable[[Outcome], None] = lambda _: None,
         ship: bool = False,
     ) -> None:
-        self.pool = WorkerPool(cluster, progress.say)
-        self.queue = JobQueue(jobs, progress, done, cluster.put if ship else None)
+        self.pool = pool
+        pool.lost = self._lose
+        self.queue = JobQueue(jobs, progress, done, pool.put if ship else None)
         self._progress = progress
         self._loading: list[float] = []
         """Seconds that checkpoints took to load."""
@@ -119,15 +127,11 @@ class Driver:
         try:
             while not self.queue.is_empty:
                 self.queue.open(len(self.pool.workers))
-                self.pool.keep()
-                for worker, why in self.pool.overdue():
-                    self._lose(worker, why)
+                self.pool.tend()
                 self._check_able()
                 self._give_work()
-                for call, answer in self.pool.answers(_PLANNING_TICK if self.queue.is_busy else _TICK):
-                    self._take(call, answer)
-                self._report_written()
-                self.queue.advance(self.pool.holding)
+                self.pool.serve(_BUSY_TICK if self.queue.is_busy else _TICK)
+                self.queue.advance(self.pool.holders)
         except BaseException as caught:
             error = caught
             raise
@@ -156,13 +160,13 @@ class Driver:
         """Give every worker with a free hand its next batch, one each in turn."""
         given, self._is_nothing_left = True, False
         while given:
-            free = [one for one in self.pool.usable if not one.preparing and len(one.flights) < IN_HANDS]
+            free = [worker for worker in self.pool.usable if not worker.preparing and len(worker.flights) < IN_HANDS]
             # Every one of them, so that the work is spread
             given = sum(self._give(worker) for worker in free) > 0
 
     def _give(self, worker: WorkerHandle) -> bool:
         """Give a worker something to do; return whether there was something."""
-        if any(flight.deaths for _, flight in worker.flights) or (job := self._choose(worker)) is None:
+        if any(flight.losses for _, flight in worker.flights) or (job := self._choose(worker)) is None:
             return False
         if job.number not in worker.prepared:
             # Not before its last batch is back: the checkpoint of that batch may be unloaded
@@ -171,17 +175,17 @@ class Driver:
             if worker.model != job.model:
                 worker.prepared.clear()
                 worker.model = job.model
-            worker.preparing = job
-            self.pool.call(WorkerCall(worker, job, None), "prepare", job.name, job.recipe, job.shipped)
+            worker.preparing, worker.since = job, self.pool.now
+            self._call(worker, partial(self._prepared, worker, job), "prepare", job.name, job.recipe, job.shipped)
             return True
         for flight in job.ready:
-            if flight.fits(worker.number) and not (flight.deaths and worker.flights):
+            if flight.fits(worker.number) and not (flight.losses and worker.flights):
                 job.ready.remove(flight)
                 job.in_hands.add(flight.batch.key)
+                worker.since = worker.since if worker.flights else self.pool.now
                 worker.flights.append((job, flight))
-                arguments = job.name, worker.sent, flight.batch, flight.split
-                self.pool.call(WorkerCall(worker, job, flight), "compute", *arguments)
-                worker.sent += 1
+                take = partial(self._computed, worker, job, flight)
+                self._call(worker, take, "compute", job.name, flight.batch, flight.split)
                 return True
         return False
 
@@ -213,7 +217,7 @@ class Driver:
     def _load(self, worker: WorkerHandle, model: str, jobs: list[TrackedJob]) -> CheckpointLoad:
         """Return the work that is left for a checkpoint, and the other workers that can do some of it."""
         seconds = [job.seconds_left for job in jobs]
-        known = [one for one in seconds if one is not None]
+        known = [value for value in seconds if value is not None]
         others = sum(
             other is not worker and other.model == model and any(job.has_work_for(other.number) for job in jobs)
             for other in self.pool.workers
@@ -221,120 +225,104 @@ class Driver:
         whole = sum(known) if len(known) == len(seconds) else None
         return CheckpointLoad(sum(job.left for job in jobs), others, whole)
 
-    def _take(self, call: WorkerCall, answer: PreparedRun | ComputedBatch | WorkerFailure | WorkerLostError) -> None:
-        worker, job, flight = call
-        if isinstance(answer, WorkerLostError):
-            self._lose(worker, str(answer))
-            return
+    def _call(self, worker: WorkerHandle, take: Callable[..., None], method: str, *arguments: object) -> None:
+        self.pool.call(worker, partial(self._take, worker, take), method, *arguments)
+
+    def _take(self, worker: WorkerHandle, take: Callable[..., None], answer: Answer) -> None:
+        """Report what an answer says, and pass on its content, unless the worker cannot be used any more."""
+        content = answer.content
         for line in answer.said:
             self._say_once(line)
-        if isinstance(answer, WorkerFailure):
-            for line in answer.trace.rstrip().splitlines()[-_TRACE_LINES:]:
+        if isinstance(content, WorkerFailure):
+            for line in content.trace.rstrip().splitlines()[-_TRACE_LINES:]:
                 self._progress.say(f"  {line}")
-            if answer.reason == "crashed":
-                self._lose(worker, answer.message)
+            if content.reason == "crashed":
+                self._lose(worker, content.message)
                 return
-        assert job is not None
-        if flight is None and not isinstance(answer, ComputedBatch):
-            self._take_prepared(worker, job, answer)
-        elif flight is not None and not isinstance(answer, PreparedRun):
-            self._take_batch(worker, job, flight, answer)
+        take(content)
 
     def _lose(self, worker: WorkerHandle, why: str) -> None:
         """Give up a worker, and give its work to others."""
-        self.pool.remove(worker, why)
         if (job := worker.preparing) is not None:
             self._progress.say(f"{worker} was lost while it loaded {job.label} ({why})")
-            job.count_loss(worker.host, time.monotonic())
-            if job.losses >= MOST_DEATHS:
-                message = f"workers were lost {MOST_DEATHS} times while they loaded it, the last one: {why}"
+            host = worker.description.host if worker.description else ""
+            if self.pool.now - job.lost_at.get(host, -_SAME_TIME) >= _SAME_TIME:
+                job.losses += 1
+            job.lost_at[host] = self.pool.now
+            if job.losses >= MOST_LOSSES:
+                message = f"workers were lost {MOST_LOSSES} times while they loaded it, the last one: {why}"
                 self.queue.end(job, "failed", message)
-        elif not worker.flights:
-            self._progress.say(f"{worker} was lost ({why})")
-        for place, (job, flight) in enumerate(worker.flights):
-            if not place:  # a worker computes in order, so it was at the first one
-                self._progress.say(f"{worker} was lost at {flight} of {job.label} ({why})")
-                flight.deaths += 1
-            if job.phase == "ended":
-                continue
-            if flight.deaths >= MOST_DEATHS:
-                self.queue.end(job, "failed", f"{flight} ended {MOST_DEATHS} workers, the last one: {why}")
-            else:
-                job.put_back(flight)
-        for line in self.pool.log_of(worker):
-            self._progress.say(f"  its log: {line}")
+        else:
+            batches = " and ".join(f"{flight} of {job.label}" for job, flight in worker.flights)
+            self._progress.say(f"{worker} was lost{f' at {batches}' if batches else ''} ({why})")
+        for job, flight in worker.flights:
+            self._put_back(job, flight, f"{flight} ended {MOST_LOSSES} workers, the last one: {why}")
+        self.pool.remove(worker, why)
 
-    def _take_prepared(self, worker: WorkerHandle, job: TrackedJob, answer: PreparedRun | WorkerFailure) -> None:
+    def _put_back(self, job: TrackedJob, flight: Flight, failure: str) -> None:
+        """Have a lost batch computed again, by itself; if that is too often, its run fails."""
+        flight.losses += 1
+        if flight.losses >= MOST_LOSSES:
+            self.queue.end(job, "failed", failure)
+        elif job.phase != "ended":
+            job.put_back(flight)
+
+    def _prepared(self, worker: WorkerHandle, job: TrackedJob, content: PreparedRun | WorkerFailure) -> None:
         worker.preparing = None
-        if isinstance(answer, WorkerFailure):
-            job.refusals[worker.number] = answer.message
+        if isinstance(content, WorkerFailure):
+            job.refusals[worker.number] = content.message
             self._particular.add(worker.number)
             # It may have unloaded what it had, and has nothing instead
             worker.model = None
             worker.prepared.clear()
-            others = any(one.number not in job.refusals for one in self.pool.usable) or self.pool.may_grow
+            others = any(other.number not in job.refusals for other in self.pool.usable) or self.pool.may_grow
             if others and job.phase != "ended":
-                self._progress.say(f"{worker} is refused for {job.label}: {answer.message}")
+                self._progress.say(f"{worker} is refused for {job.label}: {content.message}")
             return
         worker.prepared.add(job.number)
         job.losses = 0
-        self._loading.append(answer.seconds)
-        kind = answer.prepared.place.kind
-        if job.kinds and kind not in job.kinds:
-            known = " and ".join(" ".join(one) for one in sorted(job.kinds))
+        self._loading.append(content.seconds)
+        kind = content.prepared.place.kind
+        if job.device_kinds and kind not in job.device_kinds:
+            known = " and ".join(map(" ".join, sorted(job.device_kinds)))
             self._progress.say(
                 f"warning: {job.label} is computed on {known}, and by {worker} on {' '.join(kind)}, which round "
                 "differently; manifest.json lists the batches of each"
             )
-        job.kinds.add(kind)
-        self.queue.prepared(job, answer)
+        job.device_kinds.add(kind)
+        self.queue.prepared(job, content)
 
-    def _take_batch(
-        self, worker: WorkerHandle, job: TrackedJob, flight: Flight, answer: ComputedBatch | WorkerFailure
+    def _computed(
+        self, worker: WorkerHandle, job: TrackedJob, flight: Flight, content: ComputedBatch | WorkerFailure
     ) -> None:
-        worker.flights = [one for one in worker.flights if one[1] is not flight]
-        worker.busy = 0.0
-        if job.phase == "ended":
+        worker.flights = [hand for hand in worker.flights if hand[1] is not flight]
+        worker.since = self.pool.now
+        # Of a run that has ended, or a late one: another worker has the batch, or has returned it
+        if flight.batch.key not in job.in_hands:
             return
-        if isinstance(answer, ComputedBatch) and zlib.crc32(answer.rows) == answer.checksum:
-            self._deliver(job, flight, answer, worker)
-        elif isinstance(answer, ComputedBatch):
-            self._progress.say(f"{flight} of {job.label} was damaged on the way; it is computed again")
-            job.put_back(flight)
-        elif answer.reason == "refused":
-            self.queue.end(job, "failed", answer.message)
+        if isinstance(content, ComputedBatch):
+            self._deliver(worker, job, flight, content)
+        elif content.reason == "refused":
+            self.queue.end(job, "failed", content.message)
         else:
             flight.short.add(worker.number)
             self._particular.add(worker.number)
-            self._say_once(f"{worker}: {answer.message}; another worker computes it, if one has more memory")
+            self._say_once(f"{worker}: {content.message}; another worker computes it, if one has more memory")
             job.put_back(flight)
 
-    def _deliver(self, job: TrackedJob, flight: Flight, answer: ComputedBatch, worker: WorkerHandle) -> None:
-        """Have a batch stored, unless no worker is expected to return it any more."""
-        batch, run = flight.batch, job.run
-        if (answer.task, answer.number) != batch.key:
-            raise AssertionError(f"an answer for batch {answer.number} of {answer.task} came for another batch")
-        if batch.key not in job.in_hands or run is None:
-            return
+    def _deliver(self, worker: WorkerHandle, job: TrackedJob, flight: Flight, content: ComputedBatch) -> None:
+        """Have a batch stored."""
+        if content.key != flight.batch.key:
+            raise AssertionError(f"an answer for batch {content.key} came for {flight}")
         try:
-            rows = from_bytes(answer.rows, benchmark(job.kind).row)
+            rows = from_bytes(content.rows, benchmark(job.kind).row)
         except ValueError as error:
-            self.queue.end(job, "failed", f"{flight}: {worker} returned rows of another form: {error}")
+            self._progress.say(f"{flight} of {job.label} was damaged on the way ({error}); it is computed again")
+            self._put_back(job, flight, f"{flight}: {worker} returned damaged rows: {error}")
             return
-        store = partial(run.store, batch, rows, answer.seconds, answer.place, answer.rows)
-        self.queue.write(job, flight, answer.seconds, store)
-        busy = sum(bool(one.flights) or one is worker for one in self.pool.workers)
-        self._progress.task(f"{counted(busy, 'worker')}: {job.label}, {batch.task}")
-
-    def _report_written(self) -> None:
-        """Report the batches that have reached the disk."""
-        for job, flight in self.queue.written():
-            holding = self.pool.holding
-            self.queue.estimate(len(self.pool.usable))
-            self._progress.advance(0.0, flight.batch.documents)
-            left, hands = job.seconds_left, max(1, holding[job.model])
-            if job.run is not None:
-                job.run.report(job.done / job.total if job.total else 1.0, None if left is None else left / hands)
+        self.queue.store(job, flight, rows, content)
+        busy = sum(bool(other.flights) or other is worker for other in self.pool.workers)
+        self._progress.task(f"{counted(busy, 'worker')}: {job.label}, {flight.batch.task}")
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:

@@ -1,6 +1,6 @@
 """The process of a worker: it holds one checkpoint and computes planned batches of any benchmark.
 
-In: recipes of runs, and batches. Out: their rows as bytes with a checksum, or a `WorkerFailure`. No method raises, so
+In: recipes of runs, and batches. Out: an `Answer` to each call, which may be a `WorkerFailure`. No method raises, so
 that a lost worker cannot be mistaken for an error of a document. Nothing here depends on Ray. Machines that share no
 file system with the driver get copies of small checkpoints, whose fingerprint is checked as any other's.
 """
@@ -13,17 +13,16 @@ import platform
 import sys
 import time
 import traceback
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from threading import Condition
-from typing import Any, Literal
+from threading import Lock
+from typing import Any, Literal, NamedTuple
 
 from evalkit import __version__
-from evalkit.benchmarks.base import Batch, Benchmark, Budget, Computer
+from evalkit.benchmarks.base import Batch, BatchKey, Benchmark, Budget, Computer
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.session import Prepared, load_checked
 from evalkit.errors import CheckpointError, EvalkitError, OutOfMemoryError
@@ -43,14 +42,11 @@ _LARGEST = 4 << 30
 
 def versions() -> dict[str, str]:
     """Return the versions that all processes of a run must share; torch without its build ("+cpu")."""
-    return {"evalkit": __version__} | {name: _version(name) for name in LIBRARIES}
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name).partition("+")[0]
-    except PackageNotFoundError:
-        return "not installed"
+    found = {"evalkit": __version__} | dict.fromkeys(LIBRARIES, "not installed")
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name).partition("+")[0]
+    return found
 
 
 @dataclass(frozen=True)
@@ -81,60 +77,45 @@ def portable(model: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
     return model
 
 
-@dataclass(frozen=True)
-class ShippedCheckpoint:
-    """Files of a checkpoint."""
-
-    name: str
-    """Name of its folder, or of its .gguf file."""
-    files: dict[str, bytes]
-    """Path in the folder → content."""
-    tokenizer: dict[str, bytes]
-    """The same for a tokenizer in another folder."""
-
-
-def packed(checkpoint: Checkpoint) -> ShippedCheckpoint:
-    """Read the files of a checkpoint.
+def packed(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Return the files of a checkpoint: path → content, in a folder "model" and, of another tokenizer, "tokenizer".
 
     Raises:
         CheckpointError: a file cannot be read, or the checkpoint is too large.
     """
-    folder = checkpoint.folder
+    folder, tokenizer = checkpoint.folder, checkpoint.tokenizer
+    inside = Path("model") if checkpoint.gguf else Path("model", folder.resolve().name)
     paths = [*checkpoint.weights(), *checkpoint.trusted_code()]
     if checkpoint.gguf is None:
         settings = folder / "config.json", folder / GENERATION_CONFIG, *weight_indexes(folder)
         paths += [path for path in settings if path.is_file()]
-    elsewhere = [] if checkpoint.tokenizer is None else checkpoint.tokenizer_files()
-    if checkpoint.tokenizer is None:
+    if tokenizer is None:
         paths += checkpoint.tokenizer_files()
-    size = sum(path.stat().st_size for path in {*paths, *elsewhere})
-    if size > _LARGEST:
-        raise CheckpointError(
-            f"{checkpoint.given}: has {size / 2**30:.1f} GiB, and --ship-checkpoints sends at most {_LARGEST >> 30}; "
-            "put it on a file system that all machines share, or on the hub"
-        )
-    name = folder.resolve().name if checkpoint.gguf is None else checkpoint.gguf.name
+    targets = {inside / path.relative_to(folder): path for path in paths}
+    if tokenizer is not None:
+        targets |= {Path("tokenizer") / path.relative_to(tokenizer): path for path in checkpoint.tokenizer_files()}
     try:
-        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-        inside = checkpoint.tokenizer or folder
-        tokenizer = {path.relative_to(inside).as_posix(): path.read_bytes() for path in elsewhere}
+        size = sum(path.stat().st_size for path in targets.values())
+        if size > _LARGEST:
+            raise CheckpointError(
+                f"{checkpoint.given}: has {size / 2**30:.1f} GiB, and --ship-checkpoints sends at most "
+                f"{_LARGEST >> 30}; put it on a file system that all machines share, or on the hub"
+            )
+        return {target.as_posix(): path.read_bytes() for target, path in targets.items()}
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror})") from error
-    return ShippedCheckpoint(name, files, tokenizer)
 
 
 @contextmanager
-def _unpacked(model: ModelSpec, shipped: ShippedCheckpoint) -> Iterator[ModelSpec]:
-    """Write a shipped checkpoint to a temporary folder; yield a specification that loads it from there."""
+def _unpacked(model: ModelSpec, files: Mapping[str, bytes]) -> Iterator[ModelSpec]:
+    """Write the files of `packed` to a temporary folder; yield a specification that loads them from there."""
     with temporary_folder() as root:
-        folder = root if shipped.name.endswith(".gguf") else root / shipped.name
-        contents = {folder / name: content for name, content in shipped.files.items()}
-        contents |= {root / "tokenizer" / name: content for name, content in shipped.tokenizer.items()}
-        for path, content in contents.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        tokenizer = str(root / "tokenizer") if shipped.tokenizer else model.tokenizer
-        yield replace(model, model=str(root / shipped.name), revision=None, tokenizer=tokenizer)
+        for name, content in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(content)
+        [place] = (root / "model").iterdir()
+        tokenizer = str(root / "tokenizer") if (root / "tokenizer").is_dir() else model.tokenizer
+        yield replace(model, model=str(place), revision=None, tokenizer=tokenizer)
 
 
 @dataclass(frozen=True)
@@ -151,30 +132,22 @@ class WorkerDescription:
 
 
 @dataclass(frozen=True)
-class ComputedBatch:
-    """Rows of a batch."""
-
-    task: str
-    """The journal's task of the batch, to recognise it by."""
-    number: int
-    """Number of the batch."""
-    rows: bytes
-    """See `runs.columns.to_bytes`."""
-    checksum: int
-    """CRC-32 of `rows`."""
-    seconds: float
-    place: BatchDevice
-    said: tuple[str, ...] = ()
-    """Messages for the user."""
-
-
-@dataclass(frozen=True)
 class PreparedRun:
     """A run that a worker can compute."""
 
     prepared: Prepared
     seconds: float
-    said: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ComputedBatch:
+    """Rows of a batch."""
+
+    key: BatchKey
+    rows: bytes
+    """See `runs.columns.to_bytes`, whose compression has a checksum."""
+    seconds: float
+    place: BatchDevice
 
 
 @dataclass(frozen=True)
@@ -187,86 +160,75 @@ class WorkerFailure:
     message: str
     trace: str = ""
     """Of an exception that is not an `EvalkitError`."""
+
+
+class Answer(NamedTuple):
+    """Answer of a worker to `prepare` or `compute`."""
+
+    content: Any
+    """A `PreparedRun` or a `ComputedBatch`, or a `WorkerFailure`."""
     said: tuple[str, ...] = ()
+    """Messages for the user."""
 
 
-@dataclass
 class BatchWorker:
     """A worker. Two calls of `compute` may run at once: what needs no model of one batch, while another is computed.
-
-    They may also arrive in another order than they were sent in, so they are numbered.
 
     Args:
         threads: threads of the CPU; 0: torch's default.
         memory_share: share of the device's memory that it may use.
     """
 
-    threads: int = 0
-    memory_share: float = 1.0
-    _checkpoint: str = ""
-    """Name of the loaded model."""
-    _loaded: Any = None
-    _computers: dict[str, tuple[Benchmark, Computer]] = field(default_factory=dict)
-    _said: list[str] = field(default_factory=list)
-    _turn: int = 0
-    """Number of the call of `compute` whose turn it is."""
-    _turns: Condition = field(default_factory=Condition)
+    def __init__(self, threads: int = 0, memory_share: float = 1.0) -> None:
+        self._threads, self._memory_share = threads, memory_share
+        self._checkpoint = ""
+        """Name of the loaded model."""
+        self._loaded: Any = None
+        self._computers: dict[str, tuple[Benchmark, Computer]] = {}
+        self._said: list[str] = []
+        self._using_model = Lock()
 
     def describe(self) -> WorkerDescription:
         """Return where this worker runs, and with what; imports nothing heavy, since other versions may not run."""
-        log = ""
+        log = actor = ""
         with suppress(OSError):
             log = str(Path("/proc/self/fd/2").readlink())
-        actor = ""
         if (ray := sys.modules.get("ray")) and ray.is_initialized():
             actor = ray.get_runtime_context().get_actor_id() or ""
         return WorkerDescription(platform.node(), os.getpid(), versions(), log, actor)
 
-    def sign_of_life(self) -> None:
-        """Return at once: a process that is stopped does not."""
-
-    def prepare(
-        self, job: str, recipe: Recipe, shipped: ShippedCheckpoint | None = None
-    ) -> PreparedRun | WorkerFailure:
+    def prepare(self, job: str, recipe: Recipe, shipped: Mapping[str, bytes] | None = None) -> Answer:
         """Load the checkpoint of a run, unless it is loaded, and prepare it for the run's batches.
 
         Args:
             job: names the run in later calls of `compute`.
             recipe: what the run needs.
-            shipped: the checkpoint's files; None: this machine has them.
+            shipped: the checkpoint's files, see `packed`; None: this machine has them.
         """
-        found: PreparedRun | WorkerFailure = self._reported(lambda: self._prepare(job, recipe, shipped))
-        return found
+        return self._answer(lambda: self._prepare(job, recipe, shipped))
 
-    def compute(self, job: str, number: int, batch: Batch, split: bool) -> ComputedBatch | WorkerFailure:
+    def compute(self, job: str, batch: Batch, split: bool) -> Answer:
         """Compute a batch of a prepared run.
 
         Args:
             job: see `prepare`.
-            number: of this call among all calls of `compute`, from 0.
             batch: the batch.
             split: whether to split it where memory runs out; else that is a failure.
         """
-        with suppress(Exception):  # what fails here fails again in its turn
+        with suppress(Exception):  # what fails here fails again below
             batch.warm()
-        with self._turns:
-            self._turns.wait_for(lambda: self._turn == number)
-            try:
-                found: ComputedBatch | WorkerFailure = self._reported(lambda: self._compute(job, batch, split))
-            finally:
-                self._turn += 1
-                self._turns.notify_all()
-        return found
+        with self._using_model:
+            return self._answer(lambda: self._compute(job, batch, split))
 
-    def _prepare(self, job: str, recipe: Recipe, shipped: ShippedCheckpoint | None) -> PreparedRun:
+    def _prepare(self, job: str, recipe: Recipe, shipped: Mapping[str, bytes] | None) -> PreparedRun:
         import torch
 
         from evalkit.models.memory import use_memory_share
 
         started = time.perf_counter()
-        if self.threads:
-            torch.set_num_threads(self.threads)
-        use_memory_share(self.memory_share)
+        if self._threads:
+            torch.set_num_threads(self._threads)
+        use_memory_share(self._memory_share)
         say = self._said.append
         if recipe.checkpoint != self._checkpoint:
             # Computers keep the former model in memory
@@ -278,11 +240,11 @@ class BatchWorker:
             self._checkpoint = recipe.checkpoint
         else:
             check_identity(recipe.model.model, recipe.specification, self._loaded)
-        loaded, kind = self._loaded, benchmark(recipe.kind)
-        computer = kind.computer(recipe.setup, loaded, recipe.budget, say)
+        kind = benchmark(recipe.kind)
+        computer = kind.computer(recipe.setup, self._loaded, recipe.budget, say)
         self._computers[job] = kind, computer
-        prepared = Prepared(computer.facts, computer.about, computer.place(), loaded.tokenizer)
-        return PreparedRun(prepared, time.perf_counter() - started, self._take_said())
+        prepared = Prepared(computer.facts, computer.about, computer.place(), self._loaded.tokenizer)
+        return PreparedRun(prepared, time.perf_counter() - started)
 
     def _compute(self, job: str, batch: Batch, split: bool) -> ComputedBatch:
         from evalkit.models.memory import whole_batches
@@ -293,32 +255,29 @@ class BatchWorker:
         with nullcontext() if split else whole_batches():
             rows = computer.compute(batch)
         seconds = time.perf_counter() - started
-        content = to_bytes(record_batch(rows, kind.row))
-        place = computer.place(batch)
-        return ComputedBatch(*batch.key, content, zlib.crc32(content), seconds, place, self._take_said())
+        return ComputedBatch(batch.key, to_bytes(record_batch(rows, kind.row)), seconds, computer.place(batch))
 
-    def _reported(self, work: Callable[[], Any]) -> Any:
-        """Return what `work` returns, or its failure."""
+    def _answer(self, work: Callable[[], Any]) -> Answer:
+        content: Any
         try:
-            return work()
+            content = work()
         except OutOfMemoryError as error:
-            failure = WorkerFailure("memory", str(error), said=self._take_said())
+            content = WorkerFailure("memory", str(error))
         except EvalkitError as error:
-            failure = WorkerFailure("refused", str(error), said=self._take_said())
+            content = WorkerFailure("refused", str(error))
         except Exception as error:
             reason: Literal["refused", "crashed"] = "crashed" if _is_of_accelerator(error) else "refused"
-            failure = WorkerFailure(reason, why_failed(error), traceback.format_exc(limit=-20), self._take_said())
-        # Outside the handlers, whose traceback references the tensors
-        import torch
+            content = WorkerFailure(reason, why_failed(error), traceback.format_exc(limit=-20))
+        if isinstance(content, WorkerFailure):
+            # Outside the handlers, whose traceback references the tensors
+            import torch
 
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return failure
-
-    def _take_said(self) -> tuple[str, ...]:
-        said, self._said[:] = tuple(self._said), []
-        return said
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        said = tuple(self._said)
+        self._said.clear()
+        return Answer(content, said)
 
 
 def _is_of_accelerator(error: Exception) -> bool:

@@ -125,7 +125,7 @@ def test_what_makes_another_run(run_of: Callable[..., Run], model: Path, tmp_pat
     book.write_text("It was a dark night. Nobody came. " * 9, encoding="utf-8")
 
     def identity(**options: object) -> str:
-        request = request_of(NeedleRequest, model, {"lengths": 400, "depths": 50} | options)
+        request = request_of(NeedleRequest, model, {"lengths": "400", "depths": "50"} | options)
         return str(Needle().plan(request, lambda _: None).manifest["id"])
 
     others: list[dict[str, object]] = [{}, {"text": book}, {"depths": "50,60"}, {"context": 2048}, {"repeats": 1}]

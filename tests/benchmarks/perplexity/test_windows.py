@@ -1,22 +1,90 @@
-"""Windows of documents, compared with lm-eval's own and with what they must cover."""
+"""Texts, windows, batches and bins of positions, compared with lm-eval's windows, sums by hand and a simulation."""
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.perplexity.texts import TextDocument
-from evalkit.benchmarks.perplexity.windows import PerplexityFacts, packed, spans, windows_of
-from evalkit.errors import ScoringError
+from evalkit.benchmarks.perplexity.results import position_bins, ratio
+from evalkit.benchmarks.perplexity.texts import TextDocument, read_texts
+from evalkit.benchmarks.perplexity.windows import WIDTH, PerplexityFacts, TextWindow, packed, rows_of, spans, windows_of
+from evalkit.errors import DataError, ScoringError, UsageError
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 
 PREFIX = -7
+
+
+def lines(path: Path, *records: Any) -> Path:
+    path.write_text("\n".join(json.dumps(record) for record in records) + "\n", encoding="utf-8")
+    return path
+
+
+def test_files_and_folders(tmp_path: Path) -> None:
+    """The .txt files of a folder are documents of one task, in numeric order; other files are not read."""
+    (tmp_path / "book.part.txt").write_bytes("\ufeffEin Fluß.\r\nUnd\n".encode())
+    folder = tmp_path / "v1.0"
+    folder.mkdir()
+    for number in (10, 9, 1):
+        (folder / f"chapter{number}.txt").write_text(f"chapter {number}", encoding="utf-8")
+    (folder / "notes.md").write_text("no", encoding="utf-8")
+    wiki = lines(folder / "wiki.jsonl", {"body": "a 👍"}, {"body": "b", "more": 1})
+    tasks = read_texts([tmp_path / "book.part.txt", folder], "body")
+    assert list(tasks) == ["book.part", "v1.0", "wiki"]
+    [book] = tasks["book.part"].documents
+    assert book.content == "Ein Fluß.\r\nUnd\n".encode()  # line ends count, a byte order mark does not
+    assert [document.text for document in tasks["v1.0"].documents] == ["chapter 1", "chapter 9", "chapter 10"]
+    assert [(document.number, document.text, document.place) for document in tasks["wiki"].documents] == [
+        (0, "a 👍", f"{wiki}, line 1"),
+        (1, "b", f"{wiki}, line 2"),
+    ]
+
+    def digest(*texts: str, key: str = "text") -> str:
+        return read_texts([lines(tmp_path / "a.jsonl", *({key: text} for text in texts))], key)["a"].digest
+
+    assert digest("ab", "c") == digest("ab", "c", key="other")
+    assert len({digest("ab", "c"), digest("a", "bc"), digest("c", "ab"), digest("abc")}) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "noun"),
+    [
+        ("a.txt", b"", "a.txt"),
+        ("a.txt", b"one\ntw\xff\n", "a.txt, line 2"),
+        ("a.jsonl", b'{"text": "x"}\n\n{"text": ""}', "a.jsonl, line 3: 'text'"),
+        ("a.jsonl", b'{"text": "x"}\n{"body": "x"}', "a.jsonl, line 2: .*'text'.*--key"),
+        ("a.jsonl", b'{"text": ["x"]}', "a.jsonl, line 1: 'text'"),
+        ("a.jsonl", b'["x"]', "a.jsonl, line 1"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', "a.jsonl, line 2"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "surrogate"),
+        ("a.jsonl", b"\n", "a.jsonl"),
+    ],
+)
+def test_documents_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, noun: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=noun):
+        read_texts([tmp_path / name], "text")
+
+
+def test_options_that_name_no_text(tmp_path: Path) -> None:
+    for paths, noun in (([], "--text FILE"), ([tmp_path], str(tmp_path)), ([tmp_path / "a.parquet"], "parquet")):
+        with pytest.raises(UsageError, match=noun):
+            read_texts(paths, "text")
+    (tmp_path / "a.txt").write_text("x", encoding="utf-8")
+    with pytest.raises(UsageError, match="task a;"):
+        read_texts([tmp_path / "a.txt", lines(tmp_path / "a.jsonl", {"text": "x"})], "text")
+    (tmp_path / "a.txt").write_text("x" * (2**23 + 1), encoding="utf-8")  # too long for a tokenizer
+    with pytest.raises(ScoringError, match=r"a\.txt"):
+        read_texts([tmp_path / "a.txt"], "text")
 
 
 @st.composite
@@ -25,78 +93,112 @@ def cuts(draw: st.DrawFn) -> tuple[int, int, int]:
     return draw(st.integers(0, 70)), window, draw(st.integers(1, window))
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(cuts())
-def test_lm_evals_windows(cut: tuple[int, int, int]) -> None:
-    """A stride is lm-eval's window less its context, which is one token by default."""
+def test_windows_are_lm_evals(cut: tuple[int, int, int]) -> None:
+    """A stride is lm-eval's window less its context, which is one token by default. Each token is scored once."""
     count, window, stride = cut
     tokens = list(range(count))
     theirs = get_rolling_token_windows(tokens, PREFIX, window, window - stride + 1)
     expected = [(context, scored) for context, scored in map(make_disjoint_window, theirs)]
-    full = [PREFIX, *tokens]
-    found = [
-        (full[start + 1 : start + 1 + context], tokens[start + context : stop])
-        for start, context, stop in spans(count, window, stride)
+    whole, cut_spans = [PREFIX, *tokens], list(spans(count, window, stride))
+    assert expected == [
+        (whole[start + 1 : start + 1 + context], tokens[start + context : stop]) for start, context, stop in cut_spans
     ]
-    assert found == expected
-
-
-@settings(max_examples=500)
-@given(cuts())
-def test_each_token_is_scored_once_with_its_context(cut: tuple[int, int, int]) -> None:
-    count, window, stride = cut
-    found = list(spans(count, window, stride))
-    assert [token for start, context, stop in found for token in range(start + context, stop)] == list(range(count))
-    for number, (start, context, stop) in enumerate(found):
+    assert [token for start, context, stop in cut_spans for token in range(start + context, stop)] == tokens
+    for number, (start, context, stop) in enumerate(cut_spans):
         assert stop - start <= window + 1  # the last one is only predicted
         assert context == 1 if not number else context >= window - stride + 1
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path_factory.mktemp("tokenizer")))
-
-
 @pytest.mark.parametrize("stride", [16, 5])
-def test_the_windows_of_a_document(tokenizer: Any, stride: int) -> None:
+def test_the_windows_of_a_document(tmp_path: Path, stride: int) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path / "plain"))
     text = " ".join(TRAINING_TEXT)
     windows = windows_of(TextDocument("t", 3, text, "t.txt"), tokenizer, PerplexityFacts(16, 64, 0, "<s>"), stride)
-    scored = np.concatenate([one.tokens[one.context :] for one in windows])
+    scored = np.concatenate([window.tokens[window.context :] for window in windows])
     assert scored.tolist() == tokenizer(text)["input_ids"]
-    sizes = np.concatenate([one.bytes for one in windows])
-    assert len(sizes) == len(scored)
-    assert sizes.sum() == len(text.encode())
-    assert [one.number for one in windows] == list(range(len(windows)))
-    assert [one.is_last for one in windows] == [False] * (len(windows) - 1) + [True]
-    assert {one.document for one in windows} == {3}
-    assert windows[0].tokens[0] == 0
-
-
-def test_a_text_that_begins_with_the_prefix(tmp_path: Any) -> None:
-    """As in lm-eval, the tokenizer's own BOS is scored after the prefix, unless the text spells it."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path, adds_bos=True))
-    facts = PerplexityFacts(16, 64, tokenizer.bos_token_id, "<s>")
-    [plain] = windows_of(TextDocument("t", 0, "river", "t"), tokenizer, facts)
-    [spelled] = windows_of(TextDocument("t", 0, "<s>river", "t"), tokenizer, facts)
+    sizes = np.concatenate([window.bytes for window in windows])
+    assert (len(sizes), sizes.sum()) == (len(scored), len(text.encode()))
+    assert [window.number for window in windows] == list(range(len(windows)))
+    assert [window.is_last for window in windows] == [False] * (len(windows) - 1) + [True]
+    assert ({window.document for window in windows}, windows[0].tokens[0]) == ({3}, 0)
+    # As in lm-eval, the tokenizer's own BOS is scored after the prefix, unless the text spells it
+    adding = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path / "adding", adds_bos=True))
+    facts = PerplexityFacts(16, 64, adding.bos_token_id, "<s>")
+    [plain] = windows_of(TextDocument("t", 0, "river", "t"), adding, facts)
+    [spelled] = windows_of(TextDocument("t", 0, "<s>river", "t"), adding, facts)
     assert plain.tokens.tolist() == spelled.tokens.tolist()
-    assert (plain.tokens[:2] == tokenizer.bos_token_id).all()
+    assert (plain.tokens[:2] == adding.bos_token_id).all()
     assert (plain.bytes[0], spelled.bytes[0]) == (0, 3)
-
-
-def test_a_document_without_tokens(tokenizer: Any) -> None:
-    class Silent:
-        def __call__(self, *_: Any, **__: Any) -> dict[str, list[Any]]:
-            return {"input_ids": [], "offset_mapping": [], "special_tokens_mask": []}
-
-    with pytest.raises(ScoringError, match=r"a\.jsonl, line 4: the tokenizer makes no token"):
-        windows_of(TextDocument("a", 3, "\u200b", "a.jsonl, line 4"), Silent(), PerplexityFacts(8, 64, 0, "<s>"))
+    empty: Any = lambda *_, **__: {"input_ids": [], "offset_mapping": [], "special_tokens_mask": []}  # noqa: E731
+    with pytest.raises(ScoringError, match=r"a\.jsonl, line 4"):
+        windows_of(TextDocument("a", 3, "\u200b", "a.jsonl, line 4"), empty, facts)
 
 
 @settings(max_examples=100)
 @given(st.lists(st.integers(1, 60), max_size=20), st.integers(1, 50))
 def test_batches_hold_all_windows_in_order(lengths: list[int], budget: int) -> None:
-    windows: Any = [type("W", (), {"tokens": np.zeros(size + 1)})() for size in lengths]
-    found = list(packed(iter(windows), budget))
-    assert [one for members in found for one in members] == windows
-    for members in found:
-        assert len(members) == 1 or sum(len(one.tokens) - 1 for one in members) <= budget
+    windows: Any = [type("Window", (), {"tokens": np.zeros(size + 1)})() for size in lengths]
+    batches = list(packed(iter(windows), budget))
+    assert [window for members in batches for window in members] == windows
+    for members in batches:
+        assert len(members) == 1 or sum(len(window.tokens) - 1 for window in members) <= budget
+
+
+def test_the_sums_of_a_window() -> None:
+    """A token with p tokens before it is in the bin that begins at p rounded down to 1, 65, 129, …"""
+    dice = np.random.default_rng(0)
+    length, context = 300, 70
+    logprobs = -dice.exponential(size=length).astype(np.float32)
+    logprobs[:context] = np.nan
+    sizes = dice.integers(0, 5, length - context).astype(np.int32)
+    rows = rows_of(TextWindow(4, 2, True, context, np.zeros(length, np.int32), sizes), logprobs)
+    expected: dict[int, list[float]] = {}
+    for place in range(context, length):
+        sums = expected.setdefault((place - 1) // 64 * 64 + 1, [0, 0, 0.0])
+        sums[0] += 1
+        sums[1] += int(sizes[place - context])
+        sums[2] -= float(logprobs[place])
+    assert [row.position for row in rows] == list(expected) == [65, 129, 193, 257]
+    for row in rows:
+        assert [row.tokens, row.bytes, row.nats] == pytest.approx(expected[row.position], rel=1e-12)
+        assert (row.document, row.window, row.is_last) == (4, 2, True)
+
+
+def table(documents: int, bins: int) -> pd.DataFrame:
+    dice = np.random.default_rng(0)
+    places = [(number, WIDTH * b + 1) for number in range(documents) for b in range(bins)]
+    about = pd.DataFrame(places, columns=["document", "position"]).assign(task="t", tokens=WIDTH)
+    sizes = dice.integers(100, 400, len(places))
+    return about.assign(bytes=sizes, nats=sizes * dice.uniform(0.5, 1.0, len(places)))
+
+
+def test_bins_are_merged_for_readers() -> None:
+    positions = table(3, 33)
+    [narrow], [merged] = position_bins([positions], 33), position_bins([positions], 16)
+    assert [bin.last for bin in narrow] == list(range(WIDTH, 34 * WIDTH, WIDTH))
+    assert [(bin.first, bin.last) for bin in merged] == [(start, start + 255) for start in range(1, 2200, 256)]
+    assert sum(bin.nats for bin in merged) == pytest.approx(positions["nats"].sum(), rel=1e-12)
+    inside = positions[(positions["position"] >= 257) & (positions["position"] <= 512)]
+    value = inside["nats"].sum() / math.log(2) / inside["bytes"].sum()
+    assert merged[1].bits_per_byte == pytest.approx(value, rel=1e-12)
+    assert (merged[1].documents, merged[1].tokens, merged[1].freedom) == (3, 12 * WIDTH, 2)
+    # The error by hand: residuals of three documents
+    sums = inside.groupby("document")[["nats", "bytes"]].sum()
+    residuals = sums["nats"] / math.log(2) - value * sums["bytes"]
+    error = math.sqrt(3 / 2 * (residuals**2).sum()) / inside["bytes"].sum()
+    assert merged[1].stderr == pytest.approx(error, rel=1e-12)
+    [[single]], [[without_bytes]] = position_bins([table(1, 1)]), position_bins([table(2, 1).assign(bytes=0)])
+    assert (single.stderr, single.freedom) == (None, None)
+    assert (without_bytes.bits_per_byte, without_bytes.tokens) == (None, 2 * WIDTH)
+
+
+def test_the_error_is_the_spread_of_the_ratio() -> None:
+    """Over many samples of 40 documents whose lengths and losses are related."""
+    dice = np.random.default_rng(1)
+    sizes = dice.lognormal(6, 0.7, (4000, 40))
+    bits = sizes * (1.0 + 0.2 * dice.standard_normal(sizes.shape)) + 20 * np.log(sizes)
+    estimates = [ratio(sample, weights) for sample, weights in zip(bits, sizes, strict=True)]
+    spread = np.std([estimate.value for estimate in estimates])
+    assert np.sqrt(np.mean([estimate.variance for estimate in estimates])) == pytest.approx(spread, rel=0.06)

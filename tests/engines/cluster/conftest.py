@@ -20,9 +20,8 @@ from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
 from evalkit.runs.folder import JOURNAL, Run, load_run
 from evalkit.studies.cluster.driver import ClusterRunner
-from evalkit.studies.cluster.ray_cluster import ClusterOptions
-from evalkit.studies.planning import Job
-from evalkit.studies.running import Outcome
+from evalkit.studies.cluster.resources import ClusterOptions
+from evalkit.studies.running import Job, Outcome
 from tests.documents import made_up
 from tests.tiny import tiny_checkpoint
 
@@ -169,10 +168,9 @@ def tables_of(jobs: list[Job]) -> dict[str, pd.DataFrame]:
     return {job.label: load_run(job.plan.folder).scores for job in jobs}
 
 
-def same(jobs: list[Job], expected: dict[str, pd.DataFrame]) -> bool:
-    """Return whether the tables are those expected, to the last bit."""
-    found = tables_of(jobs)
-    return found.keys() == expected.keys() and all(found[name].equals(expected[name]) for name in expected)
+def same(jobs: list[Job], expected: Tables) -> bool:
+    """Return whether the tables of jobs are those expected, to the last bit."""
+    return all(table.equals(expected[name]) for name, table in tables_of(jobs).items())
 
 
 def states(outcomes: list[Outcome]) -> list[str]:

@@ -45,7 +45,7 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from evalkit.studies.cluster.driver import ClusterRunner
-from evalkit.studies.cluster.ray_cluster import ClusterOptions
+from evalkit.studies.cluster.resources import ClusterOptions
 from tests.engines.cluster.conftest import Recorder, jobs_of
 files, output, address = sys.argv[1:]
 ClusterRunner(ClusterOptions(address=address))(jobs_of(Path(files), Path(output)), Recorder())

@@ -10,8 +10,8 @@ import pytest
 
 from evalkit.benchmarks.run import planned
 from evalkit.studies.cluster.driver import ClusterRunner
-from evalkit.studies.cluster.ray_cluster import ClusterOptions
-from evalkit.studies.planning import Job
+from evalkit.studies.cluster.resources import ClusterOptions
+from evalkit.studies.running import Job
 from tests.benchmarks.longbench.made import record, write
 from tests.documents import made_up
 from tests.engines.cluster.conftest import Nodes, Recorder, states

@@ -1,207 +1,194 @@
-"""The driver's loop on a cluster inside this process, for orders of events that a real cluster shows rarely.
+"""The driver's loop on workers inside this process, for orders of events that a real cluster shows rarely.
 
-The workers are real (`BatchWorker` on tiny checkpoints); only the transport is replaced: calls are pickled, and a test
-decides when and how each is answered.
+The workers are real (`BatchWorker` on tiny checkpoints); only Ray is replaced: calls are pickled, and a test decides
+when and how each is answered.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
+import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-import pandas as pd
-import pyarrow.compute as pc
 import pytest
 
 from evalkit.benchmarks.registry import benchmark
-from evalkit.errors import UsageError
-from evalkit.runs.columns import from_bytes, record_batch, to_bytes
-from evalkit.runs.folder import load_run
+from evalkit.errors import EvalkitError
+from evalkit.runs.folder import JOURNAL, load_run
+from evalkit.runs.lock import is_locked
 from evalkit.runs.score_table import ScoreRow
-from evalkit.studies.cluster.driver import ClusterRunner, Driver
-from evalkit.studies.cluster.ray_cluster import ClusterOptions, WorkerLostError
-from evalkit.studies.cluster.tracked_job import Flight, TrackedJob
-from evalkit.studies.cluster.worker import (
-    BatchWorker,
-    ComputedBatch,
-    PreparedRun,
-    WorkerDescription,
-    WorkerFailure,
-    versions,
-)
-from evalkit.studies.cluster.worker_pool import WorkerHandle
-from evalkit.studies.planning import Job
-from tests.engines.cluster.conftest import Recorder, jobs_of, same, states
+from evalkit.studies.cluster import workers as pool_module
+from evalkit.studies.cluster.driver import Driver
+from evalkit.studies.cluster.jobs import TrackedJob
+from evalkit.studies.cluster.resources import ClusterOptions
+from evalkit.studies.cluster.worker import Answer, BatchWorker, WorkerDescription, WorkerFailure, versions
+from evalkit.studies.cluster.workers import WorkerPool
+from evalkit.studies.running import Job, Outcome
+from tests.engines.cluster.conftest import Recorder, Tables, jobs_of, same, states
 from tests.journals import entries_of
+from tests.tiny import tiny_checkpoint
 
 Fault = Callable[[int, str, tuple[Any, ...]], Any]
 """(worker, method, arguments) → an answer, an exception, LATER, or None for the worker's own answer."""
 LATER = object()
-SHORT = WorkerFailure("memory", "out of memory on 100 tokens")
+SHORT = Answer(WorkerFailure("memory", "out of memory on 100 tokens"))
+REFUSED = Answer(WorkerFailure("refused", "the checkpoint is not here"))
 
 
-class InProcessCluster:
-    """Workers that answer when `answered` asks, one call at a time, the last one first if `backwards`."""
+class LostError(Exception):
+    """A worker is gone."""
 
-    needs = "1 CPU core"
 
-    def __init__(self, count: int, fault: Fault | None = None, backwards: bool = False) -> None:
-        self.count = count
-        self.fault = fault or (lambda *_: None)
-        self.backwards = backwards
+class Call(NamedTuple):
+    """A call that is not answered."""
+
+    number: int
+    worker: int
+    method: str
+    arguments: tuple[Any, ...]
+
+
+class InProcessRay:
+    """Ray's functions, with workers that answer when `wait` asks: one call at a time, all and the last if `backwards`.
+
+    `run` starts a driver on it.
+    """
+
+    exceptions = SimpleNamespace(RayError=LostError)
+
+    def __init__(self, cores: int, fault: Fault | None = None, backwards: bool = False) -> None:
+        self.resources = {"CPU": float(cores)}
+        self.fault, self.backwards = fault or (lambda *_: None), backwards
         self.workers: dict[int, BatchWorker] = {}
-        self.calls: list[tuple[object, int, str, tuple[Any, ...]]] = []
-        self.answers: dict[object, Any] = {}
+        self.calls: list[Call] = []
+        self.answers: dict[int, Any] = {}
         self.log: list[tuple[int, str]] = []
-        self.started = 0
-        self.idle = 0
+        self.started = self.waits = 0
+        self.is_open = True
 
-    def capacity(self) -> int:
-        """See `RayCluster`, as the other methods."""
-        return self.count
+    # Functions of Ray
 
-    def describe(self) -> str:
-        return f"{self.count} CPU cores"
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": self.resources}]
 
-    describe_free = describe
-    is_local = True
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
 
-    def silent_seconds(self) -> float:
-        return 0.0
+    available_resources = cluster_resources
 
-    def start_worker(self) -> int:
-        self.started += 1
-        self.workers[self.started] = BatchWorker(1)
-        return self.started
+    def is_initialized(self) -> bool:
+        return self.is_open
 
-    def stop_worker(self, worker: int) -> None:
-        self.workers.pop(worker, None)
+    def remote(self, kind: Callable[..., BatchWorker]) -> Any:
+        def start(*arguments: Any) -> Any:
+            self.started += 1
+            self.workers[self.started] = kind(*arguments)
+            return InProcessActor(self, self.started)
 
-    def call(self, worker: int, method: str, *arguments: Any) -> object:
-        call = object()
-        self.calls.append((call, worker, method, pickle.loads(pickle.dumps(arguments))))
-        return call
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
+
+    def kill(self, worker: Any, no_restart: bool) -> None:
+        self.workers.pop(worker.number, None)
 
     def put(self, value: Any) -> Any:
         return value
 
-    def answered(self, calls: Sequence[object], seconds: float) -> list[object]:
-        self.idle += 1
-        found = []
-        for entry in list(self.calls):
-            call, worker, method, arguments = entry
-            if call not in calls:
-                self.calls.remove(entry)
+    def wait(self, calls: Sequence[int], num_returns: int, timeout: float) -> tuple[list[int], list[int]]:
+        self.waits += timeout > 0
+        ready: list[int] = []
+        for call in [call for call in self.calls if call.number in calls]:
+            if ready and not self.backwards:
+                break
+            if (answer := self.fault(call.worker, call.method, call.arguments)) is LATER:
                 continue
-            answer = self.fault(worker, method, arguments)
-            if answer is LATER:
-                continue
-            self.calls.remove(entry)
-            self.log.append((worker, method))
-            if answer is not None and method == "compute":
-                self.workers[worker]._turn += 1  # as if it had been computed
-            self.answers[call] = getattr(self.workers[worker], method)(*arguments) if answer is None else answer
-            found.append(call)
-            if not self.backwards:
-                return found
-        if not found:
-            time.sleep(min(seconds, 0.01))
-        return found[::-1]
+            self.calls.remove(call)
+            self.log.append((call.worker, call.method))
+            own = self.workers[call.worker]
+            self.answers[call.number] = getattr(own, call.method)(*call.arguments) if answer is None else answer
+            ready.append(call.number)
+        if not ready:
+            time.sleep(min(timeout, 0.01))
+        return ready[::-1], [call for call in calls if call not in ready and self.backwards]
 
-    def answer(self, call: object) -> Any:
-        found = self.answers.pop(call)
-        if isinstance(found, Exception):
-            raise found
-        return found
+    def get(self, call: int) -> Any:
+        if isinstance(answer := self.answers.pop(call), LostError):
+            raise answer
+        return answer
 
-    def log_of(self, *_: object) -> list[str]:
-        return []
+    def run(self, jobs: list[Job], seconds: float = 40.0) -> tuple[list[Outcome], Recorder]:
+        """Run jobs; raise a `TimeoutError` if it takes too long."""
+        progress, end = Recorder(), time.monotonic() + seconds
+        self.pool = pool = WorkerPool(self, ClusterOptions(worker_cpus=1), "cpu", progress.say)
+        tend = pool.tend
 
+        def bounded() -> None:
+            if time.monotonic() > end:
+                raise TimeoutError([(job.label, job.phase, len(job.ready), job.in_hands) for job in driver.queue.jobs])
+            tend()
 
-class StuckError(Exception):
-    """The loop does not end."""
-
-
-def run(cluster: InProcessCluster, jobs: list[Job], seconds: float = 40.0) -> tuple[list[Any], Recorder]:
-    """Run jobs; raise `StuckError` if it takes too long."""
-    progress = Recorder()
-    driver = Driver(cluster, jobs, progress)  # type: ignore[arg-type]
-    end, keep = time.monotonic() + seconds, driver.pool.keep
-
-    def bounded() -> None:
-        if time.monotonic() > end:
-            raise StuckError([(job.label, job.phase, len(job.ready), job.in_hands) for job in driver.queue.jobs])
-        keep()
-
-    driver.pool.keep = bounded  # type: ignore[method-assign]
-    return driver.run(), progress
+        pool.tend = bounded  # type: ignore[method-assign]
+        driver = Driver(pool, jobs, progress)
+        try:
+            return driver.run(), progress
+        finally:
+            self.is_open = False
 
 
-def planned_batches(job: Job) -> set[tuple[str, int]]:
-    """Return the journal's entries of a finished run."""
-    return {(entry.task, entry.batch) for entry, rows in entries_of(load_run(job.plan.folder), ScoreRow) if rows}
+class InProcessActor:
+    """A worker: `actor.method.remote(…)` is a call."""
+
+    def __init__(self, ray: InProcessRay, number: int) -> None:
+        self.ray, self.number = ray, number
+
+    def __getattr__(self, method: str) -> Any:
+        def remote(*arguments: Any) -> int:
+            number = next(_numbers)
+            self.ray.calls.append(Call(number, self.number, method, pickle.loads(pickle.dumps(arguments))))
+            return number
+
+        return SimpleNamespace(remote=remote)
 
 
-def test_answers_in_another_order(files: Path, expected: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+_numbers = count()
+
+
+def test_answers_in_another_order(files: Path, expected: Tables, tmp_path: Path) -> None:
     """Each batch is stored under its own task and number, whichever of a worker's two is answered first."""
     jobs = jobs_of(files, tmp_path, models=2)
-    outcomes, _ = run(InProcessCluster(1, backwards=True), jobs)
+    outcomes, progress = InProcessRay(1, backwards=True).run(jobs)
     assert states(outcomes) == ["finished"] * 2
-    assert same(jobs, {name: expected[name] for name in ("model0", "model1")})
+    assert same(jobs, expected)
     for job in jobs:
         for entry, rows in entries_of(load_run(job.plan.folder), ScoreRow):
             assert {row[0] for row in rows} == {entry.task}
+    assert sum("LlamaForCausalLM" in line for line in progress.said) == 2
 
 
-def test_calls_that_arrive_in_another_order_are_computed_in_that_of_their_numbers() -> None:
-    import threading
-
-    done: list[int] = []
-    worker = BatchWorker(1)
-
-    def compute(job: str, batch: Any, split: bool) -> Any:
-        done.append(batch)
-        return WorkerFailure("memory", "")
-
-    worker._compute = compute  # type: ignore[method-assign]
-    threads = [threading.Thread(target=worker.compute, args=("job", n, n, False)) for n in (1, 0)]
-    for thread in threads:
-        thread.start()
-        time.sleep(0.05)
-    for thread in threads:
-        thread.join(5)
-    assert done == [0, 1]
-
-
-def test_the_holder_lacks_memory_and_another_worker_has_it(files: Path, tmp_path: Path) -> None:
-    """The other one loads the checkpoint, however long that takes."""
+@pytest.mark.parametrize("who", ["holder", "all"])
+def test_memory_that_runs_out(who: str, files: Path, expected: Tables, tmp_path: Path) -> None:
+    """Another worker loads the checkpoint, however long that takes; a batch is split only if no worker has memory."""
 
     def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        if method == "compute" and worker == 1 and arguments[2].task == "boolq" and not arguments[3]:
+        if method == "compute" and arguments[1].task == "boolq" and not arguments[2] and (worker == 1 or who == "all"):
             return SHORT
-        if method == "prepare" and worker == 1:
-            found = cluster.workers[1].prepare(*arguments)
-            return replace(found, seconds=1e6) if isinstance(found, PreparedRun) else found
+        if method == "prepare" and worker == 1 and who == "holder":
+            answer = ray.workers[1].prepare(*arguments)
+            return answer._replace(content=replace(answer.content, seconds=1e6))
         return None
 
-    cluster = InProcessCluster(2, fault)
-    outcomes, progress = run(cluster, jobs_of(files, tmp_path, models=1))
+    ray, jobs = InProcessRay(2, fault), jobs_of(files, tmp_path, models=1)
+    outcomes, progress = ray.run(jobs)
     assert states(outcomes) == ["finished"]
-    assert not any("it is split" in line for line in progress.said)
-
-
-def test_no_worker_has_memory(files: Path, tmp_path: Path) -> None:
-    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        return SHORT if method == "compute" and arguments[2].task == "boolq" and not arguments[3] else None
-
-    outcomes, progress = run(InProcessCluster(2, fault), jobs_of(files, tmp_path, models=1))
-    assert states(outcomes) == ["finished"]
-    assert any("no worker has memory for" in line for line in progress.said)
+    assert any("it is split" in line for line in progress.said) == (who == "all")
+    assert same(jobs, expected)  # a batch that fits when it is computed alone
 
 
 @pytest.mark.parametrize("what", ["memory", "refused"])
@@ -209,72 +196,52 @@ def test_a_worker_that_never_starts_is_not_waited_for(
     what: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its cores are another job's."""
-    monkeypatch.setattr("evalkit.studies.cluster.worker_pool._STARTING", 0.5)
+    monkeypatch.setattr(pool_module, "_STARTING", 0.5)
 
     def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
         if worker == 2:
             return LATER
-        if what == "refused" and method == "prepare":
-            return WorkerFailure("refused", "the checkpoint is not here")
-        return SHORT if what == "memory" and method == "compute" and not arguments[3] else None
+        if what == "refused":
+            return REFUSED if method == "prepare" else None
+        return SHORT if method == "compute" and not arguments[2] else None
 
-    outcomes, _ = run(InProcessCluster(2, fault), jobs_of(files, tmp_path, models=1))
+    outcomes, _ = InProcessRay(2, fault).run(jobs_of(files, tmp_path, models=1))
     assert states(outcomes) == ["failed" if what == "refused" else "finished"]
 
 
 def test_runs_that_differ_in_settings_without_effect_share_a_loaded_model(files: Path, tmp_path: Path) -> None:
-    """As `context: none` has none."""
+    """As `context: none` has none. A worker stays with a checkpoint that is being planned."""
     jobs = [
         *jobs_of(files, tmp_path, models=1, tasks=("piqa",), context="none"),
-        *jobs_of(files, tmp_path, models=1, tasks=("boolq",), dtype="float32"),
+        *jobs_of(files, tmp_path, models=2, tasks=("boolq",), dtype="float32"),
         *jobs_of(files, tmp_path, models=1, tasks=("arc_easy",)),
     ]
-    cluster = InProcessCluster(1)
-    outcomes, progress = run(cluster, jobs)
-    assert states(outcomes) == ["finished"] * 3
-    assert sum("LlamaForCausalLM" in line for line in progress.said) == 1
+    outcomes, progress = InProcessRay(1).run(jobs)
+    assert states(outcomes) == ["finished"] * 4
+    assert sum("LlamaForCausalLM" in line for line in progress.said) == 2
     assert not any("was lost" in line for line in progress.said)
 
 
-def test_a_worker_stays_with_a_checkpoint_that_is_being_planned(files: Path, tmp_path: Path) -> None:
-    cluster = InProcessCluster(1)
-    outcomes, _ = run(cluster, jobs_of(files, tmp_path, models=3))
-    assert states(outcomes) == ["finished"] * 3
-    assert [method for _, method in cluster.log].count("prepare") == 3
-
-
 def test_a_machine_lost_while_its_workers_load(files: Path, tmp_path: Path) -> None:
-    """Four workers of one machine are lost at once; those that replace them go on."""
+    """Four workers of one machine are lost at once; of those that replace them, all but one are refused."""
 
     def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
         if method == "describe":
             return WorkerDescription(f"machine{worker > 4}", worker, versions(), "")
-        return WorkerLostError("the node is gone") if method == "prepare" and worker <= 4 else None
+        if method == "prepare" and worker <= 4:
+            return LostError("the node is gone")
+        return REFUSED if method == "prepare" and worker != 8 else None
 
-    outcomes, _ = run(InProcessCluster(4, fault), jobs_of(files, tmp_path, models=1))
+    outcomes, progress = InProcessRay(4, fault).run(jobs_of(files, tmp_path, models=1))
     assert states(outcomes) == ["finished"]
-
-
-def test_workers_that_are_refused_while_others_compute(files: Path, tmp_path: Path) -> None:
-    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        refused = method == "prepare" and worker != 5
-        return WorkerFailure("refused", "not on this machine") if refused else None
-
-    outcomes, progress = run(InProcessCluster(5, fault), jobs_of(files, tmp_path, models=1))
-    assert states(outcomes) == ["finished"]
-    assert sum("is refused for model0" in line for line in progress.said) >= 3
+    assert sum("is refused for model0" in line for line in progress.said) == 3
 
 
 @pytest.mark.slow
 def test_workers_that_never_start_well(files: Path, tmp_path: Path) -> None:
-    from evalkit.errors import EvalkitError
-
-    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        return WorkerLostError("No module named 'evalkit'")
-
-    cluster = InProcessCluster(1, fault)
+    ray = InProcessRay(1, lambda *_: LostError("No module named 'evalkit'"))
     with pytest.raises(EvalkitError, match=r"no worker could be started: .* No module named 'evalkit'"):
-        run(cluster, jobs_of(files, tmp_path, models=1))
+        ray.run(jobs_of(files, tmp_path, models=1))
 
 
 def test_an_unexpected_error_ends_its_own_run_only(
@@ -289,88 +256,230 @@ def test_an_unexpected_error_ends_its_own_run_only(
         finish(self, plan, finished, writer)
 
     monkeypatch.setattr(type(kind), "finish", fails)
-    outcomes, _ = run(InProcessCluster(1), jobs_of(files, tmp_path, models=2))
+    outcomes, _ = InProcessRay(1).run(jobs_of(files, tmp_path, models=2))
     assert states(outcomes) == ["failed", "finished"]
     assert outcomes[0].message == "unexpected RuntimeError: cannot finish"
 
 
-@pytest.mark.parametrize("differs", [False, True])
-def test_a_batch_is_delivered_twice(
-    differs: bool, files: Path, expected: dict[str, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def keys_in(job: Job) -> list[tuple[str, int]]:
+    """Return the batches in the journal of a finished run."""
+    return [(entry.task, entry.batch) for entry, _ in entries_of(load_run(job.plan.folder), ScoreRow)]
+
+
+def test_batches_that_come_twice_or_damaged(
+    files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second delivery is dropped by its key, whatever its rows are."""
-    deliver = Driver._deliver
+    """A second delivery is dropped by its key, whatever its rows are; damaged rows are computed again."""
+    computed, delivered = Driver._computed, list[Any]()
 
-    def twice(self: Driver, job: TrackedJob, flight: Flight, answer: ComputedBatch, worker: WorkerHandle) -> None:
-        deliver(self, job, flight, answer, worker)
-        rows = from_bytes(answer.rows, ScoreRow)
-        if differs:
-            rows = rows.set_column(rows.schema.get_field_index("ll_end"), "ll_end", pc.add(rows["ll_end"], 1e-9))
-        again = to_bytes(record_batch(rows, ScoreRow))
-        deliver(self, job, flight, replace(answer, rows=again, checksum=zlib.crc32(again)), worker)
+    def twice(self: Driver, worker: Any, job: TrackedJob, flight: Any, content: Any) -> None:
+        delivered.append(content.rows)
+        damaged = replace(content, rows=content.rows[:40] + b"?" + content.rows[41:])
+        computed(self, worker, job, flight, damaged if len(delivered) in (2, 5) else content)
+        if len(delivered) not in (2, 5):
+            computed(self, worker, job, flight, replace(content, rows=delivered[0]))
 
-    monkeypatch.setattr(Driver, "_deliver", twice)
+    monkeypatch.setattr(Driver, "_computed", twice)
     jobs = jobs_of(files, tmp_path, models=1)
-    outcomes, _ = run(InProcessCluster(2), jobs)
+    outcomes, progress = InProcessRay(2).run(jobs)
     assert states(outcomes) == ["finished"]
-    keys = [(entry.task, entry.batch) for entry, _ in entries_of(load_run(jobs[0].plan.folder), ScoreRow)]
-    assert len(keys) == len(set(keys))
-    assert same(jobs, {"model0": expected["model0"]})
+    assert sum("was damaged on the way" in line for line in progress.said) == 2
+    assert len(keys_in(jobs[0])) == len({*keys_in(jobs[0])}) == len(delivered) - 2
+    assert same(jobs, expected)
 
 
-def test_a_batch_that_exceeds_its_deadline(
-    files: Path, expected: dict[str, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its worker, which still gives signs of life, is replaced, and another one computes it."""
-    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._DEADLINE", 0.5)
-    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._DEADLINE_SHARE", 0.0)
-    hung: list[tuple[str, int]] = []
-
-    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        if method == "compute" and arguments[1] > 2 and worker == 1:
-            hung.append(arguments[2].key)
-            return LATER
-        return None
-
-    jobs, cluster = jobs_of(files, tmp_path, models=1), InProcessCluster(1, fault)
-    outcomes, progress = run(cluster, jobs)
-    assert states(outcomes) == ["finished"]
-    assert cluster.started == 2 and hung
-    assert sum("the batch was not computed within" in line for line in progress.said) == 1
-    assert same(jobs, {"model0": expected["model0"]})
-
-
-def test_a_batch_that_always_exceeds_its_deadline_ends_its_run(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._DEADLINE", 0.3)
-    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._DEADLINE_SHARE", 0.0)
-
-    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        if method == "compute" and arguments[2].key == ("boolq", 2):
-            hung.add(worker)
-        return LATER if method == "compute" and worker in hung else None
-
+def test_deadlines(files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that does not load or compute in time is replaced; a batch that costs three workers ends its run."""
+    monkeypatch.setattr(pool_module, "_LOADING_DEADLINE", 1.0)
+    monkeypatch.setattr(pool_module, "_DEADLINE", 0.3)
+    monkeypatch.setattr(pool_module, "_DEADLINE_SHARE", 0.0)
     hung: set[int] = set()
+
+    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        is_last = method == "compute" and arguments[1].key == ("boolq", 2)
+        if (worker == 1 and method == "prepare") or (worker == 2 and len(ray.log) > 6) or is_last:
+            hung.add(worker)
+        return LATER if worker in hung else None
+
     jobs = [*jobs_of(files, tmp_path, models=1), *jobs_of(files, tmp_path, tasks=("piqa",))[1:]]
-    outcomes, _ = run(InProcessCluster(1, fault), jobs)
+    ray = InProcessRay(1, fault)
+    outcomes, progress = ray.run(jobs)
     assert states(outcomes) == ["failed", "finished"]
     assert "batch 2 of boolq" in outcomes[0].message and "ended 3 workers" in outcomes[0].message
-    assert "was not computed within" in outcomes[0].message
+    assert sum("the checkpoint was not loaded within 1 s" in line for line in progress.said) == 1
+    assert sum("the batch was not computed within 0 s" in line for line in progress.said) == ray.started - 2 == 4
+    ray, again = InProcessRay(1), jobs_of(files, tmp_path, models=1)
+    assert states(ray.run(again)[0]) == ["finished"]
+    assert same(again, expected)
 
 
-def test_options_that_make_no_sense(files: Path, tmp_path: Path) -> None:
-    jobs = jobs_of(files, tmp_path, models=1, device="cuda:1")
-    with pytest.raises(UsageError, match=r"--device cuda:1: workers are given their GPUs"):
-        ClusterRunner(ClusterOptions(workers=1))(jobs, Recorder())
-    with pytest.raises(UsageError, match=r"--ray nonsense: expected HOST:PORT"):
-        ClusterOptions(address="nonsense")
-    with pytest.raises(UsageError, match=r"--ship-checkpoints is for other machines"):
-        ClusterOptions(workers=1, ship=True)
+def test_a_driver_that_was_stopped_does_not_blame_the_head(files: Path, tmp_path: Path) -> None:
+    """After Ctrl-Z and fg, the last answer of the head is old until the thread that asks has asked again."""
+    pools: list[WorkerPool] = []
+
+    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "compute" and not pools:
+            pools.append(ray.pool)
+            ray.pool._answered -= 100
+            ray.pool._time -= 100
+        return None
+
+    ray = InProcessRay(1, fault)
+    outcomes, progress = ray.run(jobs_of(files, tmp_path, models=1))
+    assert states(outcomes) == ["finished"] and pools
+    assert not any("has not answered" in line for line in progress.said)
 
 
-def test_the_loop_rests_while_there_is_nothing_to_do(files: Path, tmp_path: Path) -> None:
-    cluster = InProcessCluster(1)
-    started = time.monotonic()
-    run(cluster, jobs_of(files, tmp_path, models=1))
-    assert cluster.idle < 200 + 100 * (time.monotonic() - started)
+def test_a_head_that_is_lost_ends_the_run(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single request that fails does not."""
+    monkeypatch.setattr(pool_module, "_LOOK", 0.01)
+    monkeypatch.setattr(pool_module, "_HEAD_SILENT", 0.2)
+    monkeypatch.setattr(pool_module, "_HEAD_LOST", 0.5)
+    ray = InProcessRay(1, lambda _, method, __: LATER if method == "compute" else None)
+    requests = count()
+
+    def nodes() -> list[dict[str, Any]]:
+        if (number := next(requests)) == 2 or number > 20:
+            raise LostError("no head")
+        return [{"Alive": True, "Resources": ray.resources}]
+
+    monkeypatch.setattr(ray, "nodes", nodes)
+    with pytest.raises(EvalkitError, match="head of the Ray cluster has not answered"):
+        ray.run(jobs_of(files, tmp_path, models=1), seconds=10)
+    assert next(requests) > 20
+
+
+class Disk:
+    """Watches the journals of a folder reach the disk; `before` is called with the number of batches that have."""
+
+    def __init__(
+        self, output: Path, monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.threads: set[int] = set()
+        self.synced = 0
+        fsync = os.fsync
+
+        def synced(file: int) -> None:
+            if os.fstat(file).st_ino not in {path.stat().st_ino for path in output.glob(f"*/{JOURNAL}")}:
+                fsync(file)
+                return
+            before(self.synced)
+            fsync(file)
+            self.threads.add(threading.get_ident())
+            self.synced += 1
+
+        monkeypatch.setattr(os, "fsync", synced)
+
+
+def lines(output: Path) -> int:
+    """Return the number of batches in the journals."""
+    return sum(path.read_bytes().count(b"\n") for path in output.glob(f"*/{JOURNAL}"))
+
+
+def test_the_loop_does_not_wait_for_the_disk(
+    files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing counts before it is there. The loop rests while there is nothing to do."""
+    early: list[int] = []
+    advance = Recorder.advance
+    disk = Disk(tmp_path, monkeypatch, lambda _: time.sleep(0.02))
+
+    def checked(self: Recorder, work: float, documents: int) -> None:
+        advance(self, work, documents)
+        if self.batches > disk.synced:
+            early.append(self.batches)
+
+    monkeypatch.setattr(Recorder, "advance", checked)
+    ray, jobs, started = InProcessRay(2), jobs_of(files, tmp_path, models=2), time.monotonic()
+    outcomes, progress = ray.run(jobs)
+    assert states(outcomes) == ["finished"] * 2
+    assert ray.waits < 200 + 100 * (time.monotonic() - started)
+    assert threading.get_ident() not in disk.threads and len(disk.threads) == 1
+    assert not early and progress.batches == disk.synced == lines(tmp_path)
+    assert same(jobs, expected)
+
+
+def test_a_full_disk_ends_its_own_run_only(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the journal stays, nothing is written after the folder is closed, and the run goes on with space."""
+
+    def full(before: int) -> None:
+        if before == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    disk = Disk(tmp_path, monkeypatch, full)
+    outcomes, _ = InProcessRay(1).run(jobs_of(files, tmp_path, models=1))
+    assert states(outcomes) == ["failed"]
+    assert "No space left" in outcomes[0].message and "not saved" in outcomes[0].message
+    assert not is_locked(outcomes[0].job.plan.folder)
+    kept = lines(tmp_path)
+    time.sleep(0.2)
+    assert lines(tmp_path) == kept >= 3
+    disk.synced = 100
+    assert states(InProcessRay(1).run(jobs_of(files, tmp_path, models=1))[0]) == ["finished"]
+
+
+def test_the_only_worker_is_lost_before_its_first_batch_is_counted(files: Path, tmp_path: Path) -> None:
+    """The time left is then estimated without any worker."""
+    lost: list[float] = []
+
+    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if worker == 1 and method == "compute" and ray.log[-1][1] == "compute":
+            lost.append(time.monotonic())
+            return LostError("killed")
+        return LATER if worker == 2 and method == "describe" and time.monotonic() - lost[0] < 0.5 else None
+
+    ray = InProcessRay(1, fault)
+    assert states(ray.run(jobs_of(files, tmp_path, models=1))[0]) == ["finished"]
+
+
+def test_ctrl_c_keeps_every_batch_that_came(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Disk(tmp_path, monkeypatch, lambda _: time.sleep(0.1))
+
+    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if [name for _, name in ray.log].count("compute") == 7:
+            raise KeyboardInterrupt
+        return None
+
+    ray, jobs = InProcessRay(1, fault), jobs_of(files, tmp_path, models=1)
+    with pytest.raises(KeyboardInterrupt):
+        ray.run(jobs)
+    assert lines(tmp_path) == 7
+    assert not is_locked(jobs[0].plan.folder)
+
+
+@pytest.mark.slow
+def test_a_worker_that_keeps_its_checkpoint_looks_at_no_other(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 workers and 36 checkpoints, whose batches one worker has computed before: the work for each delivery."""
+    for seed in range(36):
+        tiny_checkpoint(tmp_path / f"model{seed}", seed=seed, window=1024)
+    (tmp_path / "documents").symlink_to(files / "documents")
+    jobs = jobs_of(tmp_path, tmp_path / "runs", models=36)
+    real, known, prepared, names = BatchWorker(1), dict[Any, Answer](), list[Answer](), list[str]()
+
+    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "prepare":
+            if not prepared:
+                prepared.append(real.prepare(*arguments))
+                names.append(arguments[0])
+            return prepared[0]
+        if method == "compute":
+            batch = arguments[1]
+            if batch.key not in known:
+                known[batch.key] = real.compute(names[0], batch, False)
+            return known[batch.key]._replace(content=replace(known[batch.key].content, seconds=0.5))
+        return None
+
+    looks = count()
+    has_work_for = TrackedJob.has_work_for
+
+    def counted(self: TrackedJob, worker: int) -> bool:
+        next(looks)
+        return has_work_for(self, worker)
+
+    monkeypatch.setattr(TrackedJob, "has_work_for", counted)
+    outcomes, progress = InProcessRay(64, fault, backwards=True).run(jobs, seconds=300)
+    assert states(outcomes) == ["finished"] * 36
+    assert len(known) * 36 == progress.batches
+    assert next(looks) < 100 * progress.batches  # 670 where every free worker looks at every checkpoint

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.studies.cluster.connection import Needs, needs_of, room
 from evalkit.studies.cluster.driver import ClusterRunner
-from evalkit.studies.cluster.ray_cluster import ClusterOptions
+from evalkit.studies.cluster.resources import ClusterOptions, Needs, needs_of
 from tests.engines.cluster.conftest import Nodes, Recorder, jobs_of, states
 
 
@@ -47,9 +46,9 @@ HEAD = machine(0)
 def test_every_machine_has_the_workers_of_its_own_resources(
     machines: list[dict[str, float]], workers: int | None, needs: Needs, places: list[int]
 ) -> None:
-    found = needs_of(machines, workers, None, None, "auto")
+    found = needs_of(machines, ClusterOptions(workers), "auto")
     assert found == needs
-    assert [room(one, found) for one in machines] == places
+    assert [found.room(one) for one in machines] == places
 
 
 @pytest.mark.parametrize(
@@ -63,22 +62,25 @@ def test_every_machine_has_the_workers_of_its_own_resources(
     ],
 )
 def test_given_gpus(gpus: float, machines: list[dict[str, float]], needs: Needs, places: list[int]) -> None:
-    found = needs_of(machines, None, None, gpus, "auto")
+    found = needs_of(machines, ClusterOptions(worker_gpus=gpus), "auto")
     assert found == needs
-    assert [room(one, found) for one in machines] == places
+    assert [found.room(one) for one in machines] == places
 
 
 def test_given_cores_and_no_gpus() -> None:
     machines = [machine(4, 1), machine(64, 8)]
-    assert needs_of(machines, None, 3, None, "auto") == Needs(3, 1)
-    assert [room(one, Needs(3, 0)) for one in machines] == [1, 21]
-    assert needs_of(machines, None, None, None, "cpu") == Needs(4, 0)
+    assert needs_of(machines, ClusterOptions(worker_cpus=3), "auto") == Needs(3, 1)
+    assert [Needs(3, 0).room(one) for one in machines] == [1, 21]
+    assert needs_of(machines, ClusterOptions(), "cpu") == Needs(4, 0)
 
 
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore")
-def test_a_cluster_of_unequal_machines(cluster: Nodes, files: Path, tmp_path: Path) -> None:
+def test_a_cluster_of_unequal_machines(
+    cluster: Nodes, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both machines' GPUs, which are only declared here, have a worker each."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # Ray counts what it lists
     while cluster.nodes:
         cluster.remove(cluster.nodes[0])
     nodes = [cluster.add(cpus=2, gpus=1), cluster.add(cpus=2, gpus=2)]

@@ -28,13 +28,13 @@ def text(name: str) -> str:
 def _poison(module: ModuleType) -> None:
     compute = module.BatchWorker.compute
 
-    def faulty(self: object, job: str, number: int, batch: object, split: bool) -> object:
+    def faulty(self: object, job: str, batch: object, split: bool) -> object:
         time.sleep(float(text("slow") or 0))
         if f"{batch.task} {batch.number}" == text("poison"):  # type: ignore[attr-defined]
             if (FAULTS / "abort").exists():
                 os.abort()
             os.kill(os.getpid(), signal.SIGKILL)
-        return compute(self, job, number, batch, split)
+        return compute(self, job, batch, split)
 
     module.BatchWorker.compute = faulty
     rows = module.BatchWorker._compute
