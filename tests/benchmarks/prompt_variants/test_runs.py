@@ -25,8 +25,8 @@ from evalkit.display import Progress
 from evalkit.errors import RunError, UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone
+from evalkit.runs.continuous import OUTCOMES, document_outcomes
 from evalkit.runs.folder import SCORES, Run
-from evalkit.runs.outcomes import OUTCOMES, document_outcomes
 from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.traits import summary, traits
 from tests.printed import printed
