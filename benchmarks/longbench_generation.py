@@ -53,7 +53,7 @@ def main() -> None:
     totals, arithmetic, prefills = [0.0, 0.0], 0.0, 0.0
     for name in options.tasks.split(","):
         task = find_task(name)
-        rows = load_rows(task, options.data_dir, FirstDocuments(options.rows)).rows
+        rows = load_rows(task, options.data_dir, FirstDocuments(options.rows)).documents
         ends = end_tokens(loaded.model, loaded.tokenizer)
         asked = generation_requests(task, rows, loaded.tokenizer, ends, options.max_prompt_tokens, loaded.window)
         prompts = [one.prompt for one in asked]

@@ -8,7 +8,6 @@ allows.
 
 from __future__ import annotations
 
-import zlib
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, lazy
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure
 from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest, spread
+from evalkit.data.sampling import DocumentSelection
 from evalkit.display import Say
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.models.context.extension import MOST_TOKENS, Extension, configured_window, refuse_generation
@@ -33,14 +33,33 @@ from evalkit.runs.traits import max_prompt_tokens
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-    from numpy.typing import NDArray
 
     from evalkit.benchmarks.document_views import TaskView
     from evalkit.generation.capacity import GeneratingFacts
-    from evalkit.generation.prompts import Ints, Prompt
+    from evalkit.generation.prompts import Prompt
     from evalkit.models.loading.load import LoadedModel
+
+
+class TaskDocuments(NamedTuple):
+    """The documents of a task."""
+
+    documents: Sequence[Any]
+    source: str
+    """Provenance for messages, such as "data-dir DIR/qasper.jsonl"."""
+    digest: str | None = None
+    """Hash of the content that determines the prompts; None if the benchmark's settings determine it."""
+    official: bool | None = None
+    """Whether they are the published ones; None if none are published."""
+
+    def selected(self, task: str, selection: DocumentSelection) -> TaskDocuments:
+        """Return the documents that a request selects."""
+        places = selection.places(task, [task] * len(self.documents))
+        return self._replace(documents=tuple(self.documents[place] for place in places))
+
+    def about(self) -> dict[str, Any]:
+        """Return the manifest's entry."""
+        return {"source": self.source, "official": self.official, "count": len(self.documents)}
 
 
 @dataclass(frozen=True)
@@ -80,42 +99,35 @@ def generated_plan(
     request: Request,
     checkpoint: Checkpoint,
     context: int,
-    tasks: Mapping[str, Sequence[Any]],
-    specification: Mapping[str, Any],
-    documents: Mapping[str, Any],
+    tasks: Mapping[str, TaskDocuments],
+    settings: Mapping[str, Any],
     say: Say = silent,
     chat: bool = False,
 ) -> DocumentPlan:
-    """Return the plan of a run, whose rule is the kind of benchmark.
+    """Return the plan of a run, whose rule and suite (unless the settings have another) are the kind of benchmark.
 
-    Args:
-        kind: the benchmark, and its suite if the specification has no other.
-        request: the model, the folders and the benchmark's settings.
-        checkpoint: the model's checkpoint.
-        context: see `context_of`.
-        tasks: task → its documents.
-        specification: the benchmark's own entries: everything that determines the texts, except what every run has,
-            the chat template, the device and the end tokens.
-        documents: task → source, whether it is official, and number of documents.
-        say: called about the checkpoint.
-        chat: whether prompts go into the chat template.
+    `settings` are the specification's entries that determine the texts beside the documents, except what every run has,
+    the chat template, the device and the end tokens.
     """
     # The content of GGUF files is hashed as a whole
-    settings = None if checkpoint.gguf is not None else generation_settings(checkpoint.folder)
+    generation = None if checkpoint.gguf is not None else generation_settings(checkpoint.folder)
+    digests = {name: task.digest for name, task in tasks.items() if task.digest is not None}
     specification = {
         **numerics(request.model, checkpoint, None, say),
         **(request.selection.specification if isinstance(request, DocumentRequest) else {}),
         "suite": kind,
-        **specification,
+        **({"documents": digests} if digests else {}),
+        **settings,
         "chat": chat,
         # Rounding differences may change a text
         "device": request.model.device,
-        "end": (settings or {}).get("eos_token_id"),
+        "end": (generation or {}).get("eos_token_id"),
     }
-    about = {"template": {"name": "chat" if chat else "plain"}, "documents": documents, "context": context}
-    return DocumentPlan(
-        request, checkpoint, tasks, plain_manifest(kind, request.model, checkpoint, specification, **about)
-    )
+    about = {name: task.about() for name, task in tasks.items()}
+    template = {"name": "chat" if chat else "plain"}
+    more = {"template": template, "documents": about, "context": context}
+    manifest = plain_manifest(kind, request.model, checkpoint, specification, **more)
+    return DocumentPlan(request, checkpoint, {name: task.documents for name, task in tasks.items()}, manifest)
 
 
 def about_run(run: Run) -> tuple[str, ...]:
@@ -244,10 +256,7 @@ class GeneratedBenchmark(Benchmark):
 
     def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         """Estimate the tokens of prompts and answers. Prompts share whole chunks, as they are batched."""
-        import numpy as np
-
         from evalkit.generation.prompts import CHUNK
-        from evalkit.scoring.sequences import distinct_tokens
 
         counts = []
         for task, documents in plan.tasks.items():
@@ -257,9 +266,11 @@ class GeneratedBenchmark(Benchmark):
             prompts = [request.prompt for request in self.generation_requests(part, task, frozenset(), tokenizer)]
             scale = len(documents) / len(prompts)
             alone = sum(len(prompt.tokens) for prompt in prompts)
-            # One id for each chunk, so that only whole chunks are shared; the rest of a prompt is its own
-            chunks = [_chunk_ids(prompt.tokens, CHUNK) for prompt in prompts]
-            repeated = CHUNK * (sum(map(len, chunks)) - distinct_tokens([np.append(ids, 0) for ids in chunks]))
+            # Everything up to the end of each whole chunk that another prompt could share
+            beginnings = [
+                prompt.tokens[:end].tobytes() for prompt in prompts for end in range(CHUNK, len(prompt.tokens), CHUNK)
+            ]
+            repeated = CHUNK * (len(beginnings) - len(set(beginnings)))
             new = sum(prompt.max_new_tokens for prompt in prompts)
             sums = (scale * len(prompts), scale * alone, scale * (alone - repeated), scale * new)
             counts.append(TaskTokens(task, len(documents), len(prompts), *sums))
@@ -350,11 +361,3 @@ class _GenerationComputer:
             )
             for request, generation in zip(batch.content, generations, strict=True)
         ]
-
-
-def _chunk_ids(tokens: Ints, chunk: int) -> NDArray[np.int32]:
-    """Return one number for each whole chunk that another prompt could share; equal chunks have equal numbers."""
-    import numpy as np
-
-    whole = (len(tokens) - 1) // chunk
-    return np.array([zlib.crc32(part.tobytes()) >> 1 for part in tokens[: whole * chunk].reshape(whole, chunk)], "i4")

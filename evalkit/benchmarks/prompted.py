@@ -17,6 +17,7 @@ from evalkit.benchmarks.generated import (
     GeneratedAnswer,
     GeneratedBenchmark,
     GenerationRequest,
+    TaskDocuments,
     context_of,
     generated_plan,
 )
@@ -77,24 +78,17 @@ class PromptedBenchmark(GeneratedBenchmark):
         """Score an answer from 0 to 1; higher is better."""
 
     def plan(self, request: DocumentRequest, say: Say) -> DocumentPlan:
-        every = {task: list(documents) for task, documents in self.tasks().items()}
-        tasks = {
-            task: [documents[place] for place in request.selection.places(task, [task] * len(documents))]
-            for task, documents in every.items()
+        every = {
+            task: TaskDocuments(list(documents), f"benchmark {self.kind}").selected(task, request.selection)
+            for task, documents in self.tasks().items()
         }
-        if empty := [task for task, documents in tasks.items() if not documents]:
+        tasks = {name: task._replace(digest=_hash(task.documents)) for name, task in every.items()}
+        if empty := [name for name, task in tasks.items() if not task.documents]:
             raise UsageError(f"benchmark {self.kind}: task {empty[0]} has no documents")
         checkpoint = request.model.locate(say)
-        specification = {
-            "documents": {task: _hash(documents) for task, documents in tasks.items()},
-            "max_new_tokens": self.max_new_tokens,
-            "until": list(self.until),
-            "version": self.version,
-        }
-        source = f"benchmark {self.kind}"
-        about = {task: {"source": source, "official": None, "count": len(members)} for task, members in every.items()}
+        settings = {"max_new_tokens": self.max_new_tokens, "until": list(self.until), "version": self.version}
         context = context_of(request.model, checkpoint, self.kind)
-        return generated_plan(self.kind, request, checkpoint, context, tasks, specification, about, say)
+        return generated_plan(self.kind, request, checkpoint, context, tasks, settings, say)
 
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any

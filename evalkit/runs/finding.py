@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,26 +89,29 @@ def find_any_run(given: str, root: Path) -> Run:
     """
     if not given.strip():
         raise UsageError("a run's name is empty; give its folder, id or checkpoint (evalkit ls runs lists them)")
-    for place in (Path(given), root / given):
-        if is_file(place / MANIFEST):
-            return load_run(place)
+    for folder in (Path(given), root / given):
+        if is_file(folder / MANIFEST):
+            return load_run(folder)
+    path = None
+    with suppress(OSError, RuntimeError):
+        path = str(Path(given).expanduser().resolve())
     stored = list(scan(root))
-    path = _resolved(given)
-    found = [one for one in stored if _matches(one, given, path)]
-    if len(found) > 1:
-        listed = ", ".join(one.folder.name for one in found[:_MAX_LISTED]) + (", …" if len(found) > _MAX_LISTED else "")
-        raise UsageError(f"'{given}' matches {len(found)} runs in {root}: {listed}; name one of them")
+    matching = [run for run in stored if _matches(run, given, path)]
+    names = [run.folder.name for run in matching]
+    if len(matching) > 1:
+        listed = ", ".join(names[:_MAX_LISTED]) + (", …" if len(names) > _MAX_LISTED else "")
+        raise UsageError(f"'{given}' matches {len(matching)} runs in {root}: {listed}; name one of them")
+    if matching:
+        return load_run(matching[0].folder)
     # Unlike `Path.is_dir`, false for a path that the file system rejects
-    if not found and path is not None and os.path.isdir(path):  # noqa: PTH112
+    if path is not None and os.path.isdir(path):  # noqa: PTH112
         raise RunError(f"{given} is neither a run folder (it has no {MANIFEST}) nor the checkpoint of a run in {root}")
-    if not found:
-        raise UnknownNameError("run", given, [one.folder.name for one in stored] or [f"none in {root}"])
-    return load_run(found[0].folder)
+    raise UnknownNameError("run", given, [run.folder.name for run in stored] or [f"none in {root}"])
 
 
 def list_runs(root: Path | str = RUNS) -> list[Run]:
     """Return all readable runs in a folder, finished or not, sorted by name."""
-    return [one for one in scan(values.path("folder of runs", root)) if isinstance(one, Run)]
+    return [run for run in scan(values.path("folder of runs", root)) if isinstance(run, Run)]
 
 
 def scan(root: Path) -> Iterator[Run | DamagedRun]:
@@ -130,20 +134,13 @@ def scan(root: Path) -> Iterator[Run | DamagedRun]:
 
 def _matches(run: Run | DamagedRun, given: str, path: str | None) -> bool:
     """Return whether a run's names or its checkpoint's match `given`; `path` is `given` as a resolved path."""
-    if run.folder.name.startswith(given) or isinstance(run, DamagedRun):
+    if isinstance(run, DamagedRun) or run.folder.name.startswith(given):
         return run.folder.name.startswith(given)
     manifest = run.manifest
-    names = {str(manifest["model"]).rstrip("/")}
-    if manifest.get("path") is None:  # of the hub: also without its revision, and with its commit
-        name = str(manifest["model"]).rstrip("/").partition("@")[0]
+    model, local = manifest["model"].rstrip("/"), manifest.get("path")
+    names = {model}
+    if local is None:  # of the hub: also without its revision, and with its commit
+        name = model.partition("@")[0]
         names |= {name, f"{name}@{manifest['revision']}"}
-    if str(manifest["id"]).startswith(given) or given.rstrip("/") in names:
-        return True
-    return path is not None and manifest.get("path") == path
-
-
-def _resolved(given: str) -> str | None:
-    try:
-        return str(Path(given).expanduser().resolve())
-    except (OSError, RuntimeError):
-        return None
+    is_named = manifest["id"].startswith(given) or given.rstrip("/") in names
+    return is_named or (path is not None and local == path)

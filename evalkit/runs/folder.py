@@ -34,14 +34,7 @@ from evalkit.escape import brief, counted
 from evalkit.inputs import values
 from evalkit.inputs.reading import MOST_BYTES, parse_json, read_bytes
 from evalkit.inputs.validated import Stored, misfit
-from evalkit.runs.forms import (
-    StoredManifest,
-    StoredResults,
-    content_digest,
-    describe_mismatch,
-    digest,
-    unsealed,
-)
+from evalkit.runs.forms import StoredManifest, StoredResults, content_digest, describe_mismatch, digest, unsealed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -159,7 +152,7 @@ class Run:
 
         return summarise(self.scores, self.manifest, rule or self.manifest["rule"])
 
-    @cached_property
+    @property
     def seconds(self) -> dict[str, float]:
         """Seconds spent on each task, where known."""
         return {task["task"]: task["seconds"] for task in self.stored["tasks"] if task.get("seconds") is not None}
@@ -176,20 +169,16 @@ class Run:
 
     def require_form(self, form: type[Stored]) -> None:
         """Raise `RunError` if results.json is not valid in a benchmark's form."""
-        if trouble := misfit(self.stored, form):
-            raise RunError(f"{self.folder / RESULTS} is damaged ({trouble}); {self._remedy}")
+        with self._reading(RESULTS):
+            _check_form(self.stored, form)
 
     def read(self, name: str) -> bytes:
         """Return a file of the finished run, verified by its digest."""
         path = self.folder / name
         self.require_finished()
-        if not path.is_file():
-            if name not in self.files:
-                raise RunError(
-                    f"{self.folder}: a run of {self.kind} has no {name}; it has {', '.join(sorted(self.files))}"
-                )
-            raise RunError(f"{path} is missing; {self._remedy}")
-        with _reading(path, self._remedy):
+        if name not in self.files and not path.is_file():
+            raise RunError(f"{self.folder}: a run of {self.kind} has no {name}; it has {', '.join(sorted(self.files))}")
+        with self._reading(name):
             content = path.read_bytes()
             if self.files.get(name) != digest(content):
                 raise ValueError(describe_mismatch(name, content, self.manifest))
@@ -200,7 +189,7 @@ class Run:
         import pandas as pd
 
         content = self.read(name)
-        with _reading(self.folder / name, self._remedy):
+        with self._reading(name):
             table = pd.read_parquet(io.BytesIO(content))
             if absent := [column for column in columns if column not in table]:
                 raise ValueError(f"it has no column {absent[0]}")
@@ -208,35 +197,34 @@ class Run:
 
     @cached_property
     def _results(self) -> tuple[dict[str, str], dict[str, Any]]:
-        path = self.folder / RESULTS
-        with _reading(path, self._remedy):
-            content = unsealed(parse_json(read_bytes(path, MOST_BYTES)))
+        """The files of the run with their digests, and the other content of results.json."""
+        with self._reading(RESULTS):
+            content = unsealed(parse_json(read_bytes(self.folder / RESULTS, MOST_BYTES)))
             identity, files = content.pop("run", None), content.pop("files", None)
             if identity != self.manifest["id"]:
                 raise ValueError(f"it belongs to run {identity}")
             if not isinstance(files, dict) or files.get(MANIFEST) != content_digest(self.manifest):
                 raise ValueError(f"{MANIFEST} is not the one that it was written with")
-            if trouble := misfit(content, StoredResults):
-                raise ValueError(trouble)
+            _check_form(content, StoredResults)
         return files, content
 
-    @property
-    def _remedy(self) -> str:
-        return _remedy(self.folder, f"delete {RESULTS} and run its command again, which rebuilds it from the journal")
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        advice = f"delete {RESULTS} and run its command again, which rebuilds it from the journal"
+        with _reading(self.folder, name, advice):
+            yield
 
 
 def load_run(folder: Path | str) -> Run:
     """Open a run folder."""
     folder = values.path("run folder", folder)
-    path = folder / MANIFEST
-    if not is_file(path):
+    if not is_file(folder / MANIFEST):
         raise RunError(f"{folder} is not a run folder: it has no {MANIFEST}")
-    with _reading(path, _remedy(folder, "delete it and run its command again, which resumes from the journal")):
-        manifest = unsealed(parse_json(read_bytes(path, MOST_BYTES)))
+    with _reading(folder, MANIFEST, "delete it and run its command again, which resumes from the journal"):
+        manifest = unsealed(parse_json(read_bytes(folder / MANIFEST, MOST_BYTES)))
         if manifest.get("id") != specification_id(manifest.get("specification", {})):
             raise ValueError("its id does not match its specification")
-        if trouble := misfit(manifest, StoredManifest):
-            raise ValueError(trouble)
+        _check_form(manifest, StoredManifest)
     named = _ID_AT_END.fullmatch(folder.resolve().name[-13:])
     if named and named[1] != manifest["id"]:
         raise RunError(
@@ -246,22 +234,21 @@ def load_run(folder: Path | str) -> Run:
     return Run(folder, manifest)
 
 
-def _remedy(folder: Path, from_journal: str) -> str:
-    """Return the advice for a damaged file of a run, which depends on whether a journal exists to rebuild it from."""
-    if is_file(folder / JOURNAL):
-        return from_journal
-    return f"restore the original file, or {WITHOUT_JOURNAL}"
+def _check_form(content: dict[str, Any], form: type[Stored]) -> None:
+    if reason := misfit(content, form):
+        raise ValueError(reason)
 
 
 @contextmanager
-def _reading(path: Path, advice: str) -> Iterator[None]:
-    """Turn what a file's reader raises into a `RunError` with advice for a damaged file."""
+def _reading(folder: Path, name: str, advice: str) -> Iterator[None]:
+    """Turn what a file's reader raises into a `RunError`, with advice that holds if a journal exists."""
     try:
         yield
-    except (ValueError, RecursionError) as error:  # ArrowInvalid is a ValueError
-        raise RunError(f"{path} is damaged ({first_line(error)}); {advice}") from error
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}; {advice}") from error
+    except (ValueError, RecursionError, OSError) as error:  # ArrowInvalid is a ValueError
+        if not is_file(folder / JOURNAL):
+            advice = f"restore the original file, or {WITHOUT_JOURNAL}"
+        trouble = f"cannot be read: {error.strerror or error}" if isinstance(error, OSError) else ""
+        raise RunError(f"{folder / name} {trouble or f'is damaged ({first_line(error)})'}; {advice}") from error
 
 
 def is_file(path: Path) -> bool:

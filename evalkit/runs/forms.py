@@ -1,8 +1,7 @@
-"""Validation models of manifest.json and of the keys that every benchmark's results.json has.
+"""Forms of manifest.json and of the keys that every benchmark's results.json has, and the digests of files.
 
-A file's digest shows that its content is what was written. These models check, once, that it has the types that this
-version of evalkit reads, so that no reader finds a list where it expects a name. Digests bind the files of a folder to
-their run.
+A file's digest shows that its content is what was written, and binds it to its run. The forms check, once, what
+determines a number or a mark in a table; a file that is otherwise of another form ends as an error of its reader.
 """
 
 from __future__ import annotations
@@ -58,25 +57,6 @@ class _Source(Stored):
     count: int
 
 
-class _TemplateName(Stored):
-    name: str
-
-
-class _Shape(Stored):
-    """Printed keys of a model's shape (`models.shapes.shape_facts`); the others are only compared."""
-
-    backbone: str
-    num_hidden_layers: int
-    num_attention_heads: int
-    attention_variant: str
-    variant_layers: list[int]
-
-
-class _Loaded(Stored):
-    parameters: int | None = None
-    shape: _Shape | None = None
-
-
 class _Device(Stored):
     """Device of some batches of a run (`batch_devices.py`)."""
 
@@ -86,13 +66,6 @@ class _Device(Stored):
     host: str
     threads: int
     batches: dict[str, str]
-
-
-class _Imported(Stored):
-    """Origin of an imported run."""
-
-    origin: str
-    files: dict[str, str]
 
 
 def _check_date(text: str) -> str:
@@ -111,15 +84,15 @@ class StoredManifest(Stored):
     group_sizes: dict[str, int]
     documents: dict[str, _Source]
     examples: dict[str, _Source] = Field(default_factory=dict)
-    template: str | _TemplateName
+    template: str | dict[str, Any]
     created: Annotated[str, AfterValidator(_check_date)]
     model: str
     path: str | None = None
     revision: str | None
     versions: dict[str, str]
-    loaded: _Loaded = Field(default_factory=_Loaded)
+    loaded: dict[str, Any] = Field(default_factory=dict)
     devices: list[_Device] = Field(default_factory=list)
-    imported: _Imported | None = None
+    imported: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _groups_have_sizes(self) -> Self:

@@ -103,25 +103,27 @@ class Journal:
 
         A line of another run or form is an error.
         """
+        if not self._path.exists():
+            return
         seen: set[bytes] = set()
         kept: list[tuple[int, int]] = []
-        damaged = size = end = 0
+        damaged = size = 0
         whole = True
-        with self._reading():
-            for number, line in enumerate(self._lines(), start=1):
-                start, end = end, end + len(line)
-                content = line.removesuffix(b"\n").removesuffix(b"\r")
-                found = self._parse(content, number, size)
-                damaged += found is None and content != b""
-                whole &= len(content) + 1 == len(line)
+        with self._reading(), self._path.open("rb") as file:
+            number = start = 0
+            while line := file.readline(_LONGEST):
+                number, content = number + 1, line.removesuffix(b"\n").removesuffix(b"\r")
+                entry = self._parse(content, number, size)
+                damaged += entry is None and content != b""
                 # A batch number is not unique: a run that lost its manifest resumes with other batches
-                if found is None or (digest := hashlib.sha256(content).digest()) in seen:
-                    whole = False
-                    continue
-                seen.add(digest)
-                kept.append((start, len(content)))
-                size += len(content) + 1
-                yield found
+                is_new = entry is not None and (digest := hashlib.sha256(content).digest()) not in seen
+                whole &= is_new and len(content) + 1 == len(line)
+                if entry is not None and is_new:
+                    seen.add(digest)
+                    kept.append((start, len(content)))
+                    size += len(content) + 1
+                    yield entry
+                start += len(line)
             if damaged:
                 self._say(f"{self._path}: {damaged} damaged line(s) dropped; their documents are scored again")
             if not whole:
@@ -131,10 +133,10 @@ class Journal:
         """Return the rows of an entry from `read` or `append`."""
         with self._reading(), self._path.open("rb") as file:
             file.seek(entry.offset)
-            found = self._parse(file.readline(_LONGEST).removesuffix(b"\n"), 0, entry.offset)
-        if found is None or found[0] != entry:
+            stored = self._parse(file.readline(_LONGEST).removesuffix(b"\n"), 0, entry.offset)
+        if stored is None or stored[0] != entry:
             raise RunError(f"journal {self._path} was changed while it was read; run the same command again")
-        return found[1]
+        return stored[1]
 
     def append(self, entry: Entry, rows: Rows, packed: bytes | None = None) -> tuple[Entry, pa.RecordBatch]:
         """Write an entry and flush it to disk; return it with its rows, as `read` does.
@@ -170,12 +172,6 @@ class Journal:
         except OSError as error:
             raise RunError(f"journal {self._path} cannot be read: {error.strerror or error}") from error
 
-    def _lines(self) -> Iterator[bytes]:
-        if self._path.exists():
-            with self._path.open("rb") as file:
-                while line := file.readline(_LONGEST):
-                    yield line
-
     def _pieces(self, kept: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         """Yield lines of the file, each given as (offset, length)."""
         with self._path.open("rb") as file:
@@ -185,39 +181,39 @@ class Journal:
 
     def _parse(self, line: bytes, number: int, offset: int) -> tuple[Entry, pa.RecordBatch] | None:
         """Return the entry of a line; None if the line is damaged."""
+        from evalkit.runs.columns import from_bytes, schema_digest
+
         checksum, _, payload = line.partition(b" ")
         # The checksum of an empty payload is 0, which the start of a torn line may be too
         if not payload or checksum != b"%08x" % zlib.crc32(payload):
             return None
-        try:
-            return self._entry(payload, offset)
-        except (ValueError, RecursionError) as error:
-            raise RunError(
-                f"journal {self._path}, line {number}: not a batch of this run ({error}); restore the run's journal, "
-                f"or {WITHOUT_JOURNAL}"
-            ) from error
-
-    def _entry(self, payload: bytes, offset: int) -> tuple[Entry, pa.RecordBatch]:
-        """Parse and validate a line's payload; raise `ValueError` if it is of another run or form."""
-        from evalkit.runs.columns import from_bytes, schema_digest
-
         header, _, packed = payload.rpartition(b" ")
         try:
-            line = _HEADER.validate_json(header, strict=True)
-        except ValidationError as error:
-            wrong = error.errors(include_url=False)[0]
-            if not wrong["loc"]:  # not a list, or not JSON
-                raise ValueError(wrong["msg"]) from error
-            value = json.dumps(wrong["input"])[:60]
-            raise ValueError(f"'{_Header._fields[int(wrong['loc'][0])]}' is {value}: {wrong['msg']}") from error
-        if line.run != self._run:
-            raise ValueError(f"it belongs to run {line.run}; expected {self._run}")
-        if line.columns != schema_digest(self.row):
-            raise ValueError(f"its rows have other columns; expected {', '.join(self.row._fields)}")  # type: ignore[attr-defined]
+            stored = _HEADER.validate_json(header, strict=True)
+            if stored.run != self._run:
+                raise ValueError(f"it belongs to run {stored.run}; expected {self._run}")
+            if stored.columns != schema_digest(self.row):
+                raise ValueError(f"its rows have other columns; expected {', '.join(self.row._fields)}")  # type: ignore[attr-defined]
+            batch = from_bytes(base64.b64decode(packed, validate=True), self.row)
+        except (ValueError, RecursionError) as error:
+            reason = _described(error) if isinstance(error, ValidationError) else error
+            raise RunError(
+                f"journal {self._path}, line {number}: not a batch of this run ({reason}); restore the run's journal, "
+                f"or {WITHOUT_JOURNAL}"
+            ) from error
         # A run has many entries but few tasks and devices: each text is in memory once
-        place = BatchDevice._make(sys.intern(part) if isinstance(part, str) else part for part in line.place)
-        entry = Entry(sys.intern(line.task), line.batch, line.seconds, place, offset)
-        return entry, from_bytes(base64.b64decode(packed, validate=True), self.row)
+        place = BatchDevice._make(sys.intern(part) if isinstance(part, str) else part for part in stored.place)
+        return Entry(sys.intern(stored.task), stored.batch, stored.seconds, place, offset), batch
+
+
+def _described(error: ValidationError) -> str:
+    """Describe the first invalid field of a header; without a field, it is not a list, or not JSON."""
+    first = error.errors(include_url=False)[0]
+    if not first["loc"]:
+        return first["msg"]
+    place = first["loc"][0]
+    name = _Header._fields[place] if isinstance(place, int) else place
+    return f"'{name}' is {json.dumps(first['input'])[:60]}: {first['msg']}"
 
 
 Key = tuple[Hashable, ...]
@@ -261,7 +257,7 @@ class FinishedRows:
         for entry in sorted(entries, key=lambda entry: entry.batch):
             batch = self._journal.rows(entry)
             if repeated := self._repeated.get(entry.offset):
-                batch = batch.filter(pa.array([(task, *values) not in repeated for values in self._values_of(batch)]))
+                batch = batch.filter(pa.array([key not in repeated for key in self._keys_of(entry, batch)]))
             if batch.num_rows:
                 yield batch
 
@@ -282,11 +278,11 @@ class FinishedRows:
     def _add(self, entry: Entry, batch: pa.RecordBatch) -> None:
         self.entries.append(entry)
         self.seconds[entry.task] = self.seconds.get(entry.task, 0.0) + entry.seconds
-        keys = {(entry.task, *values) for values in set(self._values_of(batch))}
+        keys = set(self._keys_of(entry, batch))
         if repeated := keys & self._keys:
             self._repeated[entry.offset] = repeated
         self._keys |= keys
 
-    def _values_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Hashable, ...]]:
-        """Yield the values of the key columns, row by row."""
-        return zip(*(batch[name].to_pylist() for name in self._columns), strict=True)
+    def _keys_of(self, entry: Entry, batch: pa.RecordBatch) -> Iterator[Key]:
+        """Yield the key of each row."""
+        return zip([entry.task] * batch.num_rows, *(batch[name].to_pylist() for name in self._columns), strict=True)

@@ -30,12 +30,12 @@ _LARGEST = 1 << 16
 """Most bytes of the owner's file."""
 RENEWAL = 15.0
 """Seconds between two renewals."""
+LEASE = 120.0
+"""Seconds without a renewal after which an owner on another machine is gone."""
 _PATIENCE = 0.2
 """Seconds to wait for the lock, which `is_locked` of another process may hold for a moment."""
 _ATTEMPTS = 20
 """At creating a folder that other processes remove."""
-LEASE = 120.0
-"""Seconds without a renewal after which an owner on another machine is gone."""
 
 
 class Owner(Stored):
@@ -51,6 +51,11 @@ class Owner(Stored):
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on this machine, where the operating system's lock counts."""
+        return self.host == platform.node()
 
 
 class Lock:
@@ -124,7 +129,7 @@ def locked(folder: Path) -> Iterator[Lock]:
         raise RunError(f"output folder {folder} cannot be written ({error.strerror or error})") from error
     try:
         owner = read_owner(folder)
-        if owner and owner.host != platform.node() and is_active(folder, owner):
+        if owner and not owner.is_here and is_active(folder, owner):
             raise _in_use(folder, owner)
         with Lock(folder) as held:
             yield held
@@ -143,14 +148,13 @@ def is_active(folder: Path, owner: Owner) -> bool:
     """Return whether an owner has renewed its file lately, by the clock of the file system, and not released it."""
     if owner.released:
         return False
-    try:
+    now = time.time()
+    with suppress(OSError):
         (folder / _LOCK).touch()
         now = (folder / _LOCK).stat().st_mtime
+    with suppress(OSError):
         return now - (folder / _OWNER).stat().st_mtime < LEASE
-    except OSError:
-        with suppress(OSError):
-            return time.time() - (folder / _OWNER).stat().st_mtime < LEASE
-        return False
+    return False
 
 
 def is_locked(folder: Path) -> bool:
@@ -168,7 +172,7 @@ def is_locked(folder: Path) -> bool:
             return True
         except OSError:
             may_lock = False
-    return owner is not None and not (may_lock and owner.host == platform.node()) and is_active(folder, owner)
+    return owner is not None and not (may_lock and owner.is_here) and is_active(folder, owner)
 
 
 def _in_use(folder: Path, owner: Owner | None) -> RunInUseError:

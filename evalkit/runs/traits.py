@@ -18,8 +18,8 @@ from typing import Any
 
 from evalkit.escape import counted
 from evalkit.runs.batch_devices import kinds
+from evalkit.runs.continuous import outcome_of
 from evalkit.runs.folder import Run
-from evalkit.runs.outcomes import outcome_of
 
 _SUMMARY = (
     "limit",

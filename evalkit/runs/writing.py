@@ -44,8 +44,7 @@ def find_finished(
     """
     if not (is_file(folder / RESULTS) and is_file(folder / MANIFEST)):
         return None
-    run = load_run(folder)
-    _check_specification(run, manifest)
+    run = _load_same(folder, manifest)
     if not is_finished(run):
         return None
     known = list(dict.fromkeys(place.device for place in places(run.manifest)))
@@ -54,10 +53,44 @@ def find_finished(
     return run
 
 
-def _check_specification(run: Run, manifest: Mapping[str, Any]) -> None:
-    """Raise `RunError` if a folder's run is not the one of a manifest."""
+@contextmanager
+def open_run(
+    root: Path, name: str, manifest: dict[str, Any], say: Callable[[str], None] = lambda _: None
+) -> Iterator[RunWriter]:
+    """Open a run folder for writing, new or existing, with a lock against other processes.
+
+    The manifest is written if the folder is new; otherwise the writer has the stored one.
+    """
+    folder = root / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"output folder {folder} cannot be created ({error.strerror or error}); choose another --output"
+        ) from error
+    with locked(folder) as lock:
+        # Hidden files are the lock's; another process may have made the folder and written nothing
+        new = all(path.name.startswith(".") for path in folder.iterdir())
+        try:
+            exists = (folder / MANIFEST).exists()
+            writer = RunWriter(folder, _load_same(folder, manifest).manifest if exists else manifest, say, lock)
+            writer.require_journal()
+            if not exists:
+                writer.remove_results()  # they belong to the manifest that is missing
+                writer.save_manifest()
+            yield writer
+        except BaseException:
+            if new and not any((folder / name).exists() for name in (JOURNAL, RESULTS)):
+                lock.remove_folder()  # nothing was scored, e.g. the model could not be loaded
+            raise
+
+
+def _load_same(folder: Path, manifest: Mapping[str, Any]) -> Run:
+    """Open a folder's run, which must be the one of a manifest."""
+    run = load_run(folder)
     if run.manifest["id"] != manifest["id"]:
-        raise RunError(f"run folder {run.folder} belongs to another specification; choose another --output")
+        raise RunError(f"run folder {folder} belongs to another specification; choose another --output")
+    return run
 
 
 def _index(device: str) -> str:
@@ -107,11 +140,11 @@ class RunWriter:
 
     def compute_on(self, place: BatchDevice) -> None:
         """Warn if earlier batches were computed on another kind of device."""
-        kinds = [" ".join(entry.place.kind) for entry in self._entries]
-        if others := [kind for kind in dict.fromkeys(kinds) if kind != " ".join(place.kind)]:
+        kind, kinds = " ".join(place.kind), dict.fromkeys(" ".join(entry.place.kind) for entry in self._entries)
+        if others := [other for other in kinds if other != kind]:
             self.say(
-                f"warning: this run was started on {' and '.join(others)}; scores computed on {' '.join(place.kind)} "
-                f"may differ in their last digits, and generated texts may diverge; {MANIFEST} will list the batches"
+                f"warning: this run was started on {' and '.join(others)}; scores computed on {kind} may differ in "
+                f"their last digits, and generated texts may diverge; {MANIFEST} will list the batches"
             )
 
     def save_manifest(self, **more: Any) -> str:
@@ -121,8 +154,8 @@ class RunWriter:
 
     def save_results(self, content: Any) -> None:
         """Write the results, with digests of all written files. Last, since their presence marks a run as complete."""
-        places = devices((entry.task, entry.batch, entry.place) for entry in self._entries)
-        files = {MANIFEST: self.save_manifest(devices=places)} | self._files
+        used = devices((entry.task, entry.batch, entry.place) for entry in self._entries)
+        files = {MANIFEST: self.save_manifest(devices=used)} | self._files
         self._save_sealed(RESULTS, {"run": self.manifest["id"], "files": files, **content})
 
     def save_table(self, name: str, table: pd.DataFrame) -> None:
@@ -134,14 +167,24 @@ class RunWriter:
 
     def save_batches(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         """Write a Parquet file from batches, without the whole table in memory."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         schema = schema.with_metadata((schema.metadata or {}) | {RUN: self.manifest["id"]})
         path = self.folder / name
-        with self._saving(path), replacing(path, locked=True) as file, pq.ParquetWriter(file, schema) as writer:
-            for group in _groups(batches, schema):
-                writer.write_table(group)
         with self._saving(path):
+            with replacing(path, locked=True) as file, pq.ParquetWriter(file, schema) as writer:
+                # In row groups of many batches
+                waiting: list[pa.RecordBatch] = []
+                size = 0
+                for batch in batches:
+                    waiting.append(batch)
+                    size += batch.nbytes
+                    if size >= _GROUP:
+                        writer.write_table(pa.Table.from_batches(waiting, schema))
+                        waiting, size = [], 0
+                if waiting:
+                    writer.write_table(pa.Table.from_batches(waiting, schema))
             self._files[name] = file_digest(path)
 
     def save_bytes(self, name: str, content: bytes) -> None:
@@ -171,54 +214,3 @@ class RunWriter:
                 f"{path} cannot be written ({error.strerror or error}){safe}; fix the cause and run the same command "
                 "again"
             ) from error
-
-
-def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Merge batches into tables of about `_GROUP` bytes, so that a file has few row groups."""
-    import pyarrow as pa
-
-    waiting: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        waiting.append(batch)
-        size += batch.nbytes
-        if size >= _GROUP:
-            yield pa.Table.from_batches(waiting, schema)
-            waiting, size = [], 0
-    if waiting:
-        yield pa.Table.from_batches(waiting, schema)
-
-
-@contextmanager
-def open_run(
-    root: Path, name: str, manifest: dict[str, Any], say: Callable[[str], None] = lambda _: None
-) -> Iterator[RunWriter]:
-    """Open a run folder for writing, new or existing, with a lock against other processes.
-
-    The manifest is written if the folder is new; otherwise the writer has the stored one.
-    """
-    folder = root / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(
-            f"output folder {folder} cannot be created ({error.strerror or error}); choose another --output"
-        ) from error
-    with locked(folder) as lock:
-        # Hidden files are the lock's; another process may have made the folder and written nothing
-        new = all(path.name.startswith(".") for path in folder.iterdir())
-        try:
-            writer = RunWriter(folder, manifest, say, lock)
-            if exists := (folder / MANIFEST).exists():
-                stored = load_run(folder)
-                _check_specification(stored, manifest)
-                writer.manifest = stored.manifest
-            writer.require_journal()
-            if not exists:
-                writer.remove_results()  # they belong to the manifest that is missing
-                writer.save_manifest()
-            yield writer
-        except BaseException:
-            if new and not any((folder / name).exists() for name in (JOURNAL, RESULTS)):
-                lock.remove_folder()  # nothing was scored, e.g. the model could not be loaded
-            raise

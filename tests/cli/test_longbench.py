@@ -1,23 +1,16 @@
-"""`evalkit longbench` through its real entry point: runs, a kill, bad input, and its runs in other commands."""
+"""`evalkit longbench` through its real entry point: runs, bad input, and its runs in other commands."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from evalkit.benchmarks.longbench.results import load_generations
-from evalkit.runs.folder import JOURNAL, load_run
 from tests.arguments import arguments
 from tests.benchmarks.longbench.made import record, write
 from tests.cli.test_root import Command, Outcome, _no_settings, complains, evalkit
-from tests.test_kills import batches_in, journal_of, wait_for
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint, tiny_tokenizer
 
 __all__ = ["_no_settings", "evalkit"]  # fixtures
@@ -148,33 +141,3 @@ def test_a_checkpoint_needs_no_flag(
     complains(evalkit(*suite, *common, "--set", "chat=maybe"), 2, "--chat")
     monkeypatch.setenv("EVALKIT_SUITE", "my.yaml")  # of another command
     assert evalkit("longbench", model, *common).out == expected.out
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
-def test_the_command_is_killed_and_given_again(
-    longbench: Command, model: Path, rows: Path, kind: signal.Signals
-) -> None:
-    """The table equals an uninterrupted run's, and nothing is generated twice."""
-    budget = ["--token-budget", "1100", "--limit", "6"]
-    expected = load_generations(load_run(longbench(*budget, "--output", "undisturbed").out.splitlines()[-1]))
-    batches, output = batches_in(Path("undisturbed")), Path("disturbed")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "evalkit", "longbench", "--model", str(model), "--data-dir", str(rows), "--tasks",
-         ",".join(TASKS), "--max-prompt-tokens", "400", "--context", "none", *budget, "--output", str(output)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    wait_for(lambda: batches_in(output) >= 2 or process.poll() is not None, 120)
-    process.send_signal(kind)
-    out, err = process.communicate()
-    assert (out, "Traceback" in err) == ("", False)
-    assert process.returncode == (130 if kind == signal.SIGINT else -signal.SIGKILL)
-    assert 2 <= batches_in(output) < batches
-    kept = journal_of(output).read_bytes()
-    run = load_run(longbench(*budget, "--output", output).out.splitlines()[-1])
-    first, again = (table.drop(columns="seconds") for table in (expected, load_generations(run)))
-    pd.testing.assert_frame_equal(first, again, check_exact=True)
-    assert (run.folder / JOURNAL).read_bytes().startswith(kept.rpartition(b"\n")[0])
-    assert batches_in(output) == batches

@@ -16,6 +16,7 @@ from evalkit.benchmarks.generated import (
     GeneratedAnswer,
     GeneratedBenchmark,
     GenerationRequest,
+    TaskDocuments,
     context_of,
     generated_plan,
 )
@@ -71,10 +72,9 @@ class Copying(GeneratedBenchmark):
         numbers = [" ".join(str((7 * n + 3 * k) % 10) for k in range(8 + n % 5)) for n in range(request.lists)]
         texts = tuple(f"{one} ; {one[: len(one) // 2]}" for one in numbers)
         digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
-        documents = {COPYING: {"source": "made up", "official": None, "count": len(texts)}}
         context = context_of(request.model, checkpoint, COPYING)
-        specification = {"documents": {COPYING: digest}}
-        return generated_plan(COPYING, request, checkpoint, context, {COPYING: texts}, specification, documents, say)
+        tasks = {COPYING: TaskDocuments(texts, "made up", digest)}
+        return generated_plan(COPYING, request, checkpoint, context, tasks, {}, say)
 
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any

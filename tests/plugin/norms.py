@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
-from evalkit.benchmarks.generated import DocumentPlan, context_of, generated_plan
+from evalkit.benchmarks.generated import DocumentPlan, TaskDocuments, context_of, generated_plan
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
@@ -92,10 +92,9 @@ class Norms(Benchmark):
         checkpoint = request.model.locate(say)
         texts = tuple(" ".join(str((5 * n + 3 * k) % 10) for k in range(6 + n % 4)) for n in range(request.count))
         digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
-        documents = {NORMS: {"source": "made up", "official": None, "count": len(texts)}}
         context = context_of(request.model, checkpoint, NORMS)
-        specification = {"documents": {NORMS: digest}}
-        return generated_plan(NORMS, request, checkpoint, context, {NORMS: texts}, specification, documents, say)
+        tasks = {NORMS: TaskDocuments(texts, "made up", digest)}
+        return generated_plan(NORMS, request, checkpoint, context, tasks, {}, say)
 
     row = State
     key = ("document",)

@@ -1,43 +1,59 @@
-"""The journal under every kind of file damage: torn, flipped, doubled, empty, full disk."""
+"""The journal under every kind of file damage, its rows as Arrow columns, and what a resumed run reads of it."""
 
 from __future__ import annotations
 
 import base64
 import errno
 import json
+import math
 import os
+import random
+import struct
+import subprocess
+import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from evalkit.errors import RunError
-from evalkit.paths import replace_file
+from evalkit.runs import columns as module
+from evalkit.runs import writing
 from evalkit.runs.batch_devices import BatchDevice
-from evalkit.runs.columns import record_batch, schema_digest, to_bytes
-from evalkit.runs.journal import Entry, Journal
+from evalkit.runs.columns import from_bytes, record_batch, schema_digest, schema_of, to_bytes
+from evalkit.runs.folder import JOURNAL, RESULTS, load_run
+from evalkit.runs.forms import digest
+from evalkit.runs.journal import Entry, FinishedRows, Journal
+from evalkit.runs.writing import open_run
 from tests.journals import line_of
+from tests.runs.conftest import MANIFEST, RESULT
 
 RUN = "0123456789ab"
 PLACE = BatchDevice("cpu", "x86_64", "tiles", "here")
+FEW = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Row(NamedTuple):
-    """What a line of these tests holds."""
+    """A column of each kind."""
 
     task: str
     doc_id: int
     likelihood: float | None
     greedy: bool = False
+    entropy: float = 0.0
 
 
-PACKED = base64.b64encode(to_bytes(record_batch([Row("piqa", 0, -1.5, True)], Row)))
+ONE = Row("piqa", 0, -1.5, True)
+PACKED = base64.b64encode(to_bytes(record_batch([ONE], Row)))
 Written = tuple[Entry, list[Row]]
 ENTRIES: list[Written] = [
-    (Entry("piqa", 0, 0.25, PLACE), [Row("piqa", 0, -1.5, True)]),
+    (Entry("piqa", 0, 0.25, PLACE), [ONE]),
     (Entry("piqa", 1, 0.5, PLACE), [Row("piqa", 1, -0.1 - 0.2), Row("é\n😀", 1, None)]),
     (Entry("boolq", 0, 1, PLACE._replace(device="cuda:1")), []),
 ]
@@ -57,82 +73,52 @@ def read(journal: Journal) -> list[Written]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "journal.jsonl"
+    return tmp_path / JOURNAL
 
 
 def written(path: Path, entries: list[Written] = ENTRIES) -> bytes:
+    """Write entries; what `append` returns is what `read` gives."""
     for entry, rows in entries:
-        journal(path).append(entry, rows)
-    return path.read_bytes()
+        added, batch = journal(path).append(entry, rows)
+        assert journal(path).rows(added).equals(batch)
+    return path.read_bytes() if path.exists() else b""
 
 
 def reread(path: Path) -> tuple[list[Written], list[str]]:
     """What a journal gives and says; a second reading must find nothing left to repair."""
     said: list[str] = []
     found = read(journal(path, said.append))
-    again: list[str] = []
-    assert read(journal(path, again.append)) == found
-    assert again == []
+    assert read(journal(path, pytest.fail)) == found
     return found, said
 
 
-def test_what_is_written_is_read(path: Path) -> None:
-    written(path)
-    assert reread(path) == (ENTRIES, [])
-
-
-def test_an_entry_says_where_it_stands(path: Path) -> None:
-    """What `append` returns is what `read` gives, so that a session reads its own rows back."""
-    for entry, rows in ENTRIES:
-        added, batch = journal(path).append(entry, rows)
-        assert journal(path).rows(added).equals(batch)
-        assert [Row(**values) for values in batch.to_pylist()] == rows
-    assert [entry.offset for entry, _ in journal(path).read()] == [
-        0, *(at + 1 for at, byte in enumerate(path.read_bytes()[:-1]) if byte == ord("\n"))
-    ]  # fmt: skip
-
-
-def test_rows_that_are_not_there_any_more(path: Path) -> None:
-    written(path)
-    [*_, (entry, _)] = journal(path).read()
-    path.write_bytes(path.read_bytes().replace(b"boolq", b"boolk"))
-    with pytest.raises(RunError, match=r"journal .* was changed while it was read; run the same command again"):
-        journal(path).rows(entry)
-    path.unlink()
-    with pytest.raises(RunError, match="cannot be read"):
-        journal(path).rows(entry)
-
-
-def test_no_journal_is_an_empty_one(path: Path) -> None:
-    assert reread(path) == ([], [])
-    assert not path.exists()
-    path.touch()
-    assert reread(path) == ([], [])
+# Damage
 
 
 def test_torn_at_every_byte(path: Path) -> None:
     """A kill in the middle of a write loses that entry and no other, and writing goes on after it."""
+    assert reread(path) == ([], [])
     whole = written(path)
+    assert reread(path) == (ENTRIES, [])
     ends = [at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]
+    assert [entry.offset for entry, _ in journal(path).read()] == [0, *ends[:-1]]
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
         # The line feed alone may be missing: then the entry is whole
         kept = sum(end - 1 <= size for end in ends)
         found, said = reread(path)
         assert found == ENTRIES[:kept]
-        torn = size not in (0, *ends, *(end - 1 for end in ends))
-        assert len(said) == torn
+        assert len(said) == (size not in (0, *ends, *(end - 1 for end in ends)))
         assert written(path, ENTRIES[kept:]) == whole
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@FEW
 @given(st.data())
 def test_a_flipped_bit_costs_its_own_entry_only(path: Path, data: st.DataObject) -> None:
     path.unlink(missing_ok=True)
     whole = bytearray(written(path))
     at = data.draw(st.integers(0, len(whole) - 1))
-    damaged = bytes(whole[:at]) + bytes([whole[at] ^ (1 << data.draw(st.integers(0, 7)))]) + bytes(whole[at + 1 :])
-    path.write_bytes(damaged)
+    path.write_bytes(bytes(whole[:at]) + bytes([whole[at] ^ (1 << data.draw(st.integers(0, 7)))]) + whole[at + 1 :])
     found, _ = reread(path)
     hit = whole[:at].count(b"\n")
     # A flipped line feed joins two lines, and then neither matches its checksum
@@ -141,167 +127,305 @@ def test_a_flipped_bit_costs_its_own_entry_only(path: Path, data: st.DataObject)
     assert all(entry in ENTRIES for entry in found)
 
 
-def test_damage_in_the_middle_is_said_and_repaired(path: Path) -> None:
-    lines = written(path).split(b"\n")
-    path.write_bytes(b"\n".join([lines[0], lines[1].replace(b"piqa", b"piqb"), *lines[2:]]))
-    found, said = reread(path)
-    assert found == [ENTRIES[0], ENTRIES[2]]
-    assert said == [f"{path}: 1 damaged line(s) dropped; their documents are scored again"]
-
-
-def test_an_empty_line_and_no_last_line_feed(path: Path) -> None:
-    """The file's size is then that of a whole one, and no line stands where it seems to."""
-    whole = written(path)
-    path.write_bytes(b"\n" + whole[:-1])
-    assert reread(path) == (ENTRIES, [])
-    assert path.read_bytes() == whole
-
-
-def test_a_batch_written_twice_counts_once(path: Path) -> None:
-    path.write_bytes(written(path) + path.read_bytes())
-    found, said = reread(path)
-    assert sorted(found, key=ENTRIES.index) == ENTRIES
-    assert said == []
-    assert path.read_bytes().count(b"\n") == len(ENTRIES)
-
-
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@FEW
 @given(st.binary(max_size=300))
 @example(b"0")
 @example(b"00000000 ")
 def test_garbage_is_no_entry(path: Path, garbage: bytes) -> None:
     path.unlink(missing_ok=True)
     path.write_bytes(garbage + b"\n" + written(path))
-    found, _ = reread(path)
-    assert found == ENTRIES
+    assert reread(path)[0] == ENTRIES
 
 
-def line(content: Any) -> bytes:
-    return line_of(content if isinstance(content, bytes) else json.dumps(content).encode())
+def test_lines_that_are_whole_but_not_as_they_were_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = written(path)
+    first, *others = whole.splitlines(keepends=True)
+    for content in (
+        b"\n" + whole[:-1],  # the file's size is then that of a whole one, and no line is where it seems to be
+        whole.replace(b"\n", b"\r\n"),  # as a copy through a version control or an editor may leave them
+        first.replace(b"\n", b"\r\n") + b"".join(others)[:-1],
+        whole + whole,
+    ):
+        path.write_bytes(content)
+        assert reread(path) == (ENTRIES, [])
+        assert path.read_bytes() == whole
+    monkeypatch.setattr("evalkit.runs.journal._LONGEST", 1000)  # a longer line is read in pieces, never as a whole
+    path.write_bytes(first + b"x" * 4500 + b"\n" + b"".join(others))
+    found, [said] = reread(path)
+    assert found == ENTRIES and "5 damaged line(s) dropped" in said
 
 
-def columns(packed: bytes, **changed: Any) -> bytes:
-    """A line's content in the form of columns, with another header or other rows."""
-    header = {"run": RUN, "task": "piqa", "batch": 0, "seconds": 0.25, "place": PLACE, "columns": schema_digest(Row)}
-    return json.dumps([*(header | changed).values()]).encode() + b" " + packed
+def header(packed: bytes, **changed: Any) -> bytes:
+    """A line's content with another header or other rows."""
+    content = {"run": RUN, "task": "piqa", "batch": 0, "seconds": 0.25, "place": PLACE, "columns": schema_digest(Row)}
+    return json.dumps([*(content | changed).values()]).encode() + b" " + packed
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "noun"),
     [
         (b"{} x", "run"),
-        (b"[] x", "run"),
         (b"[" * 100_000 + b"] x", "recursion"),
         (b"\xff x", "JSON"),
-        (b"\xff", "JSON"),
-        (columns(PACKED, batch="0"), "batch"),
-        (columns(PACKED, batch=True), "batch"),
-        (columns(PACKED, batch=10**400), "batch"),
-        (columns(PACKED, batch=2**63), "batch"),
-        (columns(PACKED, seconds=None), "seconds"),
-        (columns(PACKED, seconds=float("nan")), "seconds"),
-        (columns(PACKED, seconds=float("inf")), "seconds"),
-        (columns(PACKED, task=["piqa"]), "task"),
-        (columns(PACKED, place=None), "place"),
-        (columns(PACKED, run="ba9876543210"), f"it belongs to run ba9876543210; expected {RUN}"),
-        (columns(PACKED, place=["cpu"]), "place"),
-        (columns(PACKED, seconds=-1), "seconds"),
-        (columns(PACKED, columns=["task"]), "columns"),
-        (columns(PACKED, columns="01234567"), "its rows have other columns; expected task, doc_id, likelihood, greedy"),
-        (columns(PACKED, more=1), "batch of this run"),
-        (columns(b""), "its rows are truncated"),
-        (columns(b"=" + PACKED), "padding"),
-        (columns(PACKED[:-4]), "its rows are truncated, or other data follows them"),
-        (columns(base64.b64encode(b"no rows")), "its rows cannot be decompressed"),
+        (header(PACKED, batch="0"), "batch"),
+        (header(PACKED, batch=True), "batch"),
+        (header(PACKED, batch=2**63), "batch"),
+        (header(PACKED, seconds=float("nan")), "seconds"),
+        (header(PACKED, seconds=-1), "seconds"),
+        (header(PACKED, task=["piqa"]), "task"),
+        (header(PACKED, place=["cpu"]), "place"),
+        (header(PACKED, run="ba9876543210"), "ba9876543210"),
+        (header(PACKED, columns="01234567"), "columns"),
+        (header(PACKED, more=1), "6 items"),
+        (header(b"=" + PACKED), "padding"),
+        (header(PACKED[:-4]), "rows are truncated"),
+        (header(base64.b64encode(b"no rows")), "decompressed"),
     ],
 )
-def test_a_whole_line_of_another_run_or_form_is_refused(path: Path, content: Any, words: str) -> None:
+def test_a_whole_line_of_another_run_or_form_is_rejected(path: Path, content: bytes, noun: str) -> None:
     """It was written so, by whatever wrote it: no batch is dropped for it, and nothing is scored again unasked."""
-    written(path)
-    whole = path.read_bytes() + line(content)
+    whole = written(path) + line_of(content)
     path.write_bytes(whole)
-    with pytest.raises(
-        RunError, match=r"journal .*, line 4: not a batch of this run \(.*\); restore the run"
-    ) as caught:
+    with pytest.raises(RunError, match=rf"{JOURNAL}, line 4: not a batch of this run \(.*{noun}") as caught:
         read(journal(path, pytest.fail))
-    assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == whole
 
 
-def test_a_line_longer_than_any_is_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read in pieces, never as a whole."""
-    monkeypatch.setattr("evalkit.runs.journal._LONGEST", 1000)
-    first, *others = written(path).splitlines(keepends=True)
-    path.write_bytes(first + b"x" * 4500 + b"\n" + b"".join(others))
-    found, [said] = reread(path)
-    assert found == ENTRIES
-    assert "5 damaged line(s) dropped" in said
-
-
-def test_batches_with_the_same_number_are_all_kept(path: Path) -> None:
-    """As a run leaves them that lost its manifest, and with it its token budget."""
-    entries = [ENTRIES[0], (Entry("piqa", 0, 0.5, PLACE), [Row("piqa", 7, -3.0)])]
-    written(path, entries)
-    assert reread(path) == (entries, [])
-
-
-def test_a_full_disk_is_an_error_and_costs_nothing_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(path, ENTRIES[:1])
-
+def test_a_disk_that_is_full_and_a_file_that_changes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as patch:
+    written(path, ENTRIES[:1])
+    with monkeypatch.context() as patch, pytest.raises(RunError, match=r"No space left on device.*batch 1 of piqa"):
         patch.setattr(os, "fsync", full)
-        with pytest.raises(
-            RunError, match=r"No space left on device.*batch 1 of piqa is not saved, earlier batches are"
-        ):
-            journal(path).append(*ENTRIES[1])
+        journal(path).append(*ENTRIES[1])
     assert reread(path)[0][0] == ENTRIES[0]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_device_that_takes_nothing() -> None:
-    with pytest.raises(RunError, match="No space left on device"):
-        journal(Path("/dev/full")).append(*ENTRIES[0])
-
-
-def test_a_journal_that_is_a_folder(path: Path) -> None:
+    [(entry, _), *_] = journal(path).read()
+    path.write_bytes(path.read_bytes().replace(b"piqa", b"piqb"))
+    with pytest.raises(RunError, match="was changed while it was read"):
+        journal(path).rows(entry)
+    path.unlink()
     path.mkdir()
-    with pytest.raises(RunError, match=r"journal .* cannot be read"):
+    with pytest.raises(RunError, match=f"{JOURNAL} cannot be read"):
         read(journal(path))
 
 
-@pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_replacing_a_file_keeps_the_old_one_when_it_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
-    target = tmp_path / "results.json"
-    replace_file(target, b"old")
+# Rows as columns
 
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os if failing == "fsync" else Path, failing, full)
-    with pytest.raises(OSError, match="No space left"):
-        replace_file(target, b"new")
-    assert target.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [target]
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+ROWS = st.builds(Row, TEXTS, st.integers(-(2**63), 2**63 - 1), st.none() | FLOATS, st.booleans(), FLOATS)
 
 
-def test_what_a_kill_left_of_a_replacement_is_overwritten(tmp_path: Path) -> None:
-    target = tmp_path / "results.json"
-    target.with_name(".results.json.tmp").write_bytes(b"half of")
-    replace_file(target, b"new", locked=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
-    assert target.read_bytes() == b"new"
+@settings(max_examples=200)
+@given(st.lists(ROWS, max_size=30), st.integers(0, 30))
+def test_rows_come_back_bit_for_bit(rows: list[Row], cut: int) -> None:
+    batch = record_batch(rows, Row)
+    table = pa.Table.from_batches([batch.slice(0, cut), batch.slice(cut)])
+    for given_rows in (batch, table, pa.table({name: table[name].combine_chunks() for name in Row._fields})):
+        found = from_bytes(to_bytes(record_batch(given_rows, Row)), Row)
+        assert found.equals(batch)
+        assert [Row(**values) for values in found.to_pylist()] == rows
+        signs = [math.copysign(1, value) for value in found["entropy"].to_pylist()]
+        assert signs == [math.copysign(1, row.entropy) for row in rows]
 
 
-def test_line_ends_of_another_system(path: Path) -> None:
-    """As a copy through a version control or an editor may leave them."""
-    content = written(path)
-    path.write_bytes(content.replace(b"\n", b"\r\n"))
-    found, said = reread(path)
-    assert (found, said) == (ENTRIES, [])
-    assert path.read_bytes() == content
+def test_other_columns_have_another_digest_and_unknown_types_are_named() -> None:
+    forms = ([("a", int)], [("b", int)], [("a", float)], [("a", int | None)], [("a", int), ("b", int)])
+    assert len({schema_digest(NamedTuple("one", form)) for form in forms}) == 5  # type: ignore[misc]
+    with pytest.raises(TypeError, match=r"other\.what"):
+        schema_of(NamedTuple("other", [("what", bytes)]))  # type: ignore[misc]
+    [row] = record_batch([["piqa", 1, 2**60 + 1, False, 3]], Row).to_pylist()
+    assert (row["likelihood"], row["entropy"]) == (float(2**60 + 1), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "noun"),
+    [
+        ([ONE._replace(likelihood=math.nan)], "'likelihood'"),
+        ([ONE, ONE._replace(entropy=-math.inf)], "'entropy'"),
+        ([ONE._replace(entropy=None)], "'entropy'"),
+        ([ONE._replace(doc_id=1.5)], "'doc_id'"),
+        ([ONE._replace(doc_id=True)], "'doc_id'"),
+        ([ONE._replace(doc_id=2**63)], "'doc_id'"),
+        ([ONE._replace(likelihood="3")], "'likelihood'"),
+        ([ONE._replace(greedy=1)], "'greedy'"),
+        ([ONE._replace(task=3)], "'task'"),
+        ([ONE._replace(task="\ud800")], "surrogates"),
+        ([ONE, ONE[:4]], "4 fields"),
+        (pa.table({"task": ["a"]}), "doc_id"),
+        (pa.Table.from_pylist([ONE._replace(likelihood=None)._asdict()]), "'likelihood'"),
+    ],
+)
+def test_rows_of_another_form_are_not_written(path: Path, rows: Any, noun: str) -> None:
+    with pytest.raises(RunError, match=f"batch 3 of piqa cannot be stored: .*{noun}"):
+        journal(path).append(Entry("piqa", 3, 0.5, PLACE), rows)
+    assert not path.exists()
+
+
+GOOD = record_batch([ONE._replace(task="é")] * 40, Row)
+
+
+def messages(batch: pa.RecordBatch, **options: Any) -> list[bytes]:
+    """The messages of a stream: its schema, then the batch."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_batch(batch)
+    reader = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    return [reader.read_next_message().serialize().to_pybytes() for _ in range(2)]
+
+
+def nullable(**changed: Any) -> bytes:
+    """A row with values that the schema does not allow; the bytes of a batch do not say."""
+    schema = pa.schema([field.with_nullable(True) for field in schema_of(Row)])
+    return zlib.compress(messages(pa.RecordBatch.from_pylist([ONE._asdict() | changed], schema))[1])
+
+
+@pytest.mark.parametrize(
+    ("content", "noun"),
+    [
+        (b"", "truncated"),
+        (to_bytes(GOOD)[:-1], "truncated"),
+        (to_bytes(GOOD) + b"\0", "other data follows"),
+        (zlib.compress(b""), "record batch"),
+        (zlib.compress(messages(GOOD)[0]), "record batch"),
+        (zlib.compress(messages(GOOD)[1][:-64]), "record batch"),
+        (zlib.compress(messages(GOOD.select(["task", "doc_id"]))[1]), "record batch"),
+        (zlib.compress(messages(GOOD)[1].replace("é".encode(), b"\xff\xff")), r"(?i)utf-?8"),
+        (nullable(task=None), "'task'"),
+        (nullable(likelihood=math.nan), "'likelihood'"),
+    ],
+)
+def test_bytes_that_hold_something_else(content: bytes, noun: str) -> None:
+    with pytest.raises(ValueError, match=noun) as caught:
+        from_bytes(content, Row)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_too_large_is_neither_read_nor_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bombs: zlib's, and Arrow's own compression inside."""
+    large = record_batch([ONE._replace(task="a" * (16 << 20))], Row)
+    bombs = zlib.compress(b"\0" * (64 << 20), 9), zlib.compress(messages(large, compression="zstd")[1])
+    monkeypatch.setattr(module, "MAX_BYTES", 1 << 20)
+    for content in bombs:
+        assert len(content) < 100_000
+        with pytest.raises(ValueError, match="larger than 1048576 bytes"):
+            from_bytes(content, Row)
+    with pytest.raises(ValueError, match="at most 1048576"):
+        to_bytes(large)
+
+
+def changed(content: bytes, dice: random.Random) -> bytes:
+    """A flipped bit, a number of the metadata that becomes a large one, or zeros."""
+    at, kind = dice.randrange(len(content)), dice.randrange(3)
+    if kind == 0:
+        return content[:at] + bytes([content[at] ^ 1 << dice.randrange(8)]) + content[at + 1 :]
+    if kind == 1:
+        at = dice.randrange(0, min(len(content) - 8, 600) // 4) * 4
+        return content[:at] + struct.pack("<q", dice.choice([2**62, 2**40, 2**31 - 1, -1])) + content[at + 8 :]
+    return content[:at] + b"\0" * len(content[at : at + 40]) + content[at + 40 :]
+
+
+def test_damage_under_a_right_checksum_is_rejected_or_harmless() -> None:
+    """Nothing crashes, and what is taken can be read to its last value."""
+    message, dice, rejected = messages(GOOD)[1], random.Random(5), 0
+    for _ in range(3000):
+        damaged = changed(message, dice)
+        try:
+            batch = from_bytes(zlib.compress(changed(damaged, dice) if dice.random() < 0.3 else damaged, 0), Row)
+        except ValueError as error:
+            rejected += 1
+            assert "\n" not in str(error)
+        else:
+            assert batch.schema == schema_of(Row) and len(batch.to_pylist()) == batch.num_rows <= 1000
+    assert rejected > 300
+
+
+# Finished rows, and the tables that are written from them
+
+
+class Part(NamedTuple):
+    """One of several rows of a document."""
+
+    document: str
+    part: int
+    value: float
+
+
+def parts(document: str, value: float, count: int = 2) -> list[Part]:
+    return [Part(document, part, value + part) for part in range(count)]
+
+
+def test_rows_are_found_by_their_keys_in_the_order_of_batches(path: Path) -> None:
+    """The batches overlap, as a run leaves them that lost its manifest: of a key the first one in the file counts."""
+
+    def finished() -> FinishedRows:
+        return FinishedRows(Journal(path, RUN, Part, pytest.fail), ("document",))
+
+    found = finished()
+    assert not found
+    found.append(Entry("piqa", 1, 0.5, PLACE), [*parts("b", 1), *parts("c", 1)])
+    found.append(Entry("piqa", 0, 0.5, PLACE), [*parts("a", 2), *parts("b", 2)])
+    found.append(Entry("piqa", 0, 0.5, PLACE), parts("a", 3, count=3))
+    found.append(Entry("boolq", 0, 0.5, PLACE), parts("a", 4))
+    for rows in (found, finished()):
+        assert rows and ("piqa", "c") in rows and ("boolq", "a") in rows and ("boolq", "b") not in rows
+        assert rows.seconds == {"piqa": 1.5, "boolq": 0.5}
+        assert list(rows.rows("piqa")) == [*parts("a", 2), *parts("b", 1), *parts("c", 1)]
+        assert rows.table("piqa").to_pylist() == [row._asdict() for row in rows.rows("piqa")]
+        assert all(batch.num_rows for batch in rows.batches("piqa"))
+        assert rows.table("hellaswag").equals(schema_of(Part).empty_table())
+
+
+def test_a_table_is_written_piece_by_piece_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_GROUP", 1000)
+    with open_run(tmp_path, "run", dict(MANIFEST)) as writer:
+        rows = writer.finished(Part, ("document",))
+        for number in range(20):
+            rows.append(Entry("piqa", number, 0.5, PLACE), parts(str(number), number / 7, count=30))
+        writer.save_batches("states.parquet", schema_of(Part), rows.batches("piqa"))
+        writer.save_batches("none.parquet", schema_of(Part), iter(()))
+        writer.save_results(RESULT)
+        path = writer.folder / "states.parquet"
+        assert 2 <= pq.ParquetFile(path).metadata.num_row_groups < 20
+        assert pq.read_table(path).equals(rows.table("piqa"))
+        assert pq.read_table(writer.folder / "none.parquet").equals(schema_of(Part).empty_table())
+        run, before = load_run(writer.folder), path.read_bytes()
+        assert run.files["states.parquet"] == digest(before)
+        assert run.table("states.parquet", Part._fields).shape == (600, 3)
+        assert run.manifest["devices"][0]["batches"] == {"piqa": "0-19"}
+        # The journal changes while its rows are read
+        journal = writer.folder / JOURNAL
+        journal.write_bytes(journal.read_bytes()[:-9])
+        with pytest.raises(RunError, match="was changed while it was read"):
+            writer.save_batches("states.parquet", schema_of(Part), rows.batches("piqa"))
+        assert path.read_bytes() == before and not list(writer.folder.glob(".*.tmp"))
+        path.write_bytes(before[:-9])
+        with pytest.raises(RunError, match=r"states\.parquet is damaged"):
+            run.table("states.parquet", Part._fields)
+
+
+@pytest.mark.slow
+def test_three_hundred_thousand_rows_need_little_memory() -> None:
+    """They are 300 MiB as Python objects, and 20 MiB as columns."""
+    command = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "large_run.py"), "--batches", "300"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [[cell.strip() for cell in line.strip("| ").split("|")] for line in done.stdout.splitlines()[2:]]
+    memory = {step: int(mebibytes) for step, _, _, mebibytes, _ in lines}
+    assert memory["append"] < 100 and memory["resume"] < 60 and memory["table"] < 150, memory
+
+
+def test_a_finished_run_is_listed_without_arrow(tmp_path: Path) -> None:
+    with open_run(tmp_path, "run", dict(MANIFEST)) as writer:
+        writer.finished(Part, ("document",)).append(Entry("piqa", 0, 0.5, PLACE), parts("a", 1))
+        writer.save_results(RESULT)
+    assert (tmp_path / "run" / RESULTS).is_file()
+    script = (
+        "import sys\nfrom pathlib import Path\nimport evalkit.benchmarks.session\n"
+        "from evalkit.benchmarks.run_listing import *\n"
+        "[found] = list_found(Path(sys.argv[1]))\nprint(found.state)\n"
+        "print([name for name in ('pyarrow', 'pandas', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["finished", "[]"]

@@ -1,34 +1,36 @@
-"""Locks of run folders: one writer, also between machines, and none for ever."""
+"""One process at a time writes a run folder, also between machines, and none for ever."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import platform
-import signal
+import random
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
+from evalkit.benchmarks import session
 from evalkit.errors import RunInUseError
-from evalkit.runs import lock as module
+from evalkit.models.loading.fingerprint import state_of
+from evalkit.runs import lock, writing
+from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from evalkit.runs.lock import LEASE, Owner, is_locked, locked, read_owner
-
-HOLDING = """
-import sys, time
-from pathlib import Path
-from evalkit.runs.lock import locked
-with locked(Path(sys.argv[1])) as held:
-    held.report(0.25, 100.0)
-    print("held", flush=True)
-    time.sleep(300)
-"""
+from evalkit.runs.writing import open_run
+from tests.runs.conftest import MANIFEST as CONTENT
+from tests.runs.conftest import Small
+from tests.studies.tiny_studies import made_files, made_study
 
 
 def owned(folder: Path, age: float = 0.0, **changes: Any) -> None:
@@ -39,88 +41,67 @@ def owned(folder: Path, age: float = 0.0, **changes: Any) -> None:
     os.utime(folder / ".owner", (then, then))
 
 
-def test_a_held_folder_is_refused_and_names_its_holder(tmp_path: Path) -> None:
-    assert not is_locked(tmp_path)
+def refused(folder: Path, noun: str) -> None:
+    assert is_locked(folder)
+    with pytest.raises(RunInUseError, match=noun), locked(folder):
+        pass
+
+
+def free(folder: Path) -> None:
+    assert not is_locked(folder)
+    with locked(folder):
+        assert str(read_owner(folder)) == f"process {os.getpid()} on {platform.node()}"
+
+
+def test_a_held_folder_names_its_holder(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path) and list(tmp_path.iterdir()) == []
     with locked(tmp_path) as held:
-        assert is_locked(tmp_path)
-        with (
-            pytest.raises(RunInUseError, match=rf"in use by another process \(process {os.getpid()} on"),
-            locked(tmp_path),
-        ):
-            pass
+        refused(tmp_path, rf"\(process {os.getpid()} on")
         held.report(0.5, 12.0)
-    assert not is_locked(tmp_path)
     owner = read_owner(tmp_path)
     assert owner is not None
-    assert (owner.host, owner.process, owner.done, owner.seconds_left, owner.released) == (
-        platform.node(), os.getpid(), 0.5, 12.0, True,
-    )  # fmt: skip
-    with locked(tmp_path):
-        pass
+    assert (owner.process, owner.done, owner.seconds_left, owner.released) == (os.getpid(), 0.5, 12.0, True)
+    free(tmp_path)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", HOLDING, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    assert is_locked(tmp_path)
-    with pytest.raises(RunInUseError, match=f"process {process.pid} on"), locked(tmp_path):
-        pass
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not is_locked(tmp_path)
-    with locked(tmp_path):
-        owner = read_owner(tmp_path)
-        assert owner is not None
-        assert owner.process == os.getpid()
-
-
-def test_another_machines_folder_is_its_own_while_it_renews_its_file(tmp_path: Path) -> None:
+def test_another_machine_holds_its_folder_while_it_renews_its_file(tmp_path: Path) -> None:
     """Even where the file system does not pass on the lock."""
     owned(tmp_path, age=LEASE - 30)
-    assert is_locked(tmp_path)
-    with pytest.raises(RunInUseError, match="process 7 on another-machine"), locked(tmp_path):
-        pass
+    refused(tmp_path, "process 7 on another-machine")
     owned(tmp_path, age=LEASE + 30)
-    assert not is_locked(tmp_path)
-    with locked(tmp_path):
-        assert str(read_owner(tmp_path)) == f"process {os.getpid()} on {platform.node()}"
-
-
-def test_a_folder_that_another_machine_has_released_is_free(tmp_path: Path) -> None:
+    free(tmp_path)
     owned(tmp_path, released=True)
-    assert not is_locked(tmp_path)
-    with locked(tmp_path):
-        pass
+    free(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"host": 1}', b"\xff" * 100, b"x" * (1 << 17)])
+@pytest.mark.parametrize("content", [b"", b'{"host": 1}', b"\xff" * 100, b"x" * (1 << 17)])
 def test_a_damaged_owners_file_protects_nothing(content: bytes, tmp_path: Path) -> None:
     (tmp_path / ".owner").write_bytes(content)
     assert read_owner(tmp_path) is None
-    assert not is_locked(tmp_path)
-    with locked(tmp_path):
-        assert is_locked(tmp_path)
+    free(tmp_path)
 
 
 def test_the_progress_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RENEWAL", 0.05)
+    monkeypatch.setattr(lock, "RENEWAL", 0.05)
     with locked(tmp_path) as held:
         held.report(0.75, 3.0)
         deadline = time.monotonic() + 20
         while (owner := read_owner(tmp_path)) is None or owner.done != 0.75:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        assert owner.seconds_left == 3.0
         before = (tmp_path / ".owner").stat().st_mtime_ns
         time.sleep(0.3)
         assert (tmp_path / ".owner").stat().st_mtime_ns > before
 
 
-def test_a_look_at_the_state_does_not_disturb_a_process_that_begins(tmp_path: Path) -> None:
-    """`is_locked` holds the lock for a moment."""
+def test_on_this_machine_the_lock_counts_and_not_the_lease(tmp_path: Path) -> None:
+    """Of a process that was stopped for minutes, and of one whose file could not be written."""
+    with FileLock(tmp_path / ".lock", thread_local=False):
+        owned(tmp_path, age=LEASE + 30, host=platform.node())
+        assert is_locked(tmp_path)
     owned(tmp_path, host=platform.node(), process=1)
+    assert not is_locked(tmp_path)
+    # `is_locked` of another process holds the lock for a moment, which does not disturb a process that begins
     look = FileLock(tmp_path / ".lock", thread_local=False)
     look.acquire()
     threading.Timer(0.05, look.release).start()
@@ -128,17 +109,128 @@ def test_a_look_at_the_state_does_not_disturb_a_process_that_begins(tmp_path: Pa
         pass
 
 
-def test_on_this_machine_the_lock_counts_and_not_the_lease(tmp_path: Path) -> None:
-    """Of a process that was stopped for minutes, and of one whose file could not be written."""
-    held = FileLock(tmp_path / ".lock", thread_local=False)
-    with held:
-        assert is_locked(tmp_path)
-        owned(tmp_path, age=LEASE + 30, host=platform.node())
-        assert is_locked(tmp_path)
-    owned(tmp_path, host=platform.node())
-    assert not is_locked(tmp_path)
+# Several processes that meet
 
 
-def test_a_look_leaves_nothing_behind(tmp_path: Path) -> None:
-    assert not is_locked(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+def test_a_run_that_another_process_has_finished_meanwhile_is_opened(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[Any] = []
+
+    def late(*arguments: Any) -> Any:
+        """Open the folder after another process has written the run."""
+        monkeypatch.undo()
+        states.append(state_of(small().folder / RESULTS))
+        return open_run(*arguments)
+
+    monkeypatch.setattr(session, "open_run", late)
+    assert state_of(small().folder / RESULTS) == states[0]
+
+
+def test_a_folder_that_an_interrupted_process_removes_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though this process already waits for its lock."""
+    monkeypatch.setattr(lock, "_PATIENCE", 20.0)
+    held, entered, done = Event(), Event(), Event()
+    problems: list[BaseException] = []
+
+    def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt), open_run(tmp_path, "run", dict(CONTENT)):
+            held.set()
+            time.sleep(0.2)  # the other one waits
+            raise KeyboardInterrupt
+        held.set()
+
+    def second() -> None:
+        try:
+            with open_run(tmp_path, "run", dict(CONTENT)):
+                entered.set()
+                done.wait(20)
+        except BaseException as error:
+            problems.append(error)
+            entered.set()
+
+    threads = [Thread(target=interrupted), Thread(target=second)]
+    threads[0].start()
+    held.wait(20)
+    threads[1].start()
+    entered.wait(20)
+    threads[0].join()
+    assert not problems
+    monkeypatch.setattr(lock, "_PATIENCE", 0.2)
+    owner = read_owner(tmp_path / "run")
+    assert owner is not None and not owner.released
+    with pytest.raises(RunInUseError), open_run(tmp_path, "run", dict(CONTENT)):
+        pass
+    assert load_run(tmp_path / "run").manifest["id"] == CONTENT["id"]
+    done.set()
+    threads[1].join()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_of_another_process_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though there was no folder when this process began."""
+    real, content = lock.locked, CONTENT | {"imported": {"origin": "a log", "files": {}}}
+
+    @contextmanager
+    def late(folder: Path) -> Iterator[lock.Lock]:
+        monkeypatch.undo()
+        with open_run(tmp_path, "run", dict(content)) as writer:
+            writer.save_results({})
+        with real(folder) as held:
+            yield held
+
+    monkeypatch.setattr(writing, "locked", late)
+    with pytest.raises(KeyboardInterrupt), open_run(tmp_path, "run", dict(content)):
+        raise KeyboardInterrupt
+    assert (tmp_path / "run" / RESULTS).exists()
+
+
+def _interrupt_often(root: Path, seed: int, found: Any) -> None:
+    """Open the folder and leave it by an interruption, again and again; count what must not happen."""
+    dice, counts, token = random.Random(seed), Counter[str](), root / "token"
+    end = time.monotonic() + 4
+    while time.monotonic() < end:
+        try:
+            with open_run(root / "runs", "run", dict(CONTENT)) as writer:
+                counts["opened"] += 1
+                try:
+                    token.touch(exist_ok=False)
+                except FileExistsError:
+                    counts["two writers"] += 1
+                time.sleep(dice.random() * 0.004)
+                counts["without a manifest"] += not (writer.folder / MANIFEST).is_file()
+                token.unlink(missing_ok=True)
+                raise KeyboardInterrupt
+        except (KeyboardInterrupt, RunInUseError):
+            pass
+        except Exception as error:
+            counts[repr(error)] += 1
+    found.put(+counts)
+
+
+@pytest.mark.slow
+def test_processes_that_are_interrupted_at_any_moment(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    found = context.Queue()
+    processes = [context.Process(target=_interrupt_often, args=(tmp_path, seed, found)) for seed in range(4)]
+    for process in processes:
+        process.start()
+    counts = sum((found.get(timeout=100) for _ in processes), Counter[str]())
+    for process in processes:
+        process.join()
+    assert list(counts) == ["opened"] and counts["opened"] > 20
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_several_studies_of_one_file_at_once(tmp_path: Path) -> None:
+    path = made_study(made_files(tmp_path), {"A": "vanilla", "B": "intg-seed1"}, output="runs")
+    command = [sys.executable, "-m", "evalkit", "study", "run", str(path)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "abc"]
+    for process in started:
+        out, err = process.communicate(timeout=200)
+        assert "failed" not in out + err and "Traceback" not in err, (out, err)
+        assert process.returncode == 0 or "in use" in out, (out, err)
+    assert all(load_run(place.parent).complete for place in path.parent.glob(f"runs/*/{MANIFEST}"))

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lm_eval.api.task import ConfigurableTask
 
-from evalkit.errors import UnknownNameError, UsageError
-from evalkit.runs.rules import RULES, decide, find_rule, why_unusable
+from evalkit.errors import UsageError
+from evalkit.runs.rules import RULES, decide, why_unusable
 from tests.tables.made import Choice, documents, table
 
 # One document on which each rule's preferences differ; scores are worked out beside each rule below
@@ -45,10 +45,6 @@ def predictions(frame: pd.DataFrame, rule: str) -> list[int]:
     return found
 
 
-def test_there_is_a_worked_example_of_every_rule() -> None:
-    assert set(BY_HAND) == set(RULES)
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_scores_follow_the_formula(rule: str) -> None:
     scores = RULES[rule].score(document())
@@ -56,8 +52,9 @@ def test_scores_follow_the_formula(rule: str) -> None:
     assert predictions(document(), rule) == [int(np.argmax(BY_HAND[rule]))]
 
 
-def test_a_worked_example_distinguishes_the_rules() -> None:
-    """The example chooses A, B and C under different rules, so that one rule cannot pass for another."""
+def test_the_example_distinguishes_the_rules() -> None:
+    """It chooses A, B and C under different rules, so that one rule cannot pass for another."""
+    assert len(decide(document().iloc[:0], RULES["acc"])) == 0
     assert {rule: predictions(document(), rule)[0] for rule in RULES} == {
         "ppl": 1,
         "ppl_continuation": 2,
@@ -68,15 +65,6 @@ def test_a_worked_example_distinguishes_the_rules() -> None:
         "acc_token": 2,
         "pmi": 2,
     }
-
-
-def test_perplexity_rule_chooses_the_lowest_perplexity() -> None:
-    """exp of the mean negative log-likelihood, as in equation form, and not merely the score it is decided by."""
-    frame = document()
-    tokens = sum(frame[f"n_{s}"] for s in ("special", "instruction", "context", "continuation", "end"))
-    total = sum(frame[f"ll_{s}"] for s in ("special", "instruction", "context", "continuation", "end"))
-    perplexity = [math.exp(-ll / n) for ll, n in zip(total, tokens, strict=True)]
-    assert predictions(frame, "ppl") == [perplexity.index(min(perplexity))]
 
 
 def lm_eval_metrics(choices: list[Choice], metrics: tuple[str, ...]) -> dict[str, float]:
@@ -127,34 +115,6 @@ def test_lm_evals_rules_choose_as_lm_eval(found: list[list[Choice]]) -> None:
 
 
 @settings(max_examples=40)
-@given(documents, st.floats(-100, 100))
-def test_a_constant_for_all_choices_does_not_move_summed_rules(found: list[list[Choice]], constant: float) -> None:
-    moved = [
-        [
-            choice
-            | {
-                "ll_continuation": choice["ll_continuation"] * 2**10 + round(constant * 2**10),
-                "ll_unconditional": choice["ll_unconditional"] * 2**10,
-            }
-            for choice in choices
-        ]
-        for choices in _in_thousandths(found)
-    ]
-    still = [
-        [choice | {key: choice[key] * 2**10 for key in ("ll_continuation", "ll_unconditional")} for choice in choices]
-        for choices in _in_thousandths(found)
-    ]
-    for rule in ("acc", "pmi"):
-        assert predictions(table(*moved), rule) == predictions(table(*still), rule)
-
-
-def _in_thousandths(found: list[list[Choice]]) -> list[list[Choice]]:
-    """Scores as whole numbers, so that adding to them is exact and ties stay ties."""
-    keys = ("ll_continuation", "ll_unconditional")
-    return [[choice | {key: round(choice[key] * 1000) for key in keys} for choice in choices] for choices in found]
-
-
-@settings(max_examples=40)
 @given(documents, st.randoms(use_true_random=False), st.sampled_from(sorted(RULES)))
 def test_documents_are_decided_one_by_one(found: list[list[Choice]], dice: Any, rule: str) -> None:
     """In any order, and each as if it were the only one."""
@@ -197,24 +157,11 @@ def test_whole_sequence_rule_does_not_see_segments(found: list[list[Choice]], se
     np.testing.assert_allclose(RULES["ppl"].score(table(*moved)), RULES["ppl"].score(table(*found)), rtol=1e-12)
 
 
-def test_decision_names_the_document() -> None:
-    found = decide(table([A, B], [B, A], gold=1), RULES["acc"])
-    assert found[["doc_id", "choices", "gold", "prediction", "correct"]].to_dict("records") == [
-        {"doc_id": 0, "choices": 2, "gold": 1, "prediction": 0, "correct": 0},
-        {"doc_id": 1, "choices": 2, "gold": 1, "prediction": 1, "correct": 1},
-    ]
-    assert not found["tie"].any()
-
-
 @pytest.mark.parametrize("rule", ["acc_norm", "acc_bytes", "acc_token", "ppl_continuation"])
 def test_option_without_length_never_wins(rule: str) -> None:
     empty = {"ll_continuation": 0.0, "chars": 0, "bytes": 0, "n_continuation": 0}
     assert predictions(table([empty, A, B]), rule) != [0]
     assert RULES[rule].score(table([empty, A]))[0] == -math.inf
-
-
-def test_no_documents_give_no_decisions() -> None:
-    assert len(decide(table([A, B]).iloc[:0], RULES["acc"])) == 0
 
 
 def test_template_that_scores_only_the_continuation() -> None:
@@ -239,13 +186,3 @@ def test_template_that_scores_only_the_continuation() -> None:
         "acc_bytes",
         "acc_token",
     ]
-
-
-def test_pmi_without_its_pass_says_how_to_get_it() -> None:
-    with pytest.raises(UsageError, match=r"rule pmi needs the unconditional pass.*--rule pmi"):
-        decide(table([A, B]), RULES["pmi"])
-
-
-def test_unknown_rule_offers_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="unknown rule 'acc_nrom': did you mean 'acc_norm'"):
-        find_rule("acc_nrom")

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, TokenSequence, question_rows, question_sequences
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
@@ -16,8 +18,10 @@ from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Templat
 from evalkit.models.loading.load import LoadedModel
 from evalkit.runs.score_table import ScoreRow
 from evalkit.scoring.engine import Engine
+from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import batches_of
-from evalkit.scoring.sequences import Sequences
+from evalkit.scoring.sequences import Sequences, SequenceSet
+from evalkit.scoring.tree import Tree
 from tests.models.loading import load_folder
 from tests.questions import question
 from tests.tiny import Family, tiny_checkpoint
@@ -28,8 +32,13 @@ JOINED = Template(
     "joined", "", "always", True, "", SEGMENTS, (Part("context", "{context}"), Part("continuation", "{continuation}"))
 )
 """No gap: choices tokenise into their context."""
+TEMPLATES = {"inst": load_template("inst"), "plain": load_template("plain"), "joined": JOINED}
+RELATIVE = 1e-4
+"""Largest difference of a log-likelihood in float32: sums of the same numbers in another order."""
+BUDGET = 512
 
 Place = tuple[str, int, int]
+Tiny = Callable[..., LoadedModel]
 
 
 def questions() -> list[Question]:
@@ -52,7 +61,7 @@ def questions() -> list[Question]:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedModel]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """Load a tiny checkpoint of a family; its files are written once. `spread` is of its weights."""
     folders: dict[tuple[Family, float], Path] = {}
 
@@ -64,15 +73,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedModel]
     return model
 
 
+def engine_of(loaded: LoadedModel, budget: int = BUDGET, kernel: str = "") -> Engine:
+    """An engine that must not have anything to say."""
+
+    def say(line: str) -> None:
+        raise AssertionError(line)
+
+    return Engine(loaded.model, budget, say, kernels=(kernel,) if kernel else None)
+
+
 def encode(
     loaded: LoadedModel, template: Template | None = None, unconditional: bool = False, asked: Sequence[Question] = ()
 ) -> list[EncodedQuestion]:
-    prompter = Prompter(template or load_template("inst"), loaded.tokenizer, loaded.window)
+    prompter = Prompter(template or TEMPLATES["inst"], loaded.tokenizer, loaded.window)
     return list(prompter.encode(asked or questions(), unconditional))
-
-
-def items_of(encoded: Sequence[EncodedQuestion], scored: frozenset[int] = ALL) -> Sequences:
-    return question_sequences(encoded, scored)
 
 
 def score(
@@ -81,7 +95,7 @@ def score(
     """The score table by (subtask, document, choice)."""
     rows = [
         row
-        for batch in batches_of(items_of(encoded, scored), budget or engine.budget)
+        for batch in batches_of(question_sequences(encoded, scored), budget or engine.budget)
         for item, scores in engine.score(batch)
         for row in question_rows(encoded[item], scores, scored)
     ]
@@ -108,34 +122,93 @@ def largest_difference(
 ) -> float:
     """Largest relative difference of a segment's log-likelihood from `by_itself`; counts must be the same."""
     largest = 0.0
-    for one in encoded:
-        for choice, sequence in enumerate(one.sequences):
-            row = table[one.question.subtask, one.question.doc_id, choice]
+    for asked in encoded:
+        for choice, sequence in enumerate(asked.sequences):
+            row = table[asked.question.subtask, asked.question.doc_id, choice]
             for code, (segment, (ll, count)) in enumerate(by_itself(model, sequence).items()):
                 assert getattr(row, f"n_{segment}") == count
-                found = getattr(row, f"ll_{segment}")
-                assert (found is None) == (code not in scored)
-                if found is not None:
-                    largest = max(largest, relative(found, ll))
-            if one.unconditional:
+                likelihood = getattr(row, f"ll_{segment}")
+                assert (likelihood is None) == (code not in scored)
+                if likelihood is not None:
+                    largest = max(largest, abs(likelihood - ll) / max(1e-9, abs(ll)))
+            if asked.unconditional:
                 assert row.ll_unconditional is not None
-                ll, _ = by_itself(model, one.unconditional[choice])["continuation"]
-                largest = max(largest, relative(row.ll_unconditional, ll))
+                ll, _ = by_itself(model, asked.unconditional[choice])["continuation"]
+                largest = max(largest, abs(row.ll_unconditional - ll) / abs(ll))
     return largest
 
 
-def relative(found: float, expected: float) -> float:
-    return abs(found - expected) / abs(expected) if expected else abs(found)
+# Models of any type without files
+
+VOCABULARY = 256
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
 
 
-def largest_between(one: dict[Place, ScoreRow], other: dict[Place, ScoreRow]) -> float:
-    """Largest relative difference of two tables; everything but log-likelihoods must be equal."""
-    assert one.keys() == other.keys()
-    largest = 0.0
-    for place, row in one.items():
-        for name, a, b in zip(ScoreRow._fields, row, other[place], strict=True):
-            if name.startswith("ll_") and a is not None and b is not None:
-                largest = max(largest, relative(a, b))
-            else:
-                assert a == b, (place, name)
-    return largest
+def model_of(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **(SHAPE | settings))
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+
+
+def with_choices(
+    lengths: Iterable[int], endings: Iterable[int] = (1, 7, 19), prefix: int = 30, vocabulary: int = VOCABULARY
+) -> Sequences:
+    """One item for each length of its context, which follows a common prefix; choices of given lengths."""
+    dice = np.random.default_rng(0)
+    instruction, items = dice.integers(0, vocabulary, prefix), []
+    for length in lengths:
+        context = np.concatenate((instruction, dice.integers(0, vocabulary, length)))
+        sequences = [np.concatenate((context, dice.integers(0, vocabulary, n))).astype(np.int32) for n in endings]
+        masks = [np.arange(len(sequence)) >= len(context) for sequence in sequences]
+        items.append(SequenceSet(f"document {len(items)}", "task", sequences, masks))
+    return Sequences.of(items)
+
+
+def sums_of(engine: Engine, sequences: Sequences, budget: int | None = None) -> dict[str, list[float]]:
+    """The log-likelihood of each choice, by the item's label."""
+    return {
+        item.label: [
+            float(scores.logprobs[mask].sum(dtype=np.float64))
+            for mask, scores in zip(item.is_scored, members, strict=True)
+        ]
+        for batch in batches_of(sequences, budget or engine.budget)
+        for item, (_, members) in zip(batch.sets, engine.score(batch), strict=True)
+    }
+
+
+def from_alone(engine: Engine, model: Any, sequences: Sequences, budget: int | None = None) -> float:
+    """Largest difference of a choice's log-likelihood from the model's own pass; relative, or in nats below 1."""
+    alone, sums, gaps = Forward(model), sums_of(engine, sequences, budget), []
+    for item in (sequences[number] for number in range(len(sequences))):
+        for tokens, mask, found in zip(item.sequences, item.is_scored, sums[item.label], strict=True):
+            expected = float(alone.score_alone(tokens).logprobs[mask].sum(dtype=np.float64))
+            gaps.append(abs(found - expected) / max(1.0, abs(expected)))
+    return max(gaps)
+
+
+class Scarce:
+    """Memory for so many tokens of a batch, and no more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tokens: int, method: str = "score") -> None:
+        self.refused = 0
+        real = getattr(Forward, method)
+
+        def forward(own: Forward, tree: Tree, trunk: Any) -> Any:
+            if len(tree.tokens) > tokens:
+                self.refused += 1
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return real(own, tree, trunk)
+
+        monkeypatch.setattr(Forward, method, forward)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from evalkit.scoring.tree import TRUNK, Tree, build_tree, common_prefix, sort_key, trunk_length
+from evalkit.scoring.tree import TRUNK, Tree, build_tree, sort_key, trunk_length
 
 Prefix = tuple[int, ...]
 Case = tuple[list[NDArray[np.int32]], list[NDArray[np.bool_]], int]
@@ -97,10 +96,3 @@ def test_trunk_is_the_longest_prefix_that_leaves_each_sequence_an_input(sequence
 def test_keys_sort_as_sequences_do(a: list[int], b: list[int]) -> None:
     left, right = (sort_key(np.array(s, dtype=np.int32)) for s in (a, b))
     assert (left < right) == (a < b)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "length"), [([], [], 0), ([1], [2], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 4], [1, 2, 3], 2)]
-)
-def test_common_prefix(a: list[int], b: list[int], length: int) -> None:
-    assert common_prefix(np.array(a, dtype=np.int32), np.array(b, dtype=np.int32)) == length

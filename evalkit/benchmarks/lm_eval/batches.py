@@ -101,22 +101,23 @@ def planned(plan: TaskPlan, facts: RequestFacts, tokenizer: Any, finished: Finis
 
     `say` is called once for a task in which continuations are encoded without their context.
     """
-    missing = [request for members in plan.requests.values() for request in unanswered(finished, members)]
-    total = sum(request.work for members in plan.requests.values() for request in members)
-    batches = _batches(plan, facts, Encoding(tokenizer, facts.prefix_id, facts.window), finished, say)
-    return Planned(batches, total, total - sum(request.work for request in missing))
+    encoding = Encoding(tokenizer, facts.prefix_id, facts.window)
+    missing = {journal: unanswered(finished, requests) for journal, requests in plan.requests.items()}
 
+    def batches() -> Batches:
+        for requests in (plan.requests[journal] for journal, members in missing.items() if members):
+            if requests[0].kind == GENERATED:
+                yield from _generation_batches(requests, facts, encoding, finished)
+            else:
+                continuations = continuations_of(requests, encoding, say)
+                yield from _empty_texts(requests, continuations, finished)
+                yield from _scoring_batches(continuations, facts, finished, plan.request.token_budget)
 
-def _batches(plan: TaskPlan, facts: RequestFacts, encoding: Encoding, finished: FinishedRows, say: Say) -> Batches:
-    for members in plan.requests.values():
-        if not unanswered(finished, members):
-            continue
-        if members[0].kind == GENERATED:
-            yield from _generation_batches(members, facts, encoding, finished)
-        else:
-            continuations = continuations_of(members, encoding, say)
-            yield from _empty_texts(members, continuations, finished)
-            yield from _scoring_batches(continuations, facts, finished, plan.request.token_budget)
+    total, left = (
+        sum(request.work for requests in groups for request in requests)
+        for groups in (plan.requests.values(), missing.values())
+    )
+    return Planned(batches(), total, total - left)
 
 
 def _empty_texts(
@@ -137,8 +138,11 @@ def items_of(continuations: Sequence[Continuation]) -> tuple[Sequences, list[lis
         parts = list(same_owner)
         sequences = tuple(np.array((*part.context, *part.continuation), dtype=np.int32) for part in parts)
         scored = tuple(np.arange(len(s)) >= len(part.context) for part, s in zip(parts, sequences, strict=True))
-        group = "" if parts[0].is_window else parts[0].request.task or ""
-        items.append(SequenceSet(parts[0].label, group, sequences, scored))
+        request, window = parts[0].request, parts[0].window
+        if parts[0].is_window:
+            items.append(SequenceSet(f"{request.label}, window {window}", "", sequences, scored))
+        else:
+            items.append(SequenceSet(request.label, request.task or "", sequences, scored))
         members.append(parts)
     return Sequences.of(items), members
 

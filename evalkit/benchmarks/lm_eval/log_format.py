@@ -88,14 +88,14 @@ def _results(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str, Any
 
 def _with_caveats(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries, with the caveats of a task, or of a group's tasks, in its alias."""
-    found = dict(evaluated.entries)
-    for kind in found.keys() & {"results", "groups"}:
-        found[kind] = dict(found[kind])
-        for name, entry in found[kind].items():
-            leaves = (evaluated.documents.get(leaf, leaf) for leaf in _leaves(name, found["group_subtasks"]))
+    entries = dict(evaluated.entries)
+    for kind in entries.keys() & {"results", "groups"}:
+        entries[kind] = dict(entries[kind])
+        for name, entry in entries[kind].items():
+            leaves = (evaluated.documents.get(leaf, leaf) for leaf in _leaves(name, entries["group_subtasks"]))
             if notes := dict.fromkeys(caveat for leaf in leaves for caveat in caveats(manifest, leaf)):
-                found[kind][name] = entry | {"alias": f"{entry['alias']} ({'; '.join(notes)})"}
-    return found
+                entries[kind][name] = entry | {"alias": f"{entry['alias']} ({'; '.join(notes)})"}
+    return entries
 
 
 def _leaves(name: str, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:

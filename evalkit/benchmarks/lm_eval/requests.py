@@ -207,11 +207,6 @@ class Continuation(NamedTuple):
         return self.request.kind == ROLLING
 
     @property
-    def label(self) -> str:
-        """Its name in messages."""
-        return f"{self.request.label}, window {self.window}" if self.is_window else self.request.label
-
-    @property
     def owner(self) -> Hashable:
         """The document whose consecutive continuations stay in one batch; windows, and what has no task, are alone."""
         alone = self.is_window or self.request.task is None

@@ -21,6 +21,7 @@ from evalkit.benchmarks.generated import (
     GeneratedAnswer,
     GeneratedBenchmark,
     GenerationRequest,
+    TaskDocuments,
     context_of,
     generated_plan,
 )
@@ -50,7 +51,7 @@ from evalkit.runs.forms import StoredTask
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.longbench.data import LongBenchDocument, LongBenchRows
+    from evalkit.benchmarks.longbench.data import LongBenchDocument
     from evalkit.data import HubSplit
     from evalkit.reporting.figures import RunFigure
     from evalkit.reporting.report import Report
@@ -114,7 +115,7 @@ class LongBench(GeneratedBenchmark):
             if name not in known:
                 raise UnknownNameError(f"{request.suite} task", name, known)
         check_data_dir(request.data_dir)
-        loaded: dict[str, LongBenchRows] = {}
+        loaded: dict[str, TaskDocuments] = {}
         errors: dict[str, DataError] = {}
         for name, task in known.items():
             if not request.tasks or name in request.tasks:
@@ -131,17 +132,11 @@ class LongBench(GeneratedBenchmark):
         request = replace(request, model=_paper_context(request.model, checkpoint, say))
         context = context_of(request.model, checkpoint, LONGBENCH)
         most_new = max(known[name].max_new_tokens for name in loaded)
-        specification = {
+        settings = {
             "suite": request.suite,
-            "documents": {name: rows.sha for name, rows in loaded.items()},
             "max_prompt_tokens": max_prompt_tokens(request.max_prompt_tokens, context, most_new),
         }
-        about = {
-            name: {"source": rows.source, "official": rows.official, "count": len(rows.rows)}
-            for name, rows in loaded.items()
-        }
-        tasks = {name: rows.rows for name, rows in loaded.items()}
-        plan = generated_plan(LONGBENCH, request, checkpoint, context, tasks, specification, about, say, request.chat)
+        plan = generated_plan(LONGBENCH, request, checkpoint, context, loaded, settings, say, request.chat)
         return replace(plan, manifest=plan.manifest | ({"left_out": left_out} if left_out else {}))
 
     def ids(self, plan: DocumentPlan, task: str) -> list[str]:

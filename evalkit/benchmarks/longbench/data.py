@@ -1,8 +1,8 @@
 """LongBench's documents.
 
-In: a task. Out: its validated `LongBenchRows`, from the folder of `--data-dir`, else from data.zip of THUDM/LongBench
-in the Hugging Face cache or on the hub. Every file is compared with its official hash. A file with other content is
-accepted if its rows are valid, and is marked as not official. Errors name file, line and field.
+In: a task. Out: its validated documents, from the folder of `--data-dir`, else from data.zip of THUDM/LongBench in the
+Hugging Face cache or on the hub. Every file is compared with its official hash. A file with other content is accepted
+if its rows are valid, and is marked as not official. Errors name file, line and field.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
+from evalkit.benchmarks.generated import TaskDocuments
 from evalkit.benchmarks.longbench.prompts import template
 from evalkit.benchmarks.longbench.protocol import E_TASKS, SuiteName, Task
 from evalkit.data.files import Record, did_you_mean, text, value, wrong
@@ -97,19 +98,6 @@ class LongBenchDocument:
     """The labels of a classification task; empty for others."""
 
 
-@dataclass(frozen=True)
-class LongBenchRows:
-    """The documents of one task, in the order of the file."""
-
-    rows: tuple[LongBenchDocument, ...]
-    source: str
-    """Provenance for messages, such as "data-dir DIR/qasper.jsonl"."""
-    official: bool
-    """Whether the whole file equals the official one, except for line ends."""
-    sha: str
-    """Git's blob hash of the whole file with line feeds as line ends; it does not depend on the selection."""
-
-
 def load_rows(
     task: Task,
     data_dir: Path | None = None,
@@ -117,17 +105,11 @@ def load_rows(
     suite: SuiteName = "longbench",
     say: Say = say_on_stderr,
     hub: Hub = _PROCESS_HUB,
-) -> LongBenchRows:
-    """Load the documents of one task.
+) -> TaskDocuments:
+    """Load the selected documents of one task, from a folder with `<task>.jsonl` (LongBench-E: `<task>_e.jsonl`).
 
-    Args:
-        task: the task.
-        data_dir: folder with `<task>.jsonl` (LongBench-E: `<task>_e.jsonl`), directly or in its subfolder `data`. A
-            task without a file there is loaded from the cache or the hub.
-        selection: which rows.
-        suite: which of the two benchmarks.
-        say: called about downloads and about a hub that cannot be used.
-        hub: client with the known state of the hub.
+    The file is in the folder or in its subfolder `data`; a task without one is loaded from the cache or the hub, about
+    which `say` is called. Its digest is git's hash of the whole file with line feeds as line ends.
     """
     if suite == "longbench-e" and not task.in_e:
         raise UsageError(f"LongBench-E has no task {task.name}; its tasks are {', '.join(E_TASKS)}")
@@ -189,7 +171,7 @@ def _file_of(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _rows(task: Task, name: str, content: bytes, source: str, selection: DocumentSelection) -> LongBenchRows:
+def _rows(task: Task, name: str, content: bytes, source: str, selection: DocumentSelection) -> TaskDocuments:
     content = content.replace(b"\r\n", b"\n")
     sha = blob_hash(content)
     official_name = next((stem for stem, pinned in OFFICIAL_BLOBS.items() if pinned == sha), None)
@@ -204,22 +186,15 @@ def _rows(task: Task, name: str, content: bytes, source: str, selection: Documen
 
     most = selection.count if isinstance(selection, FirstDocuments) else None
     rows = parse_lines(content, source, task, "rows", parse, most)
-    places = selection.places(task.name, [task.name] * len(rows))
-    return LongBenchRows(tuple(rows[place] for place in places), source, official_name is not None, sha)
+    return TaskDocuments(rows, source, sha, official_name is not None).selected(task.name, selection)
 
 
 def parse_lines(
     content: bytes, source: str, task: Task, what: str, parse: Callable[[Record, int, int], Parsed], most: int | None
 ) -> list[Parsed]:
-    """Parse the first records of a task's file; blank lines and a byte-order mark, which editors write, are no content.
+    """Parse the first `most` records of JSON lines by `parse`, which receives a record, its index and its line.
 
-    Args:
-        content: JSON lines.
-        source: the file, for messages.
-        task: the task.
-        what: what the lines are, for messages.
-        parse: receives a record, its index among the records and its line.
-        most: number of records; None: all.
+    Blank lines and a byte-order mark, which editors write, are no content. `what` the lines are is for messages.
     """
     parsed: list[Parsed] = []
     for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):

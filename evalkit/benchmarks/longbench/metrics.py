@@ -182,14 +182,9 @@ def score_prediction(
     all_classes: Sequence[str] = (),
     variant: EditVariant = "difflib",
 ) -> float:
-    """Score a prediction from 0 to 1: the maximum over the gold answers.
+    """Score a prediction, text without special tokens, from 0 to 1: the maximum over the gold answers.
 
-    Args:
-        task: determines the metric and the first-line rule.
-        prediction: the generated text without special tokens.
-        row_answers: gold answers, at least one.
-        all_classes: labels of the task (classification only).
-        variant: of the edit similarity (code completion only).
+    The labels of a classification task are `all_classes`; the variant is that of the edit similarity.
     """
     if not row_answers:
         raise DataError(f"{task.name}: a row without gold answers cannot be scored")

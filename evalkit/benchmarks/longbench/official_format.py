@@ -37,19 +37,15 @@ def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> P
     """Read prediction files, `<task>.jsonl` or `<task>_e.jsonl`, or folders of them."""
     notes: list[str] = []
     files: dict[str, Path] = {}
-    absent: list[str] = []
     for file in chain.from_iterable(_files(path, notes) for path in paths):
-        name = file.stem if file.stem in TASKS else file.stem.removesuffix("_e")
-        if name not in TASKS:
+        if (name := _task_of(file)) not in TASKS:
             raise UnknownNameError(f"LongBench task in the file name {file.name}:", file.stem, TASKS)
         if name in files:
             raise DataError(f"{files[name]} and {file} are both of {name}; give one of them")
-        if suite == "longbench-e" and not TASKS[name].in_e:
-            absent.append(str(file))
-        else:
-            files[name] = file
-    if absent:
-        notes.append(f"skipped, since LongBench-E has no such task: {', '.join(absent)}")
+        files[name] = file
+    if suite == "longbench-e" and (absent := [name for name in files if not TASKS[name].in_e]):
+        skipped = ", ".join(str(files.pop(name)) for name in absent)
+        notes.append(f"skipped, since LongBench-E has no such task: {skipped}")
     if not files:
         raise DataError("no predictions to score: " + ("; ".join(notes) or "no files were given"))
     rows_of = {file: _read(TASKS[name], file, suite) for name, file in files.items()}
@@ -90,14 +86,15 @@ def _files(path: Path, notes: list[str]) -> list[Path]:
         raise DataError(f"{path} is a run of evalkit; use evalkit longbench rescore {path}")
     files = sorted(path.glob("*.jsonl"))
     if not files:
-        hint = did_you_mean(
-            path, lambda folder: sum(file.stem.removesuffix("_e") in TASKS for file in folder.glob("*.jsonl"))
-        )
+        hint = did_you_mean(path, lambda beneath: sum(_task_of(file) in TASKS for file in beneath.glob("*.jsonl")))
         raise DataError(f"{path}: expected a folder with <task>.jsonl files, found none{hint}")
-    names = TASKS.keys() | {f"{name}_e" for name in TASKS}
-    if other := [file.name for file in files if file.stem in OFFICIAL_BLOBS.keys() - names]:
+    if other := [file.name for file in files if file.stem in OFFICIAL_BLOBS and _task_of(file) not in TASKS]:
         notes.append(f"skipped, since only the English tasks are scored: {', '.join(other)}")
     return [file for file in files if file.name not in other]
+
+
+def _task_of(file: Path) -> str:
+    return file.stem.removesuffix("_e")
 
 
 def _read(task: Task, path: Path, suite: SuiteName) -> list[dict[str, Any]]:

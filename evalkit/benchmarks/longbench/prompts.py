@@ -50,14 +50,7 @@ def generation_requests(
 ) -> list[GenerationRequest]:
     """Return the generation requests of a task's rows, in order.
 
-    Args:
-        task: the task.
-        rows: its documents.
-        tokenizer: the model's.
-        ends: the model's end tokens.
-        max_prompt_tokens: longer prompts are truncated to this length.
-        context: the model's context window in tokens, for prompt and answer.
-        chat: whether to apply the chat template, for tasks that use it.
+    Prompts of more than `max_prompt_tokens` are truncated; prompt and answer fit into `context` tokens.
     """
     stops = stops_of(task, frozenset(ends), tokenizer)
     most, with_chat = context - task.max_new_tokens, chat and task.chat
@@ -109,14 +102,9 @@ def fit_prompt(
 ) -> tuple[list[int], int | None]:
     """Return a prompt's token ids, and their number before truncation in the middle if it is too long.
 
-    Args:
-        tokenizer: a transformers tokenizer.
-        text: the prompt.
-        max_prompt_tokens: longer prompts are truncated to this length.
-        most: most tokens of a prompt that the context window allows. A truncated text may be tokenised to more tokens
-            than before; it is then truncated further, which the official code does not do.
-        chat: whether to apply the tokenizer's chat template to the truncated prompt, as one user message.
-        label: the row's name in messages.
+    The text is truncated to `max_prompt_tokens`, then put into the chat template as one user message. A truncated text
+    may be tokenised to more tokens than before, and a template has tokens too; where the prompt exceeds `most`, all
+    that the context window allows, it is truncated further, which the official code does not do.
     """
     ids = tokenizer(text, verbose=False).input_ids  # no warning about long texts, which are truncated here
     before, kept, limit = len(ids), text, max_prompt_tokens

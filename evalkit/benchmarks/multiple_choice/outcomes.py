@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.runs.continuous import ACCURACY, MARGIN, document_outcomes, outcome_of
 from evalkit.runs.folder import Run
-from evalkit.runs.outcomes import ACCURACY, MARGIN, document_outcomes, outcome_of
 from evalkit.runs.score_table import CLUSTER
 from evalkit.runs.traits import is_imported
 
@@ -27,7 +27,7 @@ _DIRECTION = {True: "higher is better", False: "lower is better"}
 class ComparableChoices(Comparable):
     """Documents of a multiple-choice run and, by rule, which of them are right; and their continuous outcomes.
 
-    Wherever a rule is an argument, it may be the key of an outcome (`runs.outcomes.outcome_of`).
+    Wherever a rule is an argument, it may be the key of an outcome (`runs.continuous.outcome_of`).
     """
 
     checked = ("gold", "choices")
@@ -97,7 +97,7 @@ class ComparableChoices(Comparable):
 
 
 def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
-    """Return the accuracies of the tasks, or the means of a continuous outcome (`runs.outcomes.outcome_of`).
+    """Return the accuracies of the tasks, or the means of a continuous outcome (`runs.continuous.outcome_of`).
 
     Arguments and errors: see `stored_results`.
     """
@@ -138,7 +138,7 @@ def stored_results(run: Run, rule: str | None) -> dict[str, Any]:
 
 
 def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:
-    """Return the means of a continuous outcome over the documents of each task; `key`: see `runs.outcomes.outcome_of`.
+    """Return the means of a continuous outcome over the documents of each task; `key`: see `outcome_of`.
 
     Raises:
         UsageError: a document has no such outcome.

@@ -22,6 +22,7 @@ from evalkit.benchmarks.generated import (
     GeneratedAnswer,
     GeneratedBenchmark,
     GenerationRequest,
+    TaskDocuments,
     about_run,
     context_of,
     generated_plan,
@@ -116,9 +117,8 @@ class Needle(GeneratedBenchmark):
             )
         cases = [NeedleCase(*case) for case in product(lengths, depths, range(request.repeats))]
         grid = {"lengths": lengths, "depths": depths, "repeats": request.repeats, "text": haystack.identity}
-        documents = {NEEDLE: {"source": haystack.source, "official": None, "count": len(cases)}}
-        tasks = {NEEDLE: cases}
-        plan = generated_plan(NEEDLE, request, checkpoint, context, tasks, grid, documents, say, request.chat)
+        tasks = {NEEDLE: TaskDocuments(cases, haystack.source)}
+        plan = generated_plan(NEEDLE, request, checkpoint, context, tasks, grid, say, request.chat)
         return NeedlePlan(**vars(plan), haystack=haystack)
 
     def generation_requests(

@@ -105,11 +105,8 @@ class Haystack:
     ) -> Sequence[int]:
         """Return the token ids of a case's prompt, with as many sentences as fit into its length.
 
-        Args:
-            case: the needle, its length and its depth.
-            encode: text of a prompt → token ids, with special tokens and chat template.
-            size: returns the number of tokens of a sentence inside a text.
-            cue: end with the beginning of the answer, for models that only continue a text.
+        Text is encoded with special tokens and chat template; `size` is the number of tokens of a sentence inside a
+        text. With a cue, the prompt ends with the beginning of the answer, for models that only continue a text.
         """
         source, sentences, ends = self.sentences(case.repeat), list[str](), [0]
         best: Sequence[int] = ()

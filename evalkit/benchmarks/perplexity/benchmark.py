@@ -72,24 +72,10 @@ _MEASURE = Measure(
 )
 
 
-class _Sums(Stored):
+class _PerplexityTask(StoredTask):
     n: int
-    bytes: int
-    words: int
-    tokens: int
-    windows: int
-    nats: float
     bits_per_byte: float
     stderr: float | None
-    byte_perplexity: float
-    word_perplexity: float | None
-    token_perplexity: float | None
-    document_bits_per_byte: float
-    document_stderr: float | None
-
-
-class _PerplexityTask(StoredTask, _Sums):
-    seconds: float
 
 
 class _StoredBin(Stored):
@@ -98,7 +84,7 @@ class _StoredBin(Stored):
 
 class _PerplexityResults(Stored):
     tasks: list[_PerplexityTask]
-    whole: _Sums
+    whole: dict[str, Any]
     positions: list[_StoredBin]
 
 
@@ -159,17 +145,10 @@ class Perplexity(Benchmark):
             "windows": {"tokens": None if context in (None, "none") else int(context), "stride": request.stride},
             "version": _VERSION,
         }
-        tasks = {
-            name: [task.documents[place] for place in request.selection.places(name, [name] * len(task.documents))]
-            for name, task in texts.items()
-        }
-        documents = {
-            name: {"source": str(texts[name].source), "official": None, "count": len(members)}
-            for name, members in tasks.items()
-        }
-        about = {"template": {"name": "text"}, "documents": documents}
+        tasks = {name: task.selected(name, request.selection) for name, task in texts.items()}
+        about = {"template": {"name": "text"}, "documents": {name: task.about() for name, task in tasks.items()}}
         manifest = plain_manifest(PERPLEXITY, request.model, checkpoint, specification, **about)
-        return DocumentPlan(request, checkpoint, tasks, manifest)
+        return DocumentPlan(request, checkpoint, {name: task.documents for name, task in tasks.items()}, manifest)
 
     def is_missing(self, plan: DocumentPlan, finished: FinishedRows) -> bool:
         return not all(_is_finished(document, finished) for document in _documents(plan))

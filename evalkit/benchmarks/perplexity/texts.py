@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
+from evalkit.benchmarks.generated import TaskDocuments
 from evalkit.data.files import read
 from evalkit.errors import DataError, UsageError
 from evalkit.escape import printable
@@ -37,25 +37,16 @@ class TextDocument:
         return self.text.encode()
 
 
-class TextTask(NamedTuple):
-    """The documents of a file, or of the .txt files of a folder."""
-
-    source: Path
-    documents: tuple[TextDocument, ...]
-    digest: str
-    """Hash of all documents, in order."""
-
-
-def read_texts(given: Sequence[Path], key: str) -> dict[str, TextTask]:
+def read_texts(given: Sequence[Path], key: str) -> dict[str, TaskDocuments]:
     """Read the files and folders of `--text`, with the text of .jsonl files' objects under a key.
 
-    A task is named after its file or folder, without the ending.
+    A task is named after its file or folder, without the ending; its digest is of all documents, in order.
     """
     if not given:
         raise UsageError(
             "name a text: --text FILE, a .txt file (one document), a .jsonl file (one on each line), or a folder"
         )
-    tasks: dict[str, TextTask] = {}
+    tasks: dict[str, TaskDocuments] = {}
     for path, files in _sources([path.expanduser() for path in given]):
         name = printable(path.name if path.is_dir() else path.stem)
         if name in tasks:
@@ -68,7 +59,7 @@ def read_texts(given: Sequence[Path], key: str) -> dict[str, TextTask]:
         if not documents:
             raise DataError(f"--text {path}: has no documents; give a file with one JSON object on each line")
         digest = hashlib.sha256(b"".join(hashlib.sha256(document.content).digest() for document in documents))
-        tasks[name] = TextTask(path, tuple(documents), digest.hexdigest())
+        tasks[name] = TaskDocuments(documents, str(path), digest.hexdigest())
     return tasks
 
 

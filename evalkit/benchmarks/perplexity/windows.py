@@ -19,12 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.errors import ScoringError
-from evalkit.scoring.pack import TreeBatch
-from evalkit.scoring.sequences import Sequences, SequenceSet
 from evalkit.scoring.tree import Ints
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.perplexity.texts import TextDocument
+    from evalkit.scoring.pack import TreeBatch
 
 Counts = NDArray[np.int64]
 LONG = 2048
@@ -221,6 +220,9 @@ def longest_shared(budget: int) -> int:
 
 
 def content_of(task: str, windows: tuple[TextWindow, ...]) -> WindowsContent:
+    from evalkit.scoring.pack import TreeBatch
+    from evalkit.scoring.sequences import Sequences, SequenceSet
+
     items = []
     for window in windows:
         label = f"{task} document {window.document}, window {window.number}"

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalkit.benchmarks.generated import TaskDocuments
 from evalkit.benchmarks.longbench import prompts
 from evalkit.benchmarks.longbench.data import (
     OFFICIAL_BLOBS,
     LongBenchDocument,
-    LongBenchRows,
     blob_hash,
     load_rows,
 )
@@ -35,7 +35,7 @@ from tests.fixtures import LONGBENCH_ROWS, facts
 BRACES = st.text(alphabet="{}contexipu \\n%")
 
 
-def load(folder: Path, task: str = "hotpotqa", **options: Any) -> LongBenchRows:
+def load(folder: Path, task: str = "hotpotqa", **options: Any) -> TaskDocuments:
     return load_rows(TASKS[task], folder, say=pytest.fail, **options)
 
 
@@ -84,10 +84,10 @@ def test_another_lm_eval_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_official_documents_are_recognised(longbench_data: Path) -> None:
     rows = load(longbench_data, "multi_news")
-    assert (rows.official, len(rows.rows)) == (True, 200)
-    assert rows.sha == "83ed3cc49ebbd880d0512d6dfdbad82b6fbf3a71"
+    assert (rows.official, len(rows.documents)) == (True, 200)
+    assert rows.digest == "83ed3cc49ebbd880d0512d6dfdbad82b6fbf3a71"
     limited = load(longbench_data, "multi_news", selection=FirstDocuments(3))
-    assert (limited.rows, limited.official, limited.sha) == (rows.rows[:3], True, rows.sha)
+    assert (limited.documents, limited.official, limited.digest) == (rows.documents[:3], True, rows.digest)
 
 
 def test_documents_are_pinned_by_content(real_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_documents_are_pinned_by_content(real_rows: Path, tmp_path: Path, monkey
 
 @pytest.mark.parametrize("task", LONGBENCH_ROWS)
 def test_real_rows(real_rows: Path, task: str) -> None:
-    [row] = load(real_rows, task).rows
+    [row] = load(real_rows, task).documents
     stored = json.loads((real_rows / f"{task}.jsonl").read_text(encoding="utf-8"))
     assert (row.context, row.input, list(row.answers)) == tuple(stored[key] for key in ("context", "input", "answers"))
 
@@ -116,19 +116,19 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     lines = [b"\xef\xbb\xbf" + json.dumps(record("trec")).encode(), b"", record("trec", 2)]
     path = write(tmp_path / "data" / "trec.jsonl", lines)
     rows = load(tmp_path, "trec")
-    assert [(row.id, row.index) for row in rows.rows] == [("trec-0", 0), ("trec-2", 1)]
-    assert (rows.rows[1].all_classes, rows.rows[1].length) == (("Person", "Place"), 2005)
+    assert [(row.id, row.index) for row in rows.documents] == [("trec-0", 0), ("trec-2", 1)]
+    assert (rows.documents[1].all_classes, rows.documents[1].length) == (("Person", "Place"), 2005)
     assert rows.source == f"data-dir {path}"
     write(tmp_path / "hotpotqa_e.jsonl", [record(number=1, dataset="hotpotqa_e"), record(number=2)])
-    assert [row.id for row in load(tmp_path, suite="longbench-e").rows] == ["hotpotqa-1", "hotpotqa-2"]
+    assert [row.id for row in load(tmp_path, suite="longbench-e").documents] == ["hotpotqa-1", "hotpotqa-2"]
     with pytest.raises(UsageError, match="musique"):
         load(tmp_path, "musique", suite="longbench-e")
     twice, other = record(_id=None), record(number=1, _id=None)
     write(tmp_path / "hotpotqa.jsonl", [twice, other, twice])
-    first, second, again = (row.id for row in load(tmp_path).rows)
+    first, second, again = (row.id for row in load(tmp_path).documents)
     assert again == f"{first}-2"
     write(tmp_path / "hotpotqa.jsonl", [other, twice])
-    assert [row.id for row in load(tmp_path).rows] == [second, first]
+    assert [row.id for row in load(tmp_path).documents] == [second, first]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_bad_row_is_named(tmp_path: Path, bad: Any, noun: str) -> None:
     with pytest.raises(DataError, match=rf"hotpotqa\.jsonl, line 2 \(hotpotqa\): .*{noun}") as raised:
         load(tmp_path)
     assert len(str(raised.value)) < 400
-    assert load(tmp_path, selection=FirstDocuments(1)).rows[0].id == "hotpotqa-9"
+    assert load(tmp_path, selection=FirstDocuments(1)).documents[0].id == "hotpotqa-9"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_files_without_rows(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LongBenchRows]:
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskDocuments]:
     """Load from a hub that serves an archive of hotpotqa and trec, whose rows of hotpotqa are a re-worked copy."""
     archive = tmp_path / "hub" / "data.zip"
     archive.parent.mkdir()
@@ -205,11 +205,15 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lon
     return lambda task, folder=None: load_rows(TASKS[task], folder, say=said.append, hub=hub)
 
 
-def test_the_hub_serves_what_the_folder_lacks(tmp_path: Path, served: Callable[..., LongBenchRows]) -> None:
+def test_the_hub_serves_what_the_folder_lacks(tmp_path: Path, served: Callable[..., TaskDocuments]) -> None:
     write(tmp_path / "own" / "hotpotqa.jsonl", [record(number=1)])
-    assert served("hotpotqa", tmp_path / "own").rows[0].id == "hotpotqa-1"
+    assert served("hotpotqa", tmp_path / "own").documents[0].id == "hotpotqa-1"
     rows = served("trec", tmp_path / "own")
-    assert (rows.rows[0].id, rows.official, rows.source) == ("trec-0", False, "hub THUDM/LongBench, data/trec.jsonl")
+    assert (rows.documents[0].id, rows.official, rows.source) == (
+        "trec-0",
+        False,
+        "hub THUDM/LongBench, data/trec.jsonl",
+    )
     with pytest.raises(DataError, match=r"hub THUDM/LongBench, data/hotpotqa.jsonl, line 1 .*re-worked"):
         served("hotpotqa")
     with pytest.raises(DataError, match=r"data\.zip \(lcc\)"):
@@ -220,7 +224,7 @@ def test_the_hub_serves_what_the_folder_lacks(tmp_path: Path, served: Callable[.
 
 
 def test_a_hub_that_fails_is_asked_once(
-    tmp_path: Path, served: Callable[..., LongBenchRows], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, served: Callable[..., TaskDocuments], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 

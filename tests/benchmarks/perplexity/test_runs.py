@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -22,11 +18,10 @@ from evalkit.benchmarks.perplexity.windows import spans
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.run import planned
 from evalkit.models.loading.spec import model_spec
-from evalkit.runs.folder import JOURNAL, Run, load_run
+from evalkit.runs.folder import Run, load_run
 from evalkit.scoring.forward import Forward
 from tests.arguments import arguments
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
-from tests.test_kills import batches_in, wait_for
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint
 
 __all__ = ["_no_settings", "evalkit"]  # fixtures
@@ -147,32 +142,6 @@ def test_the_perplexities_are_lm_evals(
     for name in names:
         assert stored[name] == pytest.approx(expected[f"{name},none"], rel=1e-6), name
     assert ("the tokenizer adds tokens" in outcome.out) is adds_bos
-
-
-@pytest.mark.slow
-def test_killed_and_given_again(perplexity: Command, model: Path, file: Path) -> None:
-    """In the middle of a document of several batches; the tables are the same to the last bit."""
-    budget = ("--token-budget", "128")
-    whole = run_of(perplexity(*budget, "--output", "undisturbed"))
-    batches, output = batches_in(Path("undisturbed")), Path("disturbed")
-    assert batches > len(whole.table(DOCUMENTS))
-    script = (
-        "import time; from evalkit.runs.journal import Journal; append = Journal.append\n"
-        "def slow(*given): found = append(*given); time.sleep(0.5); return found\n"
-        "Journal.append = slow; from evalkit.cli import main; main()"
-    )
-    command = [sys.executable, "-c", script, "perplexity", str(model), "--text", str(file), "-o", str(output), *budget]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: batches_in(output) >= 3 or process.poll() is not None, 120)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert 3 <= batches_in(output) < batches
-    journal = next(output.glob(f"*/{JOURNAL}")).read_bytes()
-    run = run_of(perplexity(*budget, "--output", output))
-    for name in (DOCUMENTS, POSITIONS):
-        pd.testing.assert_frame_equal(run.table(name), whole.table(name), check_exact=True)
-    assert (run.folder / JOURNAL).read_bytes().startswith(journal)
-    assert batches_in(output) == batches
 
 
 def by_its_own_forward_pass(spec: Any, texts: list[str], window: int, stride: int) -> list[float]:

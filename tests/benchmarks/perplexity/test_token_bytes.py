@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,8 +121,3 @@ def test_tokens_by_hand() -> None:
     assert count("ab", [(0, 0)], ["<s>"], (0,)) == [2]
     # A character whose parts are spelled in an unknown way is divided evenly; nothing is lost
     assert count("x👍", [(0, 1), (1, 2), (1, 2), (1, 2)], ["x", "?", "??", "????"]) == [1, 1, 1, 2]
-
-
-def test_the_folder_of_the_tokenizer_does_not_matter(tmp_path: Path, byte_level: Any) -> None:
-    byte_level.save_pretrained(tmp_path)
-    assert counted(AutoTokenizer.from_pretrained(tmp_path), ODD) == counted(byte_level, ODD)

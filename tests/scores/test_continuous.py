@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.runs.outcomes import OUTCOMES, document_outcomes, outcome_key, outcome_of, with_default_rule
+from evalkit.runs.continuous import OUTCOMES, document_outcomes, outcome_key, outcome_of, with_default_rule
 from evalkit.runs.rules import RULES, choose
 from tests.comparison.made import scores_of
 
@@ -91,10 +91,12 @@ def test_against_scikit_learn_and_lm_eval() -> None:
     assert values(table, "bits_per_byte") == pytest.approx(np.array(theirs), rel=1e-12)
 
 
-def test_likelihoods_far_below_the_smallest_number() -> None:
+def test_extreme_tables() -> None:
+    """Likelihoods far below the smallest number, and no documents."""
     table = table_of([[(-20_000.0, 10, 1), (-19_000.0, 10, 1)]], [0])
     assert values(table, "log_loss")[0] == pytest.approx(1000)
     assert values(table, "brier")[0] == pytest.approx(2)
+    assert [len(values(table.iloc[:0], name)) for name in OUTCOMES] == [0] * len(OUTCOMES)
 
 
 def test_what_cannot_be_computed_is_an_error() -> None:
@@ -122,8 +124,3 @@ def test_keys() -> None:
         outcome_key("brier", "acc")
     with pytest.raises(UnknownNameError, match="did you mean 'bits_per_byte'"):
         outcome_key("bits_per_bytes", None)
-
-
-def test_an_empty_table() -> None:
-    table = table_of([[(-2.0, 3, 1), (-1.0, 3, 1)]], [0]).iloc[:0]
-    assert [len(values(table, name)) for name in OUTCOMES] == [0] * len(OUTCOMES)

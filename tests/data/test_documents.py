@@ -1,0 +1,335 @@
+"""Documents of task files: every format, invalid records, content hashes, samples and clusters."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from evalkit.benchmarks.multiple_choice.suites import load_suite
+from evalkit.benchmarks.multiple_choice.tasks import load_questions
+from evalkit.data import SUBJECTS, TASKS, Library
+from evalkit.data.files import did_you_mean, find, read
+from evalkit.data.sampling import DocumentSample, FirstDocuments, clusters_of
+from evalkit.errors import DataError
+from evalkit.inputs.values import LONGEST_TEXT
+from tests.data.samples import sample, write
+
+GOOD = json.dumps(sample("piqa")).encode()
+
+# Files
+
+
+def rejected(path: Path, noun: str) -> None:
+    """An invalid piqa file is invalid as unofficial data too; the message is one line."""
+    with pytest.raises(DataError) as caught:
+        Library(path.parent, allow_unofficial=True).load("piqa")
+    message = str(caught.value)
+    assert "\n" not in message and noun in message and str(path) in message and "piqa" in message, message
+
+
+@pytest.mark.parametrize(
+    ("line", "noun"),
+    [
+        (b'{"goal": "x",', "line 3"),
+        (b"[1, 2]", "line 3"),
+        (b'{"goal": "\xff"}', "0xff"),
+        (b"[" * 100_000, "line 3"),
+        (b'{"goal": ' + b"9" * 5000 + b"}", "line 3"),
+        (json.dumps(sample("piqa", label=7)).encode(), "'label'"),
+        (json.dumps(sample("arc_easy")).encode(), "'goal'"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, noun: str) -> None:
+    path = tmp_path / "piqa.jsonl"
+    path.write_bytes(b"\n".join([GOOD, b"", line, GOOD]))
+    rejected(path, "line 3")
+    rejected(path, noun)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "noun"),
+    [
+        ("piqa.jsonl", lambda path: path.write_text("\n\n"), "found none"),
+        ("piqa.jsonl", Path.mkdir, "Is a directory"),
+        ("piqa.jsonl", lambda path: path.symlink_to("nowhere"), "No such file"),
+        ("piqa.jsonl", lambda path: path.symlink_to(path.name), "Too many levels"),
+        ("piqa.json", lambda path: path.write_text('{"goal": 1}'), "list"),
+        ("piqa.json", lambda path: path.write_text("["), "JSON"),
+        ("piqa.json", lambda path: path.write_text("[]"), "found none"),
+        ("piqa.json", lambda path: path.write_text('[{"goal": ""}]'), "record 1"),
+        ("piqa.parquet", lambda path: path.write_bytes(b"PAR1 no"), "documents"),
+    ],
+)
+def test_what_is_no_file_of_documents(tmp_path: Path, name: str, make: Callable[[Path], Any], noun: str) -> None:
+    make(tmp_path / name)
+    rejected(tmp_path / name, noun)
+
+
+def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *_: object) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    path = write(tmp_path, "piqa", sample("piqa"))
+    monkeypatch.setattr(Path, "open", refuse)  # permissions do not apply to root, so they are simulated
+    rejected(path, "Permission denied")
+
+
+def test_all_formats_give_the_same_records(tmp_path: Path) -> None:
+    records = [sample("openbookqa"), sample("openbookqa", question_stem="Ünïcode \u2028 “stem”")]
+    parquet.write_table(pa.Table.from_pylist(records), tmp_path / "openbookqa.parquet")
+    assert find(tmp_path, "openbookqa") == tmp_path / "openbookqa.parquet"
+    lines = write(tmp_path, "openbookqa", *records)
+    (tmp_path / "a.json").write_text(json.dumps(records))
+    (tmp_path / "c.jsonl").write_bytes(b"\xef\xbb\xbf" + lines.read_bytes().replace(b"\n", b"\r\n"))
+    for name in ("openbookqa.jsonl", "a.json", "openbookqa.parquet", "c.jsonl"):
+        assert [record for _, record in read(tmp_path / name, "openbookqa")] == records, name
+    assert find(tmp_path, "openbookqa") == lines and find(tmp_path, "piqa") is None
+
+
+def test_a_folder_beneath_is_named(tmp_path: Path) -> None:
+    """The folder with most matching files, the uppermost of equals; not hidden or too deep ones."""
+
+    def hint() -> str:
+        return did_you_mean(tmp_path, lambda folder: sum(find(folder, task) is not None for task in "ab"))
+
+    for name in (".cache", "one/two/three/four"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.jsonl").touch()
+    assert hint() == ""
+    for name, best in (("one/two/b.parquet", "one/two"), ("one/two/three/a.jsonl", "one/two"),
+                       ("one/two/three/b.json", "one/two/three")):  # fmt: skip
+        (tmp_path / name).touch()
+        assert hint() == f" (did you mean {tmp_path / best}?)"
+
+
+# Records
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("winogrande", {"answer": "3"}, "answer"),
+    ("winogrande", {"answer": 1}, "answer"),
+    ("winogrande", {"sentence": "No blank here."}, "sentence"),
+    ("winogrande", {"option1": "  "}, "option1"),
+    ("arc_easy", {"answerKey": "D"}, "answerKey"),
+    ("arc_easy", {"id": None}, "id"),
+    ("arc_easy", {"choices": {"text": ["a", "b"], "label": ["A", "B"]}}, "choices.text"),
+    ("arc_easy", {"choices": {"text": ["a", "b", "c"], "label": ["A", "B"]}}, "choices.label"),
+    ("arc_easy", {"choices": {"text": list("abc"), "label": list("ABB")}}, "choices.label"),
+    ("hellaswag", {"label": "4"}, "label"),
+    ("hellaswag", {"label": True}, "label"),
+    ("hellaswag", {"endings": ["a", "b", "c"]}, "endings"),
+    ("hellaswag", {"endings": ["a", "b", "c", "[header] "]}, "endings"),
+    ("hellaswag", {"ctx_b": "x" * (LONGEST_TEXT + 1)}, "ctx_b"),
+    ("piqa", {"label": 2}, "label"),
+    ("piqa", {"label": -1}, "label"),
+    ("piqa", {"label": True}, "label"),
+    ("piqa", {"label": 1.0}, "label"),
+    ("piqa", {"goal": "\ud800"}, "goal"),
+    ("piqa", {"goal": "x" * (LONGEST_TEXT + 1)}, "goal"),
+    ("openbookqa", {"answerKey": "E"}, "answerKey"),
+    ("boolq", {"answer": 1}, "answer"),
+    ("boolq", {"label": -1}, "label"),
+    ("boolq", {"title": ""}, "title"),
+    ("mmlu", {"answer": 4}, "answer"),
+    ("mmlu", {"subject": "alchemy"}, "subject"),
+    ("mmlu", {"choices": ["a", "b", "c", "d", "e"]}, "choices"),
+]
+
+
+@pytest.mark.parametrize(("task", "change", "field"), WRONG)
+def test_a_wrong_field_is_named(task: str, change: dict[str, Any], field: str) -> None:
+    with pytest.raises(DataError, match=f"'{field}") as caught:
+        TASKS[task].canonical(sample(task, **change))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_canonical_documents(task: str) -> None:
+    """A canonical document is its own canonical form, and each of its fields is required."""
+    spec = TASKS[task]
+    document = spec.canonical(sample(task))
+    assert spec.canonical(document) == document
+    for field in document.keys() - {"id"}:
+        # Without its label, a document of BoolQ has the original form
+        missing = "title" if (task, field) == ("boolq", "label") else field
+        with pytest.raises(DataError, match=missing):
+            spec.canonical({key: value for key, value in document.items() if key != field})
+
+
+def test_forms_of_one_document_are_one_document() -> None:
+    superglue = {"question": "is it", "passage": "Moon -- It is.", "label": 1, "idx": 4}
+    original = {"question": "is it", "title": "Moon", "passage": "It is.", "answer": True}
+    canonical = TASKS["boolq"].canonical
+    assert canonical(superglue) == canonical(original) == {key: superglue[key] for key in canonical(superglue)}
+    canonical = TASKS["hellaswag"].canonical
+    assert canonical(sample("hellaswag", label=2)) == canonical(sample("hellaswag", label="2"))
+    arc, letters = TASKS["arc_challenge"], sample("arc_challenge", id="other", answerKey="A")
+    letters["choices"]["label"] = ["A", "B", "C", "D"]
+    assert arc.hash_of([arc.canonical(sample("arc_challenge"))]) == arc.hash_of([arc.canonical(letters)])
+    mmlu = [sample("mmlu", subject=name, question=str(i)) for i, name in enumerate(["virology", "anatomy"] * 2)]
+    assert [record["question"] for record in sorted(mmlu, key=TASKS["mmlu"].sort_key)] == ["1", "3", "0", "2"]
+    assert len(set(SUBJECTS)) == 57 and list(SUBJECTS) == sorted(SUBJECTS)
+
+
+# Content hashes
+
+
+@given(task=st.sampled_from(sorted(TASKS)), extra=st.dictionaries(st.text(), st.integers()), data=st.data())
+def test_a_hash_ignores_extra_fields_and_key_order(task: str, extra: dict[str, int], data: st.DataObject) -> None:
+    spec, record = TASKS[task], sample(task)
+    # In BoolQ's original form a field named label would be read, as SuperGLUE's
+    widened = {key: value for key, value in extra.items() if key not in {"id", "label"}} | record
+    shuffled = {key: widened[key] for key in data.draw(st.permutations(list(widened)))}
+    assert spec.hash_of([spec.canonical(shuffled)]) == spec.hash_of([spec.canonical(record)])
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of all evaluated strings and labels in a canonical document."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    return [path] if items is None else [leaf for key, item in items for leaf in leaves(item, (*path, key))]
+
+
+def changed(document: dict[str, Any], path: tuple[Any, ...], letters: str) -> dict[str, Any]:
+    """The document with another text, or another valid label, in one field."""
+    result = copy.deepcopy(document)
+    *parents, last = path
+    holder: Any = result
+    for key in parents:
+        holder = holder[key]
+    old = holder[last]
+    if last == "answerKey":
+        labels = document["choices"]["label"]
+        holder[last] = labels[(labels.index(old) + 1) % len(labels)]
+    elif last in {"label", "answer"}:
+        holder[last] = str(3 - int(old)) if isinstance(old, str) else 1 - min(old, 1)
+    else:
+        holder[last] = "anatomy" if last == "subject" else old + letters
+    return result
+
+
+LETTERS = st.text(alphabet=st.characters(codec="utf-8"), min_size=1).filter(str.strip)
+
+
+@given(task=st.sampled_from(sorted(TASKS)), letters=LETTERS, data=st.data())
+def test_a_hash_sees_any_change_of_what_is_evaluated(task: str, letters: str, data: st.DataObject) -> None:
+    spec = TASKS[task]
+    document = spec.canonical(sample(task))
+    paths = [path for path in leaves(document) if path != ("id",) and path[:2] != ("choices", "label")]
+    other = spec.canonical(changed(document, data.draw(st.sampled_from(paths)), letters))
+    orders = ([document, other], [other, document], [document], [document, document], [other], [])
+    assert len({spec.hash_of(documents) for documents in orders}) == 6
+
+
+# Samples
+
+SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=20)
+
+
+def strata_of(sizes: list[int]) -> list[str]:
+    return [f"subject {number}" for number, size in enumerate(sizes) for _ in range(size)]
+
+
+@given(SIZES, st.integers(0, 2**31), st.data())
+@settings(max_examples=200)
+def test_samples_are_nested_and_each_subject_has_its_share(sizes: list[int], seed: int, data: st.DataObject) -> None:
+    strata = strata_of(sizes)
+    larger = data.draw(st.integers(1, len(strata) + 3))
+    smaller = data.draw(st.integers(1, larger))
+    many, few = (DocumentSample(count, seed).places("mmlu", strata) for count in (larger, smaller))
+    assert set(few) <= set(many) <= set(range(len(strata)))
+    assert few == sorted(few) and len(set(few)) == len(few) == min(smaller, len(strata))
+    taken = Counter(strata[place] for place in few)
+    for subject, size in Counter(strata).items():
+        # Below one for its own rounding, and its share of all subjects' roundings: at most a half each, four deviations
+        allowed = 1 + size / len(strata) * 4 * (len(sizes) / 4) ** 0.5
+        assert abs(taken[subject] - len(few) * size / len(strata)) < allowed
+    turned = strata[::-1]  # however the subjects are interleaved
+    assert taken == Counter(turned[place] for place in DocumentSample(smaller, seed).places("mmlu", turned))
+
+
+def test_samples_are_uniform_and_differ_by_seed_and_task() -> None:
+    strata, times = strata_of([37, 11, 52]), 4000
+    counts = np.zeros(100)
+    for seed in range(times):
+        counts[DocumentSample(23, seed).places("mmlu", strata)] += 1
+    # Binomial standard error 0.0067; the largest of 100 deviations is below four of them
+    assert np.abs(counts / times - 0.23).max() < 4 * np.sqrt(0.23 * 0.77 / times)
+    samples = [DocumentSample(20, seed).places(task, strata) for seed, task in ((0, "a"), (0, "a"), (1, "a"), (0, "b"))]
+    assert samples[0] == samples[1] and samples[0] != samples[2] and samples[0] != samples[3]
+
+
+@given(SIZES, st.integers(1, 120))
+def test_first_documents_take_turns(sizes: list[int], limit: int) -> None:
+    strata = strata_of(sizes)
+
+    def first(count: int | None) -> dict[str, list[int]]:
+        """Subject → places of its documents, which must be its first ones."""
+        chosen: dict[str, list[int]] = {}
+        for place in FirstDocuments(count).places("t", strata):
+            chosen.setdefault(strata[place], []).append(place)
+        for name, places in chosen.items():
+            assert places == list(range(strata.index(name), strata.index(name) + len(places)))
+        return chosen
+
+    taken, more = first(limit), first(limit + 1)
+    assert sum(map(len, taken.values())) == min(limit, len(strata))
+    assert all(set(places) <= set(more[name]) for name, places in taken.items())
+    assert sum(map(len, first(None).values())) == len(strata)
+    # Counts of subjects with documents left differ by at most one, and earlier subjects have at least as many
+    counts = [len(taken.get(f"subject {number}", [])) for number in range(len(sizes))]
+    unfinished = [count for count, size in zip(counts, sizes, strict=True) if count < size]
+    assert all(count >= max(counts) - 1 for count in unfinished) and unfinished == sorted(unfinished, reverse=True)
+
+
+# Clusters
+
+
+def test_documents_of_one_text_and_twins_are_clusters() -> None:
+    passages = [{"passage": text} for text in ("a", "b", "a", "", "b", "")]
+    assert clusters_of(passages, {"source": "passage"}) == [0, 1, 0, 3, 1, 5]
+    assert clusters_of(passages[:3], {"source": "passage"}) == [0, 1, 0]
+    assert clusters_of(passages, {}) == [0, 1, 2, 3, 4, 5]
+    surgeon = "Sarah was a much better surgeon than Maria so _ always got the {} cases."
+    sentences = [
+        (surgeon.format("easier"), "Sarah", "Maria"),
+        ("Sarah asked Maria for the way because _ was new in town.", "Sarah", "Maria"),
+        (surgeon.format("harder"), "maria", "Sarah"),
+        (surgeon.format("harder"), "Sarah", "Mary"),
+    ]
+    documents = [dict(zip(("sentence", "option1", "option2"), parts, strict=True)) for parts in sentences]
+    assert clusters_of(documents, {"twins": "sentence"}) == [0, 1, 0, 3]
+
+
+def sources_of(folder: Path) -> tuple[dict[int, int], dict[str, int]]:
+    """Numbers of clusters of one and of two twins, which must match the identifiers; and clusters of some tasks."""
+    lines = (folder / "winogrande.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    documents = [json.loads(line) for line in lines]
+    named: dict[str, int] = {}
+    expected = [named.setdefault(one["qID"].rsplit("-", 1)[0], place) for place, one in enumerate(documents)]
+    without = [{key: value for key, value in one.items() if key != "qID"} for one in documents]
+    assert clusters_of(without, {"twins": "sentence"}) == expected
+    suite = load_suite("zeroshot8").model_copy(update={"groups": {"Some": ("winogrande", "boolq", "openbookqa")}})
+    questions = load_questions(suite, Library(folder, allow_unofficial=True))
+    clusters = {task: len({question.cluster for question in members}) for task, members in questions.items()}
+    return Counter(Counter(expected).values()), clusters
+
+
+def test_official_documents_know_their_sources(real_documents: Path) -> None:
+    assert sources_of(real_documents) == ({1: 4, 2: 3}, {"winogrande": 7, "boolq": 7, "openbookqa": 6})
+
+
+@pytest.mark.slow
+def test_all_official_documents_know_their_sources(shared_data: Path) -> None:
+    # SuperGLUE's passages begin with their titles, and one of BoolQ's 2,938 occurs under two of them
+    clusters = {"winogrande": 983, "boolq": 2939, "openbookqa": 500}
+    assert sources_of(shared_data / "zeroshot8") == ({1: 699, 2: 284}, clusters)

@@ -1,0 +1,56 @@
+"""A manifest of a run that nothing has computed, and a small run of two tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalkit.benchmarks.run import evaluate
+from evalkit.display import Progress
+from evalkit.runs.folder import Run, specification_id
+
+SPECIFICATION: dict[str, Any] = {"suite": "zeroshot8", "limit": 5, "dtype": "float32", "checkpoint": {"weights": "0"}}
+MANIFEST = {
+    "id": specification_id(SPECIFICATION),
+    "kind": "longbench",
+    "specification": SPECIFICATION,
+    "rule": "longbench",
+    "groups": {},
+    "group_sizes": {},
+    "documents": {},
+    "template": {"name": "inst"},
+    "created": "2026-01-01T00:00:00+00:00",
+    "model": "org/name",
+    "revision": None,
+    "versions": {"evalkit": "0.1.0"},
+}
+RESULT = {"tasks": [], "averages": [{"name": "Average", "accuracy": 0.5, "stderr": None}]}
+Small = Callable[..., Run]
+
+
+class Lines(Progress):
+    """Progress whose messages are kept."""
+
+    def __init__(self) -> None:
+        super().__init__(live=False)
+        self.said: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+
+@pytest.fixture
+def small(checkpoint: Path, documents: Path, tmp_path: Path) -> Small:
+    """Evaluate two tasks in a folder of the test's own; options change or complete the call."""
+
+    def run(**options: Any) -> Run:
+        usual: dict[str, Any] = {
+            "tasks": ("piqa", "boolq"), "data_dir": documents, "allow_unofficial_data": True,
+            "output": tmp_path / "runs", "progress": Lines(),
+        }  # fmt: skip
+        return evaluate(str(checkpoint), **(usual | options))
+
+    return run

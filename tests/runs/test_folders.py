@@ -1,0 +1,290 @@
+"""Run folders: their names, how they are found, and that every file is bound to its run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from evalkit.benchmarks.registry import benchmark_of
+from evalkit.errors import EvalkitError, RunError, UnknownNameError, UsageError
+from evalkit.exchange.exports import export_run
+from evalkit.models.loading.locate import Checkpoint
+from evalkit.runs.finding import find_run, list_runs, model_name, scan
+from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, Run, folder_name, load_run, specification_id
+from evalkit.runs.writing import open_run
+from tests.marks import fast
+from tests.runs.conftest import MANIFEST as CONTENT
+from tests.runs.conftest import SPECIFICATION, Small
+from tests.sealed import read, reseal, write_run
+
+LONG = "x" * 300
+
+
+def edited(folder: Path, name: str = MANIFEST, **changes: Any) -> Path:
+    """Change a sealed file of a run, and seal it again."""
+    (folder / name).write_text(json.dumps(read(folder, name) | changes), encoding="utf-8")
+    reseal(folder)
+    return folder
+
+
+# Names
+
+
+def test_an_id_stands_for_all_of_a_specification() -> None:
+    assert specification_id(dict(reversed(SPECIFICATION.items()))) == specification_id(SPECIFICATION)
+    others = [SPECIFICATION | {"limit": 6}, SPECIFICATION | {"dtype": "bfloat16"}, SPECIFICATION | {"new": None}]
+    assert len({specification_id(s) for s in (SPECIFICATION, *others)}) == 4
+
+
+@pytest.mark.parametrize("model", ["org/name@main", "../../etc", "模型" * 80, "a b\n*?", ""])
+def test_folder_names_fit_every_file_system(model: str, tmp_path: Path) -> None:
+    name = folder_name(model, "suite", "inst" * 30, "float32", "0123456789ab")
+    assert name.endswith("-float32-0123456789ab") and len(name) < 130
+    (tmp_path / name).mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("a/checkpoint-1000", "a-checkpoint-1000"),
+        ("a/checkpoints/checkpoint-1000/hf", "a-checkpoints-checkpoint-1000-hf"),
+        ("a/epoch=3-step=1000", "a-epoch=3-step=1000"),
+        ("a/llama-125m", "llama-125m"),
+        ("a/b/model.gguf", "b-model"),
+    ],
+)
+def test_a_name_that_only_counts_has_the_folder_before_it(tmp_path: Path, path: str, name: str) -> None:
+    folder = tmp_path / path
+    is_gguf = folder.suffix == ".gguf"
+    checkpoint = Checkpoint(path, "gguf", folder.parent, folder) if is_gguf else Checkpoint(path, "folder", folder)
+    assert model_name(checkpoint) == name
+    assert model_name(Checkpoint("org/model@step1000", "hub", tmp_path / "latest")) == "model@step1000"
+
+
+# Finding
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Path]:
+    """Write a finished run of LongBench; changes of the specification distinguish runs of a model."""
+
+    def run(model: str, path: Path | None = None, revision: str | None = None, **specification: Any) -> Path:
+        given = {"model": model, "path": None if path is None else str(path), "revision": revision}
+        content = {"specification": SPECIFICATION | {"checkpoint": {"weights": model}} | specification}
+        usual = {key: value for key, value in CONTENT.items() if key != "id"}
+        return write_run(tmp_path / "runs", usual | given | content, {"tasks": [], "averages": []}, {})
+
+    return run
+
+
+def test_a_run_is_found_by_whatever_names_it_alone(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, other = (make(f"{parent}/checkpoint-1000", tmp_path / parent / "checkpoint-1000") for parent in "ab")
+    (tmp_path / "a" / "checkpoint-1000").mkdir(parents=True)
+    steps = [make(f"org/name@step{step}", revision=f"{step}a1b") for step in (1, 2)]
+    root, identity = run.parent, load_run(run).manifest["id"]
+    for given in (
+        str(run), run.name, run.name[:-3], identity, identity[:5], "a/checkpoint-1000", "a/checkpoint-1000/",
+        "./a/checkpoint-1000", str(tmp_path / "a" / ".." / "a" / "checkpoint-1000"),
+    ):  # fmt: skip
+        assert find_run(given, root).folder == run, given
+    assert find_run("b/checkpoint-1000", root).folder == other
+    for step, folder in enumerate(steps, start=1):
+        assert find_run(f"org/name@step{step}", root).folder == find_run(f"org/name@{step}a1b", root).folder == folder
+    for given in ("org/name", "name@", "n"):
+        with pytest.raises(UsageError, match=rf"'{given}' matches 2 runs in .*{steps[0].name}, {steps[1].name}"):
+            find_run(given, root)
+
+
+def test_what_names_no_run(make: Callable[..., Path], tmp_path: Path) -> None:
+    root = make("org/model").parent
+    (tmp_path / "checkpoint").mkdir()
+    cases: list[tuple[str, Path, type[EvalkitError], str]] = [
+        ("modle", root, UnknownNameError, "Known: model-"),
+        ("model", tmp_path / "elsewhere", UnknownNameError, "none in "),
+        (" ", root, UsageError, "empty"),
+        (str(tmp_path / "checkpoint"), root, RunError, "neither a run folder"),
+        (LONG, root, UnknownNameError, "unknown run"),
+        ("~nobody/x", root, UnknownNameError, "unknown run"),
+        ("x", tmp_path / LONG, RunError, "File name too long"),
+    ]
+    for given, folder, kind, noun in cases:
+        with pytest.raises(kind, match=noun):
+            find_run(given, folder)
+    for unsuitable in (5, "a\0b", ""):
+        for call, noun in ((load_run, "run folder"), (list_runs, "folder of runs")):
+            with pytest.raises(UsageError, match=noun):
+                call(unsuitable)  # type: ignore[arg-type]
+
+
+def test_folders_that_hold_no_finished_run(make: Callable[..., Path]) -> None:
+    begun, damaged = make("org/begun"), make("org/damaged")
+    root = begun.parent
+    (begun / RESULTS).unlink()
+    (damaged / MANIFEST).write_text("{", encoding="utf-8")
+    (root / "notes").mkdir()
+    (root / "file").touch()
+    (root / "torn").mkdir()
+    (root / "torn" / JOURNAL).touch()
+    assert [found.folder for found in scan(root)] == [begun, damaged, root / "torn"]
+    assert [run.folder for run in list_runs(root)] == [begun]
+    for given, noun in (("begun", "not finished"), ("dama", MANIFEST), ("torn", MANIFEST)):
+        with pytest.raises(RunError, match=noun):
+            find_run(given, root)
+
+
+# Opening a folder for writing
+
+
+def test_a_folder_once_opened_is_found_again(tmp_path: Path) -> None:
+    with open_run(tmp_path, "run", dict(CONTENT)) as writer:
+        writer.save_manifest(note="kept")
+    with open_run(tmp_path, "run", CONTENT | {"created": "later"}) as writer:
+        assert (writer.manifest["note"], writer.manifest["created"]) == ("kept", CONTENT["created"])
+    assert not load_run(tmp_path / "run").complete
+    other = SPECIFICATION | {"limit": 6}
+    manifest = CONTENT | {"specification": other, "id": specification_id(other)}
+    with pytest.raises(RunError, match="another specification"), open_run(tmp_path, "run", manifest):
+        pass
+
+
+def test_outputs_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "file").touch()
+    for root in (tmp_path / "file", tmp_path / LONG, Path("/proc/runs")):
+        with pytest.raises(RunError, match="--output"), open_run(root, "run", dict(CONTENT)):
+            pass
+    with open_run(tmp_path, "run", dict(CONTENT)) as writer:
+        monkeypatch.setattr(os, "fsync", full)
+        (tmp_path / "run" / JOURNAL).touch()
+        with pytest.raises(RunError, match=rf"{RESULTS} cannot be written \(No space .*safe in the journal"):
+            writer.save_bytes(RESULTS, b"{}")
+    assert not (tmp_path / "run" / RESULTS).exists()
+
+
+# Every file is bound to its run
+
+
+def test_a_finished_run_reads_back(own_run: Path, finished: Run) -> None:
+    opened = load_run(own_run)
+    assert opened.complete
+    pd.testing.assert_frame_equal(opened.scores, finished.scores)
+    assert opened.results() == finished.results("ppl")
+    assert opened.seconds.keys() == {task.task for task in opened.results().tasks}
+
+
+def everything(folder: Path) -> str:
+    """All that is read of the numbers of a run."""
+    run = load_run(folder)
+    benchmark_of(run)
+    samples = [run.read(name).decode() for name in sorted(run.files) if name.startswith("lm_eval/")]
+    return "\n".join([run.scores.to_csv(), str(run.results()), json.dumps(run.stored), str(run.manifest), *samples])
+
+
+def flipped(content: bytes, dice: random.Random) -> bytes:
+    place = dice.randrange(len(content))
+    return content[:place] + bytes([content[place] ^ 1 << dice.randrange(8)]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize("flips", fast([40], [40, 600]))
+def test_no_flipped_bit_changes_a_number(small: Small, flips: int) -> None:
+    """Of the journal, from which results are made anew, it costs a batch and changes nothing."""
+    run, dice = small(log_samples=True), random.Random(8)
+    expected = everything(run.folder)
+    assert {MANIFEST, SCORES} < run.files.keys() and len(run.files) > 3
+    for name in (*run.files, RESULTS):
+        path = run.folder / name
+        whole = path.read_bytes()
+        for _ in range(flips):
+            path.write_bytes(flipped(whole, dice))
+            try:
+                assert everything(run.folder) == expected
+            except EvalkitError as error:
+                assert "\n" not in str(error) and path.name in str(error)
+        path.write_bytes(whole)
+    for _ in range(3):
+        (run.folder / JOURNAL).write_bytes(flipped((run.folder / JOURNAL).read_bytes(), dice))
+        (run.folder / RESULTS).unlink()
+        assert small(log_samples=True).scores.equals(run.scores)
+
+
+@pytest.mark.parametrize("lost", [SCORES, RESULTS, MANIFEST, "lm_eval"])
+def test_what_is_lost_is_made_again_from_the_journal(small: Small, lost: str) -> None:
+    run = small(log_samples=True)
+    names = {name: (run.folder / name).read_bytes() for name in (*run.files, RESULTS) if name != MANIFEST}
+    if lost == "lm_eval":
+        lost = next(name for name in run.files if name.startswith("lm_eval/results"))
+        (run.folder / lost).unlink()
+        with pytest.raises(RunError, match=f"{Path(lost).name}.*{RESULTS}"):
+            export_run(load_run(run.folder), "lm_eval", output=run.folder.parent / "out")
+        (run.folder / RESULTS).unlink()
+    else:
+        (run.folder / lost).unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evalkit.benchmarks.session.load_checked", lambda *_: pytest.fail("a model was loaded"))
+        assert small(log_samples=True).scores.equals(run.scores)
+    if lost != MANIFEST:  # which says when it was made
+        assert {name: (run.folder / name).read_bytes() for name in names} == names
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (MANIFEST, lambda data: data[: len(data) // 2]),
+        (MANIFEST, lambda data: b"[]"),
+        (MANIFEST, lambda data: b"[" * 100_000),
+        (RESULTS, lambda data: b'{"rule": "ppl"}'),
+        (SCORES, lambda data: data[:-100]),
+        (SCORES, lambda data: b""),
+    ],
+)
+def test_the_advice_on_a_damaged_file_depends_on_the_journal(
+    own_run: Path, name: str, damage: Callable[[bytes], bytes]
+) -> None:
+    path = own_run / name
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(RunError, match=rf"{name} is damaged \(.*\); delete .* and run its command") as caught:
+        everything(own_run)
+    assert "\n" not in str(caught.value)
+    (own_run / JOURNAL).unlink()
+    with pytest.raises(RunError, match=rf"{name} is damaged \(.*\); restore the original file, or delete the folder"):
+        everything(own_run)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "noun"),
+    [
+        (MANIFEST, {"documents": {"piqa": {"source": 1, "official": True, "count": 2}}}, "'documents.piqa.source'"),
+        (MANIFEST, {"groups": {"A": "piqa"}}, "'groups.A'"),
+        (MANIFEST, {"group_sizes": {}}, "'group_sizes'"),
+        (MANIFEST, {"created": "yesterday"}, "'created'"),
+        (MANIFEST, {"template": None}, "'template'"),
+        (MANIFEST, {"devices": [{"device": "cpu"}]}, r"'devices\[0\].hardware'"),
+        (MANIFEST, {"specification": {"suite": "zeroshot8"}}, "'specification.dtype'"),
+        (RESULTS, {"tasks": [{"task": "piqa"}]}, r"'tasks\[0\].n'"),
+        (RESULTS, {"averages": [{"name": "A", "accuracy": "0.5", "stderr": None}]}, r"'averages\[0\].accuracy'"),
+        (RESULTS, {"rules": []}, "'rules'"),
+        (SCORES, {}, "no column"),
+    ],
+)
+def test_sealed_files_of_another_form(own_run: Path, name: str, changes: dict[str, Any], noun: str) -> None:
+    if name == SCORES:
+        pd.DataFrame({"something": [1]}).to_parquet(own_run / SCORES)
+        reseal(own_run)
+    else:
+        edited(own_run, name, **changes)
+    with pytest.raises(RunError, match=rf"{name} is damaged \(.*{noun}"):
+        everything(own_run)

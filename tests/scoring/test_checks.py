@@ -1,0 +1,585 @@
+"""The start-up checks reject every wrong way of sharing and every model that is not causal, and pass what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import ProphetNetConfig, ProphetNetForCausalLM
+
+from evalkit.errors import CheckpointError, ScoringError
+from evalkit.scoring.engine import Engine
+from evalkit.scoring.forward import Forward
+from evalkit.scoring.pack import batches_of
+from evalkit.scoring.probe import in_float32, make_probe, mask_first
+from evalkit.scoring.sequences import Sequences, SequenceSet
+from evalkit.scoring.sharing import SharingCheck
+from evalkit.scoring.tree import Tree
+from tests.marks import fast
+from tests.scoring.conftest import RELATIVE, VOCABULARY, Scarce, from_alone, model_of, with_choices
+
+BUDGET = 1100
+START = with_choices([4, 6], [1, 1, 1])
+"""Short, with choices of one token: nothing that is wrong in long rows shows here."""
+ITEMS = with_choices([4, 6, 700, 90, 300, 8, 40, 120, 500, 60])
+SHORT, LONG = 40, 200
+HALF = fast([torch.float32], [torch.float32, torch.bfloat16])
+
+
+def checked(model: Any, budget: int = BUDGET, start: Sequences = START, **settings: Any) -> tuple[Engine, list[str]]:
+    """An engine after its check, and what it said."""
+    said: list[str] = []
+    engine = Engine(model, budget, said.append, **settings)
+    engine.check(start)
+    return engine, said
+
+
+# Wrong ways of sharing
+
+
+def drop_mask(inputs: dict[str, Any]) -> None:
+    mask = inputs.get("attention_mask")
+    if mask is not None and mask.dim() == 4:
+        inputs["attention_mask"] = None
+
+
+def drop_positions(inputs: dict[str, Any]) -> None:
+    inputs.pop("position_ids", None)
+
+
+def refuse_positions(inputs: dict[str, Any]) -> None:
+    if inputs.get("position_ids") is not None:
+        raise TypeError("forward() got an unexpected keyword argument 'position_ids'")
+
+
+def drop_cache(inputs: dict[str, Any]) -> None:
+    """As a model would that keeps its state elsewhere: the trunk is run, and forgotten."""
+    if inputs.get("attention_mask") is not None and inputs.get("past_key_values") is not None:
+        inputs["past_key_values"] = None
+        inputs["attention_mask"] = inputs["attention_mask"][..., -inputs["input_ids"].shape[1] :]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("change", "kernels"),
+    [
+        (drop_mask, ("dense",)),
+        (drop_cache, ("dense",)),
+        (drop_positions, ("tiles", "dense")),
+        (refuse_positions, ("tiles", "dense")),
+    ],
+)
+def test_a_model_that_forgets_its_inputs(change: Any, kernels: tuple[str, ...], dtype: torch.dtype) -> None:
+    model = model_of("llama", dtype)
+    forward = model.model.forward
+
+    def forgetful(**inputs: Any) -> Any:
+        change(inputs)
+        return forward(**inputs)
+
+    model.model.forward = forgetful
+    engine, [line] = checked(model, 512, kernels=kernels)
+    assert not engine.shares and line.startswith("warning: this model does not support") and "\n" not in line
+    # In bf16 a pass with one token more rounds differently
+    assert from_alone(engine, model, ITEMS) <= (RELATIVE if dtype == torch.float32 else 1e-2)
+
+
+def by_rows(monkeypatch: pytest.MonkeyPatch, window: int, with_trunk: bool | None = None) -> None:
+    """Have attention see the last `window` tokens of the row, whatever their positions are.
+
+    Args:
+        with_trunk: only behind a trunk, or only without one; None: always.
+    """
+    real = Forward._tree_states
+
+    def windowed(own: Forward, tree: Tree, trunk: Any) -> torch.Tensor:
+        if with_trunk in (None, bool(trunk.layers)):
+            tree = replace(tree, ends=np.minimum(tree.ends, np.arange(len(tree.ends)) + window).astype(np.int32))
+        return real(own, tree, trunk)
+
+    monkeypatch.setattr(Forward, "_tree_states", windowed)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("with_trunk", [False, True])
+@pytest.mark.parametrize("kernel", ["tiles", "dense", pytest.param("flex", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("window", fast([256, -1], [64, 256, 1024, -1]))
+def test_a_window_over_the_row(
+    monkeypatch: pytest.MonkeyPatch, window: int, kernel: str, with_trunk: bool, dtype: torch.dtype
+) -> None:
+    """Also where it goes wrong in no row of the documents, and in half precision."""
+    # The mask of a whole row is given fewer tokens at a time
+    monkeypatch.setattr("evalkit.scoring.engine.DENSE_TOKENS", BUDGET)
+    by_rows(monkeypatch, BUDGET - 1 if window < 0 else window, with_trunk)
+    engine, [line] = checked(model_of("llama", dtype), kernels=(kernel,))
+    assert not engine.shares and engine.why_not in line
+    assert "states differ by" in engine.why_not
+    assert engine.why_not.endswith("with a cached prefix") == with_trunk
+
+
+def test_a_window_over_the_row_in_the_model_itself() -> None:
+    """GPT-Neo's local layers look back so many rows; short documents in small batches never show it."""
+    local = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 256}
+    model = model_of("gpt_neo", **local)
+    engine, [_] = checked(model)
+    assert not engine.shares
+    assert from_alone(engine, model, ITEMS) <= RELATIVE
+
+
+def test_one_masked_token() -> None:
+    """The smallest error: the check measures its effect, and passes no check that could not have detected it."""
+    real = Forward.hidden_shared
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Forward, "hidden_shared", lambda own, tree, trunk: real(own, mask_first(tree), trunk))
+        assert "inconclusive" in checked(model_of("llama"))[0].why_not
+    model = model_of("llama")
+    for layer in model.model.layers:
+        layer.self_attn.v_proj.weight.zero_()
+    engine, _ = checked(model)
+    assert not engine.shares and "inconclusive" in engine.why_not
+
+
+def test_experts_that_rounding_decides_between_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One state in a hundred may be another, if it is not the same one with other tokens."""
+    real = Forward.hidden_shared
+    places = iter(range(10, 10**6, 7))
+
+    def flipped(own: Forward, tree: Any, trunk: Any) -> torch.Tensor:
+        states = real(own, tree, trunk).clone()
+        states[next(places)] += 1
+        return states
+
+    monkeypatch.setattr(Forward, "hidden_shared", flipped)
+    assert checked(model_of("llama"))[0].shares
+    places = iter([30] * 100)
+    assert not checked(model_of("llama"))[0].shares
+
+
+# Right ways of sharing
+
+MOE = {"num_local_experts": 2, "head_dim": 16}
+SHARING: dict[str, tuple[dict[str, Any], str]] = {
+    "llama": ({}, "tiles"),
+    "mistral": ({"sliding_window": 900}, "tiles"),
+    "gemma2": ({"head_dim": 16, "sliding_window": 900, "final_logit_softcapping": 2.0}, "dense"),
+    "afmoe": (MOE | {"num_experts": 2, "num_experts_per_tok": 1, "sliding_window": 900}, "tiles"),
+    "bloom": ({"n_layer": 2, "n_head": 4}, "dense"),
+    "falcon": ({"alibi": True}, "dense"),
+    "mpt": ({"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 2048}, "dense"),
+    "mixtral": ({"num_local_experts": 4, "sliding_window": 900}, "tiles"),
+    "qwen2": ({}, "tiles"),
+    "gpt_neox": ({}, "tiles"),
+    "llama4_text": (MOE | {"intermediate_size_mlp": 96}, "tiles"),
+}
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("kind", fast([*SHARING][:8], SHARING))
+def test_architectures_that_share(kind: str, dtype: torch.dtype) -> None:
+    settings, kernel = SHARING[kind]
+    model = model_of(kind, dtype, **settings)
+    engine, _ = checked(model)
+    assert (engine.shares, engine.kernel, engine.why_not) == (True, kernel, "")
+    if dtype == torch.float32:
+        assert from_alone(engine, model, ITEMS) <= RELATIVE
+
+
+def test_longer_batches_than_were_checked_are_compared_when_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document larger than the budget is a batch by itself: with a window of rows, larger than it too."""
+    alone: list[int] = []
+    real = Forward.score_unshared
+    monkeypatch.setattr(Forward, "score_unshared", lambda own, tokens: alone.append(len(tokens)) or real(own, tokens))
+    model = model_of("llama")
+    engine, said = checked(model, budget=200, kernels=("tiles",))
+    first = engine.describe()["checked"]
+    assert from_alone(engine, model, ITEMS) <= RELATIVE
+    assert not alone and not said and engine.describe()["checked"] == first
+    by_rows(monkeypatch, 400)
+    engine, said = checked(model, budget=200, kernels=("tiles",))
+    assert engine.shares and not said
+    assert from_alone(engine, model, ITEMS) <= RELATIVE
+    assert len(said) == 1 and "warning: from " in said[0] and alone
+
+
+def test_documents_that_fill_the_window_share() -> None:
+    """The last token is predicted and not read, so that one more than the window fits."""
+    model = model_of("gpt2", n_positions=128, n_embd=64, n_layer=2, n_head=4)
+    full = with_choices([90], [9, 9, 9])
+    engine, said = checked(model, start=full)
+    assert from_alone(engine, model, full) <= RELATIVE
+    assert engine.shares and not said
+
+
+@pytest.mark.parametrize("window", [1, 7])
+def test_a_window_that_is_too_short_for_the_check(window: int) -> None:
+    assert "too short" in checked(model_of("mistral", sliding_window=window))[0].why_not
+
+
+def test_a_kernel_that_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise NotImplementedError("no kernel for this device")
+
+    monkeypatch.setattr("evalkit.scoring.attention.TileLayout.attend", fail)
+    model = model_of("llama")
+    engine, [line] = checked(model, 4096)
+    assert (engine.shares, engine.kernel, engine.budget) == (True, "dense", 512)
+    assert "tiles: it fails (NotImplementedError: no kernel" in line
+    assert from_alone(engine, model, ITEMS) <= RELATIVE
+
+
+# Heads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_unknown_output_head(dtype: torch.dtype) -> None:
+    """A model that does something of its own to its logits is scored by its own pass."""
+    model = model_of("llama", dtype)
+    model.register_forward_hook(lambda _, __, output: setattr(output, "logits", 1.05 * output.logits))
+    engine, said = checked(model)
+    assert not engine.shares and "its output head differs from evalkit's" in said[0]
+    if dtype == torch.float32:
+        assert from_alone(engine, model, ITEMS) <= RELATIVE
+
+
+def test_small_logits_do_not_hide_their_cap() -> None:
+    """At 1 the cap at 30, which evalkit does not know, changes logits by 0.0002 nats; in trained models by 60."""
+    blocks = {"block_types": ["recurrent", "attention"], "lru_width": 64, "attention_window_size": 256}
+    model = model_of("recurrent_gemma", num_hidden_layers=4, **blocks)
+    assert SharingCheck(model)._head_gap(Forward(model), ITEMS[2].sequences[0]) < 5e-3
+    engine, _ = checked(model)
+    assert not engine.shares and "output head differs from evalkit's" in engine.why_not
+
+
+@pytest.mark.parametrize("kind", ["mamba", "without an option of a cache"])
+def test_a_base_model_that_cannot_be_run_so(kind: str) -> None:
+    """Mamba rounds its states to the dtype of its head's weights before the head is called."""
+    model = model_of("mamba" if kind == "mamba" else "llama", **({"state_size": 8} if kind == "mamba" else {}))
+    if kind != "mamba":
+        base, whole = model.model.forward, model.forward
+
+        def without_option(use_cache: bool | None = None, **inputs: Any) -> Any:
+            if use_cache is not None:
+                raise TypeError("forward() got an unexpected keyword argument 'use_cache'")
+            return base(**inputs)
+
+        model.model.forward, model.forward = without_option, lambda input_ids: whole(input_ids=input_ids)
+    engine, _ = checked(model)
+    assert not engine.shares
+    assert from_alone(engine, model, START) <= RELATIVE
+
+
+# Causality
+
+
+def item(length: int) -> Sequences:
+    """A document whose longest choice has so many tokens."""
+    return with_choices([length - 35], [3, 5])
+
+
+def scored(model: Any, *lengths: int) -> None:
+    """Check with the first document only, and score all; compare with the model's own forward pass."""
+    engine, _ = checked(model, start=item(lengths[0]))
+    for length in lengths:
+        assert from_alone(engine, model, item(length)) <= RELATIVE
+
+
+def rejected(model: Any, *lengths: int) -> None:
+    with pytest.raises(CheckpointError, match="not a causal language model"):
+        scored(model, *lengths)
+
+
+def hooked(model: Any, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
+    """Change what the first layer's MLP returns, given its input and output."""
+    model.model.layers[0].mlp.register_forward_hook(lambda _, given, output: change(given[0], output))
+    return model
+
+
+def blocks_of(size: int, least: int = 0) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Each token sees the mean of its block of tokens, in sequences of at least some length."""
+
+    def change(_: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        if output.shape[1] < least:
+            return output
+        return torch.cat([part + part.mean(1, keepdim=True) for part in output.split(size, dim=1)], dim=1)
+
+    return change
+
+
+def chosen(states: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """Experts choose their tokens: a few of each sequence get what others would get in a shorter one."""
+    return output.index_fill(1, states[0].sum(-1).topk(8).indices, 1.0)
+
+
+def prefix(_: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """The first tokens see each other."""
+    return torch.cat((output[:, :20] + output[:, :20].mean(1, keepdim=True), output[:, 20:]), dim=1)
+
+
+@pytest.mark.parametrize("change", [*map(blocks_of, (2, 16, 32, 64, 128)), chosen, prefix])
+def test_tokens_that_see_later_ones(change: Any) -> None:
+    """A sequence that is cut at the end of a block would not show it."""
+    rejected(hooked(model_of("llama"), change), SHORT)
+    rejected(hooked(model_of("llama"), change), LONG)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_that_sees_later_tokens(dtype: torch.dtype) -> None:
+    model = model_of("llama", dtype)
+    model.register_forward_hook(
+        lambda _, __, output: setattr(output, "logits", output.logits + 0.5 * output.logits.roll(-1, 1))
+    )
+    rejected(model, SHORT)
+
+
+def test_logits_from_another_stream_than_the_last_hidden_state() -> None:
+    """The states of ProphetNet's main stream are causal, and its logits come from the predicting stream."""
+    layers = {"num_encoder_layers": 2, "num_decoder_layers": 2, "decoder_ffn_dim": 96, "init_std": 0.2}
+    heads = {"num_encoder_attention_heads": 4, "num_decoder_attention_heads": 4, "is_encoder_decoder": False}
+    torch.manual_seed(0)
+    config = ProphetNetConfig(vocab_size=VOCABULARY, hidden_size=64, is_decoder=True, **layers, **heads)
+    rejected(ProphetNetForCausalLM(config).eval().requires_grad_(False), SHORT)
+
+
+def doge(keep: int) -> Any:
+    """A model that attends to the tokens of the highest scores, which are equal for equal tokens in the first layer."""
+    model = model_of("doge", keep_window_size=keep)
+    for layer in model.model.layers:
+        layer.self_attn.A.add_(torch.randn_like(layer.self_attn.A))
+    return model
+
+
+def test_what_takes_effect_in_long_sequences_only() -> None:
+    rejected(doge(16), SHORT)
+    scored(doge(512), SHORT, LONG)
+    scored(doge(100), SHORT, SHORT + 20, 100)
+    rejected(doge(100), SHORT, LONG)
+    for window in (None, 16):  # also where a sliding window is shorter than the sequences of the check
+        model = hooked(model_of("mistral", sliding_window=window), blocks_of(128, least=100))
+        scored(model, SHORT, SHORT + 20)
+        rejected(model, SHORT, LONG)
+
+
+@pytest.mark.parametrize("length", [SHORT, LONG])
+def test_lookahead_beyond_the_length_of_rotary_embeddings(length: int) -> None:
+    """All embeddings change with the length there, which is no lookahead."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+    settings = {"rope_parameters": rope, "max_position_embeddings": 256}
+    checked(model_of("llama", **settings), start=item(length))
+    rejected(hooked(model_of("llama", **settings), blocks_of(2, least=30)), length)
+
+
+def test_tokens_that_a_model_never_predicts() -> None:
+    """Their logits are minus infinity."""
+    model = model_of("llama")
+    even = torch.arange(0, VOCABULARY, 2)
+    model.register_forward_hook(
+        lambda _, __, output: setattr(output, "logits", output.logits.index_fill(-1, even, -torch.inf))
+    )
+    odd = SequenceSet("document", "task", [2 * np.arange(30, dtype=np.int32) + 1], [np.arange(30) > 0])
+    engine, _ = checked(model, start=Sequences.of([odd]))
+    [(_, [scores])] = engine.score(batches_of(Sequences.of([odd]), engine.budget)[0])
+    assert np.isfinite(scores.logprobs[1:]).all()
+
+
+HYBRID = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("bamba", HYBRID | {"attn_layer_indices": []}),
+        ("xlstm", {"embedding_dim": 64, "num_blocks": 2, "num_heads": 4, "pad_token_id": 0}),
+    ],
+)
+def test_models_that_cannot_make_a_cache(kind: str, settings: dict[str, Any]) -> None:
+    scored(model_of(kind, **settings), SHORT, LONG)
+
+
+# Models that do not run, numbers that are none, and memory
+
+
+def test_a_model_that_does_not_run() -> None:
+    model = model_of("qwen2")
+    model.model.layers[1].self_attn.q_proj = torch.nn.Linear(64, 24)
+    with pytest.raises(CheckpointError, match=r"^the model does not run \(RuntimeError: .*") as caught:
+        checked(model)
+    assert "\n" not in str(caught.value)
+    model = model_of("gpt2", max_position_embeddings=128)
+    scored(model, SHORT, 120)
+    model.config.max_position_embeddings = 512
+    with pytest.raises(CheckpointError, match="does not run"):
+        scored(model, SHORT, LONG)
+
+
+def test_memory_for_half_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    Scarce(monkeypatch, 700, "hidden_shared")
+    engine, said = checked(model_of("llama"))
+    assert engine.shares and engine.budget == 550
+    assert said == ["out of memory at 1375 tokens: continuing with batches of 550"]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("not enough memory: you tried to allocate")])
+def test_memory_that_does_not_hold_a_check(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SharingCheck, "_head_gap", fails)
+        assert "out of memory in the check" in checked(model_of("llama"))[0].why_not
+    monkeypatch.setattr(Forward, "hidden_alone", fails)
+    monkeypatch.setattr(Forward, "logits_alone", fails)
+    with pytest.raises(ScoringError, match="out of memory"):
+        checked(model_of("llama"))
+
+
+def test_memory_that_holds_a_check_at_the_exact_length_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, most = Forward.hidden_alone, LONG
+
+    def scarce(own: Forward, tokens: Any) -> torch.Tensor:
+        if len(tokens) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(own, tokens)
+
+    monkeypatch.setattr(Forward, "hidden_alone", scarce)
+    model = model_of("llama")
+    [batch] = batches_of(item(LONG), BUDGET)
+    assert checked(model, start=item(SHORT))[0].score(batch)
+    most = 64
+    with pytest.raises(ScoringError, match="out of memory"):
+        checked(model, start=item(SHORT))[0].score(batch)
+
+
+# Float32
+
+
+def test_half_precision_runs_in_float32_without_a_copy() -> None:
+    """Zamba 2's mixer reads the weights of its convolution, and rounds the convolution's input to their dtype."""
+    layers = {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4, "mamba_headdim": 16}
+    heads = {"n_mamba_heads": 8, "attention_hidden_size": 128, "attention_head_dim": 32, "num_key_value_heads": 4}
+    tokens = np.arange(47, dtype=np.int32)
+    for kind, dtype in (("llama", torch.bfloat16), ("gpt_neox", torch.float16), ("zamba2", torch.bfloat16)):
+        model = model_of(kind, dtype, **(layers | heads if kind == "zamba2" else {}))
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        with in_float32(model):
+            wide = Forward(model, dtype=torch.float32).hidden_alone(tokens)
+        assert all(value.dtype == before[n].dtype and value.equal(before[n]) for n, value in model.state_dict().items())
+        half, exact = Forward(model).hidden_alone(tokens), Forward(model.float()).hidden_alone(tokens)
+        assert wide.dtype == torch.float32 and torch.allclose(wide, exact, rtol=1e-4, atol=1e-4)
+        assert half.dtype == dtype and not torch.allclose(half.float(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_restored_after_a_failure() -> None:
+    model = model_of("llama", torch.bfloat16)
+    hook = model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError), in_float32(model):
+        Forward(model, dtype=torch.float32).hidden_alone(np.arange(9, dtype=np.int32))
+    hook.remove()
+    assert {tensor.dtype for tensor in model.parameters()} == {torch.bfloat16}
+    assert not model.model.layers[0].mlp.gate_proj._forward_pre_hooks
+
+
+@pytest.mark.parametrize(("row", "longest"), [(256, 8), (256, 64), (700, 350), (640, 600)])
+def test_a_probe_is_the_tree_of_its_sequences(row: int, longest: int) -> None:
+    """Each token stands after the tokens of its own sequence, and sees just these."""
+    probe = make_probe(VOCABULARY, row, longest)
+    tree = probe.tree
+    assert len(tree.tokens) == row
+    assert max(map(len, probe.sequences)) == longest and len(set(map(len, probe.sequences))) > 3
+    index = np.arange(row)
+    sees = (index[None] <= index[:, None]) & (index[:, None] < tree.ends[None])
+    for node in range(row):
+        path = np.flatnonzero(sees[node])
+        assert tree.positions[path].tolist() == list(range(len(path)))
+        assert tree.tokens[path].tolist() == probe.sequences[probe.owner[node]][: len(path)].tolist()
+    assert sees[:, 0].all() and mask_first(tree).ends[0] == 1
+    after = probe.after(probe.trunk)
+    assert 0 < probe.trunk < longest and len(after.tokens) == after.ends.max() == row - probe.trunk
+
+
+# Cached verdicts
+
+
+@pytest.fixture
+def comparisons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]:
+    """How many rows have been compared since it was last asked; the cache is the test's own."""
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
+    real, made = Forward.hidden_shared, []
+    monkeypatch.setattr(Forward, "hidden_shared", lambda own, tree, trunk: made.append(1) or real(own, tree, trunk))
+
+    def since() -> int:
+        count = len(made)
+        made.clear()
+        return count
+
+    return since
+
+
+def test_a_verdict_is_found_once_for_an_architecture(comparisons: Callable[[], int], tmp_path: Path) -> None:
+    def again(kind: str = "llama", dtype: torch.dtype = torch.float32, budget: int = 300, **settings: Any) -> Engine:
+        return checked(model_of(kind, dtype, **settings), budget, remembers=True)[0]
+
+    first = again()
+    assert comparisons()
+    assert again().describe() == first.describe()
+    assert not comparisons()
+    assert not checked(model_of("llama"), 300)[0].describe()["stored"] and comparisons()  # a model changed by hand
+    others: list[dict[str, Any]] = [
+        {"kind": "qwen2"},
+        {"dtype": torch.bfloat16},
+        {"budget": 500},
+        {"rms_norm_eps": 1e-4},
+    ]
+    for other in others:
+        again(**other)
+        assert comparisons(), other
+    local = {"attention_types": [[["global", "local"], 1]], "window_size": 64, "num_layers": 2, "num_heads": 4}
+    for _ in range(2):  # a failure may depend on the weights, so it is not cached
+        assert not again("gpt_neo", **local).shares and comparisons()
+    stored = sorted((tmp_path / "cache" / "sharing").iterdir())
+    contents = [file.read_bytes() for file in stored]
+    for content in (b"", b"[3]", b"[" * 10**5, *contents[:1]):  # damaged, and the verdict of another architecture
+        for file, real in zip(stored, contents, strict=True):
+            file.write_bytes(content if content != real else contents[-1])
+        assert again().shares and comparisons()
+
+
+def test_checks_of_weights_are_repeated_for_other_weights(
+    comparisons: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    for part in ("lookahead", "head"):
+        real = getattr(SharingCheck, part)
+        monkeypatch.setattr(
+            SharingCheck, part, lambda own, *lengths, real=real, part=part: ran.append(part) or real(own, *lengths)
+        )
+
+    def runs(model: Any, files: str | None, remembers: bool = True) -> int:
+        ran.clear()
+        engine, _ = checked(model, 300, remembers=remembers, files=files)
+        assert engine.shares and engine.describe()["stored"] == (not ran)
+        return len(ran)
+
+    model = model_of("llama")
+    assert [runs(model, files) for files in ("a", "a", "b", "b", "a")] == [2, 0, 2, 0, 0]
+    assert runs(model, None) == runs(model, "a", remembers=False) == 2
+    assert runs(model_of("llama", torch.bfloat16), "a") == runs(model_of("llama", rms_norm_eps=1e-4), "a") == 2
+
+
+def test_failed_checks_of_weights_are_not_stored(comparisons: Callable[[], int]) -> None:
+    """Weights that are not numbers, predictions that change with later tokens, and a head that is not evalkit's."""
+    nan, ahead, scaled = (model_of("llama") for _ in range(3))
+    nan.model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan
+    ahead.model.layers[0].register_forward_hook(lambda _, __, out: out + out.mean(1, keepdim=True))
+    scaled.register_forward_hook(lambda _, __, out: setattr(out, "logits", 2 * out.logits))
+    for _ in range(2):
+        for model, why in ((nan, "NaN"), (ahead, "not a causal language model")):
+            with pytest.raises(CheckpointError, match=why):
+                checked(model, remembers=True, files=why)
+        engine, _ = checked(scaled, remembers=True, files="scaled")
+        assert "output head differs" in engine.why_not and not engine.describe()["stored"]

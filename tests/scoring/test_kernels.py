@@ -1,0 +1,242 @@
+"""Tree attention and the output head, compared with the whole mask and all columns; copies to a device."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from evalkit.compatibility.torch import compilations, compile_for_any_size
+from evalkit.models.variants.signed import signed_attention
+from evalkit.scoring import flex, forward, head
+from evalkit.scoring.attention import NAME, TileLayout, TreeAttention, Unsupported, attending, cut_tiles
+from evalkit.scoring.flex import FlexLayout
+from evalkit.scoring.forward import Forward
+from evalkit.scoring.head import OutputHead, to_device
+from evalkit.scoring.pack import batches_of
+from evalkit.scoring.tree import Ints, Tree, build_tree
+from tests.devices import DEVICES
+from tests.scoring.conftest import Tiny, model_of, with_choices
+
+SIZE, HEADS, GROUPS = 16, 4, 2
+META = torch.device("meta")
+Lengths = list[tuple[int, int, int]]
+TREES = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 4), st.integers(1, 70)), min_size=1, max_size=5)
+
+
+def tree_of(lengths: Lengths) -> Tree:
+    """Trees of (context, choices, choice length) side by side."""
+    dice = np.random.default_rng(0)
+    sequences = []
+    for context, choices, length in lengths:
+        stem = dice.integers(0, 1000, context)
+        sequences += [np.concatenate((stem, dice.integers(0, 1000, length))).astype(np.int32) for _ in range(choices)]
+    return build_tree(sequences, [np.ones(len(s), bool) for s in sequences])
+
+
+def visible(ends: Ints) -> Any:
+    """[query, key] of the whole tree."""
+    index = np.arange(len(ends))
+    return (index[None] <= index[:, None]) & (index[:, None] < ends[None])
+
+
+def layout_of(kind: str, tree: Tree, trunk: int, device: str = "cpu") -> TreeAttention:
+    if kind == "flex":
+        return FlexLayout(tree.ends, trunk, torch.device(device))
+    return TileLayout(tree.ends, tree.positions, trunk, HEADS * SIZE, torch.float32, torch.device(device))
+
+
+def states_of(tree: Tree, trunk: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query, key and value."""
+    torch.manual_seed(0)
+    key, value = torch.randn(2, 1, GROUPS, trunk + len(tree.tokens), SIZE)
+    return torch.randn(1, HEADS, len(tree.tokens), SIZE), key, value
+
+
+def attended(tree: Tree, trunk: int, signed: bool = False) -> torch.Tensor:
+    """Attention under the mask of the whole tree; by softmax, or with the sign of each logit."""
+    query, key, value = states_of(tree, trunk)
+    mask = torch.cat((torch.ones(len(tree.tokens), trunk, dtype=torch.bool), torch.from_numpy(visible(tree.ends))), 1)
+    repeats = HEADS // GROUPS
+    logits = (query @ key.repeat_interleave(repeats, dim=1).mT * 0.3).masked_fill(~mask, -torch.inf)
+    weights = logits.softmax(-1)
+    if signed:
+        weights = logits.abs().masked_fill(~mask, -torch.inf).softmax(-1) * logits.sign()
+    return (weights @ value.repeat_interleave(repeats, dim=1)).transpose(1, 2)
+
+
+@given(TREES, st.sampled_from([0, 30]), st.sampled_from([0, 500, 10**6]))
+def test_tiles_cover_the_tree_and_see_what_they_must(lengths: Lengths, trunk: int, overhead: int) -> None:
+    tree = tree_of(lengths)
+    seen = visible(tree.ends)
+    at = 0
+    for tile in cut_tiles(tree.ends, tree.positions, trunk, overhead):
+        assert tile.start == at < tile.end
+        at, size = tile.end, tile.end - tile.start
+        assert tile.keys[-size:].tolist() == list(range(tile.start, tile.end))
+        keys = tile.keys[:-size].tolist()
+        # Earlier tokens that its first token attends to, which are all that any of its tokens may attend to
+        assert keys == np.flatnonzero(seen[tile.start, : tile.start]).tolist()
+        assert not np.delete(seen[tile.start : tile.end, : tile.start], keys, axis=1).any()
+    assert at == len(tree.tokens)
+
+
+def test_tiles_save_most_of_the_pairs() -> None:
+    """Twenty questions side by side: a mask over all of them has twenty times as many pairs."""
+    tree = tree_of([(60, 4, 10)] * 20)
+    pairs = sum((tile.end - tile.start) * len(tile.keys) for tile in cut_tiles(tree.ends, tree.positions, 0, 1000))
+    assert pairs < len(tree.tokens) ** 2 / 18
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")  # on a CPU it is not compiled
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["tiles", "flex", "tiles by another product"])
+@pytest.mark.parametrize("trunk", [0, 30])
+@pytest.mark.parametrize("lengths", [[(60, 4, 10)] * 3, [(200, 1, 70), (1, 2, 1)], [(1, 1, 2)]])
+def test_a_layout_is_attention_under_the_whole_mask(kind: str, trunk: int, lengths: Lengths, device: str) -> None:
+    tree, signed = tree_of(lengths), "product" in kind
+    states = [part.to(device) for part in states_of(tree, trunk)]
+    layout = layout_of(kind, tree, trunk, device)
+    found = layout.attend(*states, 0.3, signed_attention if signed else None)
+    # Sums of a few hundred float32 products
+    assert torch.allclose(found.cpu(), attended(tree, trunk, signed), atol=1e-5)
+    if kind == "flex":
+        with pytest.raises(Unsupported, match="not softmax"):
+            layout.attend(*states, 0.3, signed_attention)
+
+
+@given(TREES, st.sampled_from([0, 30, 128, 200]))
+def test_the_block_mask_is_the_mask_of_the_tree(lengths: Lengths, trunk: int) -> None:
+    """Blocks without a mask are visible as a whole, and what is in no block is masked as a whole."""
+    tree = tree_of(lengths)
+    nodes = len(tree.tokens)
+    mask = FlexLayout(tree.ends, trunk, torch.device("cpu"))._mask
+    rows, columns = mask.kv_indices.shape[2:]
+    allowed = mask.mask_mod(0, 0, torch.arange(rows * 128)[:, None], torch.arange(columns * 128))
+    found = torch.zeros(rows * 128, columns * 128, dtype=torch.bool)
+    kinds = ((mask.kv_num_blocks, mask.kv_indices, False), (mask.full_kv_num_blocks, mask.full_kv_indices, True))
+    for counts, indices, whole in kinds:
+        for row in range(rows):
+            for column in indices[0, 0, row, : counts[0, 0, row]].tolist():
+                place = slice(128 * row, 128 * row + 128), slice(128 * column, 128 * column + 128)
+                assert not found[place].any()
+                found[place] = True if whole else allowed[place]
+                # A block with nothing to see costs as much as any other
+                assert found[place].any()
+    start = columns * 128 - rows * 128
+    assert found[:nodes, :trunk].all() and not found[:nodes, trunk:start].any()
+    assert np.array_equal(found[:nodes, start : start + nodes].numpy(), visible(tree.ends))
+    assert found.any(dim=1).all()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_batches_of_all_sizes_run_one_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, with the code that inductor writes for a CPU."""
+    monkeypatch.setattr(flex, "_compiled", cache(lambda function, _: compile_for_any_size(function)))
+    dice, before = np.random.default_rng(0), compilations()
+    for trunk in (0, 30, 0, 128, 200, 0, 64, 0, 17, 500):
+        tree = tree_of([(int(dice.integers(1, 300)), 4, int(dice.integers(2, 40))) for _ in range(dice.integers(1, 9))])
+        with torch.inference_mode():
+            found = layout_of("flex", tree, trunk).attend(*states_of(tree, trunk), 0.3, None)
+        assert torch.allclose(found, attended(tree, trunk), atol=1e-5)
+        assert compilations() == before + 1
+
+
+def test_a_model_gets_its_own_attention_back() -> None:
+    model = model_of("llama")
+    before = model.config._attn_implementation
+    with pytest.raises(KeyError), attending(model, layout=None):  # type: ignore[arg-type]
+        assert model.config._attn_implementation == NAME
+        raise KeyError
+    assert model.config._attn_implementation == before
+
+
+# The output head
+
+
+@pytest.mark.parametrize("masked", [None, -1e9, -torch.inf])
+@pytest.mark.parametrize("columns", [7, 100, 512])
+def test_the_head_by_columns_is_the_whole_head(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, columns: int, masked: float | None
+) -> None:
+    """With a vocabulary that is not a multiple of the columns, several targets per node, and masked tokens."""
+    model = tiny().model
+    module = model.get_output_embeddings()
+    torch.manual_seed(0)
+    if masked is not None:
+        module.bias = torch.nn.Parameter(torch.randn(module.weight.shape[0]), requires_grad=False)
+        module.bias[::7] = masked
+    module.weight[350] = module.weight[120] = 5 * module.weight[8]  # of two equal maxima the first is the argmax
+    monkeypatch.setattr(head, "_CPU_LOGITS", 0)
+    monkeypatch.setattr(head, "_MIN_COLUMNS", columns)
+    hidden = torch.cat((torch.randn(19, module.weight.shape[1]), module.weight[8:9]))
+    dice = np.random.default_rng(0)
+    nodes, targets = dice.integers(0, 20, 60), dice.integers(0, module.weight.shape[0], 60)
+    logits = module(hidden)
+    targets[:20], nodes[:20] = logits.argmax(-1).numpy(), np.arange(20)
+    allowed = np.isfinite(logits[nodes, targets].numpy())
+    found = OutputHead(model, greedy=True).scores(hidden, nodes, targets)
+    expected = logits.log_softmax(-1)[nodes, targets].numpy()
+    # float32 sums over 512 tokens; a masked target's own score is as huge as its logit
+    assert np.allclose(found.logprobs[allowed], expected[allowed], rtol=1e-6, atol=1e-5)
+    assert np.array_equal(found.greedy, logits.argmax(-1)[nodes].numpy() == targets) and found.greedy[:20].all()
+
+
+# Copies of a batch, counted on the meta device: it has shapes only, so what waits for a number (`.item()`) fails
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies from the CPU to the meta device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        found = function(*arguments, **(options or {}))
+        if isinstance(found, torch.Tensor) and found.device == META:
+            given = tree_leaves((arguments, options))
+            self.count += any(isinstance(one, torch.Tensor) and one.device != META for one in given)
+        return found
+
+
+@pytest.mark.parametrize("kernel", ["tiles", "flex", "dense"])
+@pytest.mark.parametrize("prefix", [0, 60])
+def test_a_batch_waits_once(monkeypatch: pytest.MonkeyPatch, prefix: int, kernel: str) -> None:
+    """Apart from the batch whose trunk is run, and except for the tiles' masks, which are for a CPU."""
+    fetched: list[Any] = []
+    sent: list[Any] = []
+
+    def fetch_nothing(states: torch.Tensor) -> Any:
+        assert states.device == META
+        fetched.append(states.shape)
+        return np.zeros(states.shape, np.float32)
+
+    monkeypatch.setattr(head, "fetch", fetch_nothing)
+    monkeypatch.setattr(head, "_MOST_NODES", 7)  # also where the head runs in many pieces
+    for module in (forward, head, flex):
+        monkeypatch.setattr(
+            module, "to_device", lambda array, device: sent.append(array.shape) or to_device(array, device)
+        )
+    # Compiled code cannot run without numbers
+    monkeypatch.setattr(flex, "_compiled", lambda *_: lambda query, *_, **__: torch.empty_like(query))
+    with META:
+        scorer = Forward(model_of("llama"), kernel, greedy=True)
+    first, second = batches_of(with_choices([20] * 12, [8, 8, 8], prefix), 300)[:2]
+    assert (len(first.trunk) > 0) == (prefix > 0)
+    scorer.score(first.tree, scorer.trunk(first.trunk))
+    fetched.clear()
+    sent.clear()
+    with Copies() as copies:
+        scorer.score(second.tree, scorer.trunk(second.trunk))
+    assert fetched == [(2, len(second.tree.pair_nodes))]
+    pieces = 2 * -(-len(np.unique(second.tree.pair_nodes)) // 7)
+    assert len(sent) == pieces + (2 if kernel in ("flex", "dense") else 1)
+    if kernel != "tiles":
+        assert copies.count == len(sent)
