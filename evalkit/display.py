@@ -241,18 +241,13 @@ class Progress:
 
     def _start_bar(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
         from rich.progress import Progress as Bar
-        from rich.text import Text
-
-        class TimeLeft(ProgressColumn):
-            def render(_, task: Any) -> Text:
-                return Text(self._time(), style="progress.remaining")
 
         columns = (TextColumn("{task.description:<14}"), BarColumn(), TaskProgressColumn(),
-                   TextColumn("{task.fields[rate]}"), TimeLeft())  # fmt: skip
+                   TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[left]}"))  # fmt: skip
         self._bar = Bar(*columns, console=Console(stderr=True))
-        self._bar.add_task("", total=self._total, completed=self._done, rate="")
+        self._bar.add_task("", total=self._total, completed=self._done, rate="", left="")
         # From now on the bar uses the terminal's last line
         self._after.enter_context(hidden_activity())
         self._bar.start()
@@ -260,7 +255,7 @@ class Progress:
 
     def _draw(self) -> None:
         if self._bar is not None:
-            of_all = {"completed": self._done, "total": self._total, "rate": self._rate()}
+            of_all = {"completed": self._done, "total": self._total, "rate": self._rate(), "left": self._time()}
             self._bar.update(self._bar.task_ids[0], description=self._label, **of_all)
 
     def _end_bar(self) -> None:

@@ -1,11 +1,12 @@
-"""evalkit's cache with files in the wrong place: they are never used, and never waited for."""
+"""evalkit's cache: its bound, its lock and its removal; files in the wrong place are never used, nor waited for."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
@@ -15,8 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evalkit import cache
 from evalkit.benchmarks.lm_eval.tasks import catalogue_index
 from evalkit.benchmarks.run import evaluate
+from evalkit.cli import main
 from evalkit.compatibility.lm_eval import CatalogueEntry
 from evalkit.display import Progress
 from evalkit.models.loading import fingerprint
@@ -25,12 +28,88 @@ from evalkit.runs.folder import Run
 from tests.tiny import tiny_checkpoint
 
 KINDS = ("digests", "questions", "sharing")
+DAYS = 24 * 3600.0
 
 
 @pytest.fixture(autouse=True)
-def _all_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also digests of new files."""
-    monkeypatch.setattr(fingerprint, "_SETTLED", -1e9)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(fingerprint, "_SETTLED", -1e9)  # digests of new files are stored too
+    return tmp_path / "cache"
+
+
+def age(path: Path, days: float) -> None:
+    os.utime(path, (time.time() - days * DAYS,) * 2)
+
+
+def test_a_value_is_read_as_written_under_its_kind_and_key(folder: Path) -> None:
+    assert cache.read_cached_bytes("questions", "key") is None
+    cache.write_cached_bytes("questions", "key", b"value")
+    assert cache.read_cached_bytes("questions", "key") == b"value"
+    assert cache.read_cached_bytes("questions", "other") is None and cache.read_cached_bytes("other", "key") is None
+    [file] = (folder / "questions").iterdir()
+    whole = file.read_bytes()
+    changed = [whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :] for place in (0, 31, 32, 36)]
+    for content in (*changed, b"", whole[:10], whole[:32], whole[:-1]):
+        file.write_bytes(content)
+        assert cache.read_cached_bytes("questions", "key") is None
+    # A folder that cannot be written costs only time
+    (folder / "other").write_text("a file")
+    cache.write_cached_bytes("other", "key", b"value")
+    assert cache.read_cached_bytes("other", "key") is None
+
+
+def test_beyond_its_bound_the_values_unused_for_longest_are_deleted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all kinds together, folders too; never what was used within a day, never a download."""
+    for number, kind in enumerate(("lm-eval-tasks", "questions", "sharing")):
+        cache.write_cached_bytes(kind, "key", b"x" * 1000)
+        age(next((folder / kind).iterdir()), 5 - number)
+    for file, size, days in (("gguf/model/weights", 1000, 9), ("documents/boolq.jsonl", 9000, 99)):
+        (folder / file).parent.mkdir(parents=True)
+        (folder / file).write_bytes(b"x" * size)
+        age(folder / "gguf" / "model" if "gguf" in file else folder / file, days)
+    monkeypatch.setattr(cache, "MOST_BYTES", 3200)
+    cache.write_cached_bytes("digests", "key", b"x")
+    assert not (folder / "gguf" / "model").exists()
+    assert cache.read_cached_bytes("lm-eval-tasks", "key") is not None  # used now, so it is the newest
+    monkeypatch.setattr(cache, "MOST_BYTES", 1)
+    cache.write_cached_bytes("digests", "other", b"x")
+    kept = {kind for kind in cache.COMPUTED if cache.read_cached_bytes(kind, "key") is not None}
+    assert kept == {"lm-eval-tasks", "digests"}
+    assert (folder / "documents" / "boolq.jsonl").is_file()
+
+
+def test_clearing_deletes_only_what_evalkit_stored(
+    folder: Path, documents: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache.write_cached("digests", "key", {"a": 1})
+    (folder / "documents").mkdir()
+    (folder / "documents" / "boolq.jsonl").write_text("{}\n")
+    (folder / "thesis.tex").write_text("mine")
+    with pytest.raises(SystemExit) as left:
+        main(["doctor", "--clear-cache", "--data-dir", str(documents)])
+    assert not left.value.code and "deleted" in capsys.readouterr().err
+    assert sorted(path.name for path in folder.iterdir()) == ["thesis.tex"]
+
+
+def test_a_second_process_waits() -> None:
+    said: list[str] = []
+    order: list[str] = []
+
+    def second() -> None:
+        with cache.locked("thing", said.append):
+            order.append("second")
+
+    with cache.locked("thing", silent):
+        thread = Thread(target=second)
+        thread.start()
+        while not said:
+            time.sleep(0.01)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"] and "waiting" in said[0]
 
 
 class Pipes:
@@ -68,69 +147,66 @@ def pipes() -> Iterator[Pipes]:
 
 
 @pytest.fixture
-def first(checkpoint: Path, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the first documents of a task with a cache of its own; more arguments are `evaluate`'s."""
+def run(checkpoint: Path, documents: Path, tmp_path: Path) -> Callable[..., Run]:
+    """Run the first documents of a task; more arguments are `evaluate`'s."""
 
-    def run(cache: str, output: str, model: Path = checkpoint, **options: Any) -> Run:
-        monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / cache))
-        selection = options or {"limit": 3}
-        return evaluate(
-            str(model),
-            tasks=["boolq"],
-            data_dir=documents,
-            allow_unofficial_data=True,
-            output=tmp_path / output,
-            progress=Progress(live=False),
-            **selection,
-        )
+    def run(output: str, model: Path = checkpoint, **options: Any) -> Run:
+        about = {"tasks": ["boolq"], "data_dir": documents, "allow_unofficial_data": True}
+        settings = about | {"output": tmp_path / output, "progress": Progress(live=False)}
+        return evaluate(str(model), **settings, **(options or {"limit": 3}))
 
     return run
 
 
-def same(run: Run, other: Run) -> bool:
-    ours, theirs = run.scores.select_dtypes("number"), other.scores.select_dtypes("number")
-    return run.manifest["id"] == other.manifest["id"] and bool(np.array_equal(ours, theirs, equal_nan=True))
+def same(found: Run, expected: Run) -> bool:
+    ours, theirs = (run.scores.select_dtypes("number") for run in (found, expected))
+    return found.manifest["id"] == expected.manifest["id"] and bool(np.array_equal(ours, theirs, equal_nan=True))
 
 
-def test_a_file_of_another_key_is_not_used(first: Any, tmp_path: Path) -> None:
+def test_a_file_of_another_key_is_not_used(
+    run: Callable[..., Run], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of another selection of documents and of another model; every file of the cache is replaced by a sibling."""
-    expected = first("cache", "runs")
-    first("others", "others", tiny_checkpoint(tmp_path / "qwen", "qwen2", window=4096), sample=3, seed=7)
+    expected = run("runs")
+    with monkeypatch.context() as during:
+        during.setenv("EVALKIT_CACHE", str(tmp_path / "others"))
+        run("others", tiny_checkpoint(tmp_path / "qwen", "qwen2", window=4096), sample=3, seed=7)
     for kind in KINDS:
-        ours, theirs = (sorted((tmp_path / cache / kind).iterdir()) for cache in ("cache", "others"))
+        ours, theirs = (sorted((parent / kind).iterdir()) for parent in (folder, tmp_path / "others"))
         assert ours, kind
         for file, other in zip(ours, cycle(theirs), strict=False):
             assert file.read_bytes() != other.read_bytes()
             shutil.copyfile(other, file)
-    assert same(first("cache", "again"), expected)
+    assert same(run("again"), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_pipe_is_not_read(first: Any, tmp_path: Path, kind: str, pipes: Pipes) -> None:
-    expected = first("cache", "runs")
-    for file in (tmp_path / "cache" / kind).iterdir():
-        pipes.put(file)
-    assert same(first("cache", "again"), expected)
-    assert not pipes.readers
+def test_a_pipe_is_not_read(run: Callable[..., Run], folder: Path, pipes: Pipes) -> None:
+    expected = run("runs")
+    for kind in KINDS:
+        for file in (folder / kind).iterdir():
+            pipes.put(file)
+    assert same(run("again"), expected) and not pipes.readers
 
 
 def test_lm_evals_catalogue_is_of_the_installed_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipes: Pipes
+    folder: Path, monkeypatch: pytest.MonkeyPatch, pipes: Pipes
 ) -> None:
-    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path))
     module = "evalkit.benchmarks.lm_eval.tasks"
 
-    def catalogue(version: str) -> set[str]:
-        with monkeypatch.context() as during:
-            during.setattr(f"{module}.version", lambda name: version)
-            during.setattr(f"{module}.index_tasks", lambda root: {version: CatalogueEntry("TASK", "a.yaml", [])})
-            return set(catalogue_index(silent))
+    def catalogues() -> list[str]:
+        found = []
+        for version in "12":
+            entries = {version: CatalogueEntry("TASK", "a.yaml", [])}
+            with monkeypatch.context() as during:
+                during.setattr(f"{module}.version", lambda _, version=version: version)
+                during.setattr(f"{module}.index_tasks", lambda _, entries=entries: entries)
+                found += catalogue_index(silent)
+        return found
 
-    assert catalogue("1") == {"1"} and catalogue("2") == {"2"}
-    first, second = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert catalogues() == ["1", "2"]
+    first, second = sorted(path for path in folder.rglob("*") if path.is_file())
     shutil.copyfile(first, second)
-    assert catalogue("1") == {"1"} and catalogue("2") == {"2"}
+    assert catalogues() == ["1", "2"]
     for path in (first, second):
         pipes.put(path)
-    assert catalogue("1") == {"1"} and catalogue("2") == {"2"}
-    assert not pipes.readers
+    assert catalogues() == ["1", "2"] and not pipes.readers

@@ -19,6 +19,7 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_they_are_made_of_the_complete_data(shared_data: Path, tmp_path: Path) -> None:
     paper = shared_data.parent / "paper" / "integral_transformer.tex"
     if not paper.is_file():

@@ -100,7 +100,7 @@ def given_options(
     arguments: Mapping[str, Any],
     settings: Mapping[str, Any],
     named: Callable[[str], str] = str,
-    where: str = "settings:",
+    where: str = "settings",
 ) -> dict[str, Any]:
     """Return the arguments that differ from their defaults, merged with the benchmark's own settings.
 
@@ -108,7 +108,7 @@ def given_options(
         arguments: of `evaluate`, by name.
         settings: settings of the suite's benchmark, by name.
         named: argument → its name in messages.
-        where: begins the message about a setting.
+        where: how `settings` are given, for messages.
 
     Raises:
         UsageError: the benchmark has no such argument or setting, or an argument of `evaluate` is given as a setting.
@@ -124,7 +124,7 @@ def given_options(
         raise UsageError(f"{named(foreign[0])}: suite {suite} has no such setting{more}")
     for name in settings:
         if name in settings_of(ModelSpec, SuiteRequest):
-            raise UsageError(f"{where} {name} is an argument of every run; give {named(name)} instead")
+            raise UsageError(f"{where}: {name} is an argument of every run; give {named(name)} instead")
         if name not in own:
             raise UnknownNameError(f"setting of suite {suite}", name, own)
     return given | dict(settings)

@@ -103,7 +103,7 @@ def run(
             raise UsageError(f"{evaluation.workers.given}: --watch evaluates in this process; leave out one of them")
         watch(watching, _request_options(ctx, options, own))
         return
-    with doing("planning the run"):
+    with doing("reading the options"):
         models = checkpoints_of(ctx, checkpoints, model)
         evaluation = replace(evaluation, options=_request_options(ctx, options, own))
     if evaluation.is_dry:
@@ -158,7 +158,7 @@ def _request_options(ctx: click.Context, options: dict[str, Any], own: Sequence[
     # A variable sets a setting of its name, as it does for the benchmark's own command
     variables = {name: os.environ.get(f"EVALKIT_{name.upper()}") for name in own_settings(request)}
     given = {name: value for name, value in variables.items() if value is not None} | further
-    return given_options(options, switched(request, given), flag, "--set:")
+    return given_options(options, switched(request, given), flag, "--set")
 
 
 @click.command(cls=BenchmarkCommand, kind="needle")

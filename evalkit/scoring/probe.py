@@ -40,8 +40,9 @@ def in_float32(model: Any) -> Iterator[None]:
     def halves(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
         leaves = (child for child in module.children() if not any(child is end for end in ends))
         for part in (module, *(leaf for leaf in leaves if not any(True for _ in leaf.children()))):
-            for name, value in (*part._parameters.items(), *part._buffers.items()):
-                if value is not None and value.dtype in HALF:
+            parameters = part.named_parameters(recurse=False, remove_duplicate=False)
+            for name, value in (*parameters, *part.named_buffers(recurse=False, remove_duplicate=False)):
+                if value.dtype in HALF:
                     yield part, name, value
 
     def widen(module: nn.Module, *_: Any) -> None:

@@ -70,14 +70,6 @@ def test_audit(evalkit: Command) -> None:
     assert (twelve["printed"], twelve["recomputed"]) == ("12 out of 16", "11")
 
 
-def test_integrity_and_export(evalkit: Command, finished: Run) -> None:
-    shown = evalkit("integrity", finished.folder, "--tokens", "128B", "--rule", "acc")
-    assert "TinyLlama: believed scored by acc_norm" in shown.out
-    outcome = evalkit("export", finished.folder, "--to", "hub", "--output", "out")
-    assert outcome.out.split() == ["out/model_card.md", "out/.eval_results/evalkit.yaml"]
-    complains(evalkit("export", finished.folder), 2, "--to")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

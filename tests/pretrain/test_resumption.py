@@ -41,7 +41,6 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in checkpoints(folder)]
 
 
-FAST = ("step 14", "weights")
 CASES = [
     ("vanilla", "step 14", ["checkpoint-10"]),
     ("cog", "step 18", ["checkpoint-10"]),
@@ -54,7 +53,7 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("model", "moment", "left"),
-    [pytest.param(*case, marks=[] if case[1] in FAST else pytest.mark.slow) for case in CASES],
+    [pytest.param(*case, marks=[] if case[1] == "weights" else pytest.mark.training) for case in CASES],
 )
 def test_equal_after_a_kill(
     processes: ForkServerContext, shared: Path, tmp_path: Path, model: str, moment: str, left: list[str]
@@ -75,6 +74,7 @@ def test_equal_after_a_kill(
     assert sorted(path.name for path in killed.output.iterdir()) == sorted(path.name for path in whole.output.iterdir())
 
 
+@pytest.mark.training
 def test_weights_change_if_the_optimizer_is_lost(shared: Path, tmp_path: Path) -> None:
     """So that the test above can fail."""
     whole = trained(shared, tmp_path / "whole")
@@ -89,6 +89,7 @@ def test_weights_change_if_the_optimizer_is_lost(shared: Path, tmp_path: Path) -
 CUT = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors", "trainer_state.json")
 
 
+@pytest.mark.training
 def test_a_damaged_checkpoint(shared: Path, tmp_path: Path) -> None:
     """It is named; without it, the training is resumed from the one before, with the same end."""
     whole = trained(shared, tmp_path / "whole", save_every=5)
@@ -118,7 +119,7 @@ def test_the_oldest_checkpoints_are_removed(shared: Path, tmp_path: Path) -> Non
     assert not (training.output / ".saving").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.training
 def test_two_processes_share_the_work(processes: ForkServerContext, shared: Path, tmp_path: Path) -> None:
     """Begun at the same moment: each training is done by one of them, and nothing is left of the other."""
     models = ("vanilla", "cog", "integral")

@@ -11,8 +11,6 @@ from accelerate.data_loader import BatchSamplerShard
 from recipe.rows import OrderedRows, as_rows, spread_rows, stacked
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from evalkit.errors import DataError
-
 TOKENS = np.arange(1000, dtype=np.uint16)
 
 
@@ -23,18 +21,6 @@ def ordered(count: int = 70, seed: int = 5) -> OrderedRows:
 
 def first_tokens(rows: OrderedRows) -> list[int]:
     return [int(rows[position]["input_ids"][0]) for position in range(len(rows))]
-
-
-def test_rows_are_consecutive_tokens_without_the_rest() -> None:
-    rows = as_rows(TOKENS[:990], 40, "text")
-    assert rows.shape == (24, 40)
-    assert np.shares_memory(rows, TOKENS)
-    assert rows[3].tolist() == list(range(120, 160))
-
-
-def test_text_shorter_than_a_row() -> None:
-    with pytest.raises(DataError, match="held_out: 1,000 tokens, fewer than one row of 1,001"):
-        as_rows(TOKENS, 1001, "held_out")
 
 
 def test_an_item_is_input_and_labels() -> None:
@@ -84,11 +70,6 @@ def test_an_update_has_the_same_rows_for_all_processes_and_micro_batches(process
     for update in range(3):
         read = [place for shard in shards for part in shard[update * own : (update + 1) * own] for place in part]
         assert sorted(read) == list(range(update * batch, (update + 1) * batch))
-
-
-def test_no_row_behind_the_last() -> None:
-    with pytest.raises(IndexError):
-        ordered()[70]
 
 
 @pytest.mark.parametrize(("most", "expected"), [(1, [0]), (3, [0, 12, 24]), (25, range(25)), (99, range(25))])

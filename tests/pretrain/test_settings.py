@@ -57,14 +57,6 @@ def test_errors_name_file_and_key(shared: Path, tmp_path: Path, case: str) -> No
     assert str(raised.value).startswith(f"{path}: {message.format(folder=tmp_path)}")
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"none.yaml cannot be read: No such file"):
-        read_recipe(tmp_path / "none.yaml")
-    (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(UsageError, match=r"bad.yaml"):
-        read_recipe(tmp_path / "bad.yaml")
-
-
 def test_paths_are_relative_to_the_file(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("models.yaml", "text.jsonl"):
         (tmp_path / name).write_bytes((shared / name).read_bytes())

@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock
 from recipe.folder import Training
 from recipe.loss_log import read_log
-from recipe.running import bytes_on_disk, run
+from recipe.running import run
 from recipe.training import prepare, train
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -28,7 +28,6 @@ import evalkit as package
 from evalkit import list_runs
 from evalkit.errors import UsageError
 from tests.cli.test_root import Command, _no_settings, evalkit
-from tests.marks import fast
 from tests.pretrain.settings_files import ATTENTIONS
 from tests.pretrain.trainings import train_without_space, trained, training_of
 from tests.tiny import TRAINING_TEXT
@@ -84,8 +83,8 @@ def cosine(recipe: Any, step: int) -> float:
 
 @pytest.mark.parametrize(
     ("model", "micro"),
-    [("vanilla", None), ("differential", 2), pytest.param("cog", 1, marks=pytest.mark.slow),
-     pytest.param("integral", 4, marks=pytest.mark.slow)],
+    [("vanilla", None), pytest.param("differential", 2, marks=pytest.mark.training),
+     pytest.param("cog", 1, marks=pytest.mark.training), pytest.param("integral", 4, marks=pytest.mark.training)],
 )  # fmt: skip
 def test_the_weights_are_those_of_a_plain_loop(shared: Path, tmp_path: Path, model: str, micro: int | None) -> None:
     """After six updates of up to 5e-3 each: agreement to 1e-6 of float32's 6e-8; without weight decay, or with other
@@ -111,7 +110,8 @@ def test_the_log_has_the_losses_of_its_rows(shared: Path, tmp_path: Path) -> Non
     assert float(row["loss"]) != float(held_out["held_out_loss"])
 
 
-@pytest.mark.parametrize("model", fast(["cog", "differential"], ATTENTIONS))
+@pytest.mark.training
+@pytest.mark.parametrize("model", ATTENTIONS)
 def test_mixed_precision(shared: Path, tmp_path: Path, model: str, capfd: pytest.CaptureFixture[str]) -> None:
     """bfloat16, recomputed activations: the loss falls, the weights are float32, and nothing is written to stderr."""
     training = trained(shared, tmp_path / "x", model=model, precision="bfloat16", checkpointing=True, steps=30)
@@ -150,12 +150,14 @@ def test_a_finished_training_says_so(shared: Path, tmp_path: Path, capsys: pytes
     assert {path: path.stat().st_mtime_ns for path in training.output.rglob("*") if path in before} == before
 
 
-@pytest.mark.parametrize("change", [{"learning_rate": 1e-3}, {"steps": 4}, {"seed": 1}, {"model": "cog"}])
-def test_other_settings_in_the_same_folder(shared: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_other_settings_in_the_same_folder(shared: Path, tmp_path: Path) -> None:
     output = tmp_path / "x"
     trained(shared, output, steps=2)
-    with pytest.raises(UsageError, match=rf"x: was begun with other settings \({next(iter(change))}\)"):
-        run([training_of(shared, output, **({"steps": 2} | change))], dry_run=False)
+    for change in ({"learning_rate": 1e-3}, {"steps": 4}, {"seed": 1}, {"model": "cog"}):
+        with pytest.raises(UsageError, match=rf"x: was begun with other settings \({next(iter(change))}\)"):
+            run([training_of(shared, output, **({"steps": 2} | change))], dry_run=False)
+    with pytest.raises(UsageError, match=r"batch 4 .* micro-batches of 3"):
+        trained(shared, tmp_path / "y", micro_batch=3)
     # What does not change the weights may change
     run([training_of(shared, output, steps=2, log_every=1, micro_batch=2, keep=1)], dry_run=True)
 
@@ -173,6 +175,7 @@ def test_other_text_in_the_same_folder(shared: Path, tmp_path: Path) -> None:
             run([training], dry_run=True)
 
 
+@pytest.mark.training
 def test_a_dry_run_binds_to_nothing(shared: Path, tmp_path: Path) -> None:
     """Another dry run replaces its settings and the model, and the training is that of a folder of its own."""
     others: list[dict[str, Any]] = [{"steps": 3}, {"seed": 1}, {"model": "cog"}, {}]
@@ -200,6 +203,7 @@ DAMAGED = {"": "not valid JSON", '{"settings": {"seed"': "not valid JSON", "[]":
            '{"settings": 1}': "holds no settings"}  # fmt: skip
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("content", DAMAGED)
 def test_damaged_settings(shared: Path, tmp_path: Path, content: str) -> None:
     training = training_of(shared, tmp_path / "x", steps=2)
@@ -245,13 +249,6 @@ def test_an_estimate(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert not (training.output / "training.csv").exists()
 
 
-def test_bytes_on_disk(shared: Path, tmp_path: Path) -> None:
-    """Weights and optimizer; configs, tokenizer and random state are some kilobytes."""
-    training = trained(shared, tmp_path / "x", save_every=8)
-    files = [path for path in training.output.rglob("*") if path.suffix in (".safetensors", ".pt")]
-    assert sum(path.stat().st_size for path in files) == pytest.approx(bytes_on_disk(training), rel=0.05)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of resources")
 def test_no_space(processes: ForkServerContext, shared: Path, tmp_path: Path) -> None:
@@ -272,19 +269,7 @@ def test_no_space(processes: ForkServerContext, shared: Path, tmp_path: Path) ->
     assert training.model.exists()
 
 
-def test_a_batch_that_cannot_be_divided(shared: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="batch 4 cannot be divided into micro-batches of 3 rows on 1 processes"):
-        trained(shared, tmp_path / "x", micro_batch=3)
-
-
-def test_a_tokenizer_is_trained_where_none_is_named(shared: Path, tmp_path: Path) -> None:
-    training = Training(training_of(shared, tmp_path).recipe.model_copy(update={"tokenizer": None, "steps": 2}), 0,
-                        tmp_path / "x", tmp_path / "data")  # fmt: skip
-    run([training], dry_run=False)
-    [folder] = (tmp_path / "data").glob("tokenizer-*")
-    assert (training.model / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
-
-
+@pytest.mark.training
 def test_evaluations_during_the_training(
     shared: Path, tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,9 +278,3 @@ def test_evaluations_during_the_training(
     trained(shared, tmp_path / "x", model="long", steps=4, evaluate={"sample": 2, "every": 2})
     runs = list_runs(tmp_path / "runs")
     assert sorted(str(run.manifest["model"]) for run in runs) == ["x step 2", "x step 4"]
-
-
-def test_read_log_leaves_out_a_line_that_was_cut(tmp_path: Path) -> None:
-    log = tmp_path / "training.csv"
-    log.write_text("step,tokens,loss,held_out_loss,learning_rate,grad_norm\r\n5,10,1.5,,0.1,0.25\r\n6,12,1.4,,0.1,0.2")
-    assert [row["step"] for row in read_log(log)] == ["5"]

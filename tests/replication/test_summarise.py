@@ -51,20 +51,14 @@ def test_runs_by_benchmark_model_and_seed(found: Callable[[list[Any]], Any], sum
             assert [summarise.seed_of(run) for run in runs] == [1, 2, 3]
 
 
-def test_other_runs_are_left_out(found: Callable[[list[Any]], Any]) -> None:
+def test_other_runs_are_left_out_and_missing_or_double_ones_are_errors(found: Callable[[list[Any]], Any]) -> None:
     others = [run("perplexity", f"trained/vanilla-seed1/{name}") for name in ("initial", "checkpoint-300")]
     others += [run("perplexity", "demo"), run("longbench", "trained/vanilla-seed1/model")]
     assert found([*others, *all_runs()]) == found(all_runs())
-
-
-def test_a_missing_run_is_an_error(found: Callable[[list[Any]], Any]) -> None:
-    with pytest.raises(UsageError, match="0 finished runs of diff seed 2 on needle"):
-        found([one for one in all_runs() if one.suite != "needle" or "diff-seed2" not in one.manifest["model"]])
-
-
-def test_two_runs_for_one_are_an_error(found: Callable[[list[Any]], Any]) -> None:
     with pytest.raises(UsageError, match="2 finished runs of intg seed 3 on held_out"):
         found([*all_runs(), run("perplexity", "trained/intg-seed3/model")])
+    with pytest.raises(UsageError, match="0 finished runs of diff seed 2 on needle"):
+        found([one for one in all_runs() if one.suite != "needle" or "diff-seed2" not in one.manifest["model"]])
 
 
 def test_all_documents_gain_what_their_tasks_allow(summarise: ModuleType) -> None:

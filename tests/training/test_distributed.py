@@ -16,7 +16,7 @@ import evalkit
 from tests.tiny import tiny_checkpoint
 from tests.training.trainers import equal
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.training
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "distributed_training.py"

@@ -24,11 +24,12 @@ def shortened(text: str) -> str:
     return re.sub(r"\b\d+000\b", lambda found: STEPS[found[0]], text)
 
 
+@pytest.mark.training
 def test_its_code_and_commands(
     documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("evalkit.studies.watch.Watcher", partial(Watcher, settled=0.3, poll=0.05))
+    monkeypatch.setattr("evalkit.studies.watch.Watcher", partial(Watcher, settled=0.2, poll=0.02, stalled=0.6))
     start = tiny_checkpoint(tmp_path / "start", window=1024)
     trainer = trainer_of(start, tmp_path / "my-training", max_steps=4, save_strategy="steps", save_steps=2)
     callback = partial(evalkit.TrainerCallback, data_dir=documents, allow_unofficial_data=True)

@@ -92,21 +92,6 @@ def test_inst_is_the_text_to_the_letter_between_bos_and_eos(tokenizer: Any, aske
         assert sequence.segments[-1] == END
 
 
-def test_spans_of_inst_written_out(tokenizer: Any) -> None:
-    (sequence, *_) = encode(tokenizer, load_template("inst"), ICE)
-    texts = {
-        SPECIAL: "[INST] [/INST]",
-        INSTRUCTION: " You are a knowledgeable assistant. Give the continuation that fits best.",
-        CONTEXT: " Why does ice float on water?",
-        CONTINUATION: " Ice is less dense",
-    }
-    assert {code: text_of(tokenizer, sequence, code) for code in texts} == texts
-    spans = sequence.spans()
-    assert [end for _, _, end in spans[:-1]] == [start for _, start, _ in spans[1:]]
-    assert (spans[0][1], spans[-1][2]) == (0, len(sequence.tokens))
-    assert sequence.straddles == 0
-
-
 words = st.text(st.sampled_from("river. 'sßé夜🌊-\n12"), max_size=12)
 
 
@@ -140,12 +125,6 @@ def test_a_token_over_the_boundary_counts_with_the_continuation(tokenizer: Any) 
     assert text_of(tokenizer, sequence, CONTEXT) == "ice and"
     assert text_of(tokenizer, sequence, CONTINUATION) == " water rose"
     assert sequence.straddles == 1
-
-
-def test_a_choice_inside_the_contexts_last_token_is_not_empty(tokenizer: Any) -> None:
-    """lm-eval's split at the context's own token count can leave no token here, and then fails."""
-    (sequence,) = encode(tokenizer, JOINED, question("ice and wate", ["r"]))
-    assert text_of(tokenizer, sequence, CONTINUATION) == " water"
 
 
 def test_space_at_the_contexts_end_moves_to_the_continuation(tokenizer: Any) -> None:

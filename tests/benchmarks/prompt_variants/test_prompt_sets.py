@@ -1,4 +1,4 @@
-"""Sets of prompts: the shipped one by factors, a user's file, and messages."""
+"""Sets of prompts: the shipped one by factors, and a user's file; orders of listed options."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
+from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import Part, load_template, template_names
-from evalkit.benchmarks.prompt_variants.prompt_sets import load_prompts
-from evalkit.errors import EvalkitError, TemplateError, UnknownNameError, UsageError
+from evalkit.benchmarks.prompt_variants.prompt_sets import in_orders, load_prompts, order_name, orders_of, under_order
+from evalkit.errors import DataError, TemplateError, UsageError
 from tests.questions import question
 
 INST = load_template("inst")
@@ -24,6 +27,8 @@ HASHES = {
     "system-3": "126a2d5b",
 }
 """Of prompts in finished runs: a change would repeat them."""
+BY_TEMPLATE = ["inst", "no-instruction", "instruction-line", "dialogue"]
+BY_SYSTEM = ["inst", "system-1", "system-2", "system-3"]
 
 
 def written(folder: Path, **content: Any) -> str:
@@ -31,125 +36,139 @@ def written(folder: Path, **content: Any) -> str:
     return str(folder / "my.yaml")
 
 
-def test_each_factor_adds_its_own_prompts() -> None:
-    by_template = load_prompts(["template"], INST)
-    assert [*by_template.templates] == ["inst", "no-instruction", "instruction-line", "dialogue"]
-    assert by_template.choice_orders == 1
-    by_system = load_prompts(["system_prompt"], INST)
-    assert [*by_system.templates] == ["inst", "system-1", "system-2", "system-3"]
-    assert [one.system for one in by_system.templates.values()][1:3] == ["", "You are a helpful assistant."]
-    # Only the system prompt differs
-    assert all(replace(one, name="inst", system=INST.system) == INST for one in [*by_system.templates.values()][2:])
-    by_order = load_prompts(["choice_order"], INST)
-    assert ([*by_order.templates], by_order.choice_orders) == (["inst"], 4)
-    every = load_prompts(["choice_order", "system_prompt", "template"], INST)
-    assert [*every.templates] == [*by_template.templates, *[*by_system.templates][1:]]
-    assert every.choice_orders == 4
-
-
-ASKED = question("Context", ["yes", "no"])
+@pytest.mark.parametrize(
+    ("vary", "names", "orders"),
+    [
+        (["template"], BY_TEMPLATE, 1),
+        (["system_prompt"], BY_SYSTEM, 1),
+        (["choice_order"], ["inst"], 4),
+        (["choice_order", "system_prompt", "template"], [*BY_TEMPLATE, *BY_SYSTEM[1:]], 4),
+    ],
+)
+def test_each_factor_adds_its_own_prompts(vary: list[str], names: list[str], orders: int) -> None:
+    found = load_prompts(vary, INST)
+    assert ([*found.templates], found.choice_orders) == (names, orders)
+    hashes = found.specification["templates"]
+    assert {name: digest[:8] for name, digest in hashes.items() if name != "system-1"}.items() <= HASHES.items()
+    # Every rule applies to every prompt
+    assert all(template.scores_all for template in found.templates.values())
+    for name in {"system-2", "system-3"} & set(names):
+        assert replace(found.templates[name], name="inst", system=INST.system) == INST
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("base", "text"),
     [
-        ("inst", "[INST] [/INST] Context yes"),
-        ("instruction-line", "Context yes"),
-        ("dialogue", "User: Context\nAssistant: yes"),
+        (INST, "[INST] [/INST] Context yes"),
+        (load_template("instruction-line"), "Context yes"),
+        (load_template("dialogue"), "User: Context\nAssistant: yes"),
+        (
+            replace(
+                INST,
+                parts=(
+                    Part("instruction", "{system}\n"),
+                    Part("context", "{context}"),
+                    Part("special", "\n\n"),
+                    Part("continuation", "{continuation}"),
+                ),
+            ),
+            "Context\n\nyes",
+        ),
     ],
 )
-def test_no_system_prompt_leaves_no_space(name: str, text: str, tmp_path: Path) -> None:
-    base = load_template(name)
+def test_no_system_prompt_leaves_no_space_of_its_own(base: Any, text: str, tmp_path: Path) -> None:
     [_, found] = load_prompts([written(tmp_path, system_prompts=[""])], base).templates.values()
-    pieces = found.pieces(ASKED, 0)
-    assert "".join(piece.text for piece in pieces) == text
-    assert found.content_hash != replace(base, system="").content_hash
+    assert "".join(piece.text for piece in found.pieces(question("Context", ["yes", "no"]), 0)) == text
 
 
-def test_no_system_prompt_keeps_other_white_space(tmp_path: Path) -> None:
-    """A template's parts may be line ends."""
-    parts = [Part("instruction", "{system}\n"), Part("context", "{context}"), Part("special", "\n\n")]
-    base = replace(INST, parts=(*parts, Part("continuation", "{continuation}")))
-    [_, found] = load_prompts([written(tmp_path, system_prompts=[""])], base).templates.values()
-    pieces = found.pieces(ASKED, 0)
-    assert "".join(piece.text for piece in pieces) == "Context\n\nyes"
-
-
-def test_a_prompt_that_is_another_template_without_system_prompt_is_not_repeated() -> None:
+def test_a_prompt_is_not_repeated() -> None:
+    """Neither the run's own, nor one that is another template without its system prompt."""
     found = load_prompts(["template", "system_prompt"], load_template("instruction-line"))
     assert [*found.templates] == ["instruction-line", "inst", "no-instruction", "dialogue", "system-2", "system-3"]
-
-
-def test_specifications_of_other_prompts() -> None:
-    hashes = load_prompts(["template", "system_prompt"], INST).specification["templates"]
-    assert {name: one[:8] for name, one in hashes.items() if name != "system-1"} == HASHES
-
-
-def test_shipped_templates_score_whole_sequences() -> None:
-    """So every rule applies to every prompt."""
-    assert all(one.scores_all for one in load_prompts(["template", "system_prompt"], INST).templates.values())
-    assert {"no-instruction", "instruction-line", "dialogue"} <= {*template_names()}
-
-
-def test_the_run_s_own_prompt_is_not_repeated() -> None:
-    dialogue = load_template("dialogue")
-    assert [*load_prompts(["template"], dialogue).templates][:2] == ["dialogue", "inst"]
+    assert set(BY_TEMPLATE) <= {*template_names()}
 
 
 def test_a_file_names_its_own_prompts(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("parts:\n- context: '{context}'\n- continuation: ' {continuation}'\n")
-    given = written(tmp_path, templates=["inst", "plain", "mine.yaml"], system_prompts=["Be brief."], choice_orders=2)
-    found = load_prompts([given], INST)
-    assert [*found.templates] == ["inst", "plain", "mine", "system-1"]
+    content: dict[str, Any] = {"templates": ["inst", "plain", "mine.yaml"], "system_prompts": ["Be brief."]}
+    found = load_prompts([written(tmp_path, **content, choice_orders=2)], INST)
+    assert [*found.templates] == ["inst", "plain", "mine", "system-1"] and found.choice_orders == 2
     assert found.templates["mine"] == load_template(str(tmp_path / "mine.yaml"))
-    assert found.choice_orders == 2
-
-
-def test_texts_and_orders_determine_the_specification(tmp_path: Path) -> None:
-    one, other = (load_prompts([written(tmp_path, system_prompts=[text])], INST) for text in ("Be brief.", "Be kind."))
-    assert one.specification["templates"].keys() == other.specification["templates"].keys()
-    assert one.specification != other.specification
-    two, three = (load_prompts([written(tmp_path, choice_orders=count)], INST) for count in (2, 3))
-    assert two.specification != three.specification
+    other = load_prompts([written(tmp_path, **content | {"system_prompts": ["Be kind."]}, choice_orders=2)], INST)
+    assert other.specification["templates"].keys() == found.specification["templates"].keys()
+    assert other.specification != found.specification
+    assert load_prompts([written(tmp_path, **content, choice_orders=3)], INST).specification != found.specification
 
 
 @pytest.mark.parametrize(
-    ("vary", "error", "said"),
+    ("vary", "noun"),
     [
-        (["templates"], UnknownNameError, "unknown factor of --vary 'templates': did you mean 'template'?"),
-        (["choice-order"], UnknownNameError, "did you mean 'choice_order'?"),
-        (["template", "my.yaml"], UsageError, "give my.yaml alone"),
-        (["absent.yaml"], UsageError, "absent.yaml"),
-    ],
-)
-def test_unknown_factors(vary: list[str], error: type[EvalkitError], said: str) -> None:
-    with pytest.raises(error) as raised:
-        load_prompts(vary, INST)
-    assert said in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ({"template": ["inst"]}, "did you mean 'templates'?"),
-        ({"templates": ["isnt"]}, "unknown template 'isnt': did you mean 'inst'?"),
-        ({"templates": ["absent.yaml"]}, "absent.yaml does not exist"),
-        ({"templates": "inst"}, "'templates'"),
+        (["templates"], "did you mean 'template'"),
+        (["template", "my.yaml"], "my.yaml"),
+        (["absent.yaml"], "absent.yaml"),
+        ({"template": ["inst"]}, "did you mean 'templates'"),
+        ({"templates": ["absent.yaml"]}, "absent.yaml"),
         ({"choice_orders": 0}, "'choice_orders'"),
-        ({"choice_orders": 1}, "it varies nothing; give at least one of templates, choice_orders, system_prompts"),
-        ({}, "it varies nothing"),
-        ({"templates": ["inst"]}, "every prompt is template inst itself"),
-        ({"system_prompts": ["x", "x"]}, "'system-2' is the same prompt as 'system-1'"),
-        ({"templates": ["plain", "plain"]}, "two prompts are named 'plain'"),
+        ({"choice_orders": 1}, "templates, choice_orders, system_prompts"),
+        ({"templates": ["inst"]}, "inst"),
+        ({"system_prompts": ["x", "x"]}, "'system-2'.*'system-1'"),
+        ({"templates": ["plain", "plain"]}, "'plain'"),
     ],
 )
-def test_messages_about_a_file(content: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises((UsageError, TemplateError)) as raised:
-        load_prompts([written(tmp_path, **content)], INST)
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
+def test_invalid_sets(vary: Any, noun: str, tmp_path: Path) -> None:
+    with pytest.raises((UsageError, TemplateError), match=noun):
+        load_prompts(vary if isinstance(vary, list) else [written(tmp_path, **vary)], INST)
 
 
 def test_a_template_without_system_prompt_cannot_vary_it() -> None:
-    with pytest.raises(UsageError, match=r"template plain has no \{system\}"):
+    with pytest.raises(UsageError, match=r"plain has no \{system\}"):
         load_prompts(["system_prompt"], load_template("plain"))
+
+
+OPTIONS = ["red", "green", "blue", "A. red\nB. green"]
+"""The last one looks like a list itself."""
+
+
+def listed(
+    options: list[str] = OPTIONS, gold: int = 0, before: str = "Which colour?", form: str = "{}. {}"
+) -> Question:
+    letters = "ABCDE"[: len(options)]
+    lines = "\n".join(form.format(letter, text) for letter, text in zip(letters, options, strict=True))
+    found = question(f"{before}\n{lines}\nAnswer:", list(letters), gold=gold)
+    return replace(found, doc={"choices": options, "answer": gold})
+
+
+def test_rotations_are_cyclic_and_begin_with_the_original_order() -> None:
+    assert orders_of([listed(), listed(gold=3)], 4) == [(0, 1, 2, 3), (1, 2, 3, 0), (2, 3, 0, 1), (3, 0, 1, 2)]
+    assert orders_of([listed(["red", "green"])], 9) == [(0, 1), (1, 0)]
+    assert order_name((1, 2, 3, 0)) == "order-BCDA"
+
+
+@given(st.permutations(range(4)), st.integers(0, 3), st.sampled_from(["{}. {}", "{}) {}", "({}) {}"]))
+def test_options_move_and_the_gold_letter_still_names_the_gold_option(order: list[int], gold: int, form: str) -> None:
+    """Letters and solved examples stay."""
+    example = listed(form=form).contexts[0] + " A\n\nWhich colour?"
+    found = under_order(listed(gold=gold, form=form, before=example), tuple(order))
+    moved = [OPTIONS[place] for place in order]
+    assert found.contexts == listed(moved, form=form, before=example).contexts
+    assert moved[found.gold] == OPTIONS[gold]
+    assert found.choices == found.continuations == ("A", "B", "C", "D")
+
+
+def test_the_choices_of_several_orders_follow_each_other() -> None:
+    orders = orders_of([listed()], 3)
+    found = in_orders(listed(gold=2), orders)
+    assert found.contexts == tuple(one for order in orders for one in under_order(listed(gold=2), order).contexts)
+    assert (found.continuations, found.gold) == (("A", "B", "C", "D") * 3, 2)
+    assert len(found.gaps) == len(found.choices) == 12
+    assert in_orders(listed(), orders[:1]) == listed()
+
+
+def test_prompts_that_list_no_options_have_one_order() -> None:
+    plain = replace(question("Which colour?", ["red", "green"]), doc={"choices": ["red", "green"]})
+    lettered = replace(plain, continuations=("A", "B"), choices=("A", "B"))
+    # One document that lists them does not suffice, nor documents with different numbers
+    for members in ([plain], [listed(["red", "green"]), lettered], [listed(["red", "green"]), listed()]):
+        assert orders_of(members, 4) == [(0, 1)]
+    with pytest.raises(DataError, match="made_up document 0"):
+        under_order(plain, (1, 0))
