@@ -1,6 +1,7 @@
 """Uses of transformers' private API; works with transformers 5.23.0.
 
-transformers is imported when a function is called, so that its callers can be imported without it.
+transformers is imported when a function is called, so that its callers can be imported without it. Each function says
+why no public name serves.
 """
 
 from __future__ import annotations
@@ -21,12 +22,9 @@ _INPUT_GRADIENTS = "PreTrainedModel.enable_input_require_grads.<locals>.make_inp
 
 
 def attention_of(config: Any) -> str | None:
-    """Return the name of the attention function that a model's config selects; None if none is set.
-
-    `set_attn_implementation` is public, but there is no public getter.
-    """
-    found: str | None = names.attribute(_PACKAGE, config, _ATTENTION)
-    return found
+    """Return the name of the attention function that a model's config selects, if any; only its setter is public."""
+    implementation: str | None = names.attribute(_PACKAGE, config, _ATTENTION)
+    return implementation
 
 
 def select_attention(config: Any, name: str | None) -> None:
@@ -50,8 +48,7 @@ def keeps_state(model: Any) -> bool:
 def generation_config_of(model: Any, settings: dict[str, Any]) -> Any:
     """Return a copy of a model's generation config with some settings replaced, as `generate` does.
 
-    `GenerationConfig.update` is public, but this method defines the precedence of the model's own settings, those of
-    its config and transformers' defaults.
+    Only this method defines the precedence of the model's own settings, those of its config and the defaults.
     """
     prepare = names.attribute(_PACKAGE, model, "_prepare_generation_config")
     config, _ = names.call(_PACKAGE, prepare, None, **settings)
@@ -61,8 +58,7 @@ def generation_config_of(model: Any, settings: dict[str, Any]) -> Any:
 def logits_processors(model: Any, config: Any, ids: Any) -> Any:
     """Return the logits processors that `generate` would apply to the tokens after a prompt.
 
-    The processors' classes are public. Which of them apply, in what order and with which token ids, is determined only
-    by `generate` itself, inside a loop that evalkit replaces.
+    The processors' classes are public; which of them apply, in what order and with which token ids is not.
 
     Args:
         model: a causal language model.
@@ -90,23 +86,16 @@ def replace_encoding(tokenizer: Any, encode: Callable[..., Any]) -> None:
 
 def original_encoding(tokenizer: Any) -> Callable[..., Any]:
     """Return the method that `replace_encoding` replaced."""
-    found: Callable[..., Any] = partial(names.attribute(_PACKAGE, type(tokenizer), _ENCODE), tokenizer)
-    return found
+    return partial(names.attribute(_PACKAGE, type(tokenizer), _ENCODE), tokenizer)
 
 
 def register_rotary(name: str, frequencies: Callable[..., Any]) -> None:
-    """Add a function that computes rotary frequencies to the table in which rotary modules look them up.
-
-    Configs validate a `rope_type` against this table, and there is no public function that adds to it.
-    """
+    """Add a function to the table in which rotary modules look up frequencies, and configs validate a `rope_type`."""
     _of("modeling_rope_utils", "ROPE_INIT_FUNCTIONS")[name] = frequencies
 
 
 def quantization_methods() -> Collection[str]:
-    """Return the values of `quant_method` that transformers supports.
-
-    The public `AutoQuantizationConfig.from_dict` only raises an error for others, which lists none of them.
-    """
+    """Return the values of `quant_method` that transformers supports, which no public function lists."""
     return list(_of("quantizers.auto", "AUTO_QUANTIZATION_CONFIG_MAPPING"))
 
 
@@ -123,32 +112,22 @@ def config_class(kind: Any) -> Any:
 def masked_language_models() -> Collection[str]:
     """Return the model types that have a masked language model, and so attend in both directions by default.
 
-    `MODEL_FOR_MASKED_LM_MAPPING` is public, but its keys are config classes, which it imports.
+    The keys of the public `MODEL_FOR_MASKED_LM_MAPPING` are config classes, which it imports.
     """
     return list(_of("models.auto.modeling_auto", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"))
 
 
-def ties_head(model: Any) -> bool:
-    """Return whether a model's class can tie its output head to its embedding.
+def causal_language_models() -> Mapping[str, str]:
+    """Return the name of the causal language model of each model type that has one, without importing it."""
+    return dict(_of("models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
 
-    A config may request tied heads of a class that has none; there is no public list of the weights that a class ties.
-    """
+
+def ties_head(model: Any) -> bool:
+    """Return whether a model's class can tie its output head to its embedding, whatever its config requests."""
     head = model.get_output_embeddings()
     name = next((f"{name}.weight" for name, module in model.named_modules() if module is head), "")
     tied: Collection[str] = names.attribute(_PACKAGE, model, "_tied_weights_keys") or ()
     return any(re.search(pattern, name) for pattern in tied)
-
-
-def causal_language_models() -> Mapping[str, str]:
-    """Return the name of the causal language model of each model type that has one.
-
-    `MODEL_FOR_CAUSAL_LM_MAPPING` is public, but its keys are config classes, which it imports.
-    """
-    return dict(_of("models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
-
-
-def _of(module: str, name: str) -> Any:
-    return names.attribute(_PACKAGE, names.module(_PACKAGE, f"transformers.{module}"), name)
 
 
 def is_of_gradients(hook: Any) -> bool:
@@ -157,18 +136,13 @@ def is_of_gradients(hook: Any) -> bool:
     transformers adds it with `enable_input_require_grads`. If a version names it differently, a model with it counts as
     changed, and its evaluations are not resumed.
     """
-    return (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")) == (
-        "transformers.modeling_utils",
-        _INPUT_GRADIENTS,
-    )
+    name = (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", ""))
+    return name == ("transformers.modeling_utils", _INPUT_GRADIENTS)
 
 
 @contextmanager
 def without_gguf_bar() -> Iterator[None]:
-    """Hide the progress bar of reading GGUF files within the block.
-
-    The reader uses tqdm directly and ignores the public switch (`transformers.utils.logging.disable_progress_bar`).
-    """
+    """Hide the progress bar of reading GGUF files within the block; it ignores transformers' public switch."""
     reader = names.module(_PACKAGE, "transformers.modeling_gguf_pytorch_utils")
     with names.replaced(_PACKAGE, reader, tqdm=lambda bar: partial(bar, disable=True)):
         yield
@@ -187,3 +161,7 @@ def quiet() -> Iterator[None]:
             logging.disable_progress_bar()
             after.callback(logging.enable_progress_bar)
         yield
+
+
+def _of(module: str, name: str) -> Any:
+    return names.attribute(_PACKAGE, names.module(_PACKAGE, f"transformers.{module}"), name)

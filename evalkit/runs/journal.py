@@ -107,23 +107,23 @@ class Journal:
             return
         seen: set[bytes] = set()
         kept: list[tuple[int, int]] = []
-        damaged = size = 0
+        number = start = size = damaged = 0
         whole = True
-        with self._reading(), self._path.open("rb") as file:
-            number = start = 0
-            while line := file.readline(_LONGEST):
-                number, content = number + 1, line.removesuffix(b"\n").removesuffix(b"\r")
-                entry = self._parse(content, number, size)
-                damaged += entry is None and content != b""
-                # A batch number is not unique: a run that lost its manifest resumes with other batches
-                is_new = entry is not None and (digest := hashlib.sha256(content).digest()) not in seen
-                whole &= is_new and len(content) + 1 == len(line)
-                if entry is not None and is_new:
-                    seen.add(digest)
-                    kept.append((start, len(content)))
-                    size += len(content) + 1
-                    yield entry
-                start += len(line)
+        with self._reading():
+            with self._path.open("rb") as file:
+                while line := file.readline(_LONGEST):
+                    number, content = number + 1, line.removesuffix(b"\n").removesuffix(b"\r")
+                    entry = self._parse(content, number, size)
+                    damaged += entry is None and content != b""
+                    # A batch number is not unique: a run that lost its manifest resumes with other batches
+                    is_new = entry is not None and (digest := hashlib.sha256(content).digest()) not in seen
+                    whole &= is_new and len(content) + 1 == len(line)
+                    if entry is not None and is_new:
+                        seen.add(digest)
+                        kept.append((start, len(content)))
+                        size += len(content) + 1
+                        yield entry
+                    start += len(line)
             if damaged:
                 self._say(f"{self._path}: {damaged} damaged line(s) dropped; their documents are scored again")
             if not whole:

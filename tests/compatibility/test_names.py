@@ -2,53 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from evalkit.compatibility import names
+from evalkit.compatibility import lm_eval, names, transformers
+from evalkit.compatibility.torch import compiled, hooks_of
 from evalkit.errors import EvalkitError
 
-PIP = f"pip install transformers=={names.KNOWN['transformers']}"
+GONE = SimpleNamespace(device="cpu")
+USES: dict[str, Callable[[], Any]] = {
+    "transformers SimpleNamespace._gone": lambda: names.attribute("transformers", SimpleNamespace(), "_gone"),
+    "transformers json._gone": lambda: names.module("transformers", "json._gone"),
+    "transformers with other parameters": lambda: names.call("transformers", lambda one: one, 1, 2),
+    "lm-eval SimpleNamespace._index": lambda: lm_eval.replace_index(GONE, {}),
+    "lm-eval SimpleNamespace._factory": lambda: lm_eval.wrap_building(GONE, lambda build: build),
+    "transformers SimpleNamespace._attn_implementation": lambda: transformers.select_attention(GONE, "sdpa"),
+    "transformers SimpleNamespace._is_stateful": lambda: transformers.keeps_state(GONE),
+    "transformers SimpleNamespace._prepare_generation_config": lambda: transformers.generation_config_of(GONE, {}),
+    "torch SimpleNamespace._forward_pre_hooks": lambda: hooks_of(GONE),
+}
 
 
-@pytest.fixture(autouse=True)
-def _another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("use", USES)
+def test_what_is_gone(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "version", lambda _: "99.1")
+    package, _, noun = use.partition(" ")
+    works = f"pip install {package}=={names.KNOWN[package]}"
+    with pytest.raises(EvalkitError, match=rf"^{package} 99\.1 has .*{noun}.*{works}$"):
+        USES[use]()
 
 
-def test_what_is_there() -> None:
-    assert names.attribute("transformers", SimpleNamespace(_here=3), "_here") == 3
-    assert names.module("transformers", "json").__name__ == "json"
-    assert names.call("transformers", lambda one, *, two: one + two, 1, two=2) == 3
-
-
-def test_a_missing_attribute() -> None:
-    with pytest.raises(EvalkitError, match=rf"^transformers 99\.1 has no SimpleNamespace\._gone, .*it works.*{PIP}$"):
-        names.attribute("transformers", SimpleNamespace(), "_gone")
-
-
-def test_a_missing_module() -> None:
-    with pytest.raises(EvalkitError, match=rf"^transformers 99\.1 has no module json\._gone, .*{PIP}$"):
-        names.module("transformers", "json._gone")
-
-
-def test_a_module_that_lacks_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_a_function_or_a_module_itself_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needs_another.py").write_text("import no_such_library", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
         names.module("transformers", "needs_another")
 
-
-def test_other_parameters() -> None:
-    def changed(config: object) -> None: ...
-
-    with pytest.raises(EvalkitError, match=r"has .*changed with other parameters \(.*too many.*\), .*pip install"):
-        names.call("transformers", changed, 1, 2)
-
-
-def test_an_error_of_the_function_itself_passes() -> None:
     def refusing(value: int) -> None:
         raise TypeError("not that")
 
@@ -59,3 +53,10 @@ def test_an_error_of_the_function_itself_passes() -> None:
 def test_the_versions_are_those_that_tests_run_with() -> None:
     lines = (Path(__file__).parents[2] / "constraints.txt").read_text(encoding="utf-8").lower().replace("_", "-")
     assert all(f"{package}=={version}\n" in lines for package, version in names.KNOWN.items())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_what_is_inside_of_a_compiled_module() -> None:
+    module = torch.nn.Linear(2, 2)
+    assert compiled(torch.compile(module)) is module
+    assert compiled(module) is compiled(torch.nn.Sequential(module)) is None

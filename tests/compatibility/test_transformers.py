@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    GenerationConfig,
     MambaConfig,
     MambaForCausalLM,
     PreTrainedModel,
@@ -75,18 +73,6 @@ def test_which_models_keep_a_state(model: PreTrainedModel) -> None:
     assert not keeps_state(model)
 
 
-def test_the_models_own_settings_stay_but_for_those_given(model: PreTrainedModel) -> None:
-    own = model.generation_config
-    model.generation_config = GenerationConfig(do_sample=True, temperature=0.3, top_k=7)
-    try:
-        config = generation_config_of(model, {"temperature": 0.9})
-        assert (config.do_sample, config.temperature, config.top_k) == (True, 0.9, 7)
-        config.top_k = 1
-        assert model.generation_config.top_k == 7
-    finally:
-        model.generation_config = own
-
-
 def test_processors_are_those_of_generate(model: PreTrainedModel) -> None:
     """Greedy tokens after them, one by one without a cache, are `generate`'s."""
     settings = {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "suppress_tokens": [5, 6], "min_new_tokens": 4}
@@ -128,21 +114,6 @@ def test_the_gguf_bar_is_off_inside_only(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == ""
     list(modeling_gguf_pytorch_utils.tqdm(range(3)))
     assert "3/3" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        attention_of,
-        lambda gone: select_attention(gone, "sdpa"),
-        keeps_state,
-        lambda gone: generation_config_of(gone, {}),
-        lambda gone: logits_processors(gone, None, torch.zeros(1, 1)),
-    ],
-)
-def test_a_name_that_is_gone_is_an_error_in_one_line(use: Any) -> None:
-    with pytest.raises(EvalkitError, match=r"^transformers \S+ has no SimpleNamespace\._\w+, .*pip install trans"):
-        use(SimpleNamespace(device="cpu"))
 
 
 def test_the_error_reaches_whoever_generates(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,13 +69,6 @@ def test_the_folder_of_a_living_process_stays(tmp_path: Path) -> None:
             process.kill()
 
 
-def test_its_own_stays(tmp_path: Path) -> None:
-    with temporary_folder(tmp_path) as first:
-        aged(first.parent)
-        with temporary_folder(tmp_path) as second:
-            assert made(tmp_path) == sorted((first.parent, second.parent))
-
-
 def test_new_folders_and_folders_without_a_lock_are_kept(tmp_path: Path) -> None:
     """Its owner may be about to lock it, or is of another version."""
     process, young = holder(tmp_path)

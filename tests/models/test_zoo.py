@@ -1,25 +1,43 @@
-"""The named models are the paper's, each can be built, and an invalid user file is reported."""
+"""Named models are the paper's, with its sizes; random checkpoints are deterministic; exports load without evalkit."""
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+import evalkit.models.auto  # noqa: F401
 from evalkit.cli.model_reports import models_report
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.models.loading.locate import locate
 from evalkit.models.variants.settings import KEYS, Differential, Integral
-from evalkit.models.zoo.named import NamedModel, models, named_model, read_models
+from evalkit.models.zoo.convert import export
+from evalkit.models.zoo.named import NamedModel, models, named_model, read_models, write_random
+from evalkit.models.zoo.shapes import cache_bytes_per_token, flops_per_token, parameters, read_shape
+from tests.marks import fast
+from tests.models.loading import edit_config, load_folder
+from tests.models.small import ATTENTIONS, BASES, TEXT, small
 from tests.printed import printed
+from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
 UPPER, ALL = tuple(range(10, 20)), tuple(range(20))
+NAMES = [model.name for model in models()]
 
 
-def of(name: str) -> tuple[str, int, tuple[int, ...], int | None]:
+def of(model: NamedModel) -> tuple[str, int, tuple[int, ...], int | None]:
     """Attention, heads, layers and signals."""
-    shape = named_model(name).shape
+    shape = model.shape
     signals = getattr(shape.variant.settings, "signals", None)
     return shape.variant.name, shape.attention.heads, shape.variant.layers, signals
 
@@ -27,16 +45,11 @@ def of(name: str) -> tuple[str, int, tuple[int, ...], int | None]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("llama-125m-vanilla", ("vanilla", 8, (), None)),
         ("llama-125m-vanilla-4h", ("vanilla", 4, (), None)),
-        ("llama-125m-vanilla-32h", ("vanilla", 32, (), None)),
         ("llama-125m-cog", ("cog", 8, UPPER, None)),
-        ("llama-125m-cog-all", ("cog", 8, ALL, None)),
         ("llama-125m-diff", ("differential", 8, UPPER, None)),
         ("llama-125m-intg", ("integral", 8, UPPER, 8)),
-        ("llama-125m-intg-all", ("integral", 8, ALL, 8)),
         ("llama-125m-intg-2s-top25", ("integral", 8, tuple(range(15, 20)), 2)),
-        ("llama-125m-intg-2s-top75", ("integral", 8, tuple(range(5, 20)), 2)),
         ("llama-125m-intg-2s-bottom50", ("integral", 8, tuple(range(10)), 2)),
         ("llama-125m-intg-16h-8s", ("integral", 16, UPPER, 8)),
         ("llama-1.2b-intg", ("integral", 32, tuple(range(11, 22)), 8)),
@@ -45,71 +58,40 @@ def of(name: str) -> tuple[str, int, tuple[int, ...], int | None]:
     ],
 )
 def test_the_papers_tables(name: str, expected: tuple[str, int, tuple[int, ...], int | None]) -> None:
-    assert of(name) == expected
+    assert of(named_model(name)) == expected
 
 
 def test_every_grid_of_the_paper_is_whole() -> None:
     """Heads × signals, shares of layers, backbones: each cell is a model."""
-    found = {(m.shape.backbone, m.shape.attention.layers, *of(m.name)) for m in models() if "-prob" not in m.name}
-    for heads in (8, 16):
-        for signals in (2, 4, 8):
-            assert ("llama", 20, "integral", heads, UPPER, signals) in found
+    others = [model for model in models() if "-prob" not in model.name]
+    cells = {(model.shape.backbone, model.shape.attention.layers, *of(model)) for model in others}
+    expected = {("llama", 20, "integral", heads, UPPER, signals) for heads in (8, 16) for signals in (2, 4, 8)}
     for layers in (ALL, UPPER, tuple(range(15, 20)), tuple(range(5, 20)), tuple(range(10))):
-        assert ("llama", 20, "integral", 8, layers, 2) in found
+        expected.add(("llama", 20, "integral", 8, layers, 2))
     for backbone in ("llama", "qwen2", "gpt_neox"):
-        assert (backbone, 20, "integral", 8, ALL, 2) in found
-        assert (backbone, 20, "integral", 8, ALL, 8) in found
-        assert (backbone, 20, "vanilla", 8, (), None) in found
-    for heads in (4, 8, 16, 32):
-        assert ("llama", 20, "vanilla", heads, (), None) in found
+        expected |= {(backbone, 20, "integral", 8, ALL, signals) for signals in (2, 8)}
+        expected.add((backbone, 20, "vanilla", 8, (), None))
+    assert cells >= expected | {("llama", 20, "vanilla", heads, (), None) for heads in (4, 8, 16, 32)}
 
 
-def test_only_the_domain_of_the_signals_is_another() -> None:
-    for name in ("llama-125m-intg-2s", "llama-125m-intg-2s-all"):
-        logits, probabilities = named_model(name).config, named_model(f"{name}-prob").config
-        assert probabilities == logits | {"signal_domain": "probabilities"}
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("llama-125m-diff", {"diff_heads": "keep"}),
-        ("llama-125m-diff-all", {"diff_heads": "keep"}),
-        ("llama-1.2b-diff", {"diff_heads": "keep"}),
-        ("llama-125m-intg", {"signal_rope": "full_head"}),
-        ("llama-125m-intg-all", {"signal_rope": "full_head"}),
-        ("llama-1.2b-intg", {"signal_rope": "full_head"}),
-        ("llama-1.2b-intg-all", {"signal_rope": "full_head"}),
-    ],
-)
-def test_the_main_table_by_its_other_readings(name: str, changes: dict[str, str]) -> None:
-    """Nothing else is another."""
-    other = named_model(f"{name}-{next(iter(changes.values())).replace('_', '-')}")
-    assert other.config == named_model(name).config | changes
-
-
-def test_pythia_has_eight_signals_only_where_whole_heads_rotate(tmp_path: Path) -> None:
-    entry: dict[str, object] = {"attention_variant": "integral", "variant_layers": "all", "num_signals": 8}
-    with pytest.raises(UsageError, match=r"has 12 channels, of which 0\.25 rotate: 3; .* need an even number"):
-        read_models(written(tmp_path, {"base": "pythia_125m", "models": {"eight": entry}}))
-    assert named_model("pythia-125m-intg-all-full-head").config["signal_rope"] == "full_head"
-
-
-def test_the_window_and_rotation_are_the_same_for_all_backbones() -> None:
-    """docs/reference/models.md: not Qwen2's usual 1,000,000."""
-    found = {(m.config["rope_parameters"]["rope_theta"], m.config["max_position_embeddings"]) for m in models()}
-    assert found == {(10000.0, 2048)}
-
-
-def test_every_open_reading_is_in_the_config() -> None:
+def test_readings_that_the_papers_leave_open() -> None:
+    """Every one is in the config; other readings of the main table differ in nothing else."""
     for model in models():
+        rope = model.config["rope_parameters"]
+        assert (rope["rope_theta"], model.config["max_position_embeddings"]) == (10000.0, 2048)
         if model.shape.variant.layers:
             assert set(KEYS[model.shape.variant.name]) <= set(model.config)
             assert model.config["model_type"] == f"evalkit_{model.shape.backbone}"
-    settings = named_model("llama-125m-diff").shape.variant.settings
-    assert settings == Differential("halve", "adjacent", "affine", 1e-5, "absolute")
-    settings = named_model("llama-125m-intg").shape.variant.settings
-    assert settings == Integral(8, "per_signal", "contiguous", "signal", "logits")
+    settings = [named_model(f"llama-125m-{name}").shape.variant.settings for name in ("diff", "intg")]
+    assert settings[0] == Differential("halve", "adjacent", "affine", 1e-5, "absolute")
+    assert settings[1] == Integral(8, "per_signal", "contiguous", "signal", "logits")
+    for name in ("llama-125m-diff", "llama-125m-diff-all", "llama-1.2b-diff"):
+        assert named_model(f"{name}-keep").config == named_model(name).config | {"diff_heads": "keep"}
+    for name in ("llama-125m-intg", "llama-125m-intg-all", "llama-1.2b-intg", "llama-1.2b-intg-all"):
+        assert named_model(f"{name}-full-head").config == named_model(name).config | {"signal_rope": "full_head"}
+    for name in ("llama-125m-intg-2s", "llama-125m-intg-2s-all"):
+        changed = named_model(name).config | {"signal_domain": "probabilities"}
+        assert named_model(f"{name}-prob").config == changed
 
 
 def test_vanilla_loads_without_evalkit_where_transformers_reads_its_tokenizer_right() -> None:
@@ -123,17 +105,110 @@ def test_the_documentation_has_the_table() -> None:
     assert "".join(f"    {line}\n" for line in printed(models_report()).splitlines()) in documented
 
 
-def test_unknown_name() -> None:
-    with pytest.raises(UnknownNameError, match="unknown model 'llama-125m-int': did you mean 'llama-125m-intg'"):
-        named_model("llama-125m-int")
+# Sizes
+
+
+def built(config: dict[str, Any]) -> Any:
+    """Return the model itself, without memory for its weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+
+
+def counted(model: Any) -> tuple[int, int]:
+    """In the embedding and head, and in the rest; by the real parameters, tied ones once."""
+    every = sum(parameter.numel() for parameter in model.parameters())
+    ends = {id(end.weight): end.weight.numel() for end in (model.get_input_embeddings(), model.get_output_embeddings())}
+    return sum(ends.values()), every - sum(ends.values())
+
+
+@pytest.mark.parametrize("name", fast([name for name in NAMES if name.endswith(("-all", "-keep", "vanilla"))], NAMES))
+def test_parameters_are_those_of_the_built_model(name: str) -> None:
+    model = named_model(name)
+    assert counted(built(model.config)) == tuple(parameters(model.shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [
+        ("llama-125m-vanilla", 125_015_808),
+        ("llama-125m-intg", 125_015_808),
+        ("llama-125m-diff", 125_015_808 + 5_760),
+        # λ's four vectors and the norm's weight over maps of 48 channels in place of 96
+        ("llama-125m-diff-all-keep", 125_015_808 + 5_760),
+        ("qwen2-125m-vanilla", 125_015_808),
+        ("pythia-125m-vanilla", 125_020_416),
+        ("llama-1.2b-vanilla", 1_195_993_088),
+        # Of 64 channels to a head: 11 layers of 4 × 32 + 2 × 32
+        ("llama-1.2b-diff-keep", 1_195_993_088 + 2_112),
+    ],
+)
+def test_published_sizes(name: str, total: int) -> None:
+    assert parameters(named_model(name).shape).total == total
+
+
+def config_of(kind: str, **changes: object) -> dict[str, Any]:
+    sizes = {"vocab_size": 96, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+             "num_attention_heads": 4, "max_position_embeddings": 64}  # fmt: skip
+    return {"model_type": kind} | sizes | changes
+
+
+DIFF = {"attention_variant": "differential", "diff_subln_eps": 1e-5, "diff_pairing": "halves"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        config_of("llama"),
+        config_of("llama", num_key_value_heads=2, head_dim=20, attention_bias=True, mlp_bias=True),
+        config_of("llama", num_key_value_heads=1, tie_word_embeddings=True),
+        config_of("qwen2", num_key_value_heads=2),
+        config_of("gpt_neox"),
+        config_of("gpt_neox", attention_bias=False, tie_word_embeddings=True),
+        config_of("evalkit_llama", num_key_value_heads=2, variant_layers=[0, 2], diff_heads="halve", diff_subln="plain",
+                  lambda_index="relative", **DIFF),
+        config_of("evalkit_qwen2", num_key_value_heads=1, variant_layers=[1], diff_heads="keep", diff_subln="affine",
+                  lambda_index="absolute", **DIFF),
+    ],
+)  # fmt: skip
+def test_parameters_of_other_shapes(config: dict[str, Any]) -> None:
+    """Keys missing from a config have transformers' defaults."""
+    assert counted(built(config)) == tuple(parameters(read_shape(config)))
+
+
+def test_flops_and_cache_by_hand() -> None:
+    """One layer, written out: products, and pairs of a triangle."""
+    shape = read_shape(config_of("llama", num_hidden_layers=1, num_key_value_heads=2, tie_word_embeddings=True))
+    length, head = 10, 12
+    matrices = 48 * 48 * 2 + 48 * 24 * 2 + 3 * 48 * 80
+    pairs = length * (length + 1) // 2
+    whole = length * 2 * (matrices + 96 * 48) + pairs * 4 * (2 * head + 2 * head)
+    assert flops_per_token(shape, length) * length == whole
+    assert cache_bytes_per_token(named_model("llama-125m-intg").shape, "bfloat16") == 2 * 20 * 768 * 2
+    assert cache_bytes_per_token(shape, "float32") == 2 * 1 * 2 * 12 * 4
+
+
+@pytest.mark.parametrize(
+    ("config", "noun"),
+    [
+        (config_of("gpt2"), "'gpt2'"),
+        ({}, "model_type"),
+        (config_of("llama", hidden_size=None), "'hidden_size'"),
+        (config_of("llama", vocab_size=True), "vocab_size is True"),
+        (config_of("gpt_neox", hidden_size=50), "hidden_size 50"),
+        (config_of("gpt_neox", rope_parameters={"partial_rotary_factor": "much"}), "partial_rotary_factor"),
+        (config_of("evalkit_llama"), "attention_variant"),
+        (config_of("llama", num_hidden_layers=10**12), "num_hidden_layers"),
+    ],
+)
+def test_invalid_configs(config: dict[str, Any], noun: str) -> None:
+    with pytest.raises(ValueError, match=noun):
+        read_shape(config)
 
 
 # A user's file
 
-OWN: dict[str, Any] = {
-    "base": "llama_125m",
-    "models": {"mine": {"attention_variant": "integral", "variant_layers": "top 25%", "num_signals": 4}},
-}
+MINE = {"attention_variant": "integral", "variant_layers": "top 25%", "num_signals": 4}
+OWN: dict[str, Any] = {"base": "llama_125m", "models": {"mine": MINE}}
 
 
 def written(folder: Path, content: object) -> Path:
@@ -143,90 +218,221 @@ def written(folder: Path, content: object) -> Path:
 
 
 def test_a_users_model_is_a_few_lines(tmp_path: Path) -> None:
-    path = written(tmp_path, OWN)
-    mine = named_model(str(path))
-    assert mine == named_model(f"{path}:mine")
-    ours = named_model("llama-125m-intg")
-    assert mine.config == ours.config | {"num_signals": 4, "variant_layers": [15, 16, 17, 18, 19]}
-    assert (mine.name, mine.source) == ("mine", path)
-
-
-def test_a_users_own_readings(tmp_path: Path) -> None:
-    own = OWN | {"attentions": {"integral": {"signal_layout": "tiled"}}}
-    config = named_model(str(written(tmp_path, own))).config
-    assert (config["signal_layout"], config["signal_rope"]) == ("tiled", "per_signal")
-
-
-def test_a_file_without_a_base_of_ours(tmp_path: Path) -> None:
+    path = written(tmp_path, OWN | {"attentions": {"integral": {"signal_layout": "tiled"}}})
+    mine, ours = named_model(str(path)), named_model("llama-125m-intg")
+    assert mine == named_model(f"{path}:mine") and (mine.name, mine.source) == ("mine", path)
+    changes = {"num_signals": 4, "variant_layers": [15, 16, 17, 18, 19], "signal_layout": "tiled"}
+    assert mine.config == ours.config | changes
     base = {key: value for key, value in named_model("llama-125m-vanilla").config.items() if key != "model_type"}
     own = {"backbone": "llama", "base": base, "models": {"a": {"attention_variant": "vanilla", "variant_layers": []}}}
     assert named_model(str(written(tmp_path, own))).config == {"model_type": "llama"} | base
-
-
-def test_cog_can_keep_the_last_layer(tmp_path: Path) -> None:
     entry = {"attention_variant": "cog", "variant_layers": "top 50%", "cog_keep_last": True}
-    model = named_model(str(written(tmp_path, {"base": "llama_125m", "models": {"kept": entry}})))
-    assert model.shape.variant.layers == tuple(range(10, 19))
+    kept = named_model(str(written(tmp_path, {"base": "llama_125m", "models": {"kept": entry}})))
+    assert kept.shape.variant.layers == tuple(range(10, 19))
 
 
 def changed(**keys: object) -> dict[str, Any]:
-    return {"base": "llama_125m", "models": {"mine": OWN["models"]["mine"] | keys}}
+    return {"base": "llama_125m", "models": {"mine": MINE | keys}}
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "noun"),
     [
-        ("a: [", "own.yaml, line 1: not valid YAML"),
-        ("- a", r"own.yaml: it is "),
-        (OWN | {"modls": {}}, "unknown key 'modls': did you mean 'models'"),
-        (OWN | {"models": {}}, "own.yaml: 'models' is "),
-        (OWN | {"models": []}, "own.yaml: 'models' is "),
-        (OWN | {"base": "llama_125"}, "unknown base 'llama_125': did you mean 'llama_125m'"),
-        (OWN | {"backbone": "llama"}, "leave 'backbone' out"),
-        ({"base": {}, "models": {"a": {}}}, "own.yaml: write 'base' and 'backbone', or name"),
-        (OWN | {"base": 3}, "'base' is "),
-        (OWN | {"models": {"a": None}}, "'models.a' is "),
-        (OWN | {"attentions": {"cog": 1}}, "'attentions.cog' is "),
-        (
-            {"base": {}, "backbone": "lama", "models": {"a": {}}},
-            "'backbone' is ",
-        ),
-        (changed(num_signal=3), "model 'mine': unknown key 'num_signal': did you mean 'num_signals'"),
-        (changed(num_signals=5), "model 'mine': 5 signals do not divide a head of 96 channels"),
-        (changed(num_signals=32), "model 'mine': a signal .* has 3 channels"),
-        (changed(num_signals=None), "model 'mine': .*num_signals"),
-        (changed(variant_layers="top 33%"), "model 'mine': .*6.6; list the layers"),
-        (changed(variant_layers=[20]), "model 'mine': variant_layers contains 20"),
-        (changed(variant_layers=7), "model 'mine': variant_layers '7': expected all, none"),
-        (changed(hidden_size="big"), "model 'mine': hidden_size is 'big'"),
-        (changed(hidden_size=None), "model 'mine': 'hidden_size' is missing"),
-        (changed(num_attention_heads=7), "hidden_size 768 is not divisible by num_attention_heads 7"),
-        (changed(num_key_value_heads=3), "num_attention_heads 8 is not divisible by num_key_value_heads 3"),
-        (changed(num_hidden_layers="20"), "model 'mine': num_hidden_layers is '20'; expected a whole number"),
-        (changed(num_hidden_layers=10**12), "model 'mine': num_hidden_layers is 1.*; expected at most 10,000"),
-        (
-            changed(num_signals=None, attention_variant="cog", attention_dropout=0.1),
-            "cog attention has no attention_dropout",
-        ),
-        (changed(attention_variant="integrl"), "attention_variant is 'integrl'; expected one of"),
-        (changed(cog_keep_last=True), "'cog_keep_last' has no meaning for integral attention"),
+        ("a: [", "own.yaml"),
+        (OWN | {"modls": {}}, "'modls'"),
+        (OWN | {"models": {}}, "'models'"),
+        (OWN | {"base": "llama_125"}, "'llama_125'"),
+        (OWN | {"backbone": "llama"}, "'backbone'"),
+        ({"base": {}, "models": {"a": {}}}, "'base'"),
+        (OWN | {"attentions": {"cog": 1}}, "'attentions.cog'"),
+        (changed(num_signal=3), "'mine': unknown key 'num_signal'"),
+        (changed(num_signals=5), "'mine': 5 signals"),
+        (changed(num_signals=None), "'mine': .*num_signals"),
+        (changed(variant_layers="top 33%"), "'mine': variant_layers"),
+        (changed(hidden_size="big"), "'mine': hidden_size"),
+        (changed(hidden_size=None), "'mine': 'hidden_size' is missing"),
+        (changed(num_attention_heads=7), "num_attention_heads 7"),
+        (changed(num_key_value_heads=3), "num_key_value_heads 3"),
+        (changed(num_hidden_layers=10**12), "'mine': num_hidden_layers"),
+        (changed(attention_variant="integrl"), "'integrl'"),
+        (changed(cog_keep_last=True), "'cog_keep_last'"),
+        # A quarter of a head rotates: of signals of 12, 3 channels
+        ({"base": "pythia_125m", "models": {"eight": MINE | {"num_signals": 8}}}, "'eight': .*even number"),
     ],
 )
-def test_invalid_files(tmp_path: Path, content: object, words: str) -> None:
-    with pytest.raises(UsageError, match=words) as caught:
+def test_invalid_files(tmp_path: Path, content: object, noun: str) -> None:
+    with pytest.raises(UsageError, match=noun) as caught:
         read_models(written(tmp_path, content))
-    assert "own.yaml" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "own.yaml" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_files_that_are_not_there_or_hold_several(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nowhere\.yaml cannot be read: No such file"):
-        named_model("nowhere.yaml")
-    two = OWN | {"models": {"a": OWN["models"]["mine"], "b": OWN["models"]["mine"]}}
-    path = written(tmp_path, two)
-    with pytest.raises(UsageError, match=r"holds 2 models; name one, such as .*own\.yaml:a"):
-        named_model(str(path))
-    with pytest.raises(UnknownNameError, match="unknown model 'c'"):
-        named_model(f"{path}:c")
-    found: list[NamedModel] = read_models(path)
-    assert [model.name for model in found] == ["a", "b"]
+    path = written(tmp_path, OWN | {"models": {"a": MINE, "b": MINE}})
+    for name, noun in (("nowhere.yaml", r"nowhere\.yaml"), (str(path), "own.yaml:a"), (f"{path}:c", "'c'")):
+        with pytest.raises(UsageError, match=noun):
+            named_model(name)
+    with pytest.raises(UnknownNameError, match="'llama-125m-intg'"):
+        named_model("llama-125m-int")
+    assert [model.name for model in read_models(path)] == ["a", "b"]
+
+
+# Random checkpoints
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> str:
+    return str(tiny_tokenizer(tmp_path / "words"))
+
+
+@pytest.mark.parametrize("backbone", fast(["gpt_neox"], BASES))
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_every_attention_loads(tmp_path: Path, attention: str, backbone: str) -> None:
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    model = small(tmp_path, attention, backbone)
+    said: list[str] = []
+    write_random(model, tmp_path / "out", seed=1, texts=[tmp_path / "text.txt"], say=said.append)
+    loaded = load_folder(tmp_path / "out", say=said.append)
+    assert loaded.parameters == parameters(model.shape).total
+    assert (loaded.bos_id, loaded.eos_id, loaded.window) == (1, 2, 256)
+    assert len(said) == 1 and "vocabulary stays at 512" in said[0]
+    config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    assert {key: config[key] for key in model.config} == model.config
+    logits = loaded.model(torch.arange(20)[None]).logits
+    assert torch.isfinite(logits).all() and logits.std() > 0.1
+
+
+def test_the_seed_decides_every_bit(tmp_path: Path, words: str) -> None:
+    model = small(tmp_path, "differential")
+    state = torch.get_rng_state()
+    for name, seed, dtype in (("a", 3, "float32"), ("b", 3, "float32"), ("c", 4, "float32"), ("d", 3, "bfloat16")):
+        write_random(model, tmp_path / name, seed=seed, dtype=dtype, tokenizer=words)
+    assert torch.equal(torch.get_rng_state(), state)
+    a, _, c, d = (load_file(tmp_path / name / "model.safetensors") for name in "abcd")
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    assert not torch.equal(a["model.layers.0.self_attn.lambda_q1"], c["model.layers.0.self_attn.lambda_q1"])
+    assert all(torch.equal(weight.bfloat16(), d[name]) for name, weight in a.items())
+    for path in Path(words).iterdir():
+        assert (tmp_path / "a" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "noun"),
+    [("hidden_act", "sillu", "'sillu'"), ("rope_parameters", {"rope_type": "yarn"}, "'factor'")],
+)
+def test_what_transformers_cannot_build(tmp_path: Path, words: str, key: str, value: object, noun: str) -> None:
+    model = small(tmp_path, "integral")
+    with pytest.raises(UsageError, match=f"'integral' cannot be built.*{noun}") as caught:
+        write_random(replace(model, config=model.config | {key: value}), tmp_path / "out", seed=0, tokenizer=words)
+    assert str(caught.value).startswith(str(model.source)) and not (tmp_path / "out").exists()
+
+
+def test_outputs_and_tokenizers_that_are_refused(tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, output = small(tmp_path, "vanilla"), tmp_path / "out"
+    (tmp_path / "file").write_text(TEXT)
+    for wrong in ({}, {"tokenizer": words, "texts": [tmp_path]}, {"dtype": "fp32", "tokenizer": words}):
+        with pytest.raises(UsageError):
+            write_random(model, output, seed=0, **wrong)
+    with pytest.raises(CheckpointError, match="Not a directory"):
+        write_random(model, tmp_path / "file" / "below", seed=0, tokenizer=words)
+    output.mkdir()
+    write_random(model, output, seed=0, tokenizer=words)
+    before = (output / "model.safetensors").read_bytes()
+    for taken in (output, tmp_path / "file"):
+        with pytest.raises(UsageError, match="already exists"):
+            write_random(model, taken, seed=1, tokenizer=words)
+    assert (output / "model.safetensors").read_bytes() == before
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        write_random(model, tmp_path / "other", seed=0, tokenizer=words)
+    assert not [path for path in tmp_path.iterdir() if "other" in path.name]
+
+
+# Exports
+
+STRANGER = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "evalkit":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refuse())
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+for folder in sys.argv[1:]:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    model.save_pretrained(folder + "-again")  # transformers writes the names of the code anew
+    again = AutoModelForCausalLM.from_pretrained(folder + "-again", trust_remote_code=True).eval()
+    assert AutoTokenizer.from_pretrained(folder, trust_remote_code=True)("the river")["input_ids"]
+    with torch.no_grad():
+        logits, of_again = (each(torch.arange(2, 60)[None]).logits for each in (model, again))
+    save_file({"logits": logits, "again": of_again}, folder + "/logits")
+"""
+
+
+def test_a_process_without_evalkit_gives_the_same_logits(tmp_path: Path, words: str) -> None:
+    folders = []
+    for attention, backbone in (("integral", "gpt_neox"), ("differential", "qwen2"), ("cog", "llama")):
+        own, folder = tmp_path / f"own-{backbone}", tmp_path / backbone
+        write_random(small(tmp_path, attention, backbone), own, seed=0, tokenizer=words)
+        export(locate(str(own)), folder)
+        folders.append((own, folder))
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    # Isolated (-I): neither this folder nor the user's packages are on the path
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", STRANGER, *(str(folder) for _, folder in folders)],
+        env=clean | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    ids = torch.arange(2, 60)[None]
+    for own, folder in folders:
+        expected = load_folder(own).model(ids).logits
+        stored = load_file(folder / "logits")
+        assert torch.equal(stored["logits"], expected) and torch.equal(stored["again"], expected)
+        # And evalkit, which trusts no code by default
+        loaded = load_folder(folder)
+        assert type(loaded.model).__module__ == "evalkit.models.variants.modeling"
+        assert torch.equal(loaded.model(ids).logits, expected)
+
+
+def test_everything_else_stays_shards_and_pickles_too(tmp_path: Path, words: str) -> None:
+    own = tmp_path / "own"
+    write_random(small(tmp_path, "integral"), own, seed=0, tokenizer=words)
+    stored = load_file(own / "model.safetensors")
+    names = sorted(stored)
+    shards = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
+    for name, inside in shards.items():
+        save_file({key: stored[key] for key in inside}, own / name, metadata={"format": "pt"})
+    weight_map = {key: name for name, inside in shards.items() for key in inside}
+    (own / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (own / "model.safetensors").unlink()
+    export(locate(str(own)), tmp_path / "out")
+    for path in own.iterdir():
+        if path.name != "config.json":
+            assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+    before, after = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("own", "out"))
+    assert after.pop("auto_map").keys() == {"AutoConfig", "AutoModelForCausalLM"} and after == before
+    for path in own.glob("model*"):
+        path.unlink()
+    torch.save(stored, own / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="--allow-pickle"):
+        export(locate(str(own)), tmp_path / "pickled")
+    export(locate(str(own), allow_pickle=True), tmp_path / "pickled")
+    assert (tmp_path / "pickled" / "pytorch_model.bin").is_file()
+    with pytest.raises(UsageError, match="already exists"):
+        export(locate(str(own), allow_pickle=True), own)
+    edit_config(own, "signal_rope")
+    with pytest.raises(CheckpointError, match="'signal_rope'"):
+        export(locate(str(own), allow_pickle=True), tmp_path / "lacking")
+    with pytest.raises(CheckpointError, match="'llama'"):
+        export(locate(str(tiny_checkpoint(tmp_path / "llama"))), tmp_path / "vanilla")

@@ -106,6 +106,14 @@ class Integral:
         return float((self.signals * head_size if self.scale == "signal" else self.signals**2 * head_size) ** -0.5)
 
 
+_SETTINGS: dict[str, type[Cog] | type[Differential] | type[Integral]] = {
+    COG: Cog,
+    DIFFERENTIAL: Differential,
+    INTEGRAL: Integral,
+}
+"""Settings classes, whose fields are in the order of `KEYS`."""
+
+
 @dataclass(frozen=True)
 class Variant:
     """An attention variant and its layers; the other layers have the backbone's attention."""
@@ -123,27 +131,23 @@ def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
     Raises:
         ValueError: a key is missing, has no meaning for this variant, or does not fit the shape.
     """
-    name = _chosen(config, "attention_variant", "a config")
-    given = {key for key in ALL_KEYS if config.get(key) is not None} - {"attention_variant", "variant_layers"}
-    if unknown := sorted(given - set(KEYS[name])):
+    name = _value(config, "attention_variant", "a config")
+    others = {key for key in ALL_KEYS if config.get(key) is not None} - {"attention_variant", "variant_layers"}
+    if unknown := sorted(others - set(KEYS[name])):
         raise ValueError(f"'{unknown[0]}' has no meaning for {name} attention; leave it out")
     layers = _layers(config, name, shape)
     if name in (COG, DIFFERENTIAL) and config.get("attention_dropout"):
         raise ValueError(f"{name} attention has no attention_dropout; set it to 0")
-    settings: Cog | Differential | Integral | None = None
-    if name == COG:
-        keep_last = _given(config, "cog_keep_last", COG)
-        if not isinstance(keep_last, bool):
-            raise ValueError(f"cog_keep_last is {keep_last!r}; expected true or false")
-        settings = Cog(keep_last)
-        if settings.keep_last and shape.layers - 1 in layers:
-            raise ValueError(
-                f"cog_keep_last is true, but variant_layers contains the last layer, {shape.layers - 1}; change one"
-            )
-    elif name == DIFFERENTIAL:
-        settings = _differential(config, shape)
-    elif name == INTEGRAL:
-        settings = _integral(config, shape)
+    values = [_value(config, key, f"{name} attention") for key in KEYS[name]]
+    settings = None if name == VANILLA else _SETTINGS[name](*values)
+    if isinstance(settings, Cog) and settings.keep_last and shape.layers - 1 in layers:
+        raise ValueError(
+            f"cog_keep_last is true, but variant_layers contains the last layer, {shape.layers - 1}; change one"
+        )
+    if isinstance(settings, Differential):
+        _check_pairs(settings, shape)
+    if isinstance(settings, Integral):
+        _check_signals(settings, shape)
     return Variant(name, layers, settings)
 
 
@@ -157,15 +161,15 @@ def layers_of(which: str | Sequence[int], layers: int) -> tuple[int, ...]:
         return tuple(which)
     if which in ("all", "none"):
         return tuple(range(layers)) if which == "all" else ()
-    found = re.fullmatch(r"(top|bottom) (\d+) ?%", str(which))
-    if not found or not 0 < int(found[2]) <= 100:
+    match = re.fullmatch(r"(top|bottom) (\d+) ?%", str(which))
+    if not match or not 0 < int(match[2]) <= 100:
         raise ValueError(f"variant_layers '{which}': expected all, none, 'top 50%', 'bottom 50%' or a list of layers")
-    share = Fraction(int(found[2]), 100) * layers
+    share = Fraction(int(match[2]), 100) * layers
     if share.denominator != 1:
         raise ValueError(
-            f"variant_layers '{which}': {found[2]} % of {layers} layers is {float(share):g}; list the layers"
+            f"variant_layers '{which}': {match[2]} % of {layers} layers is {float(share):g}; list the layers"
         )
-    return tuple(range(layers - int(share), layers)) if found[1] == "top" else tuple(range(int(share)))
+    return tuple(range(layers - int(share), layers)) if match[1] == "top" else tuple(range(int(share)))
 
 
 def lambda_init(depth: int) -> float:
@@ -176,17 +180,7 @@ def lambda_init(depth: int) -> float:
     return 0.8 - 0.6 * math.exp(-0.3 * depth)
 
 
-def _differential(config: Mapping[str, Any], shape: Shape) -> Differential:
-    eps = _given(config, "diff_subln_eps", DIFFERENTIAL)
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps < math.inf:
-        raise ValueError(f"diff_subln_eps is {eps!r}; expected a positive number")
-    settings = Differential(
-        heads=_chosen(config, "diff_heads", DIFFERENTIAL),
-        pairing=_chosen(config, "diff_pairing", DIFFERENTIAL),
-        subln=_chosen(config, "diff_subln", DIFFERENTIAL),
-        subln_eps=float(eps),
-        lambda_index=_chosen(config, "lambda_index", DIFFERENTIAL),
-    )
+def _check_pairs(settings: Differential, shape: Shape) -> None:
     if settings.heads == "halve":
         for what, count in (("heads", shape.heads), ("key-value heads", shape.kv_heads)):
             if count % 2:
@@ -200,29 +194,17 @@ def _differential(config: Mapping[str, Any], shape: Shape) -> Differential:
         )
     else:
         _check_rotary(shape.head_size // 2, shape, f"half of a head of {shape.head_size}")
-    return settings
 
 
-def _integral(config: Mapping[str, Any], shape: Shape) -> Integral:
-    signals = _given(config, "num_signals", INTEGRAL)
-    if type(signals) is not int or signals < 1:
-        raise ValueError(f"num_signals is {signals!r}; expected a whole number from 1")
-    settings = Integral(
-        signals=signals,
-        rope=_chosen(config, "signal_rope", INTEGRAL),
-        layout=_chosen(config, "signal_layout", INTEGRAL),
-        scale=_chosen(config, "signal_scale", INTEGRAL),
-        domain=_chosen(config, "signal_domain", INTEGRAL),
-    )
+def _check_signals(settings: Integral, shape: Shape) -> None:
+    signals = settings.signals
     if shape.head_size % signals:
         raise ValueError(
             f"{signals} signals do not divide a head of {shape.head_size} channels: "
             f"{shape.head_size} / {signals} = {shape.head_size / signals:g}"
         )
     if settings.rope == "per_signal":
-        size = settings.size(shape.head_size)
-        _check_rotary(size, shape, f"a signal ({shape.head_size} / {signals})")
-    return settings
+        _check_rotary(settings.size(shape.head_size), shape, f"a signal ({shape.head_size} / {signals})")
 
 
 def _check_rotary(size: int, shape: Shape, what: str) -> None:
@@ -234,12 +216,10 @@ def _check_rotary(size: int, shape: Shape, what: str) -> None:
 
 
 def _layers(config: Mapping[str, Any], name: str, shape: Shape) -> tuple[int, ...]:
-    layers = _given(config, "variant_layers", name)
-    if not isinstance(layers, (list, tuple)) or not all(type(layer) is int for layer in layers):
-        raise ValueError(f"variant_layers is {layers!r}; expected a list of layer numbers, from 0")
+    layers = _value(config, "variant_layers", f"{name} attention")
     if outside := [layer for layer in layers if not 0 <= layer < shape.layers]:
         raise ValueError(f"variant_layers contains {outside[0]}, but the layers are 0 to {shape.layers - 1}")
-    if len(set(layers)) < len(layers) or list(layers) != sorted(layers):
+    if list(layers) != sorted(set(layers)):
         raise ValueError(f"variant_layers is {list(layers)}; expected each layer once, in order")
     if bool(layers) == (name == VANILLA):
         what = "must be empty for vanilla attention" if layers else f"is empty, so no layer has {name} attention"
@@ -247,17 +227,23 @@ def _layers(config: Mapping[str, Any], name: str, shape: Shape) -> tuple[int, ..
     return tuple(layers)
 
 
-def _chosen(config: Mapping[str, Any], key: str, name: str) -> str:
-    value = _given(config, key, name)
-    if value not in _CHOICES[key]:
-        raise ValueError(f"{key} is {value!r}; expected one of {', '.join(_CHOICES[key])}")
-    return str(value)
-
-
-def _given(config: Mapping[str, Any], key: str, name: str) -> Any:
-    """Return the value of a key that an attention requires; raise if it is missing."""
-    if config.get(key) is None:
-        choices = f" ({', '.join(_CHOICES[key])})" if key in _CHOICES else ""
-        owner = name if name.startswith("a ") else f"{name} attention"
-        raise ValueError(f"the config lacks '{key}', which {owner} needs{choices}")
-    return config[key]
+def _value(config: Mapping[str, Any], key: str, owner: str) -> Any:
+    """Return the value of a key that an attention requires; raise if it is missing or invalid."""
+    value, choices = config.get(key), _CHOICES.get(key)
+    if value is None:
+        listed = f" ({', '.join(choices)})" if choices else ""
+        raise ValueError(f"the config lacks '{key}', which {owner} needs{listed}")
+    if choices:
+        is_valid, expected = value in choices, f"one of {', '.join(choices)}"
+    elif key == "cog_keep_last":
+        is_valid, expected = isinstance(value, bool), "true or false"
+    elif key == "num_signals":
+        is_valid, expected = type(value) is int and value >= 1, "a whole number from 1"
+    elif key == "diff_subln_eps":
+        is_valid, expected = type(value) in (int, float) and 0 < value < math.inf, "a positive number"
+    else:
+        is_valid = isinstance(value, (list, tuple)) and all(type(layer) is int for layer in value)
+        expected = "a list of layer numbers, from 0"
+    if not is_valid:
+        raise ValueError(f"{key} is {value!r}; expected {expected}")
+    return value

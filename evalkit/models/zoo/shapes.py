@@ -20,8 +20,9 @@ from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.variants.settings import KEYS, PREFIX, VANILLA, Differential, Shape, Variant, read_variant
 
 Backbone = Literal["llama", "qwen2", "gpt_neox"]
-BACKBONES: tuple[str, ...] = get_args(Backbone)
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_GGUF_BYTES = 1.1
+"""Bytes of a parameter in a GGUF file of 8 bits, which most have."""
 _NEOX_ROTARY_SHARE = 0.25
 """Default of transformers for GPT-NeoX."""
 
@@ -68,39 +69,67 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     """
     kind = str(config.get("model_type"))
     backbone = kind.removeprefix(PREFIX)
-    if backbone not in BACKBONES:
+    if backbone not in get_args(Backbone):
         raise ValueError(
-            f"model_type is '{kind}'; expected {', '.join(BACKBONES)}, or one of these with prefix {PREFIX}"
+            f"model_type is '{kind}'; expected {', '.join(get_args(Backbone))}, or one of these with prefix {PREFIX}"
         )
-    hidden, heads = positive_integer(config, "hidden_size"), positive_integer(config, "num_attention_heads")
     is_neox = backbone == "gpt_neox"
-    own = not is_neox and config.get("head_dim") is not None
-    if not own and hidden % heads:
+    # GPT-NeoX has neither of these two
+    optional = {} if is_neox else {key: config.get(key) for key in ("head_dim", "num_key_value_heads")}
+    hidden, heads = _positive_integer(config, "hidden_size"), _positive_integer(config, "num_attention_heads")
+    has_head_size = optional.get("head_dim") is not None
+    if not has_head_size and hidden % heads:
         raise ValueError(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
-    own_pairs = not is_neox and config.get("num_key_value_heads") is not None
-    kv_heads = positive_integer(config, "num_key_value_heads") if own_pairs else heads
+    is_grouped = optional.get("num_key_value_heads") is not None
+    kv_heads = _positive_integer(config, "num_key_value_heads") if is_grouped else heads
     if heads % kv_heads:
         raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
     attention = Shape(
         layers=layer_count(config),
         heads=heads,
         kv_heads=kv_heads,
-        head_size=positive_integer(config, "head_dim") if own else hidden // heads,
-        rotary_share=_rotary_share(config, backbone),
+        head_size=_positive_integer(config, "head_dim") if has_head_size else hidden // heads,
+        rotary_share=_rotary_share(config, is_neox),
     )
     stock = {"attention_variant": VANILLA, "variant_layers": []}
     return ModelShape(
         backbone=backbone,
-        vocabulary=positive_integer(config, "vocab_size"),
+        vocabulary=_positive_integer(config, "vocab_size"),
         hidden=hidden,
-        intermediate=positive_integer(config, "intermediate_size"),
-        window=positive_integer(config, "max_position_embeddings"),
+        intermediate=_positive_integer(config, "intermediate_size"),
+        window=_positive_integer(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", is_neox)),
         mlp_bias=bool(config.get("mlp_bias", False)) if backbone == "llama" else is_neox,
         attention=attention,
         variant=read_variant(config if kind != backbone else stock, attention),
     )
+
+
+def layer_count(config: Mapping[str, Any]) -> int:
+    """Read the number of layers; raises `ValueError` if it is missing, no integer, or too large."""
+    layers = _positive_integer(config, "num_hidden_layers")
+    if layers > MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers is {layers:,}; expected at most {MOST_LAYERS:,}")
+    return layers
+
+
+def _positive_integer(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if value is None:
+        raise ValueError(f"'{key}' is missing")
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key} is {value!r}; expected a whole number from 1")
+    return value
+
+
+def _rotary_share(config: Mapping[str, Any], is_neox: bool) -> float:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    usual = config.get("rotary_pct", _NEOX_ROTARY_SHARE) if is_neox else 1.0
+    share = rope.get("partial_rotary_factor", usual) if isinstance(rope, Mapping) else usual
+    if type(share) not in (int, float) or not 0 < share <= 1:
+        raise ValueError(f"partial_rotary_factor is {share!r}; expected a number above 0, at most 1")
+    return float(share)
 
 
 def shape_facts(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -189,43 +218,12 @@ def _biases(shape: ModelShape) -> int:
     return count
 
 
-def _rotary_share(config: Mapping[str, Any], backbone: str) -> float:
-    inner = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    usual = config.get("rotary_pct", _NEOX_ROTARY_SHARE) if backbone == "gpt_neox" else 1.0
-    share = inner.get("partial_rotary_factor", usual) if isinstance(inner, Mapping) else usual
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-        raise ValueError(f"partial_rotary_factor is {share!r}; expected a number above 0, at most 1")
-    return float(share)
-
-
 def layer_ranges(layers: Sequence[int]) -> str:
     """Format layers as ranges: 0, 10–19."""
     # Within a range, the difference of layer and index is constant
     groups = groupby(enumerate(layers), lambda entry: entry[1] - entry[0])
     ranges = [[layer for _, layer in group] for _, group in groups]
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in ranges)
-
-
-def layer_count(config: Mapping[str, Any]) -> int:
-    """Read the number of layers; raises `ValueError` if it is missing, no integer, or too large."""
-    layers = positive_integer(config, "num_hidden_layers")
-    if layers > MOST_LAYERS:
-        raise ValueError(f"num_hidden_layers is {layers:,}; expected at most {MOST_LAYERS:,}")
-    return layers
-
-
-def positive_integer(config: Mapping[str, Any], key: str) -> int:
-    """Read a positive integer from a config; raises `ValueError` if it is missing or something else."""
-    value = config.get(key)
-    if value is None:
-        raise ValueError(f"'{key}' is missing")
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{key} is {value!r}; expected a whole number from 1")
-    return value
-
-
-_GGUF_BYTES = 1.1
-"""Bytes of a parameter in a GGUF file of 8 bits, which most have."""
 
 
 def parameter_count(checkpoint: Checkpoint) -> int | None:

@@ -1,0 +1,190 @@
+"""The tokenizer is the one in tokenizer.json, whatever class transformers has; a trained one loses no text."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from evalkit.errors import CheckpointError, DataError, EvalkitError, UsageError
+from evalkit.models.loading.tokenizer import load_tokenizer
+from evalkit.models.zoo.train_tokenizer import FEWEST, train_tokenizer
+from tests.tiny import TOKENS, TRAINING_TEXT, Family, tiny_checkpoint
+
+FAMILIES: tuple[Family, ...] = ("llama", "gpt_neox", "qwen2")
+TEXTS = (*TRAINING_TEXT, "In 1987 it's 12,345.60  (twice)\n\n\tdone", "e\u0301 é ﬁ Ａ", " leading", "")
+
+
+@pytest.mark.parametrize("dropout", [0.5, 0.0])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ids_are_those_of_tokenizer_json(tmp_path: Path, family: Family, dropout: float) -> None:
+    """Without the dropout of training. A difference from transformers' class is reported."""
+    path = tiny_checkpoint(tmp_path, family)
+    reference = Tokenizer.from_file(str(path / "tokenizer.json"))
+    rewrite_tokenizer(path, lambda content: content["model"].update(dropout=dropout))
+    said: list[str] = []
+    tokenizer = load_tokenizer(path, TOKENS, say=said.append)
+    assert any("dropout" in line for line in said) == (dropout > 0)
+    assert any("tokenizer.json is used as written" in line for line in said) == (family == "qwen2")
+    # Tokens that transformers adds for Qwen2 do not count against the embedding
+    assert max(tokenizer.get_vocab().values()) == TOKENS - 1
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
+    for text in TEXTS:
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        assert encoded["input_ids"] == reference.encode(text, add_special_tokens=False).ids
+        assert encoded["offset_mapping"] == reference.encode(text, add_special_tokens=False).offsets
+
+
+def test_special_tokens_that_only_the_class_knows(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "gpt_neox", bos="<|endoftext|>", eos="<|endoftext|>")
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPTNeoXTokenizer"}))
+    tokenizer = load_tokenizer(path, 512)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 0)
+
+
+RANDOM_CODE = """
+import random
+from transformers import PreTrainedTokenizerFast
+
+class OwnTokenizer(PreTrainedTokenizerFast):
+    def _encode_plus(self, text, *arguments, **options):
+        return super()._encode_plus(text[random.randrange(2) :], *arguments, **options)
+"""
+
+
+def test_code_that_samples_is_refused(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "llama")
+    (path / "tokenization_own.py").write_text(RANDOM_CODE)
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "OwnTokenizer"}
+    settings |= {"auto_map": {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match="differently each time"):
+        load_tokenizer(path, 512, trust_remote_code=True)
+
+
+def test_a_panic_of_the_tokenizer_is_an_error(tmp_path: Path) -> None:
+    """In Rust; at loading, or at a text on which a regular expression takes too many steps."""
+    path = tiny_checkpoint(tmp_path, "llama")
+    add_split(path, "(.+)+$(?<=x)")
+    with pytest.raises(CheckpointError, match="retry-limit"):
+        load_tokenizer(path, 512)
+    add_split(path, "(a+)+$")
+    tokenizer = load_tokenizer(path, 512)
+    copied = pickle.loads(pickle.dumps(tokenizer))
+    assert copied("A text") == tokenizer("A text")
+    for encode in (tokenizer, tokenizer.encode, tokenizer.tokenize, copied, copy.deepcopy(tokenizer)):
+        with pytest.raises(CheckpointError, match="retry-limit"):
+            encode("a" * 40 + " b")
+
+
+def add_split(path: Path, pattern: str) -> None:
+    """Split text by a regular expression before anything else."""
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    parts = {"type": "Sequence", "pretokenizers": [split, byte_level]}
+    rewrite_tokenizer(path, lambda content: content.update(pre_tokenizer=parts))
+
+
+def rewrite_tokenizer(path: Path, change: Callable[[Any], None]) -> None:
+    file = path / "tokenizer.json"
+    content = json.loads(file.read_text("utf-8"))
+    change(content)
+    file.write_text(json.dumps(content), "utf-8")
+
+
+# Trained tokenizers
+
+TEXT = "\n".join(TRAINING_TEXT * 3)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    train_tokenizer([folder / "text.txt"], 512, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(trained: Path) -> Any:
+    return AutoTokenizer.from_pretrained(trained)
+
+
+def test_form(trained: Path, tokenizer: Any) -> None:
+    """Words are learnt with their space; digits stand alone."""
+    assert len(tokenizer) == 512
+    assert (tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
+    assert tokenizer.convert_ids_to_tokens([3, 13, 258]) == ["<0x00>", "<0x0A>", "<0xFF>"]
+    assert tokenizer("The river")["input_ids"][0] == 1
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer("the 1234", add_special_tokens=False)["input_ids"])
+    assert tokens == ["▁the", "▁", "1", "2", "<0x33>", "<0x34>"]
+
+
+@given(st.text() | st.text(alphabet=" \n▁abthe1,."))
+@example("🌊🏳️‍🌈 <0x0A> a\r\n\tb\x00\u2028")
+def test_no_text_is_lost(tokenizer: Any, text: str) -> None:
+    """Except ▁ itself, which encodes a space, as in Llama's. Offsets cover the text."""
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    ids, starts = encoded["input_ids"], [start for start, _ in encoded["offset_mapping"]]
+    assert 0 not in ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text.replace("▁", " ")
+    assert starts == sorted(starts) and encoded["offset_mapping"][-1][1] == len(text)
+
+
+def test_files_folders_and_json_lines_are_the_same_text(trained: Path, tmp_path: Path) -> None:
+    train_tokenizer([trained / "text.txt"], 512, tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / name).read_bytes() == (trained / name).read_bytes()
+    texts = tmp_path / "texts" / "inner"
+    texts.mkdir(parents=True)
+    lines = TEXT.splitlines(keepends=True)
+    (texts / "a.txt").write_text("".join(lines[:20]), encoding="utf-8")
+    (texts / "b.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines[20:]), encoding="utf-8")
+    (texts / ".hidden").write_bytes(b"\xff\xff")
+    train_tokenizer([tmp_path / "texts"], 512, tmp_path)
+    vocabularies = [Tokenizer.from_file(str(where / "tokenizer.json")).get_vocab() for where in (trained, tmp_path)]
+    assert vocabularies[0] == vocabularies[1]
+
+
+@pytest.mark.parametrize("text", ["so so so so", "a" * 300_000, " " * 300_000 + "b", ("a" * 999 + " ") * 3000,
+                                  "<0x0A> " * 50], ids=["little", "word", "spaces", "words", "bytes"])  # fmt: skip
+def test_texts_that_are_hard_to_train_on(tmp_path: Path, text: str) -> None:
+    """Too little; words without end, which would take minutes; text that spells the token of a byte."""
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    started = time.process_time()
+    reached = train_tokenizer([tmp_path / "text.txt"], 400, tmp_path)
+    assert time.process_time() - started < 5
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert FEWEST < reached == len(tokenizer) < 400
+    part = text[-2000:].strip()
+    assert tokenizer.decode(tokenizer(part)["input_ids"], skip_special_tokens=True) == part
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "name", "content"),
+    [
+        (DataError, r"nowhere\.txt", "nowhere.txt", None),
+        (DataError, "binary.*UTF-8", "binary", b"ab\xff\xfe"),
+        (UsageError, "blank", "blank", b"  "),
+        (DataError, r"lines\.jsonl line 2.*'text'", "lines.jsonl", b'{"text": "a"}\n{"txt": "b"}\n'),
+        (DataError, r"lines\.jsonl line 1", "lines.jsonl", b'{"text": "a"\n'),
+    ],
+)
+def test_invalid_texts(tmp_path: Path, kind: type[EvalkitError], words: str, name: str, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(kind, match=words):
+        train_tokenizer([tmp_path / name], 512, tmp_path)
+    with pytest.raises(UsageError, match="258"):
+        train_tokenizer([tmp_path / name], 258, tmp_path)
