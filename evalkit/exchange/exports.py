@@ -19,8 +19,7 @@ from evalkit.errors import RunError, UsageError
 from evalkit.exchange.formats import Content, content_of, every_eval_ever_files, hub_files
 from evalkit.paths import replace_file
 from evalkit.plugins import added, call_added, load_added
-from evalkit.runs.folder import MANIFEST, RESULTS, Run
-from evalkit.runs.forms import content_digest, digest, json_bytes, sealed
+from evalkit.runs.folder import MANIFEST, RESULTS, Run, content_digest, digest, json_bytes, sealed
 
 GROUP = "evalkit.exports"
 Export = Callable[[Content], Mapping[str, str]]

@@ -19,7 +19,7 @@ from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, EvalkitError, ScoringError, first_line
 from evalkit.models.memory import is_out_of_memory, refuse_to_split
 from evalkit.models.parts import computing_devices
-from evalkit.runs.batch_devices import hardware_of
+from evalkit.runs.traits import hardware_of
 from evalkit.scoring.architecture import rotary_lengths, window_of
 from evalkit.scoring.sharing import NOT_NUMBERS, BatchLengths, SharingCheck
 
