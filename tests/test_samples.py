@@ -75,22 +75,6 @@ def test_the_demo_checkpoints_documents_are_all_and_official(template: str) -> N
     assert (run.template, run.manifest["specification"]["dtype"]) == (template, "bfloat16")
 
 
-def test_lists_and_scores(command: Callable[..., str]) -> None:
-    listed = json.loads(command("ls", "runs", "-o", str(SAMPLES), "--format", "json"))
-    assert {Path(one["folder"]).name for one in listed} == {folder.name for folder in FOLDERS}
-    plain = folder_of("demo-zeroshot8-plain")
-    assert command("rescore", plain, "--rule", "acc_norm") != command("rescore", plain, "--rule", "acc")
-    assert "boolq/" in command("show", plain, "--task", "boolq", "--wrong", "--limit", "1")
-
-
-def test_comparisons(command: Callable[..., str]) -> None:
-    inst, plain = (folder_of(f"demo-zeroshot8-{template}") for template in ("inst", "plain"))
-    [found] = json.loads(command("compare", inst, plain, "--rule", "acc", "--format", "json"))["comparisons"]
-    assert sum(task["n"] for task in found["tasks"]) == 34_507
-    pair = [folder_of(f"{name}-seed1-model-perplexity") for name in ("vanilla", "intg")]
-    assert "bits per byte" in command("compare", *pair)
-
-
 def test_tables_figures_and_pages(command: Callable[..., str], tmp_path: Path) -> None:
     pair = [folder_of(f"{name}-seed1-model-zeroshot8") for name in ("vanilla", "intg")]
     (tmp_path / "rows.yaml").write_text(json.dumps({"rows": dict(zip(("vanilla", "intg"), pair, strict=True))}))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evalkit.escape import in_csv, in_markdown, printable
-from evalkit.reporting.table import MISSING, Cell, Span, Table, Text, beside, column_names, plain
+from evalkit.reporting.table import MISSING, Cell, Table, Text, beside, column_names, plain
 
 
 def markdown_table(table: Table) -> str:
@@ -32,21 +32,16 @@ def markdown_table(table: Table) -> str:
 
 
 def _markdown(text: Text) -> str:
-    return "".join(map(_markdown_span, text))
-
-
-def _markdown_span(span: Span) -> str:
-    # Emphasis ends only where its mark does not follow a space
-    inner = span.text.strip(" ")
-    if not inner:
-        return span.text
-    left, right = span.text.split(inner, 1)
-    written = in_markdown(inner)
-    if span.superscript:
-        return f"<sup>{written}</sup>"
-    if span.italic or span.math:
-        written = f"*{written}*"
-    return left + (f"**{written}**" if span.bold else written) + right
+    spans = []
+    for span in text:
+        # Emphasis ends only where its mark does not follow a space
+        inner = span.text.strip(" ")
+        left, _, right = span.text.partition(inner) if inner else (span.text, "", "")
+        written = in_markdown(inner)
+        written = f"*{written}*" if written and (span.italic or span.math) else written
+        written = f"**{written}**" if written and span.bold else written
+        spans.append(f"<sup>{written}</sup>" if span.superscript else left + written + right)
+    return "".join(spans)
 
 
 def _markdown_cell(cell: Cell) -> str:
@@ -139,22 +134,18 @@ def _html_cell(cell: Cell) -> str:
     value = f"<u>{value}</u>" if cell.underline else value
     value = f"<strong>{value}</strong>" if cell.bold else value
     small = f"<small>{html.escape(beside(cell))}</small>" if beside(cell) else ""
-    return value + ("<sup>†</sup>" if cell.significant else "") + small
+    return value + "<sup>†</sup>" * cell.significant + small
 
 
 def _html(text: Text) -> str:
-    return "".join(map(_html_span, text))
-
-
-def _html_span(span: Span) -> str:
-    written = html.escape(span.text)
-    if span.superscript:
-        return f"<sup>{written}</sup>"
-    if span.small_caps:
-        written = f'<span class="sc">{written}</span>'
-    if span.italic or span.math:
-        written = f"<em>{written}</em>"
-    return f"<strong>{written}</strong>" if span.bold else written
+    spans = []
+    for span in text:
+        written = html.escape(span.text)
+        written = f'<span class="sc">{written}</span>' if span.small_caps else written
+        written = f"<em>{written}</em>" if span.italic or span.math else written
+        written = f"<strong>{written}</strong>" if span.bold else written
+        spans.append(f"<sup>{written}</sup>" if span.superscript else written)
+    return "".join(spans)
 
 
 _NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?%?")

@@ -5,9 +5,10 @@ All commands print by `render`, so that all support the same formats.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from evalkit.errors import UsageError
 from evalkit.escape import PACKAGES, in_markdown
@@ -74,16 +75,59 @@ def render(report: Report, form: Format, *, standalone: bool = False, width: int
     Raises:
         UsageError: CSV, which can contain one table only, of a report with several.
     """
+    parts = report.parts or (report,)
     if form == "json":
         return json_text(_content(report))
     if form == "csv":
         return _csv(report)
-    parts = report.parts or (report,)
     if form == "terminal":
-        return "\n\n\n".join(_terminal(part, width) for part in parts)
+        from evalkit.reporting.terminal import terminal_table, wrapped
+
+        def lines(texts: Sequence[str]) -> str:
+            return "\n".join(wrapped(text, width) for text in texts)
+
+        tables = partial(terminal_table, width=width)
+        return "\n\n\n".join("\n\n".join(_blocks(part, lines, lines, tables)) for part in parts)
     if form == "markdown":
-        return "\n\n".join(map(_markdown, parts))
-    return _latex(parts, standalone) if form == "latex" else _html(parts, standalone)
+        return "\n\n".join(block for part in parts for block in _blocks(part, _paragraphs, _list, markdown_table))
+    if form == "latex":
+        body = "\n\n".join(block for part in parts for block in _latex_blocks(part))
+        return latex_document(body) if standalone else f"% needs {PACKAGES}\n{body}"
+    sentences, listed = partial(html_lines, element="p"), partial(html_lines, element="ul")
+    body = "\n".join(block for part in parts for block in _blocks(part, sentences, listed, html_table))
+    names = [table.name for part in parts for table in part.tables]
+    return html_page(names[0] if names else "evalkit", body) if standalone else body
+
+
+_Lines: TypeAlias = Callable[[Sequence[str]], str]
+
+
+def _blocks(part: Report, sentences: _Lines, listed: _Lines, table: Callable[[Table], str]) -> list[str]:
+    """Return the verdict, the facts, each table and the notes as a format writes them, without what is empty."""
+    above = [write(lines) for write, lines in ((sentences, part.verdict), (listed, part.facts)) if lines]
+    return [*above, *map(table, part.tables), *([listed(part.notes)] if part.notes else [])]
+
+
+def _paragraphs(texts: Sequence[str]) -> str:
+    first, *others = map(in_markdown, texts)
+    return "\n\n".join([f"**{first}**", *others])
+
+
+def _list(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {in_markdown(text)}" for text in texts)
+
+
+def _latex_blocks(part: Report) -> Iterator[str]:
+    if above := (*part.verdict, *part.facts):
+        yield latex_comments(above)
+    for number, table in enumerate(part.tables):
+        if number == 0:  # it has the verdict as its caption if it has none, and below it what its marks mean
+            marks = (*part.facts, *(note for note in part.notes if note.startswith(("*", "†", "↓"))))
+            caption = table.caption or literal(" ".join(part.verdict))
+            table = table._replace(caption=caption, notes=(*table.notes, *map(literal, marks)))
+        yield latex_table(table)
+    if part.notes:
+        yield latex_comments(part.notes)
 
 
 def _content(report: Report) -> Any:
@@ -105,49 +149,3 @@ def _csv(report: Report) -> str:
         names = ", ".join(table.name for table in tables)
         raise UsageError(f"--format csv can contain one table, not several ({names}); name one, or use json")
     return table_csv(tables[0])
-
-
-def _terminal(report: Report, width: int | None) -> str:
-    from evalkit.reporting.terminal import terminal_table, wrapped
-
-    verdict, facts, notes = (
-        ["\n".join(wrapped(line, width) for line in lines)] if lines else []
-        for lines in (report.verdict, report.facts, report.notes)
-    )
-    return "\n\n".join([*verdict, *facts, *(terminal_table(table, width) for table in report.tables), *notes])
-
-
-def _markdown(report: Report) -> str:
-    facts, notes = (
-        ["\n".join(f"- {in_markdown(line)}" for line in lines)] if lines else []
-        for lines in (report.facts, report.notes)
-    )
-    verdict = [*(f"**{in_markdown(text)}**" for text in report.verdict[:1]), *map(in_markdown, report.verdict[1:])]
-    return "\n\n".join([*verdict, *facts, *map(markdown_table, report.tables), *notes])
-
-
-def _latex(parts: Sequence[Report], standalone: bool) -> str:
-    blocks: list[str] = []
-    for part in parts:
-        above = (*part.verdict, *part.facts)
-        blocks += [latex_comments(above)] if above else []
-        tables = list(part.tables)
-        if tables:  # the first has the verdict as its caption if it has none, and below it what its marks mean
-            marks = (*part.facts, *(note for note in part.notes if note.startswith(("*", "†", "↓"))))
-            caption = tables[0].caption or literal(" ".join(part.verdict))
-            tables[0] = tables[0]._replace(caption=caption, notes=(*tables[0].notes, *map(literal, marks)))
-        blocks += map(latex_table, tables)
-        blocks += [latex_comments(part.notes)] if part.notes else []
-    body = "\n\n".join(blocks)
-    return latex_document(body) if standalone else f"% needs {PACKAGES}\n{body}"
-
-
-def _html(parts: Sequence[Report], standalone: bool) -> str:
-    blocks: list[str] = []
-    for part in parts:
-        blocks += [html_lines(part.verdict, "p")] if part.verdict else []
-        blocks += [html_lines(part.facts, "ul")] if part.facts else []
-        blocks += map(html_table, part.tables)
-        blocks += [html_lines(part.notes, "ul")] if part.notes else []
-    body, names = "\n".join(blocks), [table.name for part in parts for table in part.tables]
-    return html_page(names[0] if names else "evalkit", body) if standalone else body

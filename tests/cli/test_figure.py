@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import csv
-import shutil
 from pathlib import Path
 
 import pytest
 
 from evalkit.benchmarks.attention.groups import KINDS
-from evalkit.runs.folder import Run
 from evalkit.studies.study import save_record
 from evalkit.studies.study_file import read_study
 from tests.benchmarks.attention.made import made_run
@@ -83,34 +81,14 @@ def test_names_and_help_import_no_heavy_library() -> None:
     [
         ([], ["name a figure: bos, categories", "--all"]),
         (["entropi", "x"], ["unknown figure 'entropi'", "did you mean 'entropy'"]),
-        (["entropy"], ["name runs of evalkit attention", "--study"]),
         (["entropy", "x", "-o", "a.gif"], ["a.gif", ".png, .pdf or .svg"]),
-        (["entropy", "nothing"], ["unknown run 'nothing'"]),
-        (["entropy", "x", "--benchmark", "b"], ["--benchmark needs --study"]),
         (["entropy", "x", "--layers", "a"], ["--layers a: expected numbers"]),
         (["entropy", "x", "--measure", "bos"], ["--measure does not apply to figure entropy"]),
-        (["--all", "x"], ["--all needs --output", "--output"]),
-        (["--all", "-o", "d"], ["name runs"]),
-        (["--all", "x", "--paper", "-o", "d"], ["--all and --paper"]),
-        (["entropy", "--study", "none.yaml"], ["none.yaml cannot be read"]),
     ],
 )
 def test_invalid_commands(evalkit: Command, arguments: list[str], words: list[str]) -> None:
     Path("file").touch()
     complains(evalkit("figure", *arguments), 2, *words)
-
-
-def test_invalid_runs(evalkit: Command, folders: list[str], finished: Run) -> None:
-    complains(evalkit("figure", "entropy", folders[0], "--names", "a,b"), 2, "--names has 2 names for 1 runs (vanilla)")
-    complains(evalkit("figure", "entropy", *folders, "--names", "a,a"), 2, "called 'a'")
-    complains(evalkit("figure", "entropy", *folders[:1] * 2), 2, "is named twice")
-    complains(evalkit("figure", "entropy", finished.folder), 2, "is of benchmark multiple_choice", "evalkit attention")
-    complains(evalkit("figure", "entropy", *folders, "--tasks", "boolq"), 2, "unknown task of run", "mmlu, piqa")
-    Path("file").touch()
-    complains(evalkit("figure", "entropy", *folders, "-o", "file/a.pdf"), 1, "file/a.pdf cannot be written")
-    shutil.copytree(finished.folder, "unfinished")
-    Path("unfinished/results.json").unlink()
-    complains(evalkit("figure", "entropy", "unfinished"), 1, "is not finished")
 
 
 @pytest.fixture
@@ -136,16 +114,3 @@ def test_a_study(evalkit: Command, study: Path) -> None:
     assert "Not finished: new on maps." in outcome.err.splitlines()
     assert evalkit("figure", "entropy", "intg", "base", "--study", study, "--benchmark", "maps").code == 0
     assert list(dict.fromkeys(row["run"] for row in drawn("entropy.csv"))) == ["intg seed 1", "intg seed 2", "base"]
-
-
-def test_studies_without_analyses(evalkit: Command, study: Path) -> None:
-    complains(evalkit("figure", "entropy", "new", "--study", study), 2, "new on maps is not finished")
-    complains(evalkit("figure", "entropy", "old", "--study", study), 2, "unknown checkpoint of study", "'old'")
-    complains(evalkit("figure", "entropy", "--study", study, "--benchmark", "zs"), 2, "benchmark zs is of multiple_ch")
-    shutil.rmtree(study.parent / "runs")
-    complains(evalkit("figure", "entropy", "--study", study), 2, "no run of maps is finished", "evalkit study run")
-    write_study(study, checkpoints={"base": "base"}, benchmarks={"zs": {"suite": "zeroshot8"}})
-    complains(evalkit("figure", "entropy", "--study", study), 2, "no benchmark analyses attention; add one")
-    two = {"one": {"suite": "attention"}, "two": {"suite": "attention", "seed": 3}}
-    write_study(study, checkpoints={"base": "base"}, benchmarks=two)
-    complains(evalkit("figure", "entropy", "--study", study), 2, "several benchmarks of attention", "one | two")

@@ -96,14 +96,6 @@ def test_a_and_b_are_mirrors(tmp_path: Path, first: list[bool], data: st.DataObj
     assert (there.tasks[0].won, there.tasks[0].lost) == (back.tasks[0].lost, back.tasks[0].won)
 
 
-def test_the_same_answers_are_no_difference_but_have_an_interval(make: Make) -> None:
-    found = compared(make("org/a"), make("org/b"))
-    assert all(task.p == 1 and task.difference == 0 and task.low < 0 < task.high for task in found.tasks)
-    assert found.average.p == 1
-    assert found.count("better") == found.count("worse") == 0
-    assert {one.average.verdict for one in found.rules} == {"undecided"}
-
-
 def test_rules_can_disagree(tmp_path: Path) -> None:
     right, wrong = [1] * 40, [0] * 40
     a = make_run(tmp_path, {"arc_easy": scores_of("arc_easy", wrong, norm_right=right)}, model="a")

@@ -47,12 +47,6 @@ def test_the_ratio_is_that_of_squared_signal_to_noise() -> None:
     assert found[1] < found[0] < found[2]
 
 
-def test_an_outcome_beside_itself_needs_as_many() -> None:
-    right, _ = drawn(3000, 0.3, np.random.default_rng(2))
-    found = efficiency([line(right, RIGHT)], [line(right, RIGHT)])
-    assert found is not None and found == pytest.approx((1.0, 1.0, 1.0), abs=1e-6)
-
-
 def test_without_a_difference_there_is_no_ratio() -> None:
     dice = np.random.default_rng(4)
     right, value = drawn(1000, 0.0, dice)

@@ -7,14 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from scipy import stats
 
 from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.line import MCNEMAR, SIGN_FLIP
 from evalkit.errors import RunError, UsageError
-from evalkit.reporting.table import Table
-from evalkit.tables.request import TableRequest, make
 from tests.comparison.made import compared, make_longbench, make_run, scores_of
 from tests.printed import printed
 from tests.sealed import reseal
@@ -101,34 +98,3 @@ def test_runs_that_are_not_comparable(tmp_path: Path) -> None:
     reseal(b)
     with pytest.raises(RunError, match=r"damaged \(it has no column source\)"):
         compared(a, b)
-
-
-def test_they_fill_the_papers_table(tmp_path: Path) -> None:
-    better, worse = graded(1, 0.4), graded(1)
-    runs = {
-        "intg_1b": str(make_longbench(tmp_path, {"hotpotqa": better, "trec": better}, model="org/i")),
-        "vanilla_1b": str(make_longbench(tmp_path, {"hotpotqa": worse, "trec": better}, model="org/v")),
-    }
-    mapping = tmp_path / "runs.yaml"
-
-    def table(**rows: str) -> Table:
-        mapping.write_text(yaml.safe_dump({"rows": rows}), encoding="utf-8")
-        return make(TableRequest("app_long_contx", "runs", mapping, significance=True))
-
-    lines = {line.key: line.cells for section in table(**runs).sections for line in section.lines}
-    shown = [f"{100 * np.mean(worse):.2f}", "-", f"{100 * np.mean(better):.2f}"]
-    assert [cell.value for cell in lines["hotpotqa"]] == shown
-    assert [cell.significant for cell in lines["hotpotqa"]] == [False, False, True]
-    assert not any(cell.significant for cell in lines["trec"])
-    assert {cell.value for cell in lines["qmsum"]} == {"-"}
-    other = make_longbench(tmp_path, {"hotpotqa": worse}, model="org/w", max_prompt_tokens=3500)
-    with pytest.raises(UsageError, match=r"prompts of at most 3,500 tokens, row 'intg_1b' .* of at most 7,500 tokens"):
-        table(**(runs | {"vanilla_1b": str(other)}))
-    with pytest.raises(UsageError, match="is of suite longbench, but table main_res shows suite zeroshot8"):
-        make(TableRequest("main_res", "runs", write_mapping(tmp_path, {"vanilla_125m": runs["intg_1b"]})))
-
-
-def write_mapping(folder: Path, rows: dict[str, str]) -> Path:
-    path = folder / "other.yaml"
-    path.write_text(yaml.safe_dump({"rows": rows}), encoding="utf-8")
-    return path

@@ -71,15 +71,6 @@ def test_differences_intervals_and_holm(made: Made) -> None:
     assert "Bits per byte" not in printed(comparison_report([turned]))
 
 
-@pytest.mark.parametrize("key", ["log_loss", "brier", "margin", "margin:acc_norm"])
-def test_every_outcome_has_its_direction(made: Made, key: str) -> None:
-    found = compared(made("org/a"), made("org/b", 2.0, seed=2), key)
-    assert found.average.verdict == BETTER
-    assert (found.average.difference > 0) == key.startswith("margin")
-    if key == "brier":
-        assert all(-2 <= one.low <= one.high <= 2 for one in found.tasks)
-
-
 def test_the_line_below_accuracy(made: Made) -> None:
     a, b = made("org/a"), made("org/b", 0.4, seed=2)
     found = compared(a, b)

@@ -32,7 +32,7 @@ def make_copying(
         "model": model,
     }
     names = [str(number) for number in range(n)]
-    table = pd.DataFrame({"task": COPYING, "id": names, "reference": names, "score": 0.5, **columns})
+    table = pd.DataFrame({"task": COPYING, "id": names, "reference": names, "text": "", "score": 0.5, **columns})
     table["source"] = names if sources is None else list(sources)
     results = {"tasks": [{"task": COPYING, **numbers(table["score"]), "layers": []}], "averages": []}
     return write_run(root, content, results, {ANSWERS: table})
