@@ -242,12 +242,12 @@ def test_the_command_line_opens_and_shows_it(
     kind: str, runs: Made, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """`evalkit run --suite` with settings by `--set` is the run that Python made."""
+    options, settings = options_of(kind, files, runs(kind).folder.parent)
     monkeypatch.setattr("evalkit.benchmarks.session.load_checked", lambda *_: pytest.fail("a model was loaded"))
 
     def text(value: Any) -> str:
         return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
-    options, settings = options_of(kind, files, runs(kind).folder.parent)
     command = ["run", str(files / "model0")]
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"

@@ -15,7 +15,7 @@ from evalkit.benchmarks.session import ModelHolder, run_plan
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import ModelSpec
 from evalkit.models.modules import state_digest
-from evalkit.runs.folder import MANIFEST, RESULTS, load_run
+from evalkit.runs.folder import MANIFEST, load_run
 from evalkit.runs.lock import locked
 from evalkit.studies.running import Job, Outcome, run_here
 from tests.benchmarks.conftest import plugin  # noqa: F401
@@ -44,13 +44,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plan_of(kind: str, files: Path, output: Path, seed: int = 0, **more: Any) -> Any:
     """Plan a run of a kind; all kinds load the model in the same way."""
     return planned(files / f"model{seed}", asked(kind, files, output) | {"context": "none"} | more, silent)
-
-
-def described(model: Any) -> tuple[Any, ...]:
-    """Return everything that a benchmark could leave changed."""
-    hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
-    modes = [module.training for module in model.modules()]
-    return state_digest(model), model.config.to_dict(), model.generation_config.to_dict(), hooks, modes
 
 
 @pytest.fixture
@@ -111,21 +104,6 @@ def test_jobs_of_one_checkpoint_load_it_once(files: Path, tmp_path: Path, loads:
     assert (loads, again.lines) == ([], [])
 
 
-def test_a_job_that_fails_is_an_outcome_and_the_others_go_on(files: Path, tmp_path: Path) -> None:
-    broken = tiny_checkpoint(tmp_path / "broken", seed=3, window=1024)
-    plans = [
-        planned(broken, asked("copying", files, tmp_path / "runs"), silent),
-        plan_of("copying", files, tmp_path / "runs"),
-    ]
-    (broken / "model.safetensors").write_bytes((files / "model1" / "model.safetensors").read_bytes())
-    first, second = run_here([Job("broken", plans[0]), Job("good", plans[1])], Told())
-    assert first.state == "failed"
-    assert "changed since this run was started (weights)" in first.message
-    assert "\n" not in first.message
-    assert second.state == "finished"
-    assert not (plans[0].folder / RESULTS).exists()
-
-
 def test_a_job_of_another_process_is_left_and_tried_again_at_the_end(files: Path, tmp_path: Path) -> None:
     plans = [plan_of(kind, files, tmp_path) for kind in ("copying", "norms", "multiple_choice")]
     jobs = [Job(plan.manifest["kind"], plan) for plan in plans]
@@ -147,15 +125,6 @@ def test_a_job_of_another_process_is_left_and_tried_again_at_the_end(files: Path
     assert [one.job.label for one in known] == ["multiple_choice", "copying", "norms"]
     assert "is in use by another process (process" in outcomes[1].message
     assert not (plans[1].folder / MANIFEST).exists()
-
-
-def test_an_interruption_passes_through(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ModelSpec, "load", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_here([Job("one", plan_of("copying", files, tmp_path))], Told())
 
 
 def test_requests_that_draw_random_numbers_are_those_of_a_single_run(files: Path, tmp_path: Path) -> None:
