@@ -1,8 +1,8 @@
 """`evalkit report`: finished runs → one HTML file.
 
-In: runs, or a study's, as `PageContents`, and a `PageRequest`. Out: the file. Static parts are `Panel`s (`overview.py`,
-`comparisons.py`, `provenance.py`), documents are blocks (`documents.py`); `page.py` turns both into HTML. Runs of
-different suites share a page; compared are those of one suite.
+In: runs, or a study's, as `PageContents`. Out: the file. Static parts are `Panel`s (`overview.py`, `comparisons.py`,
+`provenance.py`), documents are blocks (`documents.py`); `page.py` turns both into HTML. Runs of different suites share
+a page; compared are those of one suite.
 """
 
 from __future__ import annotations

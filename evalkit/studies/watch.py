@@ -117,12 +117,6 @@ class GrowingCurve:
 
 _TEMPORARY = re.compile(r"[._]|te?mp|.*(\.|_|-)(te?mp|part|partial|incomplete|writing)$|.*~$", re.IGNORECASE)
 """Names of folders that are renamed when they are complete."""
-SETTLED = 5.0
-"""Seconds without a change after which a checkpoint is complete."""
-POLL = 2.0
-"""Seconds between two looks at the folder."""
-STALLED = 60.0
-"""Seconds without a change after which an incomplete checkpoint is named, and no longer waited for at the end."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +143,11 @@ class _Candidate:
     not_before: float = 0.0
     named: bool = False
 
+    @property
+    def is_new(self) -> bool:
+        """Return whether it was not yielded in its present state."""
+        return self.yielded != self.states
+
 
 class Watcher:
     """Iterates over the checkpoints of a folder as they become complete.
@@ -159,9 +158,10 @@ class Watcher:
         idle: seconds without a new checkpoint and without a changed file after which the iteration ends; None: never.
         allow_pickle: whether pickled weights count.
         say: called with messages for the user.
-        settled: see `SETTLED`.
-        poll: see `POLL`.
-        stalled: see `STALLED`.
+        settled: seconds without a change after which a checkpoint is complete.
+        poll: seconds between two looks at the folder.
+        stalled: seconds without a change after which an incomplete checkpoint is named, and no longer waited for at
+            the end.
     """
 
     def __init__(
@@ -172,9 +172,9 @@ class Watcher:
         idle: float | None = None,
         allow_pickle: bool = False,
         say: Say = silent,
-        settled: float = SETTLED,
-        poll: float = POLL,
-        stalled: float = STALLED,
+        settled: float = 5.0,
+        poll: float = 2.0,
+        stalled: float = 60.0,
     ) -> None:
         self._folder = folder
         self._until, self._idle = until, idle
@@ -212,47 +212,35 @@ class Watcher:
             one.yielded, one.not_before = None, time.monotonic() + seconds
 
     def _look(self) -> None:
-        """Read the states of all folders."""
-        now, found = time.monotonic(), {}
-        for name in self._names():
-            folder = self._folder / name
-            states = file_states(folder)
-            if not is_begun(states):
-                continue
-            one = self._known.get(name) or _Candidate(folder, states, now)
-            if one.states != states:
-                one.states, one.changed, one.reason, one.named = states, now, "", False
-            one.step = step_of_checkpoint(str(folder))
-            found[name] = one
-        self._known = found
-
-    def _names(self) -> list[str]:
-        """Return the names of the folders that may be checkpoints."""
+        """Read the states of all folders that may be checkpoints."""
+        now, known = time.monotonic(), {}
         try:
             with os.scandir(self._folder) as entries:
-                found = [
-                    entry.name
-                    for entry in entries
-                    if entry.is_dir() and not _TEMPORARY.match(entry.name) and not self._is_alias(entry)
-                ]
+                folders = [Path(entry.path) for entry in entries if entry.is_dir() and not _TEMPORARY.match(entry.name)]
+            self._is_away = False
         except OSError as error:
             # A file system that is away for a while does not end hours of waiting
             if not self._is_away:
                 self._say(f"{self._folder} cannot be read ({error.strerror or error}); trying again")
-            self._is_away = True
-            return []
-        self._is_away = False
-        return found
-
-    def _is_alias(self, entry: os.DirEntry[str]) -> bool:
-        """Return whether an entry links to a checkpoint of the same folder, such as "latest"."""
-        return entry.is_symlink() and Path(entry.path).resolve().parent == self._folder.resolve()
+            folders, self._is_away = [], True
+        for folder in folders:
+            # A link to a checkpoint of the same folder, such as "latest", is not another one
+            if folder.is_symlink() and folder.resolve().parent == self._folder.resolve():
+                continue
+            states = file_states(folder)
+            if not is_begun(states):
+                continue
+            one = known[folder.name] = self._known.get(folder.name) or _Candidate(folder, states, now)
+            if one.states != states:
+                one.states, one.changed, one.reason, one.named = states, now, "", False
+            one.step = step_of_checkpoint(str(folder))
+        self._known = known
 
     def _ready(self) -> _Candidate | None:
         """Return the complete checkpoint of the lowest step that was not yielded in its present state."""
         now, ready = time.monotonic(), list[tuple[int, str]]()
         for name, one in self._known.items():
-            if one.yielded == one.states or now - one.changed < self._settled or now < one.not_before:
+            if not one.is_new or now - one.changed < self._settled or now < one.not_before:
                 continue
             if not one.reason:
                 one.reason = why_incomplete(one.folder, allow_pickle=self._allow_pickle)
@@ -282,23 +270,22 @@ class Watcher:
         return self._until is not None and one.step is not None and one.step > self._until
 
     def _is_over(self) -> bool:
-        now = time.monotonic()
+        now, known = time.monotonic(), self._known.values()
         # A change may complete a checkpoint, which is seen when it has settled
-        changed = max([one.changed + self._settled for one in self._known.values()], default=0.0)
+        changed = max([one.changed + self._settled for one in known], default=0.0)
         if self._idle is not None and now - max(self._active, changed) > self._idle:
             return True
         # Earlier steps may still be written or in use
-        return self._is_reached() and not any(
-            one.yielded != one.states and (now - one.changed < self._stalled or now < one.not_before)
-            for one in self._known.values()
-            if not self._is_late(one)
-        )
+        waits = [
+            now - one.changed < self._stalled or now < one.not_before
+            for one in known
+            if one.is_new and not self._is_late(one)
+        ]
+        return not any(waits) and any(map(self._is_last, known))
 
-    def _is_reached(self) -> bool:
-        """Return whether a complete checkpoint has the last step or a later one."""
-        for one in self._known.values():
-            if self._until is not None and one.step is not None and one.step >= self._until:
-                settled = time.monotonic() - one.changed >= self._settled
-                if one.yielded is not None or (settled and not why_incomplete(one.folder, allow_pickle=True)):
-                    return True
-        return False
+    def _is_last(self, one: _Candidate) -> bool:
+        """Return whether a candidate is a complete checkpoint of the last step or a later one."""
+        if self._until is None or one.step is None or one.step < self._until:
+            return False
+        settled = time.monotonic() - one.changed >= self._settled
+        return one.yielded is not None or (settled and not why_incomplete(one.folder, allow_pickle=True))

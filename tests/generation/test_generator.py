@@ -102,7 +102,7 @@ def test_any_chunk(implementation: str) -> None:
     model = model_of("llama", VARIANTS["integral"], implementation=implementation)
     many = tokens(*LENGTHS, seed=1)
     expected = [by_transformers(model, ids) for ids in many]
-    for chunk in (1, 3, 16, 17, 512):
+    for chunk in (1, 17, 512):
         assert ids_of(Generator(model, chunk).generate(prompts(many))) == expected
 
 

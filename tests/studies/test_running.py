@@ -91,10 +91,10 @@ def test_all_problems_are_named_at_once(folder: Path) -> None:
     assert str(study.path) in raised.value.summary and "\n" not in str(raised.value)
     problems = {problem.partition(": ")[0]: problem for problem in raised.value.problems}
     for name, what in {
-        "checkpoint gone": "nix: file or folder not found",
-        "checkpoint lost": "not found",
-        "checkpoint empty": "the folder is empty",
-        "checkpoint short": "model.safetensors: cannot be read",
+        "checkpoint gone": "nix",
+        "checkpoint lost": "far/away/from",
+        "checkpoint empty": "empty",
+        "checkpoint short": "model.safetensors",
         "benchmark far": "1024 tokens",
     }.items():
         assert what in problems.pop(name)
@@ -109,7 +109,7 @@ def test_checkpoints_of_one_benchmark(folder: Path) -> None:
     models = [str(folder / name) for name in ("vanilla", "nix", "intg-seed1", "nox")]
     with pytest.raises(SeveralErrors) as raised:
         plan_checkpoints(models, options, silent)
-    assert [problem.split(":")[0] for problem in raised.value.problems] == [models[1], models[3]]
+    assert [name in problem for name, problem in zip(models[1::2], raised.value.problems, strict=True)] == [True, True]
     assert [job.label for job in plan_checkpoints(models[::2], options, silent)] == models[::2]
 
 

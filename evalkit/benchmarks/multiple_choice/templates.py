@@ -113,11 +113,8 @@ def load_template(name: str) -> Template:
         UnknownNameError: the name is neither a template nor a YAML file.
         TemplateError: the file is not a valid template; the message names the key.
     """
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise TemplateError(f"template file {name} does not exist; check the path")
-        return _read(path)
+    if Path(name).suffix in (".yaml", ".yml"):
+        return _read(Path(name))
     if name not in template_names():
         raise UnknownNameError("template", name, template_names())
     return _read(resource("configs", "templates", f"{name}.yaml"))

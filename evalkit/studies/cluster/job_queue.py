@@ -116,9 +116,12 @@ class JobQueue:
             holders: checkpoint → number of workers that hold it.
         """
         self._holders = holders
-        done = [task for task in self._tasks if task[1].done()]
-        self._tasks = [task for task in self._tasks if task not in done]
-        for job, future, take in done:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            job, future, take = task
+            if not future.done():
+                self._tasks.append(task)
+                continue
             if job.phase == "ended":
                 continue
             try:

@@ -22,6 +22,7 @@ from evalkit.runs.folder import Run, load_run
 from evalkit.scoring.forward import Forward
 from tests.arguments import arguments
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
+from tests.marks import fast
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint
 
 __all__ = ["_no_settings", "evalkit"]  # fixtures
@@ -77,7 +78,13 @@ def expected_nats(model: Path, text: str, window: int, stride: int) -> np.ndarra
     return expected
 
 
-@pytest.mark.parametrize("more", [(), ("--stride", "50"), ("--context", "70"), ("--token-budget", "40")])
+@pytest.mark.parametrize(
+    "more",
+    fast(
+        [("--stride", "50"), ("--token-budget", "40")],
+        [(), ("--stride", "50"), ("--context", "70"), ("--token-budget", "40")],
+    ),
+)
 def test_bits_per_byte_are_those_of_transformers(
     perplexity: Command, model: Path, texts: list[str], more: tuple[str, ...]
 ) -> None:
@@ -112,7 +119,7 @@ def test_bits_per_byte_are_those_of_transformers(
     assert len(expected) > 1
 
 
-@pytest.mark.parametrize("adds_bos", [False, True])
+@pytest.mark.parametrize("adds_bos", fast([True], [False, True]))
 def test_the_perplexities_are_lm_evals(
     evalkit: Command, file: Path, tmp_path: Path, adds_bos: bool, texts: list[str]
 ) -> None:
@@ -159,7 +166,7 @@ def by_its_own_forward_pass(spec: Any, texts: list[str], window: int, stride: in
     return nats
 
 
-@pytest.mark.parametrize("stride", [96, 30])
+@pytest.mark.parametrize("stride", fast([30], [96, 30]))
 def test_a_model_with_a_sliding_window(
     evalkit: Command, file: Path, texts: list[str], tmp_path: Path, stride: int
 ) -> None:
@@ -175,7 +182,7 @@ def test_a_model_with_a_sliding_window(
     assert table["nats"].tolist() == pytest.approx(nats, rel=5e-3)
 
 
-@pytest.mark.parametrize("method", ["none", "yarn", "dynamic-yarn"])
+@pytest.mark.parametrize("method", fast(["dynamic-yarn"], ["none", "yarn", "dynamic-yarn"]))
 def test_an_extended_context(perplexity: Command, model: Path, texts: list[str], method: str) -> None:
     """The windows are as long as the context; each is as the model's own forward pass has it."""
     run = run_of(perplexity("--context", "320", "--context-method", method))

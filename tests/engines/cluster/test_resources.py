@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from evalkit.errors import UsageError
 from evalkit.studies.cluster.driver import ClusterRunner
 from evalkit.studies.cluster.resources import ClusterOptions, Needs, needs_of
 from tests.engines.cluster.conftest import Nodes, Recorder, jobs_of, states
@@ -52,26 +53,32 @@ def test_every_machine_has_the_workers_of_its_own_resources(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "machines", "needs", "places"),
+    ("options", "device", "machines", "needs", "places"),
     [
-        (0.5, [machine(8, 1), machine(64, 8)], Needs(4, 0.5), [2, 16]),
-        (0.3, [machine(24, 2)], Needs(4, 0.3), [6]),  # three on each, not a seventh on both
-        (4, [machine(8, 2), machine(64, 8)], Needs(32, 4), [0, 2]),
-        (1, [machine(8)], Needs(1, 1), [0]),
-        (0, [machine(8, 8)], Needs(8, 0), [1]),
+        (ClusterOptions(worker_gpus=0.5), "auto", [machine(8, 1), machine(64, 8)], Needs(4, 0.5), [2, 16]),
+        # Three on each, not a seventh on both
+        (ClusterOptions(worker_gpus=0.3), "auto", [machine(24, 2)], Needs(4, 0.3), [6]),
+        (ClusterOptions(worker_gpus=4), "auto", [machine(8, 2), machine(64, 8)], Needs(32, 4), [0, 2]),
+        (ClusterOptions(worker_gpus=1), "auto", [machine(8)], Needs(1, 1), [0]),
+        (ClusterOptions(worker_gpus=0), "auto", [machine(8, 8)], Needs(8, 0), [1]),
+        (ClusterOptions(worker_cpus=3), "auto", [machine(4, 1), machine(64, 8)], Needs(3, 1), [1, 8]),
+        (ClusterOptions(worker_cpus=3), "cpu", [machine(4, 1), machine(64, 8)], Needs(3, 0), [1, 21]),
+        (ClusterOptions(), "cpu", [machine(4, 1), machine(64, 8)], Needs(4, 0), [1, 16]),
     ],
 )
-def test_given_gpus(gpus: float, machines: list[dict[str, float]], needs: Needs, places: list[int]) -> None:
-    found = needs_of(machines, ClusterOptions(worker_gpus=gpus), "auto")
-    assert found == needs
-    assert [found.room(one) for one in machines] == places
+def test_given_resources(
+    options: ClusterOptions, device: str, machines: list[dict[str, float]], needs: Needs, places: list[int]
+) -> None:
+    assert needs_of(machines, options, device) == needs
+    assert [needs.room(one) for one in machines] == places
 
 
-def test_given_cores_and_no_gpus() -> None:
-    machines = [machine(4, 1), machine(64, 8)]
-    assert needs_of(machines, ClusterOptions(worker_cpus=3), "auto") == Needs(3, 1)
-    assert [Needs(3, 0).room(one) for one in machines] == [1, 21]
-    assert needs_of(machines, ClusterOptions(), "cpu") == Needs(4, 0)
+def test_options_that_make_no_sense(files: Path, tmp_path: Path) -> None:
+    for options in ({"address": "nonsense"}, {"workers": 1, "ship": True}):
+        with pytest.raises(UsageError, match=r"--ray|--ship-checkpoints"):
+            ClusterOptions(**options)
+    with pytest.raises(UsageError, match="--device cuda:1"):
+        ClusterRunner(ClusterOptions(workers=1))(jobs_of(files, tmp_path, models=1, device="cuda:1"), Recorder())
 
 
 @pytest.mark.cluster
