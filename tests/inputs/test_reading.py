@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from evalkit.data.files import read as read_documents
+from evalkit.data.sources import read as read_documents
 from evalkit.errors import DataError, TableError, UsageError, reading_as
 from evalkit.inputs import reading
 from evalkit.inputs.reading import read_json

@@ -16,8 +16,7 @@ from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import UnknownNameError
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import Run
-from evalkit.runs.forms import StoredTask
+from evalkit.runs.folder import Run, StoredTask
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.documents import AttentionPlan

@@ -63,8 +63,8 @@ from evalkit.benchmarks.base import Batch, Budget
 from evalkit.display import Say
 from evalkit.errors import ScoringError
 from evalkit.models.memory import is_out_of_memory, refuse_to_split
-from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.columns import schema_of
+from evalkit.runs.traits import BatchDevice, place_of
 
 if TYPE_CHECKING:
     from evalkit.models.loading.load import LoadedModel

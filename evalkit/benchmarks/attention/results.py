@@ -29,9 +29,9 @@ from evalkit.escape import counted
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
-from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import CLUSTER
+from evalkit.runs.traits import mixture
 from evalkit.stats.estimates import Floats, mean
 
 if TYPE_CHECKING:

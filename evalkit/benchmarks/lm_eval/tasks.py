@@ -280,7 +280,7 @@ def _documents(manager: Any, configs: Mapping[str, Mapping[str, Any]], say: Say)
     import datasets
     import huggingface_hub.constants
 
-    from evalkit.data.hub import reach
+    from evalkit.data.sources import reach
 
     remote = {task: place for task, config in configs.items() if (place := _dataset_on_hub(config))}
     problem = reach() if remote else None

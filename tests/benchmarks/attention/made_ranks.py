@@ -15,9 +15,9 @@ from evalkit.benchmarks.attention.documents import AnalysedSequence
 from evalkit.benchmarks.attention.groups import AttentionRow
 from evalkit.benchmarks.attention.measures import rows_of
 from evalkit.benchmarks.attention.results import results_of, write_tables
-from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import Run, load_run, specification_id
 from evalkit.runs.journal import Entry
+from evalkit.runs.traits import BatchDevice
 from evalkit.runs.writing import open_run
 from tests import sealed
 from tests.tables.test_row_models import loaded
