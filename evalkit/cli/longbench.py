@@ -31,7 +31,8 @@ from evalkit.errors import UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.longbench.metrics import EditVariant
+    from evalkit.benchmarks.longbench.official import EditVariant
+    from evalkit.benchmarks.longbench.protocol import SuiteName
     from evalkit.runs.folder import Run
 
 EDIT_SIMILARITY = option("--edit-similarity", type=click.Choice(["difflib", "rapidfuzz"]), default="difflib",
@@ -133,13 +134,13 @@ def score(
     evalkit longbench score pred/llama2-7b-chat-4k
     evalkit longbench score --e pred_e/llama2-7b-chat-4k --format latex
     """
-    from evalkit.benchmarks.longbench.official_format import read_predictions
+    from evalkit.benchmarks.longbench.data import read_predictions
     from evalkit.benchmarks.longbench.results import longbench_report, score_generations
 
-    predictions = read_predictions(files, "longbench-e" if is_e else "longbench")
-    results = score_generations(predictions.generations, "longbench-e" if is_e else "longbench", edit_similarity)
-    printer(longbench_report(results, predictions.notes))
-    _draw(predictions.generations, plot, edit_similarity)
+    suite: SuiteName = "longbench-e" if is_e else "longbench"
+    generations, notes = read_predictions(files, suite)
+    printer(longbench_report(score_generations(generations, suite, edit_similarity), notes))
+    _draw(generations, plot, edit_similarity)
 
 
 def _draw_run(run: Run, plot: Path | None, edit_similarity: EditVariant) -> None:

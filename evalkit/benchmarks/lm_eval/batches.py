@@ -29,8 +29,7 @@ from evalkit.benchmarks.lm_eval.requests import (
 )
 from evalkit.benchmarks.request import TaskTokens, spread
 from evalkit.display import Say
-from evalkit.generation.capacity import Capacity
-from evalkit.generation.prompts import Prompt
+from evalkit.generation.prompts import Capacity, Prompt
 from evalkit.inputs.values import check_text
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import window_of

@@ -18,8 +18,7 @@ from evalkit.benchmarks.lm_eval.requests import Encoding, ModelRequest
 from evalkit.benchmarks.lm_eval.tasks import log_from
 from evalkit.compatibility.lm_eval import generation_arguments
 from evalkit.errors import ScoringError, UsageError
-from evalkit.generation.capacity import Capacity
-from evalkit.generation.prompts import Decoding, Prompt, Stops
+from evalkit.generation.prompts import Capacity, Decoding, Prompt, Stops
 from evalkit.inputs.values import check_text, whole
 from evalkit.models.context.extension import refuse_generation
 from evalkit.models.loading.load import LoadedModel

@@ -16,8 +16,17 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from transformers import AutoTokenizer
 
 from evalkit.benchmarks.perplexity.results import position_bins, ratio
-from evalkit.benchmarks.perplexity.texts import TextDocument, read_texts
-from evalkit.benchmarks.perplexity.windows import WIDTH, PerplexityFacts, TextWindow, packed, rows_of, spans, windows_of
+from evalkit.benchmarks.perplexity.windows import (
+    WIDTH,
+    PerplexityFacts,
+    TextDocument,
+    TextWindow,
+    packed,
+    read_texts,
+    rows_of,
+    spans,
+    windows_of,
+)
 from evalkit.errors import DataError, ScoringError, UsageError
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 
