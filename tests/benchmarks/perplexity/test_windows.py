@@ -69,9 +69,9 @@ def test_files_and_folders(tmp_path: Path) -> None:
     [
         ("a.txt", b"", "a.txt"),
         ("a.txt", b"one\ntw\xff\n", "a.txt, line 2"),
-        ("a.jsonl", b'{"text": "x"}\n\n{"text": ""}', "a.jsonl, line 3: 'text'"),
+        ("a.jsonl", b'{"text": "x"}\n\n{"text": ""}', "a.jsonl, line 3: .*'text'"),
         ("a.jsonl", b'{"text": "x"}\n{"body": "x"}', "a.jsonl, line 2: .*'text'.*--key"),
-        ("a.jsonl", b'{"text": ["x"]}', "a.jsonl, line 1: 'text'"),
+        ("a.jsonl", b'{"text": ["x"]}', "a.jsonl, line 1: .*'text'"),
         ("a.jsonl", b'["x"]', "a.jsonl, line 1"),
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', "a.jsonl, line 2"),
         ("a.jsonl", b'{"text": "\\ud800"}', "surrogate"),
