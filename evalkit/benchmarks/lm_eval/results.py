@@ -67,11 +67,7 @@ def _likelihood(row: RequestRow) -> float:
 
 
 def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
-    """Let lm-eval evaluate the answers, and write every result file of a run, results.json last.
-
-    Raises:
-        RunError: lm-eval cannot evaluate the answers, or a file could not be written.
-    """
+    """Let lm-eval evaluate the answers, and write every result file of a run, results.json last."""
     tasks, with_samples = plan.tasks.tasks, plan.request.log_samples
     answers = StoredAnswers(finished)
     results = _evaluated(plan, answers, writer)
@@ -82,7 +78,12 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
     seconds: Counter[str] = Counter()
     for journal, spent in finished.seconds.items():
         seconds[journal.partition(" ")[2]] += spent  # type: ignore[assignment]
-    hashes = {name: _task_hash(members) for name, members in samples.items()}
+    # lm-eval's hash of a task's documents, prompts and targets
+    parts = ("doc_hash", "prompt_hash", "target_hash")
+    hashes = {
+        name: hash_of("".join(sample[part] for sample in members for part in parts))
+        for name, members in samples.items()
+    }
     lines = {name: map(_sample, members) for name, members in samples.items()} if with_samples else {}
     total = sum(seconds.values(), 0.0)
     write_lm_eval(writer, Evaluated(results, _settings(writer.manifest), total, lines, hashes=hashes))
@@ -220,12 +221,6 @@ def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
         "torch_seed": seeds["torch"],
         "fewshot_seed": seeds["fewshot"],
     }
-
-
-def _task_hash(samples: Sequence[Mapping[str, Any]]) -> str:
-    """Return lm-eval's hash of a task's documents, prompts and targets."""
-    parts = ("doc_hash", "prompt_hash", "target_hash")
-    return hash_of("".join(sample[part] for sample in samples for part in parts))
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:

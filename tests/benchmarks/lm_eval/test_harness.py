@@ -21,7 +21,7 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
-from evalkit.benchmarks.lm_eval.generation import NEW_TOKENS
+from evalkit.benchmarks.lm_eval.batches import NEW_TOKENS
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.requests import Continuation, continuations_of, requests_of
 from evalkit.display import Say
