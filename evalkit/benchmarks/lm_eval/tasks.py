@@ -267,7 +267,13 @@ def _documents(manager: Any, configs: Mapping[str, Mapping[str, Any]], say: Say)
 
     from evalkit.data.sources import reach
 
-    remote = {task: place for task, config in configs.items() if (place := _dataset_on_hub(config))}
+    # Tasks whose documents are neither files nor made by code
+    remote = {
+        task: name
+        for task, config in configs.items()
+        if (name := str(config.get("dataset_path") or ""))
+        and not (name in _LOCAL or "custom_dataset" in config or Path(name).exists())
+    }
     problem = reach() if remote else None
 
     def named(build: Build) -> Build:
@@ -290,9 +296,3 @@ def _documents(manager: Any, configs: Mapping[str, Mapping[str, Any]], say: Say)
             for owner in (datasets.config, huggingface_hub.constants):
                 after.enter_context(replaced("datasets", owner, HF_HUB_OFFLINE=lambda _: True))
         yield
-
-
-def _dataset_on_hub(config: Mapping[str, Any]) -> str:
-    """Return the name of a task's dataset on the hub; empty if its documents are files or made by code."""
-    name = str(config.get("dataset_path") or "")
-    return "" if name in _LOCAL or "custom_dataset" in config or Path(name).exists() else name
