@@ -55,17 +55,10 @@ _DEFAULTS = {
 def import_logs(paths: Sequence[Path], model: str | None, output: Path, library: Library, say: Say) -> list[Run]:
     """Import sample files of one model as finished runs.
 
-    Args:
-        paths: lm-eval's sample files; the results file beside each is read too, if there is one.
-        model: name of the model; None: the one in the results files.
-        output: parent folder of the run folders.
-        library: source of the pinned documents.
-        say: called with messages for the user.
-
-    Returns:
-        The run of the tasks with pinned documents, then those of the others, where there are any. Choices and other
-        tasks are runs of their own: the documents of one run are compared either by their choices or by lm-eval's
-        metrics.
+    `paths` are lm-eval's sample files; the results file beside each is read too, if there is one, and has the model's
+    name if `model` is None. Return the run of the tasks with pinned documents, then those of the others. Choices and
+    other tasks are runs of their own: the documents of a run are compared either by their choices or by lm-eval's
+    metrics.
 
     Raises:
         UsageError: the files are of several models or settings, or have no name that says their task.
@@ -214,7 +207,7 @@ def _selection(logs: Sequence[LoggedTask], tasks: Mapping[str, Mapping[str, Any]
 
 
 def _count(log: LoggedTask) -> int:
-    """Return the number of a task's documents, as far as it is known."""
+    """The number of a task's documents, as far as it is known."""
     return max(log.count or 0, len(log.documents))
 
 
@@ -243,10 +236,10 @@ def _entry(log: LoggedTask, metrics: Sequence[dict[str, Any]], request: Import) 
 
 
 def _choice_rows(log: LoggedTask) -> list[ScoreRow]:
-    """Return the score rows of a task whose documents are choices with one gold answer; none of any other task.
+    """Return the score rows of a task whose documents are choices with one gold answer; of any other task none.
 
     The options are the continuations without the delimiter. They are used only if lm-eval's own acc, acc_norm and
-    acc_bytes of every document follow from them; where the delimiter is not known, only acc is checked, and the rows'
+    acc_bytes of every document follow from them; if the delimiter is not known, only acc is checked, and the rows'
     lengths mean nothing. Raises `DataError` if a document of a multiple-choice task has too few log-likelihoods, or
     another acc than they give.
     """

@@ -46,8 +46,6 @@ _SHOWN = 60
 """Most characters of a document in a message."""
 _RULE, _LOGGED = "acc", "logged"
 """Rule of the run; name of the template where the prompts are none of evalkit's."""
-_NAMED = 3
-"""Most subjects that a note names."""
 
 
 class MatchedTask(NamedTuple):
@@ -69,11 +67,8 @@ class MatchedTask(NamedTuple):
 def match(logs: Sequence[LoggedTask], library: Library, say: Say) -> tuple[list[MatchedTask], list[LoggedTask]]:
     """Return the pinned tasks, in the suite's order, and the other sample files.
 
-    `say` is called about tasks that have a pinned task's name only.
-
-    Raises:
-        DataError: a document is not the pinned one of its number though its task has pinned documents, or a line
-            contradicts its pinned document.
+    `say` is called about tasks that have only the name of a pinned task. A document that is not the pinned document of
+    its number though its task has pinned documents, or a line that contradicts its pinned document, is a `DataError`.
     """
     of_mmlu = {_POOLED, *(f"mmlu_{subject}" for subject in SUBJECTS)}
     by_task: dict[str, list[LoggedTask]] = {task: [] for task in load_suite(DEFAULT_SUITE).tasks}
@@ -196,12 +191,7 @@ def _beginning(sample: LoggedSample) -> str:
 
 
 def import_choices(matched: Sequence[MatchedTask], request: Import, library: Library) -> Run:
-    """Write the run of pinned tasks; return the existing one if the same log was imported before.
-
-    Raises:
-        UsageError: the files have different settings, or two have the same documents.
-        RunError: the run cannot be written.
-    """
+    """Write the run of pinned tasks; return the existing run if the same log was imported before."""
     logs = [part.log for part in matched]
     by_task = {task: list(members) for task, members in groupby(matched, lambda part: part.task)}
     suite = choose_tasks(load_suite(DEFAULT_SUITE), tuple(by_task))
@@ -260,11 +250,11 @@ def _write(writer: RunWriter, matched: Sequence[MatchedTask]) -> None:
 
 
 def _part(task: str, members: Sequence[MatchedTask]) -> list[str]:
-    """Return a note if the log has only some subjects of a task."""
+    """Return a note if the log has only some subjects of a task; it names at most three."""
     logged = {question.subtask for part in members for _, question in part.documents}
     if len(logged) == (count := len(set(members[0].strata))):
         return []
-    few = f" ({', '.join(sorted(name.removeprefix(f'{task}_') for name in logged))})" * (len(logged) <= _NAMED)
+    few = f" ({', '.join(sorted(name.removeprefix(f'{task}_') for name in logged))})" * (len(logged) <= 3)
     return [f"{len(logged)} of {count} subjects of {label_of(task).full}{few}"]
 
 

@@ -30,9 +30,9 @@ from evalkit.inputs.validated import FileSettings, Named, NonEmpty, read_setting
 from evalkit.inputs.values import path as given_path
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.reporting.table import Text, literal
-from evalkit.runs.continuous import MARGIN
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.folder import Run
+from evalkit.runs.score_table import MARGIN
 from evalkit.runs.traits import model_differences, origin_notes, same_checkpoint, summary, unofficial_notes
 from evalkit.tables.layout import OneOrMore, TableLayout, rows_by_key
 from evalkit.tables.published import Number, read_numbers

@@ -19,8 +19,8 @@ from pyarrow import parquet
 from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.data import SUBJECTS, TASKS, Library
-from evalkit.data.files import did_you_mean, find, read
 from evalkit.data.sampling import DocumentSample, FirstDocuments, clusters_of
+from evalkit.data.sources import did_you_mean, find, read
 from evalkit.errors import DataError
 from evalkit.inputs.values import LONGEST_TEXT
 from tests.data.samples import sample, write

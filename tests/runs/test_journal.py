@@ -25,11 +25,10 @@ from hypothesis import strategies as st
 from evalkit.errors import RunError
 from evalkit.runs import columns as module
 from evalkit.runs import writing
-from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.columns import from_bytes, record_batch, schema_digest, schema_of, to_bytes
-from evalkit.runs.folder import JOURNAL, RESULTS, load_run
-from evalkit.runs.forms import digest
+from evalkit.runs.folder import JOURNAL, RESULTS, digest, load_run
 from evalkit.runs.journal import Entry, FinishedRows, Journal
+from evalkit.runs.traits import BatchDevice
 from evalkit.runs.writing import open_run
 from tests.journals import line_of
 from tests.runs.conftest import MANIFEST, RESULT

@@ -17,10 +17,9 @@ from evalkit.benchmarks.registry import differences
 from evalkit.benchmarks.run_listing import list_found
 from evalkit.comparison.sides import Side, claim_of
 from evalkit.errors import UsageError
-from evalkit.runs.batch_devices import BatchDevice, devices
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
 from evalkit.runs.score_table import ScoreRow
-from evalkit.runs.traits import model_differences, summary, traits, unofficial
+from evalkit.runs.traits import BatchDevice, devices, model_differences, summary, traits, unofficial
 from tests.journals import entries_of, relocate
 from tests.printed import printed
 from tests.runs.conftest import Lines, Small

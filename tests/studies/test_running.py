@@ -23,7 +23,7 @@ from evalkit.display import Progress
 from evalkit.errors import RunError, SeveralErrors
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS, Run, load_run
-from evalkit.runs.lock import Owner, locked, read_owner
+from evalkit.runs.writing import Owner, locked, read_owner
 from evalkit.studies import running as module
 from evalkit.studies.running import Job, Outcome, outcomes_report, plan_checkpoints, plan_runs, run_here, run_study
 from evalkit.studies.status import RunState, states_of, status_report

@@ -35,8 +35,7 @@ from evalkit.inputs.values import check_text
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import window_of
 from evalkit.runs.journal import FinishedRows
-from evalkit.scoring.pack import TreeBatch, plan
-from evalkit.scoring.sequences import SampledGroup, Sequences, SequenceSet, estimated_tokens
+from evalkit.scoring.pack import SampledGroup, Sequences, SequenceSet, TreeBatch, estimated_tokens, plan
 
 _EMPTY_TEXTS = -1
 """Number of the batch of a task's empty texts, which have no tokens to score."""

@@ -42,7 +42,7 @@ from evalkit.inputs.values import switch, whole
 from evalkit.models.loading.load import LoadedModel
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec, model_spec
-from evalkit.runs.batch_devices import BatchDevice, place_of
+from evalkit.runs.traits import BatchDevice, place_of
 from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.pack import TreeBatch, plan
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from evalkit.compatibility.lm_eval import json_value
-from evalkit.runs.forms import json_bytes
+from evalkit.runs.folder import json_bytes
 from evalkit.runs.traits import caveats, unofficial
 
 if TYPE_CHECKING:

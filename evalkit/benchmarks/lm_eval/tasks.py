@@ -35,7 +35,7 @@ from evalkit.compatibility.names import replaced
 from evalkit.data import Library
 from evalkit.display import Say, doing, imports
 from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError, first_line
-from evalkit.inputs.yaml_reading import read_task_file
+from evalkit.inputs.reading import read_task_file
 from evalkit.models.loading.locate import silent
 from evalkit.paths import resource
 
@@ -280,7 +280,7 @@ def _documents(manager: Any, configs: Mapping[str, Mapping[str, Any]], say: Say)
     import datasets
     import huggingface_hub.constants
 
-    from evalkit.data.hub import reach
+    from evalkit.data.sources import reach
 
     remote = {task: place for task, config in configs.items() if (place := _dataset_on_hub(config))}
     problem = reach() if remote else None

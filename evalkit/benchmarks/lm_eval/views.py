@@ -30,9 +30,8 @@ from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import origin_notes
+from evalkit.runs.traits import mixture, origin_notes
 
 if TYPE_CHECKING:
     import pandas as pd

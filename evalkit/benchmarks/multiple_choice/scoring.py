@@ -29,11 +29,10 @@ from evalkit.benchmarks.request import TaskTokens, remembered
 from evalkit.display import Say
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import window_of
-from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.score_table import SEGMENTS, ScoreRow
-from evalkit.scoring.pack import PlannedBatch, TreeBatch
+from evalkit.runs.traits import BatchDevice, place_of
+from evalkit.scoring.pack import PlannedBatch, SampledGroup, TreeBatch, estimated_tokens
 from evalkit.scoring.pack import plan as plan_batches
-from evalkit.scoring.sequences import SampledGroup, estimated_tokens
 
 if TYPE_CHECKING:
     from evalkit.models.loading.load import LoadedModel

@@ -28,10 +28,9 @@ from evalkit.reporting.decimals import percent
 from evalkit.reporting.figures import RunFigure
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
-from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule
-from evalkit.runs.traits import unofficial
+from evalkit.runs.traits import mixture, unofficial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ import torch
 
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.runs.folder import load_run
-from evalkit.runs.lock import is_locked
+from evalkit.runs.writing import is_locked
 from evalkit.studies.cluster.driver import ClusterRunner
 from evalkit.studies.cluster.resources import ClusterOptions
 from evalkit.studies.running import Job
