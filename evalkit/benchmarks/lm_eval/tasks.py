@@ -35,7 +35,7 @@ from evalkit.compatibility.names import replaced
 from evalkit.data import Library
 from evalkit.display import Say, doing, imports
 from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError, first_line
-from evalkit.inputs.yaml_reading import read_task_file
+from evalkit.inputs.reading import read_task_file
 from evalkit.models.loading.locate import silent
 from evalkit.paths import resource
 

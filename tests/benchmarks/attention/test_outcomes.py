@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.attention.results import AttentionDocuments
-from evalkit.benchmarks.attention.tables import results_of
+from evalkit.benchmarks.attention.results import AttentionDocuments, results_of
 from evalkit.comparison.comparison import compare
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side
