@@ -33,8 +33,6 @@ _GENERIC = re.compile(
 
 @dataclass(frozen=True)
 class DamagedRun:
-    """A run folder that cannot be opened."""
-
     folder: Path
     why: str
 
@@ -74,7 +72,6 @@ def root_of_runs() -> Path:
 
 
 def find_run(given: str, root: Path) -> Run:
-    """Find a finished run under a folder of runs."""
     run = find_any_run(given, root)
     run.require_finished()
     return run

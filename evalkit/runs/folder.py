@@ -64,8 +64,6 @@ class StoredTask(Stored):
 
 
 class StoredAverage(Stored):
-    """A mean over tasks."""
-
     name: str
     accuracy: float
     stderr: float | None
@@ -137,7 +135,6 @@ class _Manifest(Stored):
 
 
 def digest(content: bytes) -> str:
-    """Return the SHA-256 of bytes in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
