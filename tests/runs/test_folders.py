@@ -212,7 +212,6 @@ def test_no_flipped_bit_changes_a_number(small: Small, flips: int) -> None:
         (MANIFEST, {"created": "yesterday"}, "'created'"),
         (MANIFEST, {"devices": [{"device": "cpu"}]}, r"'devices\[0\].hardware'"),
         (MANIFEST, {"specification": {"suite": "zeroshot8"}}, "'specification.dtype'"),
-        (RESULTS, {"tasks": [{"task": "piqa"}]}, r"'tasks\[0\].n'"),
         (RESULTS, {"averages": [{"name": "A", "accuracy": "0.5", "stderr": None}]}, r"'averages\[0\].accuracy'"),
         (SCORES, {}, "no column"),
     ],

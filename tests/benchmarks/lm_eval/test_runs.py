@@ -226,36 +226,6 @@ def test_an_answer_to_another_question_is_not_taken(run: Evaluate) -> None:
     pd.testing.assert_frame_equal(again.scores, first.scores, check_exact=True)
 
 
-def test_an_interrupted_run_resumes(run: Evaluate, whole: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted after every few batches, at any kind of request: nothing is scored twice, and no bit differs."""
-    append, written = Journal.append, []
-
-    def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
-        appended = append(journal, entry, rows)
-        written.append((entry.task, entry.batch))
-        if len(written) % 3 == 0:
-            raise KeyboardInterrupt
-        return appended
-
-    monkeypatch.setattr(Journal, "append", interrupt)
-    resumed, interrupted = None, 0
-    while resumed is None:
-        try:
-            resumed = run()
-        except KeyboardInterrupt:
-            interrupted += 1
-    assert interrupted > 3 and len(written) == len(set(written))
-    kinds = {task.partition(" ")[0] for task, _ in written}
-    assert kinds == {"loglikelihood", "loglikelihood_rolling", "generate_until"}
-    pd.testing.assert_frame_equal(resumed.scores, whole.scores, check_exact=True)
-    assert exported(resumed)["results"] == exported(whole)["results"]
-    answers = [
-        [(entry.task, entry.batch, row) for entry, rows in entries_of(each, RequestRow) for row in rows]
-        for each in (resumed, whole)
-    ]
-    assert answers[0] == answers[1]
-
-
 def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no token unless the tokenizer adds one, so its log-likelihood is 0, as in lm-eval."""
     bare = str(tiny_checkpoint(tmp_path / "tiny", window=128))
