@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.inputs import values
 from evalkit.paths import RUNS
-from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, folder_name, is_file, load_run
+from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, is_file, load_run
 
 if TYPE_CHECKING:
     from evalkit.models.loading.locate import Checkpoint
@@ -35,6 +35,14 @@ _GENERIC = re.compile(
 class DamagedRun:
     folder: Path
     why: str
+
+
+def folder_name(model: str, suite: str, template: str, dtype: str, identity: str) -> str:
+    """Return a readable, unique folder name: `<model>-<suite>-<template>-<dtype>-<id>`, at most 128 characters."""
+    # A long model name loses its beginning, since a training step is at its end
+    protocol = f"{suite}-{template}"[:50]
+    safe = re.sub(r"[^\w.-]+", "_", f"{model[-50:]}-{protocol}-{dtype}", flags=re.ASCII).strip("._-")
+    return f"{safe}-{identity}"
 
 
 def run_folder(output: Path, checkpoint: Checkpoint, suite: str, template: str, manifest: Mapping[str, Any]) -> Path:

@@ -173,14 +173,6 @@ def specification_id(specification: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
-def folder_name(model: str, suite: str, template: str, dtype: str, identity: str) -> str:
-    """Return a readable, unique folder name: `<model>-<suite>-<template>-<dtype>-<id>`, at most 128 characters."""
-    # A long model name loses its beginning, since a training step is at its end
-    protocol = f"{suite}-{template}"[:50]
-    safe = re.sub(r"[^\w.-]+", "_", f"{model[-50:]}-{protocol}-{dtype}", flags=re.ASCII).strip("._-")
-    return f"{safe}-{identity}"
-
-
 @dataclass(frozen=True)
 class Run:
     """A run folder, opened for reading."""

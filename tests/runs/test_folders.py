@@ -16,8 +16,8 @@ import pytest
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import EvalkitError, RunError, UnknownNameError, UsageError
 from evalkit.models.loading.locate import Checkpoint
-from evalkit.runs.finding import find_run, list_runs, model_name, scan
-from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, folder_name, load_run, specification_id
+from evalkit.runs.finding import find_run, folder_name, list_runs, model_name, scan
+from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, load_run, specification_id
 from evalkit.runs.writing import open_run
 from tests.marks import fast
 from tests.runs.conftest import MANIFEST as CONTENT
