@@ -10,10 +10,10 @@ import pytest
 from evalkit.benchmarks.prompted import ANSWERS, PromptDocument, PromptedBenchmark
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
+from evalkit.display import Progress
 from evalkit.errors import ScoringError, UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
-from tests.benchmarks.test_every_benchmark import Silent
 
 
 class Words(PromptedBenchmark):
@@ -41,7 +41,7 @@ def made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
         own = kind()
         monkeypatch.setattr("evalkit.benchmarks.session.benchmark", lambda _: own)
         request = request_of(own.request, checkpoint, {"output": tmp_path, **options})
-        return run_plan(own.plan(request, Silent().say), Silent())
+        return run_plan(own.plan(request, silent), Progress(live=False))
 
     return make
 

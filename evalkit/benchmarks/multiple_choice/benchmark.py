@@ -43,17 +43,12 @@ class _ChoiceTask(StoredTask):
     chance: float
 
 
-class _TimedChoiceTask(_ChoiceTask):
-    seconds: float | None
-
-
 class _RuleResults(Stored):
     tasks: list[_ChoiceTask]
     averages: list[StoredAverage]
 
 
-class _ChoiceResults(Stored):
-    tasks: list[_TimedChoiceTask]
+class _ChoiceResults(_RuleResults):
     rules: dict[str, _RuleResults]
     samples: bool
 
@@ -137,22 +132,17 @@ class MultipleChoice(Benchmark):
         return names if any(map(_needs_more_scores, used)) else names | {"rule"}
 
     def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
-        """Return the averages under a rule."""
-        return super().stored_averages(run) if rule is None else list(stored_results(run, rule)["averages"])
+        return super().stored_averages(run) if rule is None else stored_results(self.comparable(run), rule)["averages"]
 
     def suites(self) -> dict[str, str]:
-        """Return the names and descriptions of the suites that evalkit ships."""
         return {suite.name: suite.description for suite in shipped_suites().values()}
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Return the averages of the suites that evalkit ships."""
         suites = shipped_suites().values()
         return {suite.name: {**suite.groups, "Average": suite.tasks} for suite in suites}
 
     def label(self, run: Run, task: str) -> Label:
-        """Return a task's labels: from the run's own suite, else from evalkit's suites."""
         return label_of(task, run.manifest)
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
-        """Return the hub dataset of a pinned task; None for other tasks."""
         return dataset_of(task)

@@ -52,6 +52,10 @@ class ComparableChoices(Comparable):
 
         return available_rules(self.run.scores)
 
+    def results(self, rule: str) -> Any:
+        """Return the results under a rule, which have a method `to_json`."""
+        return self.run.results(rule)
+
     def beside(self, rule: str) -> str | None:
         """Return bits per byte, which does not depend on the tokenizer's units; None for a log that lacks lengths."""
         if outcome_of(rule) is not None or (is_imported(self.run.manifest) and self.run.scores["bytes"].isna().any()):
@@ -97,12 +101,13 @@ class ComparableChoices(Comparable):
 
 
 def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
-    """Return the accuracies of the tasks, or the means of a continuous outcome (`runs.continuous.outcome_of`).
+    """Return the accuracies of the tasks, or the means of a continuous outcome (`runs.outcomes.outcome_of`).
 
     Arguments and errors: see `stored_results`.
     """
+    comparable = ComparableChoices(run)
     if rule is not None and outcome_of(rule) is not None:
-        return outcome_metrics(ComparableChoices(run), rule)
+        return outcome_metrics(comparable, rule)
     return [
         Metric(
             task=result["task"],
@@ -114,11 +119,11 @@ def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
             truncated=result.get("truncated"),
             official=run.manifest["documents"][result["task"]]["official"],
         )
-        for result in stored_results(run, rule)["tasks"]
+        for result in stored_results(comparable, rule)["tasks"]
     ]
 
 
-def stored_results(run: Run, rule: str | None) -> dict[str, Any]:
+def stored_results(comparable: ComparableChoices, rule: str | None) -> dict[str, Any]:
     """Return what results.json stores under a rule, "tasks" and "averages"; None: the run's own rule.
 
     A rule that a package added after the run was finished is not stored; it is applied to the score table.
@@ -127,14 +132,14 @@ def stored_results(run: Run, rule: str | None) -> dict[str, Any]:
         UnknownNameError: the run has no scores for that rule.
         RunError: results.json or the score table is damaged.
     """
+    run = comparable.run
     name, by_rule = rule or run.manifest["rule"], run.stored.get("rules", {})
     if name in by_rule:
         return dict(by_rule[name])
-    from evalkit.runs.accuracies import available_rules  # needs pandas, which stored results do not
-
-    if name not in available_rules(run.scores):
-        raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
-    return run.results(name).to_json()
+    if name not in comparable.rules:
+        raise UnknownNameError(f"rule of run {run.folder}", name, comparable.rules)
+    results: dict[str, Any] = comparable.results(name).to_json()
+    return results
 
 
 def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:

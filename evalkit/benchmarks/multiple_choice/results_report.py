@@ -5,7 +5,7 @@ In: a run, or results, scores and a manifest. Out: a `Report` or its tables, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -65,24 +65,48 @@ def about_run(run: Run, seconds: Mapping[str, float] | None) -> dict[str, Any]:
 
 def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float] | None) -> Table:
     """Return the accuracies of all tasks and the averages under one rule; without `seconds`, no column for them."""
-    rows: list[list[str]] = []
-    groups: dict[str, list[str]] = manifest["groups"]
+
+    def cells(name: str, result: TaskResult | Average, is_last: bool) -> list[str]:
+        accuracy = [percent(result.accuracy), plus_minus(result.stderr)]
+        if isinstance(result, Average):
+            spent = "" if seconds is None or not is_last else fixed(sum(seconds.values()), 1)
+            return [name, "", *accuracy, "", "", "", spent]
+        spent = "" if seconds is None else fixed(seconds.get(result.task, 0.0), 1)
+        counts = [f"{result.ties or ''}", f"{result.truncated or ''}"]
+        return [name, f"{result.n:,}", *accuracy, percent(result.chance), *counts, spent]
+
     by_name = {task.task: task for task in results.tasks}
-    for members, average in zip(groups.values(), results.averages, strict=False):
-        for name in members:
-            spent = "" if seconds is None else fixed(seconds.get(name, 0.0), 1)
-            rows.append([marked_label(name, manifest), *_cells(by_name[name]), spent])
-        if len(members) > 1:
-            rows.append(_average_row(average, ""))
-    ruled = set()
-    if len(groups) > 1:
-        ruled = {len(rows)}
-        rows.append(_average_row(results.average, "" if seconds is None else fixed(sum(seconds.values()), 1)))
+    rows, ruled = grouped_rows(manifest, by_name, results.averages, cells)
     headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut", "seconds"]
     # Empty columns (no ties, no truncated documents) are dropped to save width
     keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
     table = simple_table("results", [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], ruled=ruled)
     return table._replace(notes=tuple(map(literal, _notes(results, manifest))))
+
+
+def grouped_rows(
+    manifest: Mapping[str, Any],
+    by_task: Mapping[str, Any],
+    averages: Sequence[Any],
+    cells: Callable[[str, Any, bool], list[str]],
+) -> tuple[list[list[str]], set[int]]:
+    """Return a row for each task and each average of several, by group, and which rows have a rule above them.
+
+    Args:
+        manifest: the run's.
+        by_task: task → its result.
+        averages: of the groups, then of all tasks if there are several groups.
+        cells: makes a row from (printed name, result, whether it is the average over several groups).
+    """
+    groups: dict[str, list[str]] = manifest["groups"]
+    rows: list[list[str]] = []
+    for members, average in zip(groups.values(), averages, strict=False):
+        rows += [cells(marked_label(task, manifest), by_task[task], False) for task in members]
+        if len(members) > 1:
+            rows.append(cells(average.name, average, False))
+    if len(groups) <= 1:
+        return rows, set()
+    return [*rows, cells(averages[-1].name, averages[-1], True)], {len(rows)}
 
 
 def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
@@ -130,15 +154,6 @@ def subtask_table(results: Results, task: str) -> Table:
         for part in results.subtasks[task]
     ]
     return simple_table(task, [label_of(task).full, "n", "acc. %", "± SE"], rows)
-
-
-def _cells(task: TaskResult) -> list[str]:
-    accuracy = [percent(task.accuracy), plus_minus(task.stderr), percent(task.chance)]
-    return [f"{task.n:,}", *accuracy, f"{task.ties or ''}", f"{task.truncated or ''}"]
-
-
-def _average_row(average: Average, seconds: str) -> list[str]:
-    return [average.name, "", percent(average.accuracy), plus_minus(average.stderr), "", "", "", seconds]
 
 
 def plus_minus(stderr: float | None) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPT_VARIANTS, PROMPTS
-from evalkit.benchmarks.prompt_variants.outcomes import VariedResultsFile, stored_varied
+from evalkit.benchmarks.prompt_variants.outcomes import VariedResultsFile
 from evalkit.benchmarks.prompt_variants.prompt_sets import order_name
 from evalkit.display import Say
 from evalkit.reporting.decimals import percent
@@ -67,10 +67,6 @@ class PromptVariants(MultipleChoice):
         content = dict(rules[writer.manifest["rule"]])
         content["tasks"] = [task | {"seconds": round(seconds[task["task"]], 3)} for task in content["tasks"]]
         writer.save_results(content | {"rules": rules, "samples": False})
-
-    def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
-        """Return the averages of the mean accuracies under a rule."""
-        return list(stored_varied(run, rule)["averages"])
 
     def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
         """Return the last average and its printed form, with the spread over prompts."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import AliasChoices, Field
 
-from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
+from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics, stored_results
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.validated import Stored
@@ -89,19 +89,25 @@ class ComparablePrompts(ComparableChoices):
         """Task → prompt → its content hash; an order of the options is its own content."""
         hashes = self.run.manifest["specification"]["prompts"]["templates"]
         return {
-            task: {name: hashes.get(name, name) for name in self._tables.prompts_of(task)}
-            for task in self._tables.documents["task"].unique()
+            task: {name: hashes.get(name, name) for name in self.tables.prompts_of(task)}
+            for task in self.tables.documents["task"].unique()
         }
 
     @cached_property
     def rules(self) -> Sequence[str]:
         """The rules that every prompt has scores for."""
-        return self._tables.rules
+        return self.tables.rules
+
+    def results(self, rule: str) -> VariedResults:
+        """Return the results under a rule."""
+        from evalkit.benchmarks.prompt_variants.results import varied_results
+
+        return varied_results(self.tables, self.run.manifest, rule)
 
     def alternatives(self, rule: str) -> Sequence[str]:
         """Return the mean over prompts, then each prompt."""
         name = rule.partition("@")[0]
-        return [name, *(f"{name}@{prompt}" for prompt in self._tables.prompts)]
+        return [name, *(f"{name}@{prompt}" for prompt in self.tables.prompts)]
 
     def check_alike(self, other: Comparable) -> None:
         """Raise a `UsageError` that names the difference if another run does not have the same prompts."""
@@ -143,10 +149,11 @@ class ComparablePrompts(ComparableChoices):
 
     def _grade(self, rule: str) -> Floats:
         name, prompt = self._parsed(rule)
-        return self._tables.under(name, prompt) if prompt else self._tables.mean(name)
+        return self.tables.under(name, prompt) if prompt else self.tables.mean(name)
 
     @cached_property
-    def _tables(self) -> PromptTables:
+    def tables(self) -> PromptTables:
+        """The score tables by prompt."""
         from evalkit.benchmarks.prompt_variants.results import prompt_tables  # needs pandas
 
         return prompt_tables(self.run)
@@ -158,20 +165,21 @@ class ComparablePrompts(ComparableChoices):
             name = f"{MARGIN}:{self.run.manifest['rule']}"
         if name not in self.rules and outcome_of(name) is None:
             raise UnknownNameError(f"rule of run {self.run.folder.name}", name, self.rules)
-        if prompt and prompt not in self._tables.prompts:
-            raise UnknownNameError(f"prompt of run {self.run.folder.name}", prompt, self._tables.prompts)
+        if prompt and prompt not in self.tables.prompts:
+            raise UnknownNameError(f"prompt of run {self.run.folder.name}", prompt, self.tables.prompts)
         return name, prompt
 
 
 def varied_metrics(run: Run, rule: str | None = None) -> list[Metric]:
     """Return the metrics of the tasks, or the means of a continuous outcome over prompts and documents.
 
-    Arguments and errors: see `stored_varied`.
+    Arguments and errors: see `multiple_choice.outcomes.stored_results`.
     """
+    comparable = ComparablePrompts(run)
     if rule is not None and outcome_of(rule) is not None:
-        return outcome_metrics(ComparablePrompts(run), rule)
+        return outcome_metrics(comparable, rule)
     metrics = []
-    for result in stored_varied(run, rule)["tasks"]:
+    for result in stored_results(comparable, rule)["tasks"]:
         about = {name: result[name] for name in ("task", "n", "chance")}
         about["official"] = run.manifest["documents"][result["task"]]["official"]
         under = {f"accuracy under prompt {prompt['prompt']}": prompt for prompt in result["prompts"]}
@@ -181,23 +189,3 @@ def varied_metrics(run: Run, rule: str | None = None) -> list[Metric]:
                 Metric(**about, name=name, value=value["accuracy"], stderr=value["stderr"], truncated=truncated)
             )
     return metrics
-
-
-def stored_varied(run: Run, rule: str | None) -> dict[str, Any]:
-    """Return what results.json stores under a rule, "tasks" and "averages"; None: the run's own rule.
-
-    A rule that a package added after the run was finished is not stored; it is applied to the score tables.
-
-    Raises:
-        UnknownNameError: a prompt has no scores for that rule.
-        RunError: results.json or the score table is damaged.
-    """
-    name, by_rule = rule or run.manifest["rule"], run.stored["rules"]
-    if name in by_rule:
-        return dict(by_rule[name])
-    from evalkit.benchmarks.prompt_variants.results import prompt_tables, varied_results  # needs pandas
-
-    tables = prompt_tables(run)
-    if name not in tables.rules:
-        raise UnknownNameError(f"rule of run {run.folder}", name, tables.rules)
-    return varied_results(tables, run.manifest, name).to_json()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.multiple_choice.results_report import (
     about_run,
+    grouped_rows,
     marked_label,
     plus_minus,
     prompt_notes,
@@ -70,28 +71,20 @@ def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Re
 
 def _spread_table(run: Run, results: VariedResults) -> Table:
     """Return mean, standard error, spread and extremes of each task and average."""
-    groups: dict[str, list[str]] = run.manifest["groups"]
+
+    def cells(name: str, result: VariedAccuracy, _: bool) -> list[str]:
+        extremes = [_NONE, _NONE]
+        if len(result.prompts) > 1:
+            # The first prompt of several with the same accuracy
+            ends = (extreme(result.prompts, key=attrgetter("accuracy")) for extreme in (min, max))
+            extremes = [f"{percent(end.accuracy)} ({end.prompt})" for end in ends]
+        n = "" if result.n is None else f"{result.n:,}"
+        return [name, n, str(len(result.prompts)), percent(result.accuracy), *_errors(result), *extremes]
+
     by_name = {task.name: task for task in results.tasks}
-    rows: list[list[str]] = []
-    for members, average in zip(groups.values(), results.averages, strict=False):
-        rows += [_spread_row(marked_label(name, run.manifest), by_name[name]) for name in members]
-        if len(members) > 1:
-            rows.append(_spread_row(average.name, average))
-    ruled = {len(rows)} if len(groups) > 1 else set()
-    if ruled:
-        rows.append(_spread_row(results.average.name, results.average))
+    rows, ruled = grouped_rows(run.manifest, by_name, results.averages, cells)
     headers = ["task", "n", "prompts", "mean %", "± SE", "SD", "by chance", "lowest", "highest"]
     return simple_table("results", headers, rows, ruled=ruled, title=f"Accuracy over prompts, rule {results.rule}")
-
-
-def _spread_row(name: str, result: VariedAccuracy) -> list[str]:
-    extremes = [_NONE, _NONE]
-    if len(result.prompts) > 1:
-        # The first prompt of several with the same accuracy
-        ends = (extreme(result.prompts, key=attrgetter("accuracy")) for extreme in (min, max))
-        extremes = [f"{percent(end.accuracy)} ({end.prompt})" for end in ends]
-    n = "" if result.n is None else f"{result.n:,}"
-    return [name, n, str(len(result.prompts)), percent(result.accuracy), *_errors(result), *extremes]
 
 
 def _errors(result: VariedAccuracy) -> list[str]:
