@@ -35,7 +35,7 @@ from tests.benchmarks.attention.made_ranks import made_ranks
 from tests.documents import SUBJECTS
 from tests.marks import fast
 from tests.sealed import read, reseal, write
-from tests.tables.test_measured import altered
+from tests.tables.runs import altered
 
 SCHEMA = Member(
     wheel=Wheel(

@@ -20,7 +20,7 @@ from evalkit.runs.folder import Run, load_run, specification_id
 from evalkit.runs.journal import Entry
 from evalkit.runs.writing import open_run
 from tests import sealed
-from tests.tables.test_row_models import loaded
+from tests.tables.runs import loaded
 
 TASKS = {"piqa": 3, "boolq": 2}
 """Task → documents of the runs made here, unless others are given."""
