@@ -42,8 +42,7 @@ from evalkit.models.loading.load import load
 from evalkit.models.loading.locate import locate
 from evalkit.models.zoo.train_tokenizer import train_tokenizer
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import batches_of
-from evalkit.scoring.sequences import Sequences, SequenceSet
+from evalkit.scoring.pack import Sequences, SequenceSet, batches_of
 
 TOLERANCE = 1e-4
 """Nats of a token's log-probability, in float32."""

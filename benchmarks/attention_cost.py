@@ -35,10 +35,9 @@ def measure(arguments: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from evalkit.benchmarks.attention.computing import Analysis, AttentionSetup
-    from evalkit.benchmarks.attention.documents import batches_of
+    from evalkit.benchmarks.attention.documents import AttentionRequest, batches_of, plan_attention
     from evalkit.benchmarks.attention.groups import GROUPS, RANK
-    from evalkit.benchmarks.attention.plan import AttentionRequest, plan_attention
+    from evalkit.benchmarks.attention.measures import Analysis
     from evalkit.benchmarks.base import Batch, Budget
     from evalkit.benchmarks.request import request_of
     from evalkit.benchmarks.session import ModelHolder
@@ -53,7 +52,7 @@ def measure(arguments: argparse.Namespace) -> None:
     if not arguments.without_rank:
         ways["rank, last four layers" if not layers else "rank"] = (RANK,)
     computers = {
-        name: Analysis(AttentionSetup(groups, layers), loaded, Budget(), print)
+        name: Analysis({"measures": groups, "layers": layers}, loaded, Budget(), print)
         for name, groups in ways.items()
         if groups
     }

@@ -53,8 +53,8 @@ def make(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import Prepared, opened
     from evalkit.models.loading.spec import model_spec
-    from evalkit.runs.batch_devices import place_of
     from evalkit.runs.journal import Entry
+    from evalkit.runs.traits import place_of
 
     rng = np.random.default_rng(0)
     place = place_of("cpu", "tiles")

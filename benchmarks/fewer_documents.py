@@ -22,8 +22,8 @@ from evalkit.comparison.sides import Side
 from evalkit.data.sampling import DocumentSample
 from evalkit.reporting.table import simple_table
 from evalkit.reporting.terminal import terminal_table
-from evalkit.runs.continuous import MARGIN, OUTCOMES
 from evalkit.runs.finding import find_run
+from evalkit.runs.score_table import MARGIN, OUTCOMES
 
 
 def main() -> None:

@@ -23,10 +23,10 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import JOURNAL, specification_id
 from evalkit.runs.journal import Entry, FinishedRows
+from evalkit.runs.traits import BatchDevice
 from evalkit.runs.writing import RunWriter, open_run
 
 TASK, TABLE = "analysis", "states.parquet"

@@ -25,7 +25,7 @@ from evalkit.benchmarks.prompt_variants.prompt_sets import in_orders, orders_of,
 from evalkit.benchmarks.run import planned
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone, window_of
-from evalkit.scoring.sequences import distinct_tokens
+from evalkit.scoring.pack import distinct_tokens
 
 VARY = ("template", "choice_order", "system_prompt")
 

@@ -7,9 +7,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import JOURNAL, Run
 from evalkit.runs.journal import Entry, Journal
+from evalkit.runs.traits import BatchDevice
 
 
 def entries_of(run: Run, row: type[Any]) -> list[tuple[Entry, list[Any]]]:

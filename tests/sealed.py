@@ -9,8 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from evalkit.runs.folder import MANIFEST, RESULTS, specification_id
-from evalkit.runs.forms import DIGEST, digest, sealed
+from evalkit.runs.folder import DIGEST, MANIFEST, RESULTS, digest, sealed, specification_id
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:

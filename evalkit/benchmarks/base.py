@@ -25,7 +25,7 @@ from evalkit.display import Say
 from evalkit.errors import UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.reporting.decimals import percent
-from evalkit.runs.forms import StoredResults
+from evalkit.runs.folder import StoredResults
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from evalkit.models.loading.locate import Checkpoint
     from evalkit.reporting.figures import RunFigure
     from evalkit.reporting.report import Report
-    from evalkit.runs.batch_devices import BatchDevice
     from evalkit.runs.columns import Rows
     from evalkit.runs.folder import Run
     from evalkit.runs.journal import FinishedRows
+    from evalkit.runs.traits import BatchDevice
     from evalkit.runs.writing import RunWriter
 
 Row = tuple[Any, ...]

@@ -25,11 +25,10 @@ from evalkit.models.context.extension import MOST_TOKENS, Extension, configured_
 from evalkit.models.loading.files import generation_settings
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import ModelSpec, config_of
-from evalkit.runs.batch_devices import BatchDevice, mixture, place_of
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
-from evalkit.runs.traits import max_prompt_tokens
+from evalkit.runs.traits import BatchDevice, max_prompt_tokens, mixture, place_of
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:

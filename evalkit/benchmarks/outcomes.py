@@ -17,8 +17,8 @@ from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.runs.batch_devices import mixture
 from evalkit.runs.score_table import CLUSTER
+from evalkit.runs.traits import mixture
 
 if TYPE_CHECKING:
     import pandas as pd

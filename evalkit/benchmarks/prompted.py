@@ -26,8 +26,7 @@ from evalkit.benchmarks.request import DocumentRequest
 from evalkit.display import Say
 from evalkit.errors import ScoringError, UsageError
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import Run
-from evalkit.runs.forms import StoredTask
+from evalkit.runs.folder import Run, StoredTask
 from evalkit.stats.estimates import error_of_average, error_of_mean
 
 if TYPE_CHECKING:

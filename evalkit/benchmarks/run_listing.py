@@ -20,10 +20,17 @@ from evalkit.inputs.values import by_number
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.runs.batch_devices import kinds, mixture
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, Run
-from evalkit.runs.traits import documents_read, is_imported, origin_notes, unofficial_notes, windows_of_text
+from evalkit.runs.traits import (
+    documents_read,
+    is_imported,
+    kinds,
+    mixture,
+    origin_notes,
+    unofficial_notes,
+    windows_of_text,
+)
 
 _ID_SHOWN = 7
 

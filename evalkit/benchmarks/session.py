@@ -20,9 +20,9 @@ from evalkit.benchmarks.registry import benchmark
 from evalkit.display import Progress, Say, doing
 from evalkit.inputs.validated import restored
 from evalkit.models.loading.fingerprint import check_identity
-from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Entry
+from evalkit.runs.traits import BatchDevice
 from evalkit.runs.writing import RunWriter, find_finished, open_run
 
 if TYPE_CHECKING:

@@ -80,7 +80,7 @@ def compare(
     evalkit compare --study study.yaml intg vanilla                    names of a study, with all their seeds
     evalkit compare --study study.yaml --curve intg                    its steps, a curve for each seed
     """
-    from evalkit.runs.continuous import outcome_key
+    from evalkit.runs.score_table import outcome_key
 
     exclude(curve=curve, fail_if_worse=fail_if_worse)
     require("--fail-if-worse", fail_if_worse, margin=margin or None)
@@ -123,7 +123,7 @@ def _sides(
         from evalkit.comparison.sides import find_sides
 
         return find_sides(runs, source.groups, output), (), key
-    from evalkit.runs.continuous import with_default_rule
+    from evalkit.runs.score_table import with_default_rule
     from evalkit.studies.results import study_sides
 
     benchmark = source.results.study.benchmark(source.benchmark)
@@ -141,7 +141,7 @@ def _curves(
         from evalkit.comparison.sides import find_trainings
 
         return [curve(side, key) for side in find_trainings(runs, source.groups, output)], ()
-    from evalkit.runs.continuous import with_default_rule
+    from evalkit.runs.score_table import with_default_rule
     from evalkit.studies.results import study_trainings
 
     benchmark = source.results.study.benchmark(source.benchmark)

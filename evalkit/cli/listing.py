@@ -22,8 +22,8 @@ from evalkit.exchange.exports import GROUP, form_names
 from evalkit.plugins import added
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import plain, simple_table
-from evalkit.runs.continuous import ACCURACY, OUTCOMES
 from evalkit.runs.rules import all_rules, invalid_rules
+from evalkit.runs.score_table import ACCURACY, OUTCOMES
 from evalkit.tables.layout import layout_names, load_layout
 
 _PACKAGES = ("lm-eval", "torch", "transformers", "tokenizers", "datasets", "safetensors", "gguf",

@@ -42,7 +42,7 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
     """Make the values of a YAML file the defaults of a command's options."""
     if path is None:
         return
-    from evalkit.inputs.yaml_reading import read_yaml_as_typed
+    from evalkit.inputs.reading import read_yaml_as_typed
 
     content = read_yaml_as_typed(path, UsageError, "config file") or {}
     if not isinstance(content, dict):

@@ -41,7 +41,7 @@ class Commands(click.Group):
 _COMPLETED = {
     "--suite": "evalkit.benchmarks.registry:suite_names",
     "--rule": "evalkit.runs.rules:all_rules",
-    "--outcome": "evalkit.runs.continuous:OUTCOMES",
+    "--outcome": "evalkit.runs.score_table:OUTCOMES",
     "--template": "evalkit.benchmarks.multiple_choice.templates:template_names",
     "--task": "evalkit.data:TASKS",
     "--tasks": "evalkit.data:TASKS",

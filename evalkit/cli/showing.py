@@ -150,7 +150,7 @@ def report(
     if output.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--output {output}: the report is an HTML page; give a file name that ends in .html")
     with doing("reading runs"):
-        from evalkit.runs.continuous import outcome_key
+        from evalkit.runs.score_table import outcome_key
 
         contents = _contents(runs, source, outcome_key(outcome, rule), names or ())
     for note in contents.notes:

@@ -16,9 +16,9 @@ from evalkit.comparison.sides import sides_of
 from evalkit.errors import UsageError
 from evalkit.inputs import values
 from evalkit.paths import RUNS
-from evalkit.runs.continuous import outcome_key
 from evalkit.runs.finding import find_any_run
 from evalkit.runs.folder import Run
+from evalkit.runs.score_table import outcome_key
 
 GivenRun: TypeAlias = Run | str | Path
 

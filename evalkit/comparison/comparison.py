@@ -56,7 +56,7 @@ def compare_sides(sides: Sequence[Side], rule: str | None = None) -> list[Compar
 def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
     """Compare two sides under one rule, and under every other rule for agreement.
 
-    `rule` is a rule's name, or a continuous outcome (`runs.continuous.outcome_key`); None: the rule of all runs.
+    `rule` is a rule's name, or a continuous outcome (`runs.score_table.outcome_key`); None: the rule of all runs.
 
     Raises:
         UsageError: no rule is given and the runs have different ones, or a run does not support it.

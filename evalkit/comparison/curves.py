@@ -21,8 +21,8 @@ from evalkit.comparison.sides import Side, check_uniform, step_of
 from evalkit.errors import UsageError
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.runs.continuous import ACCURACY
 from evalkit.runs.folder import Run
+from evalkit.runs.score_table import ACCURACY
 from evalkit.stats.adjusted import at_least_task_intervals, pooled, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import Estimate, average, interval, mean
 from evalkit.stats.significance import cluster_sums
@@ -63,7 +63,7 @@ def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | No
 
     Args:
         side: the training.
-        rule: scoring rule, or a continuous outcome (`runs.continuous.outcome_key`); None: the runs' own rule.
+        rule: scoring rule, or a continuous outcome (`runs.score_table.outcome_key`); None: the runs' own rule.
         steps_of_runs: step of each run; None: as `step_of` finds it.
 
     Raises:

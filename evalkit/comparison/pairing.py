@@ -17,9 +17,8 @@ from evalkit.benchmarks.outcomes import CONTENT, Comparable, Label, Measure
 from evalkit.benchmarks.registry import benchmark_of, document_difference
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
-from evalkit.runs.continuous import MARGIN, with_default_rule
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import CLUSTER
+from evalkit.runs.score_table import CLUSTER, MARGIN, with_default_rule
 from evalkit.runs.traits import is_imported, unofficial
 from evalkit.stats.estimates import Codes, Floats
 

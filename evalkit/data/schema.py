@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
-from evalkit.data.files import Record
+from evalkit.data.sources import Record
 from evalkit.errors import DataError
 from evalkit.inputs.reading import HALF, NO_CHARACTER
 from evalkit.inputs.validated import Stored, validated
@@ -36,8 +36,6 @@ _SUBJECTS = """
 SUBJECTS: tuple[str, ...] = tuple(_SUBJECTS.split())
 """MMLU's subjects, alphabetically; lm-eval has one task for each."""
 
-_ENCODE = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
-
 
 @dataclass(frozen=True)
 class HubSplit:
@@ -46,9 +44,8 @@ class HubSplit:
     path: str
     """Repository, e.g. "allenai/ai2_arc"."""
     config: str | None
-    """Configuration, e.g. "ARC-Easy"; None: the default one."""
+    """Configuration, e.g. "ARC-Easy"; None: the default configuration."""
     split: str
-    """Name of the split, e.g. "validation"."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +55,11 @@ class TaskData:
     name: str
     """The task's name (examples: their own name), and the stem of its file in a data folder."""
     hub: HubSplit
-    """The dataset with the official split."""
+    """The official split."""
     count: int
-    """Number of documents in the official split."""
+    """Number of its documents."""
     content_hash: str
-    """`hash_of` the official documents."""
+    """`hash_of` its documents."""
     canonical: Callable[[Record], Record]
     """Validates a source record and returns the canonical document; raises DataError naming the field."""
     essence: Callable[[Record], list[Any]]
@@ -73,8 +70,9 @@ class TaskData:
     def hash_of(self, documents: Iterable[Record]) -> str:
         """Return the SHA-256 over one JSON line per canonical document, in order."""
         digest = hashlib.sha256()
+        encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
         for document in documents:
-            digest.update(_ENCODE(self.essence(document)).encode("ascii") + b"\n")
+            digest.update(encode(self.essence(document)).encode("ascii") + b"\n")
         return digest.hexdigest()
 
 
@@ -185,7 +183,7 @@ class _Mmlu(Stored):
 
 
 def _form(form: type[BaseModel]) -> Callable[[Record], Record]:
-    """Return a function that validates a source record and keeps the fields of a form."""
+    """Validate a source record and keep the fields of a form."""
     return lambda record: validated(record, form, DataError, "the document").model_dump(exclude_unset=True)
 
 
@@ -203,10 +201,9 @@ def _fields(*names: str) -> Callable[[Record], list[Any]]:
 
 
 def _choices_essence(stem: str) -> Callable[[Record], list[Any]]:
-    """Return the essence with the gold answer as an index, because not every source has the original labels."""
-
     def essence(document: Record) -> list[Any]:
         choices = document["choices"]
+        # As an index, because not every source has the original labels
         return [document[stem], choices["text"], choices["label"].index(document["answerKey"])]
 
     return essence

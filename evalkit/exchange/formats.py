@@ -33,15 +33,15 @@ class ExportedScore:
 
     metric: Metric
     dataset: HubSplit | None
-    """The dataset in which its documents are published, where known."""
+    """The dataset in which its documents are published, if known."""
     documents: int
     """Number of documents in the task."""
     caveats: tuple[str, ...]
-    """Why this is not a score of all published documents; shown with the task's name where a format has one."""
+    """Why this is not a score of all published documents."""
     source: str
     """Provenance of the documents."""
     distinct: str = ""
-    """Metric and layer, where this is not the task's first metric."""
+    """Metric and layer, if this is not the task's first metric."""
 
     @property
     def named(self) -> str:
@@ -61,7 +61,7 @@ class ExportedScore:
 
 @dataclass(frozen=True)
 class Content:
-    """Content of a run's export."""
+    """What is exported of a run, in whatever format."""
 
     run: Run
     rule: str
@@ -77,22 +77,15 @@ class Content:
 
     @property
     def short_model(self) -> str:
-        """The last part of the model's name."""
         return self.model.rstrip("/").rsplit("/", 1)[-1]
 
     @property
     def created(self) -> datetime:
-        """When the run was started."""
         return datetime.fromisoformat(self.run.manifest["created"])
 
 
 def content_of(run: Run, rule: str | None) -> Content:
-    """Collect what is exported.
-
-    Raises:
-        UsageError: its benchmark does not support this export.
-        UnknownNameError: the run was not scored for that rule.
-    """
+    """Collect what is exported; an `UnknownNameError` if the run was not scored for that rule."""
     benchmark, of_run, documents = benchmark_of(run), traits(run, rule), run.manifest["documents"]
     datasets = {task: benchmark.dataset(run, task) for task in documents}
     protocol = {

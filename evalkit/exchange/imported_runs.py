@@ -20,8 +20,7 @@ from evalkit.errors import DataError, UsageError, reading_as
 from evalkit.escape import printable
 from evalkit.exchange.logs import LoggedTask, part_of_request
 from evalkit.inputs.reading import parse_json
-from evalkit.runs.folder import Run, folder_name, load_run, specification_id
-from evalkit.runs.forms import json_bytes
+from evalkit.runs.folder import Run, folder_name, json_bytes, load_run, specification_id
 from evalkit.runs.writing import RunWriter, find_finished, open_run
 
 IMPORT_VERSION = 3
@@ -34,23 +33,18 @@ Value = TypeVar("Value")
 
 
 class Import(NamedTuple):
-    """Settings of an import."""
+    """Name of the evaluated model, parent folder of the run folders, and what is called with messages."""
 
     model: str
-    """Name of the evaluated model."""
     output: Path
-    """Parent folder of the run folders."""
     say: Say
-    """Called with messages for the user."""
 
 
 class LoggedPlaces(NamedTuple):
-    """The documents of a task that are in a log."""
+    """The documents of a task that are in a log: their places in the task, sorted."""
 
     task: str
-    """Name that a random sample of the task depends on."""
     places: list[int]
-    """Their places in the task, sorted."""
     strata: Sequence[str]
     """[documents of the task] stratum of each."""
 
@@ -63,11 +57,7 @@ class LoggedPlaces(NamedTuple):
 
 
 def model_of(logs: Sequence[LoggedTask], model: str | None) -> str:
-    """Return the name of the model that was evaluated: the user's for it, else the one in the results files.
-
-    Raises:
-        UsageError: the results files have several, or none.
-    """
+    """Return the user's name for the evaluated model, otherwise the only name in the results files."""
     logged = {log.results.model_name or None: log for log in reversed(logs)}
     unnamed = logged.pop(None, None)
     if len(logged) > 1:
@@ -82,11 +72,7 @@ def model_of(logs: Sequence[LoggedTask], model: str | None) -> str:
 
 
 def shared_value(logs: Sequence[LoggedTask], what: str, read: Callable[[LoggedTask], Value | None]) -> Value | None:
-    """Return a setting that all sample files of a run have; None if none of them says it. `what` names it in messages.
-
-    Raises:
-        UsageError: two files have different values.
-    """
+    """Return a setting that all sample files of a run have, named `what` in messages; None if no file says it."""
     known = [(log.task, value) for log in logs if (value := read(log)) is not None]
     for pair in known[1:]:
         if pair[1] != known[0][1]:
@@ -105,23 +91,15 @@ def import_run(
     finish: Callable[[RunWriter], None],
     parts: Sequence[str] | None = None,
 ) -> Run:
-    """Write the run of some logs; return the existing one if the same logs were imported before.
+    """Write the run of some logs; return the existing run if the same logs were imported before.
 
-    Args:
-        request: see `Import`.
-        kind: benchmark of the run.
-        logs: its sample files.
-        names: suite and template in the folder's name.
-        specification: the benchmark's entries of the specification.
-        about: the benchmark's entries of the manifest.
-        finish: writes the run's files, the results last.
-        parts: notes about documents that the log lacks.
-
-    Raises:
-        UsageError: the files have different settings.
-        RunError: the folder cannot be written, or it is damaged.
+    `kind` is the benchmark of the run, with its entries of the specification and, `about`, of the manifest; `names` are
+    suite and template in the folder's name; `finish` writes the run's files, the results last; `parts` are notes about
+    documents that the log lacks.
     """
-    manifest = _manifest(request, kind, logs, specification, about, parts)
+    manifest = _manifest(request.model, kind, logs, specification, about)
+    if parts is not None:
+        manifest["imported"]["parts"] = parts
     model = next((part for part in reversed(request.model.replace("\\", "/").split("/")) if part), "model")
     name = folder_name(model, *names, manifest["specification"]["dtype"], manifest["id"])
 
@@ -139,12 +117,7 @@ def import_run(
 
 
 def _manifest(
-    request: Import,
-    kind: str,
-    logs: Sequence[LoggedTask],
-    specification: Mapping[str, Any],
-    about: Mapping[str, Any],
-    parts: Sequence[str] | None,
+    model: str, kind: str, logs: Sequence[LoggedTask], specification: Mapping[str, Any], about: Mapping[str, Any]
 ) -> dict[str, Any]:
     versions = {
         "lm-eval": shared_value(logs, "version of lm-eval", lambda log: log.results.lm_eval_version),
@@ -158,7 +131,7 @@ def _manifest(
     whole = {
         "import": IMPORT_VERSION,
         "imported": {log.task: _digests(log) for log in logs},
-        "checkpoint": {"model's name in the log": request.model},
+        "checkpoint": {"model's name in the log": model},
         "dtype": dtype,
         "context_extension": None,
         "versions": known,
@@ -174,9 +147,8 @@ def _manifest(
         "imported": {
             "origin": f"a log of evalkit in the format of {harness}" if by_evalkit else f"a log of {harness}",
             "files": {log.path.name: log.digest for log in logs},
-            **({} if parts is None else {"parts": parts}),
         },
-        "model": request.model,
+        "model": model,
         "path": None,
         "revision": None,
         "created": max(log.created for log in logs),
@@ -195,11 +167,7 @@ def _count(value: Any) -> int | None:
 
 
 def selection_specification(logs: Sequence[LoggedTask], tasks: Sequence[LoggedPlaces]) -> dict[str, Any]:
-    """Return the specification's entries about which documents of the tasks are in the logs of a run.
-
-    Raises:
-        UsageError: evalkit's results files name different random samples.
-    """
+    """Return the specification's entries about which documents of the tasks are in the logs of a run."""
     claimed = shared_value(logs, "random sample", lambda log: log.results.selection)
     samples: list[DocumentSelection] = [claimed] if isinstance(claimed, DocumentSample) else []
     for selection in (*samples, ALL_DOCUMENTS, FirstDocuments(max(len(task.places) for task in tasks))):
@@ -216,10 +184,8 @@ def selection_hash(documents: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, tuple[str, int]]]]) -> None:
     """Copy sample files, and the results files beside them, into the run folder's `lm_eval/`.
 
-    With each file comes: number of a document in it → its leaf task and number in the run.
-
-    Raises:
-        DataError: a file was changed since it was read.
+    With each file comes: number of a document in it → its leaf task and number in the run. A file that was changed
+    since it was read is a `DataError`.
     """
     for log, names in logs:
         with reading_as(log.path, "a sample file", DataError):

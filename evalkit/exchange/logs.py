@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,10 +24,11 @@ from evalkit.inputs.reading import MOST_BYTES, MOST_DOCUMENT_BYTES, parse_json, 
 from evalkit.inputs.validated import Stored
 
 _NAME = re.compile(r"samples_(?P<task>.+)_(?P<time>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.jsonl")
+_TIME = "%Y-%m-%dT%H-%M-%S"
 _MOST_DOCUMENTS, _MOST_SHOTS = 2**21, 10**4
 """Documents of a task, and solved examples before each."""
-_LEAST_LIKELIHOOD, _MOST_LIKELIHOOD = -1e9, 1e-3
-"""Range of log-likelihoods in nats; the second allows for rounding."""
+_POSSIBLE = -1e9, 1e-3
+"""Range of log-likelihoods in nats; the upper bound allows for rounding."""
 _LARGEST_METRIC = 1e100
 """Sums over documents must not overflow."""
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|inf|nan)", re.ASCII)
@@ -129,7 +130,7 @@ class ResultsFile(Stored):
 
     @property
     def template(self) -> str | None:
-        """Name of the template, in evalkit's exports."""
+        """Name of the template, which only evalkit's exports have."""
         return None if self.evalkit is None else self.evalkit.template
 
     @property
@@ -145,9 +146,8 @@ class LoggedTask:
     """A task's sample file."""
 
     task: str
-    """lm-eval's leaf task, from the file's name."""
+    """lm-eval's leaf task, from the file's name, as is the time."""
     time: str
-    """Time in the file's name."""
     path: Path
     digest: str
     """SHA-256 of the file."""
@@ -164,12 +164,11 @@ class LoggedTask:
 
     @property
     def results_path(self) -> Path:
-        """The results file, which need not exist."""
+        """Where the results file would be."""
         return self.path.with_name(f"results_{self.time}.json")
 
     @property
     def config(self) -> _TaskConfig:
-        """The task's definition."""
         return self.results.configs.get(self.task, _TaskConfig())
 
     @property
@@ -187,16 +186,15 @@ class LoggedTask:
     def created(self) -> str:
         """When it was evaluated; ISO 8601, in the local time of its machine if there is no results file."""
         if self.results.date is None:
-            return _local_time(self.time).isoformat()
+            return datetime.strptime(self.time[:19], _TIME).isoformat()
         return datetime.fromtimestamp(self.results.date, UTC).isoformat(timespec="seconds")
 
 
 def read_logs(paths: Sequence[Path]) -> list[LoggedTask]:
     """Read sample files, and the results file beside each; sort them by task.
 
-    Raises:
-        UsageError: a file's name has no task, or two files are of one task.
-        DataError: a file is invalid, or does not belong to the results file beside it; names file and line.
+    A file whose name has no task, or a second file of a task, is a `UsageError`; an invalid file, or one that does not
+    belong to the results file beside it, a `DataError` that names file and line.
     """
     logs: dict[str, LoggedTask] = {}
     for path in paths:
@@ -212,20 +210,22 @@ def read_logs(paths: Sequence[Path]) -> list[LoggedTask]:
     return [logs[task] for task in sorted(logs)]
 
 
-def _local_time(time: str) -> datetime:
-    return datetime.strptime(time[:19], "%Y-%m-%dT%H-%M-%S")
-
-
 def _read(path: Path, task: str, time: str) -> LoggedTask:
     with reading_as(path, "a sample file", DataError):
-        _local_time(time)
+        datetime.strptime(time[:19], _TIME)
         data = read_bytes(path, MOST_DOCUMENT_BYTES)
-    samples = tuple(_samples(data, path))
+    samples = []
+    for number, text in enumerate(data.removesuffix(b"\n").split(b"\n") if data else (), start=1):
+        where = f"{path}, line {number}"
+        with reading_as(where, "a document that lm-eval has logged", DataError):
+            content = parse_json(text)
+            line = _Line.model_validate(content)
+            samples.append(_sample(content, line, f"{where}: document {line.doc_id}"))
     if not samples:
         raise DataError(f"{path} has no document; was the evaluation interrupted?")
     _check_complete(samples, path)
     digest = hashlib.sha256(data).hexdigest()
-    log = LoggedTask(task, time, path, digest, samples, ResultsFile(results={}), None)
+    log = LoggedTask(task, time, path, digest, tuple(samples), ResultsFile(results={}), None)
     if log.results_path.is_file():
         with reading_as(log.results_path, "a results file of lm-eval", DataError):
             beside = read_bytes(log.results_path, MOST_BYTES)
@@ -233,15 +233,6 @@ def _read(path: Path, task: str, time: str) -> LoggedTask:
             log = replace(log, results=ResultsFile.model_validate(keys), results_data=beside)
         _check_results_file(log)
     return log
-
-
-def _samples(data: bytes, path: Path) -> Iterator[LoggedSample]:
-    for number, text in enumerate(data.removesuffix(b"\n").split(b"\n") if data else (), start=1):
-        where = f"{path}, line {number}"
-        with reading_as(where, "a document that lm-eval has logged", DataError):
-            content = parse_json(text)
-            line = _Line.model_validate(content)
-            yield _sample(content, line, f"{where}: document {line.doc_id}")
 
 
 def _sample(content: Mapping[str, Any], line: _Line, where: str) -> LoggedSample:
@@ -253,7 +244,8 @@ def _sample(content: Mapping[str, Any], line: _Line, where: str) -> LoggedSample
         if hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest() != logged:
             raise DataError(f"{where} has another content than its {name} says; the file was changed")
     likelihoods = _likelihoods(line.filtered_resps)
-    if wrong := [value for value in likelihoods if math.isfinite(value) and not _is_possible(value)]:
+    least, most = _POSSIBLE
+    if wrong := [value for value in likelihoods if math.isfinite(value) and not least <= value <= most]:
         raise DataError(f"{where} has the log-likelihood {wrong[0]:g}, which no text has; the file was changed")
     # A filter changes none. As texts, since NaN differs from itself
     if likelihoods and str(_likelihoods([responses[0] for responses in line.resps])) != str(likelihoods):
@@ -288,10 +280,6 @@ def _metric(name: str, value: Any, where: str) -> MetricValue:
     if wrong := [number for number in numbers if not abs(number) < _LARGEST_METRIC]:
         raise DataError(f"{where}: metric '{name}' is {wrong[0]:.6g}; it must be a finite number")
     return (float(value[0]), float(value[1])) if isinstance(value, list) else float(value)
-
-
-def _is_possible(likelihood: float) -> bool:
-    return _LEAST_LIKELIHOOD <= likelihood <= _MOST_LIKELIHOOD
 
 
 def _likelihoods(answers: Sequence[Any]) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,17 +55,10 @@ _DEFAULTS = {
 def import_logs(paths: Sequence[Path], model: str | None, output: Path, library: Library, say: Say) -> list[Run]:
     """Import sample files of one model as finished runs.
 
-    Args:
-        paths: lm-eval's sample files; the results file beside each is read too, if there is one.
-        model: name of the model; None: the one in the results files.
-        output: parent folder of the run folders.
-        library: source of the pinned documents.
-        say: called with messages for the user.
-
-    Returns:
-        The run of the tasks with pinned documents, then those of the others, where there are any. Choices and other
-        tasks are runs of their own: the documents of one run are compared either by their choices or by lm-eval's
-        metrics.
+    `paths` are lm-eval's sample files; the results file beside each is read too, if there is one, and has the model's
+    name if `model` is None. Return the run of the tasks with pinned documents, then those of the others. Choices and
+    other tasks are runs of their own: the documents of a run are compared either by their choices or by lm-eval's
+    metrics.
 
     Raises:
         UsageError: the files are of several models or settings, or have no name that says their task.
@@ -106,7 +99,10 @@ def _recomputed(log: LoggedTask) -> list[dict[str, Any]]:
             values.setdefault((metric, sample.filter), []).append(value)
     logged, metrics = _logged_values(log), []
     for (metric, rule), members in values.items():
-        kind = _aggregation(log, metric)
+        # lm-eval's name of how the values are combined; None if it is unknown
+        entries = [entry.get("aggregation") for entry in log.config.metric_list or () if entry.get("metric") == metric]
+        default = "mean" if metric.startswith(_MEANS) else _DEFAULTS.get(metric)
+        kind = next((name for name in entries if isinstance(name, str)), default)
         try:
             value = _AGGREGATIONS[kind or "mean"](members)
         except (KeyError, TypeError, ArithmeticError, ValueError):  # unknown, other values, or out of range
@@ -123,14 +119,6 @@ def _recomputed(log: LoggedTask) -> list[dict[str, Any]]:
                 f"{log.path.name} have {value:.6g}; a file was changed, so restore the original"
             )
     return metrics
-
-
-def _aggregation(log: LoggedTask, metric: str) -> str | None:
-    """Return lm-eval's name of how a metric's values are combined; None if it is unknown."""
-    for entry in log.config.metric_list or ():
-        if entry.get("metric") == metric and isinstance(entry.get("aggregation"), str):
-            return str(entry["aggregation"])
-    return "mean" if metric.startswith(_MEANS) else _DEFAULTS.get(metric)
 
 
 def _per_weight(values: Sequence[Any]) -> float:
@@ -155,7 +143,7 @@ def _import(
     """Write the run of some tasks with their score rows and metrics."""
 
     def finish(writer: RunWriter) -> None:
-        scores = {log.task: list(document_scores(log.task, map(_fields, _by_number(log.samples)))) for log in logs}
+        scores = {log.task: list(document_scores(log.task, _lm_eval_samples(log))) for log in logs}
         write_tables(
             writer,
             [row for log in logs for row in rows[log.task]],
@@ -214,14 +202,15 @@ def _selection(logs: Sequence[LoggedTask], tasks: Mapping[str, Mapping[str, Any]
 
 
 def _count(log: LoggedTask) -> int:
-    """Return the number of a task's documents, as far as it is known."""
+    """The number of a task's documents, as far as it is known."""
     return max(log.count or 0, len(log.documents))
 
 
-def _fields(sample: LoggedSample) -> dict[str, Any]:
-    """Return a line as `document_scores` reads it."""
-    about = {"doc_id": sample.doc_id, "doc": sample.doc, "filter": sample.filter, "metrics": list(sample.metrics)}
-    return about | sample.metrics
+def _lm_eval_samples(log: LoggedTask) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a task as `document_scores` reads them, by number."""
+    for sample in _by_number(log.samples):
+        about = {"doc_id": sample.doc_id, "doc": sample.doc, "filter": sample.filter, "metrics": list(sample.metrics)}
+        yield about | sample.metrics
 
 
 def _entry(log: LoggedTask, metrics: Sequence[dict[str, Any]], request: Import) -> dict[str, Any]:
@@ -243,10 +232,10 @@ def _entry(log: LoggedTask, metrics: Sequence[dict[str, Any]], request: Import) 
 
 
 def _choice_rows(log: LoggedTask) -> list[ScoreRow]:
-    """Return the score rows of a task whose documents are choices with one gold answer; none of any other task.
+    """Return the score rows of a task whose documents are choices with one gold answer; of any other task none.
 
     The options are the continuations without the delimiter. They are used only if lm-eval's own acc, acc_norm and
-    acc_bytes of every document follow from them; where the delimiter is not known, only acc is checked, and the rows'
+    acc_bytes of every document follow from them; if the delimiter is not known, only acc is checked, and the rows'
     lengths mean nothing. Raises `DataError` if a document of a multiple-choice task has too few log-likelihoods, or
     another acc than they give.
     """

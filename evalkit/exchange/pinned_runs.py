@@ -46,8 +46,6 @@ _SHOWN = 60
 """Most characters of a document in a message."""
 _RULE, _LOGGED = "acc", "logged"
 """Rule of the run; name of the template where the prompts are none of evalkit's."""
-_NAMED = 3
-"""Most subjects that a note names."""
 
 
 class MatchedTask(NamedTuple):
@@ -69,11 +67,8 @@ class MatchedTask(NamedTuple):
 def match(logs: Sequence[LoggedTask], library: Library, say: Say) -> tuple[list[MatchedTask], list[LoggedTask]]:
     """Return the pinned tasks, in the suite's order, and the other sample files.
 
-    `say` is called about tasks that have a pinned task's name only.
-
-    Raises:
-        DataError: a document is not the pinned one of its number though its task has pinned documents, or a line
-            contradicts its pinned document.
+    `say` is called about tasks that have only the name of a pinned task. A document that is not the pinned document of
+    its number though its task has pinned documents, or a line that contradicts its pinned document, is a `DataError`.
     """
     of_mmlu = {_POOLED, *(f"mmlu_{subject}" for subject in SUBJECTS)}
     by_task: dict[str, list[LoggedTask]] = {task: [] for task in load_suite(DEFAULT_SUITE).tasks}
@@ -114,8 +109,10 @@ class _PinnedTask:
         for sample, content in zip(log.documents, contents, strict=True):
             place = numbered[sample.doc_id] if sample.doc_id < len(numbered) else None
             if place is None or content != self._contents[place]:
+                texts = [value for value in sample.doc.values() if isinstance(value, str) and len(value) > 1]
+                beginning = repr(printable(max(texts, key=len, default=""))[:_SHOWN])
                 raise DataError(
-                    f"{sample.where} ({_beginning(sample)}) is not document {sample.doc_id} of the {len(numbered):,} "
+                    f"{sample.where} ({beginning}) is not document {sample.doc_id} of the {len(numbered):,} "
                     f"pinned documents of {log.task}, by its content with the gold answer; the log is of another "
                     "dataset or version of it"
                 )
@@ -154,13 +151,12 @@ class _PinnedTask:
                 return False
             suite = with_fewshot(self._suite, log.shots)
             questions = pinned_questions(suite, self._library, ALL_DOCUMENTS)[self._task]
-        return all(sample.requests == _requests(questions[place]) for place, sample in samples.items())
-
-
-def _requests(question: Question) -> tuple[tuple[str, ...], ...]:
-    """Return a question's requests as lm-eval logs them."""
-    pairs = zip(question.contexts, question.continuations, strict=True)
-    return tuple((context, question.delimiter + continuation) for context, continuation in pairs)
+        for place, sample in samples.items():
+            question = questions[place]
+            pairs = zip(question.contexts, question.continuations, strict=True)
+            if sample.requests != tuple((context, question.delimiter + text) for context, text in pairs):
+                return False
+        return True
 
 
 def _has_choices(sample: LoggedSample, question: Question) -> bool:
@@ -190,18 +186,8 @@ def _check(sample: LoggedSample, question: Question) -> None:
             raise DataError(f"{sample.where} has {metric} {logged}, but its log-likelihoods give {expected:g}")
 
 
-def _beginning(sample: LoggedSample) -> str:
-    texts = [value for value in sample.doc.values() if isinstance(value, str) and len(value) > 1]
-    return repr(printable(max(texts, key=len, default=""))[:_SHOWN])
-
-
 def import_choices(matched: Sequence[MatchedTask], request: Import, library: Library) -> Run:
-    """Write the run of pinned tasks; return the existing one if the same log was imported before.
-
-    Raises:
-        UsageError: the files have different settings, or two have the same documents.
-        RunError: the run cannot be written.
-    """
+    """Write the run of pinned tasks; return the existing run if the same log was imported before."""
     logs = [part.log for part in matched]
     by_task = {task: list(members) for task, members in groupby(matched, lambda part: part.task)}
     suite = choose_tasks(load_suite(DEFAULT_SUITE), tuple(by_task))
@@ -260,11 +246,11 @@ def _write(writer: RunWriter, matched: Sequence[MatchedTask]) -> None:
 
 
 def _part(task: str, members: Sequence[MatchedTask]) -> list[str]:
-    """Return a note if the log has only some subjects of a task."""
+    """Return a note if the log has only some subjects of a task; it names at most three."""
     logged = {question.subtask for part in members for _, question in part.documents}
     if len(logged) == (count := len(set(members[0].strata))):
         return []
-    few = f" ({', '.join(sorted(name.removeprefix(f'{task}_') for name in logged))})" * (len(logged) <= _NAMED)
+    few = f" ({', '.join(sorted(name.removeprefix(f'{task}_') for name in logged))})" * (len(logged) <= 3)
     return [f"{len(logged)} of {count} subjects of {label_of(task).full}{few}"]
 
 

@@ -1,7 +1,7 @@
-"""Settings: fields of request dataclasses, each of them the one definition of a setting.
+"""Settings: fields of request dataclasses and parameters of commands, each of them the one definition of a setting.
 
 In: a dataclass whose fields are made by `setting`. Out: its `Setting`s, from which come the options of the command line
-(`cli/options.py`), the keywords of `evaluate`, `harness` and the training callback, the keys of study files and
+(`cli/parameters.py`), the keywords of `evaluate`, `harness` and the training callback, the keys of study files and
 docs/reference/settings.md; and values that are validated.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from functools import cache, wraps
 from pathlib import Path
 from textwrap import wrap
@@ -24,18 +24,19 @@ Names = Literal["text", "name or file", "file", "folder"]
 
 @dataclass(frozen=True)
 class Setting:
-    """A field of a request, and what is said about it wherever it can be set."""
+    """A setting, and what is said about it wherever it can be set."""
 
     name: str
     default: Any
     types: tuple[Any, ...]
     """Types of its values, without None."""
     help: str = ""
-    """What it is, as users read it."""
     default_text: str = ""
     """What None or an empty list stands for, as users read it."""
     metavar: str | None = None
     """Placeholder of the value in `--help`."""
+    option: str = ""
+    """Option on the command line; empty: that of its name."""
     short: str | None = None
     """Short option, such as -L."""
     least: int = 1
@@ -48,30 +49,34 @@ class Setting:
     """What a string or path names. The paths of files and folders in a study file are relative to it."""
     has_variable: bool = True
     """Whether `EVALKIT_<NAME>` sets the option."""
-
-    @property
-    def may_be_file(self) -> bool:
-        """Return whether a string is the path of a file, if there is one."""
-        return self.names == "file" or (self.names == "text" and self._is_path)
-
-    @property
-    def may_be_folder(self) -> bool:
-        """Return whether a string is the path of a folder, if there is one."""
-        return self.names == "folder" or (self.names == "text" and self._is_path)
-
-    @property
-    def _is_path(self) -> bool:
-        return Path in (self.types[0], *get_args(self.types[0]))
+    repeated: bool = False
+    """Whether the option of a list is given again for each of its values, which are else separated by commas."""
+    argument: bool = False
+    """Whether it is an argument of its command, not an option."""
+    required: bool = False
 
     @property
     def flag(self) -> str:
         """Return the option on the command line."""
-        return f"--{self.name.replace('_', '-')}"
+        return self.option or f"--{self.name.replace('_', '-')}"
+
+    def is_file_at(self, location: Path) -> bool:
+        """Return whether a string as its value means the file or folder of that path, which then exists."""
+        is_path = self.names == "text" and Path in (self.types[0], *get_args(self.types[0]))
+        may_be_file, may_be_folder = is_path or self.names == "file", is_path or self.names == "folder"
+        return (may_be_file and location.is_file()) or (may_be_folder and location.is_dir())
 
 
 def setting(default: Any, help: str = "", default_text: str = "", **more: Any) -> Any:
-    """Return a field of a request; arguments as the fields of `Setting`."""
+    """Return a field of a request, or the default of a command's parameter; arguments as the fields of `Setting`."""
     return field(default=default, metadata={"help": help, "default_text": default_text, **more})
+
+
+def setting_of(name: str, hint: Any, declared: Field[Any]) -> Setting:
+    """Return the setting of a field or parameter with its type."""
+    types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kept = tuple(member for member in types if member is not NoneType)
+    return Setting(name, declared.default, kept, **declared.metadata)
 
 
 def settings_of(*kinds: type) -> Mapping[str, Setting]:
@@ -82,35 +87,12 @@ def settings_of(*kinds: type) -> Mapping[str, Setting]:
 
 @cache
 def _settings_of(kinds: Any) -> Mapping[str, Setting]:
-    settings = {}
+    settings: dict[str, Setting] = {}
     for kind in kinds:
         hints: dict[str, Any] = get_type_hints(kind)
-        for item in fields(kind):
-            hint = hints[item.name]
-            types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-            types = tuple(member for member in types if member is not NoneType)
-            if item.name != "model":
-                settings[item.name] = Setting(item.name, item.default, types, **item.metadata)
+        settings |= {item.name: setting_of(item.name, hints[item.name], item) for item in fields(kind)}
+    settings.pop("model", None)
     return settings
-
-
-def fitted(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate values of some settings of a dataclass, by name; None is omitted."""
-    known = settings_of(kind)
-    return {name: _fitted(known[name], value) for name, value in given.items() if value is not None}
-
-
-_SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
-"""Words for booleans, as on the command line."""
-
-
-def switched(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert words to True or False for boolean settings."""
-    flags = {item.name for item in settings_of(kind).values() if item.types == (bool,)}
-    return {
-        name: _SWITCHES.get(value.lower(), value) if name in flags and isinstance(value, str) else value
-        for name, value in given.items()
-    }
 
 
 def check_names(names: Collection[str], *kinds: type) -> None:
@@ -127,17 +109,36 @@ def given_settings(given: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
     Values without a setting of these dataclasses are kept.
     """
     known = settings_of(*kinds)
+
+    def is_default(default: Any, value: Any) -> bool:
+        if isinstance(default, tuple):
+            return not default and not value
+        return type(value) is type(default) and value == default
+
     return {
         name: value
         for name, value in given.items()
-        if value is not None and not (name in known and _is_default(known[name], value))
+        if value is not None and not (name in known and is_default(known[name].default, value))
     }
 
 
-def _is_default(definition: Setting, value: Any) -> bool:
-    if isinstance(definition.default, tuple):
-        return not definition.default and not value
-    return type(value) is type(definition.default) and value == definition.default
+_SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+"""Words for booleans, as on the command line."""
+
+
+def switched(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert words to True or False for boolean settings."""
+    flags = {item.name for item in settings_of(kind).values() if item.types == (bool,)}
+    return {
+        name: _SWITCHES.get(value.lower(), value) if name in flags and isinstance(value, str) else value
+        for name, value in given.items()
+    }
+
+
+def fitted(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate values of some settings of a dataclass, by name; None is omitted."""
+    known = settings_of(kind)
+    return {name: _fitted(known[name], value) for name, value in given.items() if value is not None}
 
 
 def _fitted(definition: Setting, value: Any) -> Any:
@@ -152,24 +153,21 @@ def _fitted(definition: Setting, value: Any) -> Any:
         if value not in get_args(hint):
             raise UnknownNameError(definition.name, str(value), get_args(hint))
         return value
-    if get_origin(hint) is tuple:
-        each = get_args(hint)[0]
-        if each is Path:
-            return tuple(path(flag, item) for item in (value if isinstance(value, (list, tuple)) else [value]))
-        return names(flag, value) if each is str else _numbers(flag, value, each)
-    return path(flag, value) if hint is Path else name_or_path(flag, value)
-
-
-def _numbers(flag: str, value: Any, each: type) -> tuple[Any, ...]:
-    """Validate numbers in a list, or in a comma-separated string."""
+    if get_origin(hint) is not tuple:
+        return path(flag, value) if hint is Path else name_or_path(flag, value)
+    each = get_args(hint)[0]
+    if each is str:
+        return names(flag, value)
+    if each is Path:
+        return tuple(path(flag, item) for item in (value if isinstance(value, (list, tuple)) else [value]))
     listed = names(flag, value) if isinstance(value, str) else value
     try:
         if any(isinstance(item, bool) for item in listed):
             raise TypeError
         return tuple(whole(flag, item, 0) if each is int else float(item) for item in listed)
     except (TypeError, ValueError, UsageError):
-        kind = "whole numbers" if each is int else "numbers"
         shown = ",".join(map(str, listed)) if isinstance(listed, (list, tuple)) else repr(listed)
+        kind = "whole numbers" if each is int else "numbers"
         raise UsageError(f"{flag} {shown}: expected {kind}, separated by commas") from None
 
 
@@ -189,12 +187,10 @@ def with_settings(types: type, *kinds: type) -> Callable[[Callable[Given, Result
 
     def add(function: Callable[Given, Result]) -> Callable[Given, Result]:
         own, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
-        before = [item for item in own.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
-        after = [
-            inspect.Parameter(name, keyword, default=known[name].default, annotation=hint)
-            for name, hint in added.items()
-        ]
-        signature = own.replace(parameters=[*before, *after])
+        parameters = [item for item in own.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
+        for name, hint in added.items():
+            parameters.append(inspect.Parameter(name, keyword, default=known[name].default, annotation=hint))
+        signature = own.replace(parameters=parameters)
 
         @wraps(function)
         def called(*args: Given.args, **keywords: Given.kwargs) -> Result:
@@ -210,7 +206,6 @@ def with_settings(types: type, *kinds: type) -> Callable[[Callable[Given, Result
 
 
 def _documented(definition: Setting) -> str:
-    """Return the lines of a docstring about a setting."""
     ending = f" Default: {definition.default_text}." if definition.default_text else ""
     text = f"{definition.name}: {definition.help}{ending}"
     return "\n".join(wrap(text, 108, initial_indent=" " * 8, subsequent_indent=" " * 12))

@@ -1,14 +1,15 @@
 """Validation of plain data from files by pydantic.
 
-In: plain data (`reading.py`, `yaml_reading.py`) and its form: a pydantic model, or a `dict` or `list` of them. Out: the
-data in that form. Nothing is converted: "2" is not 2, and 1 is not true. The error for invalid data is one line with
-the key, its value and pydantic's reason; for an unknown key, the nearest one.
+In: plain data (`reading.py`) and its form: a pydantic model, or a `dict` or `list` of them. Out: the data in that form.
+Nothing is converted: "2" is not 2, and 1 is not true. The error for invalid data is one line with the key, its value
+and pydantic's reason; for an unknown key, the nearest one.
 """
 
 from __future__ import annotations
 
+import re
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -25,14 +26,15 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from evalkit.errors import UnknownNameError
-from evalkit.inputs.reading import Reason
-from evalkit.inputs.yaml_reading import read_yaml
+from evalkit.inputs.reading import Reason, read_yaml
 
 _LONGEST = 60
 """Maximum characters of a key or a value in a message."""
+_MOST_ERRORS = 10_000
+"""Maximum invalid values of which the most telling is described."""
 
 
 class Stored(BaseModel):
@@ -70,8 +72,8 @@ def restored(content: Any, form: type[Form]) -> Form | None:
 
 
 def _fitting(content: Any, form: type[Form]) -> Form:
-    kind: Any = form  # mypy treats a type variable's type as unhashable
-    fitting: Form = _adapter(kind).validate_python(content)
+    hashable: Any = form  # mypy treats a type variable's type as unhashable
+    fitting: Form = _adapter(hashable).validate_python(content)
     return fitting
 
 
@@ -88,30 +90,30 @@ def _described(invalid: ValidationError, content: Any) -> str:
 
     An unknown key is reported before a missing one, of which it may be a misspelling.
     """
-    errors = invalid.errors(include_url=False)
-    error = max(errors, key=lambda error: (error["type"] == _UNKNOWN_KEY, len(_location(error, content))))
-    location = _location(error, content)
-    if error["type"] == "missing":
-        return f"it lacks '{_path((*location, error['loc'][-1]))}'"
-    key = f"'{_path(location)}'" if location else ""
-    if error["type"] in (_UNKNOWN_KEY, "value_error"):
-        return f"{key}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
-    return f"{key or 'it'} is {_cut(reprlib.repr(error['input']))}: {error['msg']}"
-
-
-def _location(error: ErrorDetails, content: Any) -> tuple[int | str, ...]:
-    """Return the keys down to the invalid value; pydantic's own location also contains members of unions."""
-    location: list[int | str] = []
-    for step in error["loc"]:
-        with suppress(LookupError, TypeError):
-            content = content[step]
-            location.append(step)
-    return tuple(location)
-
-
-def _path(location: Sequence[int | str]) -> str:
-    """Format keys as a path: rows[0].items.name."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{_cut(step)}" for step in location).removeprefix(".")
+    if (count := invalid.error_count()) > _MOST_ERRORS:
+        return f"{count:,} of its values are invalid"
+    described = []
+    for error in invalid.errors(include_url=False):
+        location, part = list[int | str](), content
+        for step in error["loc"]:  # which also has members of unions
+            with suppress(LookupError, TypeError):
+                part = part[step]
+                location.append(step)
+        described.append((error, location))
+    error, location = max(described, key=lambda item: (item[0]["type"] == _UNKNOWN_KEY, len(item[1])))
+    kind, message, value = error["type"], error["msg"].removeprefix("Value error, "), error["input"]
+    if kind == "literal_error" and error["loc"][-1] == "[key]":
+        known = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+        kind, message, location = _UNKNOWN_KEY, str(UnknownNameError("key", _cut(str(value)), known)), location[:-1]
+    if kind == "missing":
+        location = [*location, error["loc"][-1]]
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{_cut(step)}" for step in location).removeprefix(".")
+    if kind == "missing":
+        return f"it lacks '{path}'"
+    if kind in (_UNKNOWN_KEY, "value_error"):
+        return f"'{path}': {message}" if path else message
+    named = f"'{path}'" if path else "it"
+    return f"{named} is {_cut(reprlib.repr(value))}: {message}"
 
 
 def _cut(text: str) -> str:

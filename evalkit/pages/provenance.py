@@ -14,9 +14,8 @@ from evalkit.pages.page import Panel
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
-from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import caveats, is_imported, origin_notes, traits, unofficial_notes
+from evalkit.runs.traits import caveats, is_imported, mixture, origin_notes, traits, unofficial_notes
 
 
 def provenance_panel(run: Run, name: str) -> Panel:

@@ -1,8 +1,8 @@
 """`evalkit report`: finished runs → one HTML file.
 
-In: runs, or a study's, as `PageContents`, and a `PageRequest`. Out: the file. Static parts are `Panel`s (`overview.py`,
-`comparisons.py`, `provenance.py`), documents are blocks (`documents.py`); `page.py` turns both into HTML. Runs of
-different suites share a page; compared are those of one suite.
+In: runs, or a study's, as `PageContents`. Out: the file. Static parts are `Panel`s (`overview.py`, `comparisons.py`,
+`provenance.py`), documents are blocks (`documents.py`); `page.py` turns both into HTML. Runs of different suites share
+a page; compared are those of one suite.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from evalkit.pages.overview import figure_panels, overview_panels, places_by_sui
 from evalkit.pages.page import Page, Panel, write_page
 from evalkit.pages.provenance import sources_panel
 from evalkit.reporting.report import Report
-from evalkit.runs.continuous import with_default_rule
 from evalkit.runs.folder import Run
+from evalkit.runs.score_table import with_default_rule
 from evalkit.studies.results import StudyResults, StudyTraining
 from evalkit.studies.study import StudyBenchmark, StudyCheckpoint, select, trainings
 

@@ -1,19 +1,22 @@
-"""Accuracies with standard errors.
+"""What a score table says: accuracies with standard errors under a rule, and continuous outcomes of each document.
 
-In: a score table and a run's manifest. Out: `Results` under a rule. Every accuracy has its n and standard error. Does
-not import torch.
+Every accuracy has its n and standard error. Neither imports torch, nor runs a model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from evalkit.errors import RunError, UsageError
 from evalkit.escape import brief, counted, with_error
-from evalkit.runs.rules import all_rules, decide, find_rule, why_unusable
+from evalkit.runs.rules import Floats, Rule, all_rules, decide, find_rule, row_scores, why_unusable
+from evalkit.runs.score_table import MARGIN, ContinuousOutcome, why_unsized
 from evalkit.stats.estimates import error_of_average, error_of_share
 
 
@@ -127,3 +130,50 @@ def _average(name: str, tasks: Sequence[TaskResult], size: int) -> Average:
         accuracy=sum(task.accuracy for task in tasks) / count,
         stderr=error_of_average([task.stderr for task in tasks]),
     )
+
+
+def document_outcomes(table: pd.DataFrame, outcome: ContinuousOutcome, rule: Rule) -> Floats:
+    """Return the outcome of each document, [documents] in the table's order; formulas: `score_table.OUTCOMES`.
+
+    The rows of a document are adjacent, its choices in order. The rule is that of a margin; others do not read it.
+    """
+    choice = table["choice"].to_numpy()
+    starts = np.flatnonzero(choice == 0)
+    counts = np.diff(np.append(starts, len(table)))
+    gold = starts + table["gold"].to_numpy()[starts]
+    if (gold >= starts + counts).any():
+        raise RunError("the score table is damaged: a gold answer is not one of its document's choices")
+    outcomes: Floats
+    if outcome.name == MARGIN:
+        scores = row_scores(table, rule)
+        others = scores.copy()
+        others[gold] = -np.inf
+        with np.errstate(invalid="ignore"):
+            outcomes = scores[gold] - np.maximum.reduceat(others, starts)
+        if (missing := np.flatnonzero(~np.isfinite(outcomes))).size:
+            row = table.iloc[starts[missing[0]]]
+            raise UsageError(
+                f"{row['subtask']} document {row['doc_id']} has no margin under rule {rule.name}: it has a single "
+                "choice, or a choice without a finite score; use --outcome bits_per_byte, log_loss or brier"
+            )
+        return outcomes
+    likelihood = table["ll_continuation"].to_numpy(float)
+    if not np.isfinite(likelihood).all():
+        raise RunError("the score table is damaged: a continuation has no finite log-likelihood")
+    if outcome.name == "bits_per_byte":
+        if unsized := why_unsized(table):
+            raise UsageError(f"outcome bits_per_byte needs {unsized}, or use log_loss, brier or margin")
+        size = table["bytes"].to_numpy(float)[gold]
+        if not (size > 0).all():
+            raise RunError("the score table is damaged: a gold answer has no bytes")
+        outcomes = -likelihood[gold] / (math.log(2) * size)
+        return outcomes
+    shifted = likelihood - np.repeat(np.maximum.reduceat(likelihood, starts), counts)
+    log_probability: Floats = shifted - np.repeat(np.log(np.add.reduceat(np.exp(shifted), starts)), counts)
+    if outcome.name == "log_loss":
+        outcomes = -log_probability[gold]
+        return outcomes
+    distance = np.exp(log_probability)
+    distance[gold] -= 1
+    outcomes = np.add.reduceat(distance**2, starts)
+    return outcomes

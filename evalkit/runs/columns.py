@@ -1,6 +1,4 @@
-"""Journal rows as Arrow columns.
-
-In: a `NamedTuple` class, and rows of it or an Arrow table. Out: a record batch with the class's schema, and its bytes.
+"""Journal rows as Arrow columns: rows of a `NamedTuple` class → a record batch with the class's schema → bytes.
 
 The bytes are one Arrow IPC message (a record batch without its schema, which the class defines), compressed by zlib.
 They are untrusted input: content that is larger than `MAX_BYTES`, compressed again inside, not of the schema, or not
@@ -30,8 +28,6 @@ MAX_BYTES = 256 << 20
 _TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 _ACCEPTED = {pa.string(): str, pa.int64(): Integral, pa.float64(): Real, pa.bool_(): bool}
 """Python types accepted for each column type. An integer is accepted as a float; a boolean is neither."""
-_LEVEL = 1
-"""zlib's compression level; its default, 6, would reduce the size by only a tenth."""
 
 
 @cache
@@ -60,7 +56,7 @@ def record_batch(rows: Rows, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
     if isinstance(rows, pa.Table):
         rows = pa.RecordBatch.from_arrays([column.combine_chunks() for column in rows.columns], schema=rows.schema)
     if not isinstance(rows, pa.RecordBatch):
-        if others := {len(one) for one in rows} - {len(schema)}:
+        if others := {len(values) for values in rows} - {len(schema)}:
             raise ValueError(f"a row has {min(others)} fields; expected {', '.join(schema.names)}")
         columns = list(zip(*rows, strict=True)) or [()] * len(schema)
         arrays = [_array(column, field) for column, field in zip(columns, schema, strict=True)]
@@ -73,7 +69,7 @@ def to_bytes(batch: pa.RecordBatch) -> bytes:
     content = batch.serialize()
     if content.size > MAX_BYTES:
         raise ValueError(f"{batch.num_rows} rows are {content.size} bytes; expected batches of at most {MAX_BYTES}")
-    return zlib.compress(content, _LEVEL)
+    return zlib.compress(content, level=1)  # the default level would reduce the size by only a tenth
 
 
 def from_bytes(content: bytes, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -88,8 +84,7 @@ def from_bytes(content: bytes, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
     if not unpacked.eof or unpacked.unused_data:
         raise ValueError("its rows are truncated, or other data follows them")
     try:
-        found = pa.ipc.read_message(message)
-        batch = pa.ipc.read_record_batch(found, schema_of(row))
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(message), schema_of(row))
         batch.validate(full=True)
         if batch.nbytes > 2 * MAX_BYTES:  # compressed again inside
             raise ValueError(f"its rows are larger than {MAX_BYTES} bytes")

@@ -1,6 +1,6 @@
-"""Finding and listing runs.
+"""Names of run folders, and runs by name.
 
-In: a folder of runs, and a reference to a run: its folder, its folder's name or id, a prefix of either, or its
+In: a folder of runs, and a reference to a run: its folder; its folder's name or id, or a prefix of either; or its
 checkpoint, where only one run has it. Out: the `Run`. Every command that takes a run finds it here.
 """
 
@@ -22,8 +22,6 @@ from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, folder_name, is
 
 if TYPE_CHECKING:
     from evalkit.models.loading.locate import Checkpoint
-
-_MAX_LISTED = 10
 
 _GENERIC = re.compile(
     r"(best|checkpoints?|ckpts?|epoch|final|global|hf|iter(ation)?|last|latest|main|models?|outputs?|step|weights"
@@ -76,17 +74,14 @@ def root_of_runs() -> Path:
 
 
 def find_run(given: str, root: Path) -> Run:
-    """Find a finished run; see `find_any_run`."""
+    """Find a finished run under a folder of runs."""
     run = find_any_run(given, root)
     run.require_finished()
     return run
 
 
 def find_any_run(given: str, root: Path) -> Run:
-    """Find a run, finished or not, under a folder of runs.
-
-    It is given by its folder; its folder's name or its id, or a prefix of either; or its checkpoint.
-    """
+    """Find a run, finished or not, under a folder of runs."""
     if not given.strip():
         raise UsageError("a run's name is empty; give its folder, id or checkpoint (evalkit ls runs lists them)")
     for folder in (Path(given), root / given):
@@ -96,13 +91,12 @@ def find_any_run(given: str, root: Path) -> Run:
     with suppress(OSError, RuntimeError):
         path = str(Path(given).expanduser().resolve())
     stored = list(scan(root))
-    matching = [run for run in stored if _matches(run, given, path)]
-    names = [run.folder.name for run in matching]
+    matching = [run.folder for run in stored if _matches(run, given, path)]
     if len(matching) > 1:
-        listed = ", ".join(names[:_MAX_LISTED]) + (", …" if len(names) > _MAX_LISTED else "")
+        listed = ", ".join(folder.name for folder in matching[:10]) + (", …" if len(matching) > 10 else "")
         raise UsageError(f"'{given}' matches {len(matching)} runs in {root}: {listed}; name one of them")
     if matching:
-        return load_run(matching[0].folder)
+        return load_run(matching[0])
     # Unlike `Path.is_dir`, false for a path that the file system rejects
     if path is not None and os.path.isdir(path):  # noqa: PTH112
         raise RunError(f"{given} is neither a run folder (it has no {MANIFEST}) nor the checkpoint of a run in {root}")
@@ -133,7 +127,7 @@ def scan(root: Path) -> Iterator[Run | DamagedRun]:
 
 
 def _matches(run: Run | DamagedRun, given: str, path: str | None) -> bool:
-    """Return whether a run's names or its checkpoint's match `given`; `path` is `given` as a resolved path."""
+    """Whether a run's names or its checkpoint's match `given`; `path` is `given` as a resolved path."""
     if isinstance(run, DamagedRun) or run.folder.name.startswith(given):
         return run.folder.name.startswith(given)
     manifest = run.manifest

@@ -7,13 +7,11 @@
         results.json      accuracies under every rule
         lm_eval/          the results in lm-eval's format
 
-In: a run folder. Out: a `Run`, with its tables and results.
-
 A run is identified by its specification: the folder's id is a hash of everything that determines the numbers, so the
 same command finds the same folder and two specifications never share a row. A folder is complete when results.json
-exists, which is written last. Every file that is read back is bound to the run by a digest (`forms.py`) and is read by
-this module only; a file that is not the one that was written is rejected. A finished run can be kept without its
-journal, but its tables cannot be rebuilt.
+exists, which is written last. Every file that is read back is bound to the run by a digest and is read by this module
+only; a file that is not the one that was written is rejected. A finished run can be kept without its journal, but its
+tables cannot be rebuilt.
 """
 
 from __future__ import annotations
@@ -25,16 +23,18 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, model_validator
 
 from evalkit.errors import RunError, UsageError, first_line
 from evalkit.escape import brief, counted
 from evalkit.inputs import values
 from evalkit.inputs.reading import MOST_BYTES, parse_json, read_bytes
 from evalkit.inputs.validated import Stored, misfit
-from evalkit.runs.forms import StoredManifest, StoredResults, content_digest, describe_mismatch, digest, unsealed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,16 +43,131 @@ if TYPE_CHECKING:
 
 LM_EVAL = "lm_eval"
 """Suite name of runs of lm-eval's own tasks, with lm-eval's metrics."""
-
 LONGBENCH = "longbench"
 """Kind of LongBench's runs. Where no rule chooses answers, the manifest's rule is the kind."""
 
 MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
-
 WITHOUT_JOURNAL = "delete the folder and run its command again, which scores everything again"
 """Advice for a run whose journal is missing."""
+DIGEST = "sha256"
+"""Key of a JSON file's digest of its other keys."""
+RUN = "evalkit.run"
+"""Key of the run's id in a table's metadata."""
 _ID_AT_END = re.compile(r"-(?=\d*[a-f])([0-9a-f]{12})")
 """An id at the end of a folder's name. Digits alone are not matched: they may be a date and time that a user added."""
+
+
+class StoredTask(Stored):
+    """A task in results.json; benchmarks add keys."""
+
+    task: str
+
+
+class StoredAverage(Stored):
+    """A mean over tasks."""
+
+    name: str
+    accuracy: float
+    stderr: float | None
+
+
+class StoredResults(Stored):
+    """Keys of every results.json; a benchmark defines its further ones (`Benchmark.results_form`)."""
+
+    tasks: list[StoredTask]
+    averages: list[StoredAverage]
+
+
+class _Specification(Stored):
+    suite: str
+    dtype: str
+    limit: int | None
+    checkpoint: dict[str, Any]
+    documents: dict[str, Any] = Field(default_factory=dict)
+    num_fewshot: int | None = None
+    context_extension: dict[str, Any] | None = None
+
+
+class _Source(Stored):
+    source: str
+    official: bool | None
+    count: int
+
+
+class _Device(Stored):
+    device: str
+    hardware: str
+    kernel: str
+    host: str
+    threads: int
+    batches: dict[str, str]
+
+
+def _check_date(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
+
+
+class _Manifest(Stored):
+    """What determines a number or a mark in a table; other keys are checked by their readers."""
+
+    id: str
+    kind: str
+    specification: _Specification
+    rule: str
+    groups: dict[str, list[str]]
+    group_sizes: dict[str, int]
+    documents: dict[str, _Source]
+    examples: dict[str, _Source] = Field(default_factory=dict)
+    template: str | dict[str, Any]
+    created: Annotated[str, AfterValidator(_check_date)]
+    model: str
+    path: str | None = None
+    revision: str | None
+    versions: dict[str, str]
+    loaded: dict[str, Any] = Field(default_factory=dict)
+    devices: list[_Device] = Field(default_factory=list)
+    imported: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _groups_have_sizes(self) -> Self:
+        if self.groups.keys() != self.group_sizes.keys():
+            raise ValueError("'groups' and 'group_sizes' have different keys")
+        return self
+
+
+def digest(content: bytes) -> str:
+    """Return the SHA-256 of bytes in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def json_bytes(content: Any, **options: Any) -> bytes:
+    """Encode as JSON in UTF-8.
+
+    A lone surrogate, which a path can contain and UTF-8 cannot encode, is written as its JSON escape.
+    """
+    return json.dumps(content, ensure_ascii=False, **options).encode("utf-8", "backslashreplace")
+
+
+def content_digest(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a JSON file's content, independent of key order and white space."""
+    return digest(json_bytes(content, sort_keys=True, separators=(",", ":")))
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain data with its digest as the last key."""
+    plain: dict[str, Any] = json.loads(json_bytes(content))
+    return plain | {DIGEST: content_digest(plain)}
+
+
+def _unsealed(path: Path) -> dict[str, Any]:
+    """Read a sealed file; `ValueError` if its digest is missing or does not match its content."""
+    content = parse_json(read_bytes(path, MOST_BYTES))
+    if not isinstance(content, dict) or DIGEST not in content:
+        raise ValueError(f"it has no '{DIGEST}' of its content: truncated, or written by an earlier version of evalkit")
+    if content.pop(DIGEST) != content_digest(content):
+        raise ValueError(f"its content does not match its '{DIGEST}'")
+    return content
 
 
 def specification_id(specification: Mapping[str, Any]) -> str:
@@ -167,39 +282,10 @@ class Run:
         """File name → digest, for every file of the finished run that is read back."""
         return self._results[0]
 
-    def require_form(self, form: type[Stored]) -> None:
-        """Raise `RunError` if results.json is not valid in a benchmark's form."""
-        with self._reading(RESULTS):
-            _check_form(self.stored, form)
-
-    def read(self, name: str) -> bytes:
-        """Return a file of the finished run, verified by its digest."""
-        path = self.folder / name
-        self.require_finished()
-        if name not in self.files and not path.is_file():
-            raise RunError(f"{self.folder}: a run of {self.kind} has no {name}; it has {', '.join(sorted(self.files))}")
-        with self._reading(name):
-            content = path.read_bytes()
-            if self.files.get(name) != digest(content):
-                raise ValueError(describe_mismatch(name, content, self.manifest))
-        return content
-
-    def table(self, name: str, columns: Collection[str] = ()) -> pd.DataFrame:
-        """Return a table of the finished run that has at least these columns."""
-        import pandas as pd
-
-        content = self.read(name)
-        with self._reading(name):
-            table = pd.read_parquet(io.BytesIO(content))
-            if absent := [column for column in columns if column not in table]:
-                raise ValueError(f"it has no column {absent[0]}")
-        return table
-
     @cached_property
     def _results(self) -> tuple[dict[str, str], dict[str, Any]]:
-        """The files of the run with their digests, and the other content of results.json."""
-        with self._reading(RESULTS):
-            content = unsealed(parse_json(read_bytes(self.folder / RESULTS, MOST_BYTES)))
+        with _reading(self.folder, RESULTS):
+            content = _unsealed(self.folder / RESULTS)
             identity, files = content.pop("run", None), content.pop("files", None)
             if identity != self.manifest["id"]:
                 raise ValueError(f"it belongs to run {identity}")
@@ -208,11 +294,37 @@ class Run:
             _check_form(content, StoredResults)
         return files, content
 
-    @contextmanager
-    def _reading(self, name: str) -> Iterator[None]:
-        advice = f"delete {RESULTS} and run its command again, which rebuilds it from the journal"
-        with _reading(self.folder, name, advice):
-            yield
+    def require_form(self, form: type[Stored]) -> None:
+        """Raise `RunError` if results.json is not valid in a benchmark's form."""
+        with _reading(self.folder, RESULTS):
+            _check_form(self.stored, form)
+
+    def read(self, name: str) -> bytes:
+        """Return a file of the finished run, verified by its digest."""
+        path = self.folder / name
+        self.require_finished()
+        if name not in self.files and not path.is_file():
+            raise RunError(f"{self.folder}: a run of {self.kind} has no {name}; it has {', '.join(sorted(self.files))}")
+        with _reading(self.folder, name):
+            content = path.read_bytes()
+            if self.files.get(name) != digest(content):
+                owner = _owner_of(content) if name.endswith(".parquet") else None
+                is_of_another = owner not in (None, self.manifest["id"])
+                raise ValueError(
+                    f"it belongs to run {owner}" if is_of_another else f"its digest is not the one in {RESULTS}"
+                )
+        return content
+
+    def table(self, name: str, columns: Collection[str] = ()) -> pd.DataFrame:
+        """Return a table of the finished run that has at least these columns."""
+        import pandas as pd
+
+        content = self.read(name)
+        with _reading(self.folder, name):
+            table = pd.read_parquet(io.BytesIO(content))
+            if absent := [column for column in columns if column not in table]:
+                raise ValueError(f"it has no column {absent[0]}")
+        return table
 
 
 def load_run(folder: Path | str) -> Run:
@@ -220,11 +332,11 @@ def load_run(folder: Path | str) -> Run:
     folder = values.path("run folder", folder)
     if not is_file(folder / MANIFEST):
         raise RunError(f"{folder} is not a run folder: it has no {MANIFEST}")
-    with _reading(folder, MANIFEST, "delete it and run its command again, which resumes from the journal"):
-        manifest = unsealed(parse_json(read_bytes(folder / MANIFEST, MOST_BYTES)))
+    with _reading(folder, MANIFEST):
+        manifest = _unsealed(folder / MANIFEST)
         if manifest.get("id") != specification_id(manifest.get("specification", {})):
             raise ValueError("its id does not match its specification")
-        _check_form(manifest, StoredManifest)
+        _check_form(manifest, _Manifest)
     named = _ID_AT_END.fullmatch(folder.resolve().name[-13:])
     if named and named[1] != manifest["id"]:
         raise RunError(
@@ -239,14 +351,29 @@ def _check_form(content: dict[str, Any], form: type[Stored]) -> None:
         raise ValueError(reason)
 
 
+def _owner_of(content: bytes) -> str | None:
+    """Return the id of the run that a table was written for, if it says so."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return str((pq.read_schema(io.BytesIO(content)).metadata or {})[RUN.encode()], "utf-8")
+    except (pa.ArrowException, OSError, ValueError, KeyError):
+        return None
+
+
 @contextmanager
-def _reading(folder: Path, name: str, advice: str) -> Iterator[None]:
-    """Turn what a file's reader raises into a `RunError`, with advice that holds if a journal exists."""
+def _reading(folder: Path, name: str) -> Iterator[None]:
+    """Turn what a file's reader raises into a `RunError`."""
     try:
         yield
     except (ValueError, RecursionError, OSError) as error:  # ArrowInvalid is a ValueError
         if not is_file(folder / JOURNAL):
             advice = f"restore the original file, or {WITHOUT_JOURNAL}"
+        elif name == MANIFEST:
+            advice = "delete it and run its command again, which resumes from the journal"
+        else:
+            advice = f"delete {RESULTS} and run its command again, which rebuilds it from the journal"
         trouble = f"cannot be read: {error.strerror or error}" if isinstance(error, OSError) else ""
         raise RunError(f"{folder / name} {trouble or f'is damaged ({first_line(error)})'}; {advice}") from error
 

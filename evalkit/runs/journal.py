@@ -28,22 +28,19 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from evalkit.errors import RunError
 from evalkit.paths import replace_file
-from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import WITHOUT_JOURNAL
+from evalkit.runs.traits import BatchDevice
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from evalkit.runs.columns import Rows
 
-
 _LONGEST = 1 << 29
 """Upper bound of a line's bytes: above the largest batch's in base64."""
 
 
 class _Header(NamedTuple):
-    """Header of a line, before the rows."""
-
     run: str
     task: str
     batch: Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -60,19 +57,18 @@ class Entry:
     """One finished batch, without its rows."""
 
     task: str
-    """Task name; in runs of lm-eval's tasks, the kind of request and the task."""
+    """Its name; in runs of lm-eval's tasks, the kind of request and the task."""
     batch: int
     """Number of the batch in its task's plan; -1 for rows that need no batch."""
     seconds: float
     """Wall time of the batch."""
     place: BatchDevice
-    """Device that computed the batch."""
     offset: int = field(default=0, compare=False)
     """Byte offset of the line in the file."""
 
 
 def seconds_in(path: Path) -> float:
-    """Return the seconds that a journal's batches took, without reading their rows; 0 if there is none."""
+    """Return the seconds that a journal's batches took, without reading their rows; 0 without a journal."""
     total = 0.0
     with suppress(OSError), path.open("rb") as file:
         for line in file:
@@ -83,13 +79,10 @@ def seconds_in(path: Path) -> float:
 
 
 class Journal:
-    """Append-only file of entries.
+    """Append-only file of entries of the run with the id `run`; created when the first entry is written.
 
-    Args:
-        path: the file; created when the first entry is written.
-        run: the run's id.
-        row: type of the rows: a `NamedTuple` of str, int, float, bool and None.
-        say: called with a message when damaged lines are dropped.
+    `row` is the type of the rows, a `NamedTuple` of str, int, float, bool and None. `say` is called with a message when
+    damaged lines are dropped.
     """
 
     def __init__(self, path: Path, run: str, row: type[tuple[Any, ...]], say: Callable[[str], None]) -> None:
@@ -127,7 +120,14 @@ class Journal:
             if damaged:
                 self._say(f"{self._path}: {damaged} damaged line(s) dropped; their documents are scored again")
             if not whole:
-                replace_file(self._path, self._pieces(kept), locked=True)
+
+                def lines() -> Iterator[bytes]:
+                    with self._path.open("rb") as file:
+                        for start, length in kept:
+                            file.seek(start)
+                            yield file.read(length) + b"\n"
+
+                replace_file(self._path, lines(), locked=True)
 
     def rows(self, entry: Entry) -> pa.RecordBatch:
         """Return the rows of an entry from `read` or `append`."""
@@ -172,13 +172,6 @@ class Journal:
         except OSError as error:
             raise RunError(f"journal {self._path} cannot be read: {error.strerror or error}") from error
 
-    def _pieces(self, kept: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-        """Yield lines of the file, each given as (offset, length)."""
-        with self._path.open("rb") as file:
-            for start, length in kept:
-                file.seek(start)
-                yield file.read(length) + b"\n"
-
     def _parse(self, line: bytes, number: int, offset: int) -> tuple[Entry, pa.RecordBatch] | None:
         """Return the entry of a line; None if the line is damaged."""
         from evalkit.runs.columns import from_bytes, schema_digest
@@ -196,7 +189,12 @@ class Journal:
                 raise ValueError(f"its rows have other columns; expected {', '.join(self.row._fields)}")  # type: ignore[attr-defined]
             batch = from_bytes(base64.b64decode(packed, validate=True), self.row)
         except (ValueError, RecursionError) as error:
-            reason = _described(error) if isinstance(error, ValidationError) else error
+            reason: object = error
+            if isinstance(error, ValidationError):
+                first = error.errors(include_url=False)[0]
+                reason, names = first["msg"], dict[object, object](enumerate(_Header._fields))
+                for key in first["loc"][:1]:
+                    reason = f"'{names.get(key, key)}' is {json.dumps(first['input'])[:60]}: {reason}"
             raise RunError(
                 f"journal {self._path}, line {number}: not a batch of this run ({reason}); restore the run's journal, "
                 f"or {WITHOUT_JOURNAL}"
@@ -204,16 +202,6 @@ class Journal:
         # A run has many entries but few tasks and devices: each text is in memory once
         place = BatchDevice._make(sys.intern(part) if isinstance(part, str) else part for part in stored.place)
         return Entry(sys.intern(stored.task), stored.batch, stored.seconds, place, offset), batch
-
-
-def _described(error: ValidationError) -> str:
-    """Describe the first invalid field of a header; without a field, it is not a list, or not JSON."""
-    first = error.errors(include_url=False)[0]
-    if not first["loc"]:
-        return first["msg"]
-    place = first["loc"][0]
-    name = _Header._fields[place] if isinstance(place, int) else place
-    return f"'{name}' is {json.dumps(first['input'])[:60]}: {first['msg']}"
 
 
 Key = tuple[Hashable, ...]

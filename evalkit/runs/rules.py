@@ -1,8 +1,7 @@
-"""Scoring rules: from the score table to predictions.
+"""Scoring rules: from the score table to predictions, by pure functions without a model and without torch.
 
-In: a score table and a `Rule`. Out: a prediction for each document. A rule assigns every row a score, higher is better.
-The prediction is the argmax over a document's choices, the first one in a tie, as in lm-eval. Rules are pure functions
-of a stored table: no model, no torch.
+A rule assigns every row a score, higher is better. The prediction is the argmax over a document's choices, the first
+one in a tie, as in lm-eval.
 
 Another package adds a rule by an entry point of the group `evalkit.rules`: its name is the rule's, its object a `Rule`.
 
@@ -27,8 +26,9 @@ from evalkit.runs.score_table import SEGMENTS, why_unsized
 if TYPE_CHECKING:
     import pandas as pd
 
-
 Floats = NDArray[np.float64]
+GROUP = "evalkit.rules"
+"""Group of entry points."""
 
 
 class RuleChoices(NamedTuple):
@@ -45,9 +45,7 @@ class RuleChoices(NamedTuple):
 def best_choices(scores: Floats, choice: NDArray[np.int64]) -> RuleChoices:
     """Return the choice with the highest score of each document, the first one in a tie.
 
-    Args:
-        scores: [rows] scores under a rule.
-        choice: [rows] index of each row's choice; 0 begins a document.
+    `scores` are [rows] under a rule, `choice` is [rows] the index of each row's choice; 0 begins a document.
     """
     starts = np.flatnonzero(choice == 0)
     if not len(starts):
@@ -56,9 +54,6 @@ def best_choices(scores: Floats, choice: NDArray[np.int64]) -> RuleChoices:
     # The first row at the maximum, for each document
     position = np.where(at_best, choice, np.iinfo(np.int64).max)
     return RuleChoices(starts, np.minimum.reduceat(position, starts), np.add.reduceat(at_best.astype(int), starts) > 1)
-
-
-GROUP = "evalkit.rules"
 
 
 @dataclass(frozen=True)
@@ -82,8 +77,9 @@ def _ll(table: pd.DataFrame, *segments: str) -> Floats:
     return sum((table[f"ll_{s}"].to_numpy(float) for s in segments), np.zeros(len(table)))
 
 
-def _n(table: pd.DataFrame, *segments: str) -> Floats:
-    return sum((table[f"n_{s}"].to_numpy(float) for s in segments), np.zeros(len(table)))
+def _per_token(table: pd.DataFrame, *segments: str) -> Floats:
+    count = sum((table[f"n_{s}"].to_numpy(float) for s in segments), np.zeros(len(table)))
+    return _per(_ll(table, *segments), count)
 
 
 def _per(total: Floats, count: Floats) -> Floats:
@@ -99,7 +95,7 @@ RULES: dict[str, Rule] = {
             "ppl",
             "lowest perplexity of the whole sequence, every token after BOS (the paper's rule)",
             "exp(-sum_s L(s) / sum_s n(s)), lowest",
-            lambda t: _per(_ll(t, *SEGMENTS), _n(t, *SEGMENTS)),
+            lambda t: _per_token(t, *SEGMENTS),
             SEGMENTS,
             per_token=True,
         ),
@@ -107,14 +103,14 @@ RULES: dict[str, Rule] = {
             "ppl_continuation",
             "lowest perplexity of the continuation",
             "exp(-L(c) / n(c)), lowest",
-            lambda t: _per(_ll(t, "continuation"), _n(t, "continuation")),
+            lambda t: _per_token(t, "continuation"),
             per_token=True,
         ),
         Rule(
             "ppl_continuation_end",
             "lowest perplexity of the continuation and the end token",
             "exp(-(L(c) + L(e)) / (n(c) + n(e))), lowest",
-            lambda t: _per(_ll(t, "continuation", "end"), _n(t, "continuation", "end")),
+            lambda t: _per_token(t, "continuation", "end"),
             ("continuation", "end"),
             per_token=True,
         ),
@@ -142,7 +138,7 @@ RULES: dict[str, Rule] = {
             "acc_token",
             "highest log-likelihood of the continuation per token; chooses as ppl_continuation does",
             "L(c) / n(c), highest",
-            lambda t: _per(_ll(t, "continuation"), _n(t, "continuation")),
+            lambda t: _per_token(t, "continuation"),
             per_token=True,
         ),
         Rule(
@@ -166,28 +162,27 @@ def find_rule(name: str) -> Rule:
     """
     if name in RULES:
         return RULES[name]
-    found = load_added(GROUP, name, "rule", tuple(RULES))
-    if not isinstance(found, Rule):
-        raise UsageError(f"entry point '{name}' of {GROUP} is a {type(found).__name__}; it must be a Rule")
-    if found.name != name:
-        raise UsageError(f"entry point '{name}' of {GROUP} is a rule named '{found.name}'; give both the same name")
-    if unknown := [segment for segment in found.segments if segment not in (*SEGMENTS, "unconditional")]:
-        known = ", ".join((*SEGMENTS, "unconditional"))
-        raise UsageError(f"rule {name} needs the segment '{unknown[0]}', which does not exist; known: {known}")
-    return found
+    rule = load_added(GROUP, name, "rule", tuple(RULES))
+    if not isinstance(rule, Rule) or rule.name != name:
+        loaded = f"a rule named '{rule.name}'" if isinstance(rule, Rule) else f"a {type(rule).__name__}"
+        raise UsageError(f"entry point '{name}' of {GROUP} is {loaded}; it must be a Rule with the entry point's name")
+    known = (*SEGMENTS, "unconditional")
+    if unknown := [segment for segment in rule.segments if segment not in known]:
+        raise UsageError(f"rule {name} needs the segment '{unknown[0]}', which is not one of {', '.join(known)}")
+    return rule
 
 
 def all_rules() -> Iterator[Rule]:
     """Yield evalkit's own rules, then those of other packages that can be loaded, sorted by name."""
     yield from RULES.values()
-    for name in _added_names():
+    for name in sorted(added(GROUP).keys() - RULES.keys()):
         with suppress(UsageError):
             yield find_rule(name)
 
 
 def invalid_rules() -> Iterator[str]:
     """Yield the reason for each rule of another package that cannot be loaded."""
-    for name in _added_names():
+    for name in sorted(added(GROUP).keys() - RULES.keys()):
         try:
             find_rule(name)
         except UsageError as error:
@@ -208,12 +203,8 @@ def why_unusable(rule: Rule, table: pd.DataFrame) -> str | None:
     return None
 
 
-def _added_names() -> list[str]:
-    return sorted(added(GROUP).keys() - RULES.keys())
-
-
 def _lacking(rule: Rule, table: pd.DataFrame) -> str | None:
-    """Return what a table lacks that a rule reads, as a message; None if it has everything."""
+    """Return, as a message, what a table lacks that a rule reads; None if it has everything."""
     is_counted, unsized = not table["n_continuation"].isna().any(), why_unsized(table)
     if rule.per_token and not is_counted:
         others = "acc" if unsized else "acc, acc_norm or acc_bytes"
@@ -230,28 +221,20 @@ def _lacking(rule: Rule, table: pd.DataFrame) -> str | None:
             missing.append(segment)
     if not missing:
         return None
-    needs = f"rule {rule.name} needs the log-likelihood of {', '.join(missing)}, which"
-    if not is_counted:
-        return f"{needs} the imported log does not have"
-    if "unconditional" in missing:
+    if is_counted and "unconditional" in missing:
         return (
             f"rule {rule.name} needs the unconditional pass, which this run did not make; repeat the run's command "
             f"with --rule {rule.name}"
         )
-    return f"{needs} the run's template does not score; run with --template inst"
-
-
-def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
-    """Apply a rule. Arguments and errors: see `row_scores`."""
-    return best_choices(row_scores(table, rule), table["choice"].to_numpy())
+    unscored = "the run's template does not score; run with --template inst"
+    which = unscored if is_counted else "the imported log does not have"
+    return f"rule {rule.name} needs the log-likelihood of {', '.join(missing)}, which {which}"
 
 
 def row_scores(table: pd.DataFrame, rule: Rule) -> Floats:
     """Return the score of each row under a rule, higher is better.
 
-    Args:
-        table: a score table; the rows of a document are adjacent, its choices in order.
-        rule: see `find_rule`.
+    The rows of a document are adjacent in the table, its choices in order.
 
     Raises:
         UsageError: the table lacks a segment that the rule needs, or the rule returns no number for a row.
@@ -270,31 +253,25 @@ def row_scores(table: pd.DataFrame, rule: Rule) -> Floats:
     return scores
 
 
+def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
+    """Apply a rule. Errors: as `row_scores`."""
+    return best_choices(row_scores(table, rule), table["choice"].to_numpy())
+
+
 def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
-    """Apply a rule and return its decisions with the documents they are about.
+    """Apply a rule and return its decisions with the documents they are about. Errors: as `row_scores`.
 
-    Args:
-        table: as `choose` takes it.
-        rule: see `find_rule`.
-
-    Returns:
-        One row per document, in the table's order: task, subtask, doc_id, choices, gold, prediction (index of the
-        choice), correct (0 or 1), tie (whether several choices have the highest score), truncated.
-
-    Raises:
-        UsageError: as `choose`.
+    One row per document, in the table's order: task, subtask, doc_id, choices, gold, prediction (index of the choice),
+    correct (0 or 1), tie (whether several choices have the highest score), truncated.
     """
     import pandas as pd
 
     starts, prediction, tie = choose(table, rule)
     documents = table.iloc[starts]
+    columns = ("task", "subtask", "doc_id", "choices", "gold")
     return pd.DataFrame(
-        {
-            "task": documents["task"].to_numpy(),
-            "subtask": documents["subtask"].to_numpy(),
-            "doc_id": documents["doc_id"].to_numpy(),
-            "choices": documents["choices"].to_numpy(),
-            "gold": documents["gold"].to_numpy(),
+        {column: documents[column].to_numpy() for column in columns}
+        | {
             "prediction": prediction,
             "correct": (prediction == documents["gold"].to_numpy()).astype(int),
             "tie": tie,

@@ -1,19 +1,21 @@
-"""The score table: one row for each (task, document, choice).
+"""The score table: one row for each (task, document, choice); and the names of the outcomes that are read from it.
 
-In: `ScoreRow`s and clusters. Out: a DataFrame. Code that needs a model writes this table; code that decides, compares
-or prints only reads it, without torch.
+Code that needs a model writes this table; code that decides, compares or prints only reads it, without torch. An
+outcome is right or wrong under a rule (`rules.py`), or continuous (`accuracies.document_outcomes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+from evalkit.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Segment = Literal["special", "instruction", "context", "continuation", "end"]
-"""Kind of a segment."""
 SEGMENTS: tuple[str, ...] = get_args(Segment)
 """All segments, in the order of the score table's columns."""
 
@@ -63,8 +65,18 @@ UNCOUNTED = (*(f"n_{segment}" for segment in SEGMENTS), "truncated", "straddles"
 """Columns of token counts, which are unknown (NaN) in imported logs."""
 
 
-SIZES = ("chars", "bytes")
-"""Columns of the options' lengths, which are unknown (NaN) in logs that do not say what precedes an option."""
+def score_table(rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> pd.DataFrame:
+    """Build the score table in its stored form, in the order of the rows.
+
+    `clusters`: (subtask, document) → cluster; a document without an entry is its own cluster.
+    """
+    import pandas as pd
+
+    table = pd.DataFrame(rows, columns=list(ScoreRow._fields))
+    likelihoods = [column for column in ScoreRow._fields if column.startswith("ll_")]
+    table = table.astype(dict.fromkeys(likelihoods, "float64"))
+    table[CLUSTER] = [clusters.get((row.subtask, row.doc_id), row.doc_id) for row in rows]
+    return table
 
 
 def uncounted(table: pd.DataFrame) -> pd.DataFrame:
@@ -73,9 +85,10 @@ def uncounted(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def unsized(table: pd.DataFrame, tasks: Collection[str]) -> pd.DataFrame:
-    """Return a score table without the lengths of the answer options of some tasks, which are not known."""
+    """Return a score table without the lengths of some tasks' options: not every log says what precedes an option."""
     unknown = table["task"].isin(tasks)
-    return table.assign(**{name: table[name].mask(unknown) for name in SIZES}) if unknown.any() else table
+    sizes = ("chars", "bytes")
+    return table.assign(**{name: table[name].mask(unknown) for name in sizes}) if unknown.any() else table
 
 
 def why_unsized(table: pd.DataFrame) -> str | None:
@@ -90,15 +103,92 @@ def why_unsized(table: pd.DataFrame) -> str | None:
     )
 
 
-def score_table(rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> pd.DataFrame:
-    """Build the score table in its stored form, in the order of the rows.
+@dataclass(frozen=True)
+class ContinuousOutcome:
+    """A number for each document: more than right or wrong."""
 
-    `clusters`: (subtask, document) → cluster; a document without an entry is its own cluster.
+    name: str
+    title: str
+    """Name in texts."""
+    description: str
+    formula: str
+    higher_is_better: bool
+    bounds: tuple[float, float] | None
+    """Smallest and largest possible value; None if unbounded."""
+
+
+ACCURACY = "accuracy"
+"""The outcome of a rule: right or wrong."""
+MARGIN = "margin"
+
+OUTCOMES: dict[str, ContinuousOutcome] = {
+    outcome.name: outcome
+    for outcome in (
+        ContinuousOutcome(
+            "bits_per_byte",
+            "bits per byte",
+            "negative log-likelihood of the gold answer in bits per UTF-8 byte of it",
+            "-L(g) / (ln 2 bytes(g))",
+            False,
+            None,
+        ),
+        ContinuousOutcome(
+            "log_loss",
+            "log loss",
+            "negative logarithm, in nats, of the gold answer's probability among the choices",
+            "-ln p(g)",
+            False,
+            None,
+        ),
+        ContinuousOutcome(
+            "brier",
+            "Brier score",
+            "squared distance of the choices' probabilities from right and wrong, summed over the choices",
+            "sum_k (p(k) - [k = g])^2",
+            False,
+            (0.0, 2.0),
+        ),
+        ContinuousOutcome(
+            MARGIN,
+            "margin",
+            "the rule's score of the gold answer less that of the best other choice; positive where the rule is right",
+            "s(g) - max_{k != g} s(k)",
+            True,
+            None,
+        ),
+    )
+}
+"""Notation: L(k) is the log-likelihood of choice k's continuation in nats, g the gold choice, p the softmax of L over
+the choices, s a rule's score. Sources: Brier (1950) in its original form, the sum over all choices, as lm-eval's
+`brier_score`; log loss, Good (1952)."""
+
+
+def outcome_of(key: str) -> tuple[ContinuousOutcome, str | None] | None:
+    """Return the outcome that a key names, and the rule of a margin if the key has one; None if it names a rule.
+
+    Keys are the outcomes' names, and "margin:RULE".
     """
-    import pandas as pd
+    name, _, rule = key.partition(":")
+    if name == MARGIN:
+        return OUTCOMES[MARGIN], rule or None
+    return (OUTCOMES[key], None) if key in OUTCOMES else None
 
-    table = pd.DataFrame(rows, columns=list(ScoreRow._fields))
-    likelihoods = [column for column in ScoreRow._fields if column.startswith("ll_")]
-    table = table.astype(dict.fromkeys(likelihoods, "float64"))
-    table[CLUSTER] = [clusters.get((row.subtask, row.doc_id), row.doc_id) for row in rows]
-    return table
+
+def outcome_key(outcome: str | None, rule: str | None) -> str | None:
+    """Return the key of an outcome under a rule; accuracy's is the rule, None without a rule."""
+    if outcome in (None, ACCURACY):
+        return rule
+    if outcome not in OUTCOMES:
+        raise UnknownNameError("outcome", str(outcome), (ACCURACY, *OUTCOMES))
+    if outcome == MARGIN:
+        return with_default_rule(MARGIN, rule)
+    if rule:
+        raise UsageError(f"--outcome {outcome} does not depend on a rule; leave out --rule {rule}")
+    return outcome
+
+
+def with_default_rule(key: str | None, rule: str | None) -> str | None:
+    """Return a key under a default rule: that of accuracy, or of a margin without a rule."""
+    if key is None:
+        return rule
+    return f"{MARGIN}:{rule}" if key == MARGIN and rule else key

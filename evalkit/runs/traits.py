@@ -1,4 +1,4 @@
-"""Measurement settings of a run.
+"""Measurement settings of a run, and the devices that computed it.
 
 In: a run's manifest. Out: its `Trait`s: the settings that determine its scores besides the checkpoint and the content
 of its documents (`benchmarks/registry.py` compares those of two runs). Runs that differ in a refused trait measure
@@ -6,36 +6,104 @@ another quantity and cannot share a table or a group of seeds. Other differences
 noted (docs/reference/tables.md lists both). Settings that cannot change a score are not traits: the token budget, and
 how prefixes are shared, which the start-up check compares with the model's own forward pass. Properties of the model
 itself (its context window, its end tokens) are not traits either.
+
+The device is not in a run's specification, since it changes the last bits only. Each batch in the journal and the
+manifest record it instead, as a `BatchDevice`, and a run that is resumed on other hardware warns.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import platform
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalkit.escape import counted
-from evalkit.runs.batch_devices import kinds
-from evalkit.runs.continuous import outcome_of
 from evalkit.runs.folder import Run
+from evalkit.runs.score_table import outcome_of
 
-_SUMMARY = (
-    "limit",
-    "continuation",
-    "windows",
-    "template",
-    "prompts",
-    "solved examples",
-    "prompt tokens",
-    "rule",
-    "dtype",
-    "context extension",
-)
-"""Traits in a run's one-line summary; the others are hashes and versions."""
-_ONE = "one"
-"""Value of the trait "prompts" of a run under its own prompt alone."""
+
+class BatchDevice(NamedTuple):
+    """Device, hardware, kernel, host and threads of a batch."""
+
+    device: str
+    """Torch's name of the device: "cpu", "cuda:1"; "cuda:0+cuda:1" of a model that is spread over both."""
+    hardware: str
+    """The accelerator's name, or the processor's architecture; several names are joined by "+"."""
+    kernel: str
+    """Attention kernel. Scored batches: one of `scoring.forward.KERNELS`, or "alone" without shared prefixes. Generated
+    batches: the model's own implementation."""
+    host: str
+    """Network name of the machine."""
+    threads: int = 0
+    """Threads of a CPU, whose number changes the last bits; 0 for other devices, and where it is unknown."""
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Kind of device and its hardware. Batches of the same kind round alike, as far as the hardware decides."""
+        return self.device.partition(":")[0], self.hardware
+
+
+def place_of(device: str, kernel: str) -> BatchDevice:
+    """Return the `BatchDevice` for a torch device of this machine."""
+    import torch
+
+    threads = torch.get_num_threads() if device == "cpu" else 0
+    return BatchDevice(device, hardware_of(device), kernel, platform.node(), threads)
+
+
+def hardware_of(device: str) -> str:
+    """Return the accelerator's name, or the processor's architecture; several devices are joined by "+"."""
+    if "+" in device:
+        return "+".join(dict.fromkeys(map(hardware_of, device.split("+"))))
+    if not device.startswith("cuda"):
+        return platform.machine()
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
+def devices(batches: Iterable[tuple[str, int, BatchDevice | None]]) -> list[dict[str, Any]]:
+    """Return the manifest's list of devices from (task, batch number, device) of each batch.
+
+    Batch numbers are ranges: 0, 1, 2, 5 is "0-2,5".
+    """
+    by_device: dict[BatchDevice, dict[str, set[int]]] = {}
+    for task, number, device in batches:
+        if device is not None:
+            by_device.setdefault(device, {}).setdefault(task, set()).add(number)
+    stored = []
+    for device, tasks in by_device.items():
+        ranges = {}
+        for task, numbers in tasks.items():
+            firsts = [str(number) for number in sorted(numbers) if number - 1 not in numbers]
+            lasts = [str(number) for number in sorted(numbers) if number + 1 not in numbers]
+            spans = zip(firsts, lasts, strict=True)
+            ranges[task] = ",".join(first if first == last else f"{first}-{last}" for first, last in spans)
+        stored.append(device._asdict() | {"batches": ranges})
+    return stored
+
+
+def places(manifest: Mapping[str, Any]) -> list[BatchDevice]:
+    """Return the devices that a finished run was computed on."""
+    stored = manifest.get("devices", [])
+    return [BatchDevice(*(device[name] for name in BatchDevice._fields)) for device in stored]
+
+
+def kinds(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the distinct kinds of devices of a finished run: "cpu x86_64", "cuda NVIDIA H100"."""
+    return list(dict.fromkeys(" ".join(place.kind) for place in places(manifest)))
+
+
+def mixture(manifest: Mapping[str, Any]) -> list[str]:
+    """Return notes about a run that was computed on several kinds of devices; none for a single kind."""
+    several = kinds(manifest)
+    if len(several) < 2:
+        return []
+    parts = " and in part on ".join(several)
+    return [f"computed in part on {parts}, which round differently; manifest.json lists the batches"]
 
 
 @dataclass(frozen=True)
@@ -52,41 +120,16 @@ class Trait:
     """Whether runs that differ in it cannot share a table; otherwise the difference is noted."""
 
 
-def is_imported(manifest: Mapping[str, Any]) -> bool:
-    """Return whether a run was imported from another program's log."""
-    return "imported" in manifest
-
-
-def origin(manifest: Mapping[str, Any]) -> str:
-    """Return what evaluated a run: "evalkit", or the imported log."""
-    return str(manifest["imported"]["origin"]) if is_imported(manifest) else "evalkit"
-
-
-def origin_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return a note about an imported run; none for evalkit's own."""
-    if not is_imported(manifest):
-        return []
-    files = counted(len(manifest["imported"]["files"]), "file")
-    parts = "".join(f"; {part}" for part in manifest["imported"].get("parts", []))
-    return [f"imported from {origin(manifest)} ({files}{parts}); evalkit did not compute its scores"]
-
-
-def max_prompt_tokens(specification: Mapping[str, Any]) -> int | None:
-    """Return the length in tokens above which prompts lose their middle; None if none is."""
-    found: int | None = specification.get("max_prompt_tokens")
-    return found
-
-
 def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     """Return a run's traits by name.
 
     `rule` is that of its numbers; None: the run's own. Not used for runs whose answers no rule chooses.
     """
     specification, imported = run.manifest["specification"], is_imported(run.manifest)
-    found: dict[str, Trait] = {}
+    by_name: dict[str, Trait] = {}
 
     def add(name: str, value: object, words: str = "", refused: bool = True) -> None:
-        found[name] = Trait(name, str(value), words or f"{name} {value}", refused)
+        by_name[name] = Trait(name, str(value), words or f"{name} {value}", refused)
 
     add("limit", *_limit(specification))
     add("template", run.template)
@@ -120,19 +163,43 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         add("device", device, refused=False)
     for library, version in specification.get("versions", {}).items():
         add(f"{library} version", version, f"{library} {version}", refused=False)
-    return found
+    return by_name
+
+
+def summary(run: Run, rule: str | None = None) -> str:
+    """Return a run's measurement settings in one line, without hashes and versions."""
+    by_name = traits(run, rule)
+    names = ("limit", "continuation", "windows", "template", "prompts", "solved examples", "prompt tokens", "rule",
+             "dtype", "context extension")  # fmt: skip
+    usual = {("context extension", "none"), ("prompts", "one")}
+    shown = [by_name[name] for name in names if name in by_name]
+    return ", ".join(trait.words for trait in shown if (trait.name, trait.value) not in usual)
+
+
+def _limit(specification: Mapping[str, Any]) -> tuple[str, str]:
+    """Return which documents of each task are read: short, and in words."""
+    if size := specification.get("sample"):
+        seed = f"(seed {specification['seed']})"
+        return f"{size:,} random {seed}", f"{size:,} random documents of each task {seed}"
+    if selection := specification.get("selection"):
+        hashed = selection[:12]
+        if _may_be_all(specification):
+            return f"unknown (selection {hashed})", f"an unknown part of each task's documents ({hashed})"
+        return f"selection {hashed}", f"the logged selection of documents ({hashed})"
+    if limit := specification.get("limit"):
+        return str(limit), f"the first {f'{limit:,} documents' if limit > 1 else 'document'} of each task"
+    return "none", "all documents"
+
+
+def _may_be_all(specification: Mapping[str, Any]) -> bool:
+    """Whether an imported log does not say if its documents are all of each task."""
+    return specification.get("complete") == "unknown"
 
 
 def selection_words(run: Run) -> str:
     """Return which documents of each task a run read, in words; empty if all."""
     value, words = _limit(run.manifest["specification"])
     return "" if value == "none" else words
-
-
-def windows_of_text(specification: Mapping[str, Any]) -> str:
-    """Return the windows of a text, in words; empty without one, and for windows of the model's own length."""
-    windows = specification.get("windows")
-    return f"windows {_windows(windows)}" if windows and any(windows.values()) else ""
 
 
 def documents_read(specification: Mapping[str, Any]) -> str:
@@ -144,10 +211,89 @@ def documents_read(specification: Mapping[str, Any]) -> str:
     if (size := specification.get("sample")) is not None:
         seed = specification["seed"]
         return f"sample {size:,}" + (f" (seed {seed})" if seed else "")
-    if chosen := specification.get("selection"):
-        return f"{'unknown ' * _may_be_all(specification)}selection {chosen[:7]}"
+    if selection := specification.get("selection"):
+        return f"{'unknown ' * _may_be_all(specification)}selection {selection[:7]}"
     limit = specification.get("limit")
     return f"limit {limit:,}" if limit else ""
+
+
+def max_prompt_tokens(specification: Mapping[str, Any]) -> int | None:
+    """Return the length in tokens above which prompts lose their middle; None if none is."""
+    tokens: int | None = specification.get("max_prompt_tokens")
+    return tokens
+
+
+def _windows(windows: Mapping[str, int | None]) -> str:
+    """Return how texts are cut; the model's own context window is its property, and no trait."""
+    tokens, stride = windows["tokens"], windows["stride"]
+    length = f"of at most {tokens:,} tokens" if tokens else "of the model's own length"
+    return f"{length}, stride {stride:,}" if stride else length
+
+
+def windows_of_text(specification: Mapping[str, Any]) -> str:
+    """Return the windows of a text, in words; empty without one, and for windows of the model's own length."""
+    windows = specification.get("windows")
+    return f"windows {_windows(windows)}" if windows and any(windows.values()) else ""
+
+
+def _prompts(specification: Mapping[str, Any]) -> str:
+    """Return the prompts of a run beside its template: "one", or their names, the orders of options and a hash."""
+    if not (prompts := specification.get("prompts")):
+        return "one"
+    names, orders = ", ".join(prompts["templates"]), prompts["choice_orders"]
+    content = hashlib.sha256(json.dumps(prompts, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{names}{f', {orders} orders of the options' if orders > 1 else ''} ({content})"
+
+
+def _extension(specification: Mapping[str, Any] | None) -> tuple[str, str]:
+    if not specification:
+        return "none", "no context extension"
+    # Imported here, since most runs do not need its libraries
+    from evalkit.models.context.extension import Extension
+
+    words = Extension(**specification).describe()
+    return words, words
+
+
+def is_imported(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a run was imported from another program's log."""
+    return "imported" in manifest
+
+
+def origin(manifest: Mapping[str, Any]) -> str:
+    """Return what evaluated a run: "evalkit", or the imported log."""
+    return str(manifest["imported"]["origin"]) if is_imported(manifest) else "evalkit"
+
+
+def origin_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return a note about an imported run; none for evalkit's own."""
+    if not is_imported(manifest):
+        return []
+    files = counted(len(manifest["imported"]["files"]), "file")
+    parts = "".join(f"; {part}" for part in manifest["imported"].get("parts", []))
+    return [f"imported from {origin(manifest)} ({files}{parts}); evalkit did not compute its scores"]
+
+
+def unofficial(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the tasks whose "documents", or solved "examples", are not the official ones, by these keys if any.
+
+    Material without an official version, such as a needle test's text, is never listed.
+    """
+    by_kind = {
+        kind: [task for task, source in manifest.get(kind, {}).items() if source["official"] is False]
+        for kind in ("documents", "examples")
+    }
+    return {kind: tasks for kind, tasks in by_kind.items() if tasks}
+
+
+def unofficial_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return a note for each kind of unofficial material in a run."""
+    return [f"not the official {kind} of {', '.join(tasks)}" for kind, tasks in unofficial(manifest).items()]
+
+
+def caveats(manifest: Mapping[str, Any], task: str) -> list[str]:
+    """Return a note for each kind of unofficial material in a task."""
+    return [f"not the official {kind}" for kind, tasks in unofficial(manifest).items() if task in tasks]
 
 
 def model_differences(a: Run, b: Run) -> list[str]:
@@ -172,78 +318,3 @@ def same_checkpoint(runs: Sequence[Run]) -> tuple[Run, Run] | None:
 def checkpoint_of(run: Run) -> str:
     """Return the identity of a run's checkpoint as text: everything its numbers depend on."""
     return str(run.manifest["specification"]["checkpoint"])
-
-
-def summary(run: Run, rule: str | None = None) -> str:
-    """Return a run's measurement settings in one line."""
-    found = traits(run, rule)
-    shown = [found[name] for name in _SUMMARY if name in found]
-    usual = {("context extension", "none"), ("prompts", _ONE)}
-    return ", ".join(trait.words for trait in shown if (trait.name, trait.value) not in usual)
-
-
-def unofficial(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the tasks whose "documents", or solved "examples", are not the official ones, by these keys where any.
-
-    Material without an official version, such as a needle test's text, is never listed.
-    """
-    found = {
-        kind: [task for task, source in manifest.get(kind, {}).items() if source["official"] is False]
-        for kind in ("documents", "examples")
-    }
-    return {kind: tasks for kind, tasks in found.items() if tasks}
-
-
-def unofficial_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return a note for each kind of unofficial material in a run."""
-    return [f"not the official {kind} of {', '.join(tasks)}" for kind, tasks in unofficial(manifest).items()]
-
-
-def caveats(manifest: Mapping[str, Any], task: str) -> list[str]:
-    """Return a note for each kind of unofficial material in a task."""
-    return [f"not the official {kind}" for kind, tasks in unofficial(manifest).items() if task in tasks]
-
-
-def _limit(specification: Mapping[str, Any]) -> tuple[str, str]:
-    """Return which documents of each task are read: all, the first ones, or a random sample; short, and in words."""
-    if size := specification.get("sample"):
-        seed = f"(seed {specification['seed']})"
-        return f"{size:,} random {seed}", f"{size:,} random documents of each task {seed}"
-    if chosen := specification.get("selection"):
-        if _may_be_all(specification):
-            return f"unknown (selection {chosen[:12]})", f"an unknown part of each task's documents ({chosen[:12]})"
-        return f"selection {chosen[:12]}", f"the logged selection of documents ({chosen[:12]})"
-    if limit := specification.get("limit"):
-        return str(limit), f"the first {f'{limit:,} documents' if limit > 1 else 'document'} of each task"
-    return "none", "all documents"
-
-
-def _may_be_all(specification: Mapping[str, Any]) -> bool:
-    """Return whether an imported log does not say if its documents are all of each task."""
-    return specification.get("complete") == "unknown"
-
-
-def _windows(windows: Mapping[str, int | None]) -> str:
-    """Return how texts are cut; the model's own context window is its property, and no trait."""
-    tokens, stride = windows["tokens"], windows["stride"]
-    length = f"of at most {tokens:,} tokens" if tokens else "of the model's own length"
-    return f"{length}, stride {stride:,}" if stride else length
-
-
-def _prompts(specification: Mapping[str, Any]) -> str:
-    """Return the prompts of a run beside its template: "one", or their names, the orders of options and a hash."""
-    if not (found := specification.get("prompts")):
-        return _ONE
-    names, orders = ", ".join(found["templates"]), found["choice_orders"]
-    content = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{names}{f', {orders} orders of the options' if orders > 1 else ''} ({content})"
-
-
-def _extension(specification: Mapping[str, Any] | None) -> tuple[str, str]:
-    if not specification:
-        return "none", "no context extension"
-    # Imported here, since most runs do not need its libraries
-    from evalkit.models.context.extension import Extension
-
-    words = Extension(**specification).describe()
-    return words, words

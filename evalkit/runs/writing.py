@@ -1,30 +1,200 @@
-"""Writing a run folder, by one process at a time and each file atomically.
+"""Writing a run folder: one process at a time, under a lock, and each file atomically.
 
-In: a run's manifest. Out: a `RunWriter`, or the finished `Run`.
+In: a run's manifest. Out: a `RunWriter`, or the finished `Run`; or a `RunInUseError` that names the process that has
+the lock. A process that is gone holds no folder.
+
+The lock is the operating system's (`.lock`), which ends with its process. File systems of clusters may not pass it on
+between machines, so the holder also renews the time of a file (`.owner`), with its name and its progress. A folder
+whose owner is on another machine and has renewed its file lately is in use, whatever the operating system says.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import shutil
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
+
 from evalkit.data.wheels import file_digest
-from evalkit.errors import RunError
+from evalkit.errors import RunError, RunInUseError
+from evalkit.inputs.reading import read_json
+from evalkit.inputs.validated import Stored, validated
 from evalkit.paths import replace_file, replacing
-from evalkit.runs.batch_devices import BatchDevice, devices, places
-from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, WITHOUT_JOURNAL, Run, is_file, load_run
-from evalkit.runs.forms import DIGEST, RUN, digest, json_bytes, sealed
+from evalkit.runs.folder import (
+    DIGEST,
+    JOURNAL,
+    MANIFEST,
+    RESULTS,
+    RUN,
+    WITHOUT_JOURNAL,
+    Run,
+    digest,
+    is_file,
+    json_bytes,
+    load_run,
+    sealed,
+)
 from evalkit.runs.journal import Entry, FinishedRows, Journal
-from evalkit.runs.lock import Lock, locked
+from evalkit.runs.traits import BatchDevice, devices, places
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+_LOCK, _OWNER = ".lock", ".owner"
+RENEWAL = 15.0
+"""Seconds between two renewals of the owner's file."""
+LEASE = 120.0
+"""Seconds without a renewal after which an owner on another machine is gone."""
+_PATIENCE = 0.2
+"""Seconds to wait for the lock, which `is_locked` of another process may hold for a moment."""
+_ATTEMPTS = 20
+"""At creating a folder that other processes remove."""
 _GROUP = 32 << 20
 """Bytes of a table that are buffered before a row group is written."""
+
+
+class Owner(Stored):
+    """The process that writes a run, or the last one that did."""
+
+    host: str
+    process: int
+    done: float = 0.0
+    """Finished share of the run, from 0 to 1."""
+    seconds_left: float | None = None
+    released: bool = False
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+
+class Lock:
+    """A held lock, whose owner's file a thread renews. Use `locked`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._owner = Owner(host=platform.node(), process=os.getpid())
+        self._removed = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="evalkit-lock", daemon=True)
+
+    def __enter__(self) -> Lock:
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release the folder; the progress stays in the file."""
+        self._stop.set()
+        self._thread.join()
+        self._owner = self._owner.model_copy(update={"released": True})
+        if not self._removed:
+            self._write()
+
+    def report(self, done: float, seconds_left: float | None) -> None:
+        """Store the progress, which is written with the next renewal; arguments as the fields of `Owner`."""
+        self._owner = self._owner.model_copy(update={"done": done, "seconds_left": seconds_left})
+
+    def remove_folder(self) -> None:
+        """Remove the folder; a process that waits for its lock makes a new folder, with a lock of its own."""
+        self._stop.set()
+        self._thread.join()
+        # Renamed first: file by file, those that another process has just written would be removed too
+        aside = self._folder.with_name(f".{self._folder.name}-{os.getpid()}.removed")
+        with suppress(OSError):
+            self._folder.rename(aside)
+            self._removed = True
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _renew(self) -> None:
+        while not self._stop.wait(RENEWAL):
+            self._write()
+
+    def _write(self) -> None:
+        # A file that cannot be written costs the protection between machines only; the journal reports a full disk.
+        # Not flushed to the disk: after a crash of the machine it means nothing
+        new = self._folder / f"{_OWNER}.new"
+        with suppress(OSError):
+            new.write_text(json.dumps(self._owner.model_dump()), encoding="utf-8")
+            new.replace(self._folder / _OWNER)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[Lock]:
+    """Hold the lock of an existing run folder within the block; it is created again if another process removes it."""
+    lock = FileLock(folder / _LOCK)
+    try:
+        for attempt in range(_ATTEMPTS):
+            try:
+                lock.acquire(timeout=_PATIENCE)
+                break
+            except FileNotFoundError:  # another process has removed the folder in the meantime
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                folder.mkdir(parents=True, exist_ok=True)
+    except Timeout:
+        raise _in_use(folder, read_owner(folder)) from None
+    except OSError as error:
+        raise RunError(f"output folder {folder} cannot be written ({error.strerror or error})") from error
+    try:
+        owner = read_owner(folder)
+        if owner and owner.host != platform.node() and _is_active(folder, owner):
+            raise _in_use(folder, owner)
+        with Lock(folder) as held:
+            yield held
+    finally:
+        lock.release()
+
+
+def read_owner(folder: Path) -> Owner | None:
+    """Return the process that writes a run or did so last; None if it is unknown."""
+    with suppress(RunError):
+        return validated(read_json(folder / _OWNER, RunError, most=1 << 16), Owner, RunError, _OWNER)
+    return None
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process writes a run at the moment.
+
+    The operating system's lock counts; the lease counts too for an owner on another machine, or where this user may
+    not lock.
+    """
+    owner, may_lock = read_owner(folder), True
+    if (folder / _LOCK).exists():
+        try:
+            with FileLock(folder / _LOCK, timeout=0):
+                pass
+        except Timeout:
+            return True
+        except OSError:
+            may_lock = False
+    return owner is not None and not (may_lock and owner.host == platform.node()) and _is_active(folder, owner)
+
+
+def _is_active(folder: Path, owner: Owner) -> bool:
+    """Whether an owner has renewed its file lately, by the clock of the file system, and not released it."""
+    if owner.released:
+        return False
+    now = time.time()
+    with suppress(OSError):
+        (folder / _LOCK).touch()
+        now = (folder / _LOCK).stat().st_mtime
+    with suppress(OSError):
+        return now - (folder / _OWNER).stat().st_mtime < LEASE
+    return False
+
+
+def _in_use(folder: Path, owner: Owner | None) -> RunInUseError:
+    by = f" ({owner})" if owner and not owner.released else ""
+    return RunInUseError(f"run folder {folder} is in use by another process{by}; wait for it")
 
 
 def find_finished(
@@ -34,21 +204,21 @@ def find_finished(
     say: Callable[[str], None],
     device: str,
 ) -> Run | None:
-    """Return a run that has everything that is requested; None if something is missing.
+    """Return the run of a manifest if its folder exists and has everything that is requested, by `is_finished`.
 
-    Args:
-        folder: the run's folder; it need not exist yet.
-        manifest: see `open_run`.
-        is_finished: returns whether a run with results has everything that is requested.
-        say: called if the run was computed on another device than the requested one, `device`.
+    `say` is called if the run was computed on another device than the requested one.
     """
     if not (is_file(folder / RESULTS) and is_file(folder / MANIFEST)):
         return None
     run = _load_same(folder, manifest)
     if not is_finished(run):
         return None
+
+    def indexed(name: str) -> str:  # torch's default index is 0
+        return name if ":" in name else f"{name}:0"
+
     known = list(dict.fromkeys(place.device for place in places(run.manifest)))
-    if device != "auto" and known and _index(device) not in map(_index, known):
+    if device != "auto" and known and indexed(device) not in map(indexed, known):
         say(f"this run is finished and was computed on {' and '.join(known)}; nothing is computed on {device}")
     return run
 
@@ -86,16 +256,11 @@ def open_run(
 
 
 def _load_same(folder: Path, manifest: Mapping[str, Any]) -> Run:
-    """Open a folder's run, which must be the one of a manifest."""
+    """Open a folder's run, which must be the run of a manifest."""
     run = load_run(folder)
     if run.manifest["id"] != manifest["id"]:
         raise RunError(f"run folder {folder} belongs to another specification; choose another --output")
     return run
-
-
-def _index(device: str) -> str:
-    """Return a device's name with its index; torch's default is 0."""
-    return device if ":" in device else f"{device}:0"
 
 
 class RunWriter:
@@ -159,7 +324,7 @@ class RunWriter:
         self._save_sealed(RESULTS, {"run": self.manifest["id"], "files": files, **content})
 
     def save_table(self, name: str, table: pd.DataFrame) -> None:
-        """Write a Parquet file of the folder atomically."""
+        """Write a Parquet file of the folder."""
         import pyarrow as pa
 
         content = pa.Table.from_pandas(table, preserve_index=False)
@@ -188,12 +353,11 @@ class RunWriter:
             self._files[name] = file_digest(path)
 
     def save_bytes(self, name: str, content: bytes) -> None:
-        """Write a file of the folder atomically, to be read back through `Run.read`."""
+        """Write a file of the folder, to be read back through `Run.read`."""
         self._save(name, content)
         self._files[name] = digest(content)
 
     def _save_sealed(self, name: str, content: Mapping[str, Any]) -> str:
-        """Write a JSON file; return its digest."""
         whole = sealed(content)
         self._save(name, json_bytes(whole, indent=2) + b"\n")
         return str(whole[DIGEST])
@@ -204,7 +368,6 @@ class RunWriter:
 
     @contextmanager
     def _saving(self, path: Path) -> Iterator[None]:
-        """Create the file's folder; raise `RunError` if the file cannot be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             yield

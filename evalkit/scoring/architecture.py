@@ -16,8 +16,13 @@ from evalkit.models.loading.config import WINDOW_KEYS
 from evalkit.models.memory import device_bytes
 from evalkit.models.parts import computing_devices, layers_of
 
-_WINDOW = 2048
-"""Context window in tokens where the config does not give one."""
+_CPU_TOKENS = 2048
+"""Enough to saturate two cores; more only costs memory (measured: docs/measurements/performance.md)."""
+_GPU_TOKENS = 65536
+_ROW = 2048
+"""Assumed length of a token's mask row."""
+_SHARE = 0.25
+"""Share of the memory beside the weights that one batch may use by the estimate below."""
 
 
 def kernels_for(model: Any) -> tuple[str, ...]:
@@ -30,10 +35,10 @@ def kernels_for(model: Any) -> tuple[str, ...]:
 
 
 def window_of(config: Any) -> int:
-    """Return a model's context window in tokens."""
+    """Return a model's context window in tokens; 2,048 if the config does not give it."""
     text = config.get_text_config()
     windows = (getattr(text, key, None) for key in WINDOW_KEYS)
-    return next((value for value in windows if isinstance(value, int) and value > 0), _WINDOW)
+    return next((value for value in windows if isinstance(value, int) and value > 0), 2048)
 
 
 def longest_shared(config: Any) -> int | None:
@@ -64,26 +69,23 @@ def rotary_lengths(config: Any) -> list[int | None]:
     ]
 
 
-CPU_TOKENS = 2048
-"""Enough to saturate two cores; more only costs memory (measured: docs/measurements/performance.md)."""
-GPU_TOKENS = 65536
-MIN_TOKENS = 128
-_ROW = 2048
-"""Assumed length of a token's mask row."""
-_SHARE = 0.25
-"""Share of the memory beside the weights that one batch may use by the estimate below."""
-
-
 def auto_budget(model: Any) -> int:
     """Return a token budget that fits in the device's memory beside the weights, at most what saturates the device.
 
     It does not depend on how much memory other processes use.
     """
     memory = memory_beside_weights(model)
-    most = GPU_TOKENS if next(iter(memory)).type == "cuda" else CPU_TOKENS
+    most = _GPU_TOKENS if next(iter(memory)).type == "cuda" else _CPU_TOKENS
+    # Estimate of the peak activation memory of one token in one layer, mask row and input included
+    config = model.config.get_text_config()
+    hidden = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    size = model.get_output_embeddings().weight.element_size()
+    # Eager attention stores scores for every head; the others store the mask only
+    heads = getattr(config, "num_attention_heads", 0) if attention_of(config) == "eager" else 0
+    bytes_per_token = int(size * (8 * hidden + 4 * inner + (1 + 2 * heads) * _ROW))
     # A batch's states are on each device in turn
-    fits = int(min(memory.values()) * _SHARE / _bytes_per_token(model))
-    return max(MIN_TOKENS, min(most, fits))
+    return max(128, min(most, int(min(memory.values()) * _SHARE / bytes_per_token)))
 
 
 def memory_beside_weights(model: Any) -> dict[torch.device, int]:
@@ -98,14 +100,3 @@ def memory_beside_weights(model: Any) -> dict[torch.device, int]:
     stored = (sum(weight.nbytes for weight in layer.parameters() if weight.is_meta) for layer in layers_of(model))
     weights[next(iter(weights))] += max(stored, default=0)
     return {device: device_bytes(device) - own for device, own in weights.items()}
-
-
-def _bytes_per_token(model: Any) -> int:
-    """Estimate the peak activation memory of one token in one layer, mask row and input included."""
-    config = model.config.get_text_config()
-    hidden = config.hidden_size
-    inner = getattr(config, "intermediate_size", None) or 4 * hidden
-    size = model.get_output_embeddings().weight.element_size()
-    # Eager attention stores scores for every head; the others store the mask only
-    heads = getattr(config, "num_attention_heads", 0) if attention_of(config) == "eager" else 0
-    return int(size * (8 * hidden + 4 * inner + (1 + 2 * heads) * _ROW))

@@ -5,7 +5,7 @@ is active; their keys and values are the trunk's, followed by the tree's. Two im
 
 - `TileLayout`, for CPUs: the row is cut into tiles of neighbouring tokens, and each tile attends to the trunk, its
   ancestors and itself. What the tree masks for a whole tile is never computed, so a row may contain a whole batch.
-- `FlexLayout` (`flex.py`), for GPUs: FlexAttention with a block mask.
+- `FlexLayout`, for GPUs: FlexAttention with a block mask, which is computed from the ends and not from all pairs.
 
 Models whose attention does not use transformers' registry of attention functions use neither; they get the tree as an
 attention mask (`forward.py`).
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
+from evalkit.compatibility.torch import compile_for_any_size
 from evalkit.compatibility.transformers import attention_of, select_attention
 from evalkit.scoring.tree import Ints
 
@@ -42,6 +44,16 @@ _WIDEST = 512
 """Maximum tokens of a tile."""
 _OVERHEAD = 2**20
 """Fixed cost of a tile in units of (query, key) pairs × heads × head size: about 50 µs."""
+_BLOCK = 128
+"""Queries and keys of a block of FlexAttention's mask."""
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return an array as a tensor on a device, without waiting for a GPU."""
+    states = torch.from_numpy(array)
+    if device.type == "cuda" and torch.cuda.is_available():
+        return states.pin_memory().to(device, non_blocking=True)
+    return states.to(device)
 
 
 class TreeAttention(Protocol):
@@ -105,25 +117,31 @@ def cut_tiles(ends: Ints, depths: Ints, trunk: int, overhead: int) -> list[Tile]
 class TileLayout:
     """Tree attention tile by tile, for CPUs.
 
-    Args:
-        ends: [nodes] one past each node's last descendant.
-        depths: [nodes] number of ancestors of each node in the row.
-        trunk: number of trunk tokens, which precede the tree's and to which every token attends.
-        width: heads × head size of the queries.
+    `ends` and `depths` are [nodes]: one past each node's last descendant, and the number of its ancestors in the row.
+    Every token attends to the `trunk` tokens that precede the tree's. `width` is heads × head size of the queries.
     """
 
     def __init__(
         self, ends: Ints, depths: Ints, trunk: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        tiles = cut_tiles(ends, depths, trunk, _OVERHEAD // width)
-        self._tiles = [(slice(tile.start, tile.end), _key_ranges(tile, trunk)) for tile in tiles]
+        self._tiles: list[tuple[slice, list[tuple[int, int]]]] = []
+        """Of each tile its queries, and its keys as ranges [start, end) without gaps, the trunk's included."""
+        masks: list[torch.Tensor] = []
+        for tile in cut_tiles(ends, depths, trunk, _OVERHEAD // width):
+            keys = np.concatenate((np.arange(trunk), trunk + tile.keys))
+            runs = np.split(keys, np.flatnonzero(np.diff(keys) > 1) + 1)
+            self._tiles.append((slice(tile.start, tile.end), [(int(run[0]), int(run[-1]) + 1) for run in runs]))
+            queries = np.arange(tile.start, tile.end)[:, None]
+            hidden = (tile.keys > queries) | (queries >= ends[tile.keys])
+            mask = torch.zeros(1, 1, len(queries), len(keys), dtype=dtype)
+            mask[0, 0, :, trunk:].masked_fill_(torch.from_numpy(hidden), torch.finfo(dtype).min)
+            masks.append(mask.to(device))
         # Layers may be on several devices; each device gets a copy of the masks when its first layer runs
-        self._masks = {device: [_tile_mask(ends, tile, trunk, dtype).to(device) for tile in tiles]}
+        self._masks = {device: masks}
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, product: Product | None
     ) -> torch.Tensor:
-        """See `TreeAttention`."""
         _, heads, tokens, size = query.shape
         output = query.new_empty(1, tokens, heads, value.shape[3])
         if query.device not in self._masks:
@@ -140,25 +158,90 @@ class TileLayout:
         return output
 
 
-def _key_ranges(tile: Tile, trunk: int) -> list[tuple[int, int]]:
-    """Return a tile's keys, the trunk's included, as ranges without gaps, [start, end)."""
-    keys = np.concatenate((np.arange(trunk), trunk + tile.keys))
-    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(keys, np.flatnonzero(np.diff(keys) > 1) + 1)]
-
-
-def _tile_mask(ends: Ints, tile: Tile, trunk: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask of a tile, [1, 1, queries, trunk + keys]."""
-    queries = np.arange(tile.start, tile.end)[:, None]
-    hidden = (tile.keys > queries) | (queries >= ends[tile.keys])
-    mask = torch.zeros(1, 1, len(queries), trunk + len(tile.keys), dtype=dtype)
-    mask[0, 0, :, trunk:].masked_fill_(torch.from_numpy(hidden), torch.finfo(dtype).min)
-    return mask
-
-
 def _selected(states: torch.Tensor, ranges: list[tuple[int, int]]) -> torch.Tensor:
     """Select tokens of [1, heads, tokens, size]; a single range is not copied."""
     parts = [states[:, :, start:end] for start, end in ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+class FlexLayout:
+    """Tree attention by FlexAttention, for GPUs; arguments as of `TileLayout`.
+
+    Lengths are padded to multiples of `_BLOCK`, and the mask reads sizes from tensors only, so that batches of all
+    sizes run the same compiled kernel. The mask reaches the device in one copy, which does not wait for it.
+    """
+
+    def __init__(self, ends: Ints, trunk: int, device: torch.device) -> None:
+        self._nodes, self._trunk = len(ends), trunk
+        # At least two blocks, since a size of one is compiled as a constant
+        self._padded = max(-len(ends) % _BLOCK, 2 * _BLOCK - len(ends))
+        self._gap = -trunk % _BLOCK
+        queries = len(ends) + self._padded
+        # The queries that attend to each key are a range [first, last) of nodes, since a subtree has no gap
+        index = np.arange(queries, dtype=np.int32)
+        first = np.concatenate((np.zeros(trunk + self._gap, np.int32), index))
+        whole, none = np.full(trunk, queries, np.int32), np.zeros(self._gap, np.int32)
+        last = np.concatenate((whole, none, ends, index[len(ends) :] + 1)).astype(np.int32)
+        self._mask = _block_mask(first, last, queries, device)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, product: Product | None
+    ) -> torch.Tensor:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        if product is not None:
+            raise Unsupported("attention that is not softmax attention")
+        query, key, value = _pad(query, self._padded), self._spread(key), self._spread(value)
+        output = _compiled(flex_attention, query.device.type)(
+            query, key, value, block_mask=self._mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        attended: torch.Tensor = output[:, :, : self._nodes].transpose(1, 2)
+        return attended
+
+    def _spread(self, states: torch.Tensor) -> torch.Tensor:
+        """Pad trunk and nodes of [1, heads, trunk + nodes, size] to whole blocks each."""
+        nodes = _pad(states[:, :, self._trunk :], self._padded)
+        return torch.cat((_pad(states[:, :, : self._trunk], self._gap), nodes), dim=2) if self._trunk else nodes
+
+
+def _block_mask(first: Ints, last: Ints, queries: int, device: torch.device) -> Any:
+    """Return the block mask of ranges of queries by key, each [keys]; lengths are multiples of `_BLOCK`."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    # The ranges of a block's keys begin at or before the block's own queries, so together they have no gap
+    starts, stops = first.reshape(-1, _BLOCK), last.reshape(-1, _BLOCK)
+    begin = np.arange(0, queries, _BLOCK)[:, None]
+    used = (starts.min(1) < begin + _BLOCK) & (stops.max(1) > begin)
+    full = (starts.max(1) <= begin) & (stops.min(1) >= begin + _BLOCK)
+    kinds = (used & ~full, full)
+    counts = [blocks.sum(1)[None, None] for blocks in kinds]
+    # Blocks in use first, in ascending order
+    orders = [np.argsort(~blocks, axis=1, kind="stable")[None, None] for blocks in kinds]
+    # In one copy; each starts at a multiple of 16 bytes, as compiled kernels expect, which copy other inputs
+    arrays = [first, last, *counts, *orders]
+    flat = [np.pad(array.ravel().astype(np.int32), (0, -array.size % 4)) for array in arrays]
+    parts = to_device(np.concatenate(flat), device).split([len(part) for part in flat])
+    first_query, last_query, number, full_number, order, full_order = (
+        part[: array.size].view(array.shape) for part, array in zip(parts, arrays, strict=True)
+    )
+
+    def sees(_: Any, __: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        inside: torch.Tensor = (first_query[key] <= query) & (query < last_query[key])
+        return inside
+
+    return BlockMask.from_kv_blocks(
+        number, order, full_number, full_order, BLOCK_SIZE=_BLOCK, mask_mod=sees, compute_q_blocks=False
+    )
+
+
+def _pad(states: torch.Tensor, tokens: int) -> torch.Tensor:
+    return torch.nn.functional.pad(states, (0, 0, 0, tokens)) if tokens else states
+
+
+@cache
+def _compiled(function: Any, device: str) -> Any:
+    """Compile a function for CUDA; uncompiled FlexAttention materialises the whole [queries, keys] matrix."""
+    return compile_for_any_size(function) if device == "cuda" else function
 
 
 _active: TreeAttention | None = None

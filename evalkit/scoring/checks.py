@@ -1,8 +1,8 @@
 """Which checks a model has passed, and what a failure of its code means.
 
-In: a loaded model, and the lengths that are scored. Out: an error where scores depend on later tokens or are no
-numbers; the reason why evalkit's output head cannot replace the model's own, or why prefixes cannot be shared. Passed
-checks are kept in evalkit's cache: those of sharing for an architecture, those of weights for the files of the weights.
+In: a loaded model, and the lengths that are scored. Out: an error if scores depend on later tokens or are no numbers;
+the reason why evalkit's output head cannot replace the model's own, or why prefixes cannot be shared. Passed checks are
+kept in evalkit's cache: those of sharing for an architecture, those of weights for the files of the weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, EvalkitError, ScoringError, first_line
 from evalkit.models.memory import is_out_of_memory, refuse_to_split
 from evalkit.models.parts import computing_devices
-from evalkit.runs.batch_devices import hardware_of
+from evalkit.runs.traits import hardware_of
 from evalkit.scoring.architecture import rotary_lengths, window_of
 from evalkit.scoring.sharing import NOT_NUMBERS, BatchLengths, SharingCheck
 
@@ -28,8 +28,6 @@ _REMOTE = "transformers_modules"
 """Package of classes from a checkpoint's own code, which their names do not identify."""
 _VOLATILE = ("_name_or_path", "transformers_version", "architectures")
 """Keys of a config that do not affect the forward pass."""
-_SOURCES = ("compatibility", "models", "scoring")
-"""Packages of evalkit that a forward pass uses."""
 DAMAGED = "its weights may be damaged, or its dtype too narrow: try --dtype float32"
 _TRIED = 64
 """Fewest tokens of the sequences on which a model is checked, over the whole vocabulary."""
@@ -41,7 +39,7 @@ class TooManyTokens(Exception):
 
 @contextmanager
 def runs(tokens: int) -> Iterator[None]:
-    """Convert any exception of the model's code on some tokens into a one-line error with its message."""
+    """Convert any exception of the model's code on some tokens into a one-line error."""
     try:
         yield
     except EvalkitError:
@@ -71,10 +69,8 @@ def memory_for(label: str, tokens: int, at_most: bool = True) -> Iterator[None]:
 class ModelChecks:
     """Checks of one model.
 
-    Args:
-        model: the model.
-        remembers: whether passed checks are kept for models of the same class and config.
-        files: digest of the files that the weights were loaded from; None: checks of the weights are not kept.
+    `remembers`: whether passed checks are kept for models of the same class and config. `files`: digest of the files
+    that the weights were loaded from; None: checks of the weights are not kept.
     """
 
     def __init__(self, model: Any, remembers: bool, files: str | None) -> None:
@@ -130,7 +126,7 @@ class ModelChecks:
         return self._once(name, lambda: _failure_of(lambda: SharingCheck(self._model).sharing(kernel, lengths)))
 
     def _covering(self, longest: int) -> int:
-        """Return the length of the check that covers a length; rounded up, so that a few checks cover all."""
+        # Rounded up, so that a few checks cover all lengths
         return max(2, longest, min(window_of(self._model.config), max(_TRIED, 1 << (longest - 1).bit_length())))
 
     def _of_weights(self, name: str, run: Callable[[], str]) -> str:
@@ -139,7 +135,7 @@ class ModelChecks:
         return run() if self._files is None else self._once(name, run)
 
     def _once(self, name: str, run: Callable[[], str]) -> str:
-        """Return a check's failure, or an empty string where it passes or a check of that name has passed before."""
+        """Return a check's failure; empty if it passes, or a check of that name has passed before."""
         if name in self._passed:
             return ""
         failure = run()
@@ -194,6 +190,6 @@ def _key_of(model: Any) -> str:
         "dtype": str(model.dtype),
         "device": [model.device.type, hardware_of("+".join(map(str, computing_devices(model)))), layout],
         "versions": {name: version(name) for name in ("torch", "transformers")},
-        "code": source_digest(*_SOURCES),
+        "code": source_digest("compatibility", "models", "scoring"),
     }
     return json.dumps(identity, sort_keys=True, default=str)

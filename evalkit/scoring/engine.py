@@ -1,4 +1,4 @@
-"""Scoring engine: batches through shared prefixes where the model supports it, else sequence by sequence.
+"""Scoring engine: batches through shared prefixes if the model supports it, otherwise sequence by sequence.
 
 In: sequences and batches from `pack`, a loaded model. Out: the scores of their sequences. Before anything is scored,
 `check` verifies on synthetic sequences that sharing does not change scores, and that the model is causal.
@@ -16,12 +16,9 @@ from evalkit.errors import CheckpointError, ScoringError
 from evalkit.models.memory import keep_freed_blocks, refuse_to_split
 from evalkit.scoring.architecture import kernels_for, longest_shared, window_of
 from evalkit.scoring.checks import DAMAGED, ModelChecks, TooManyTokens, memory_for, runs
-from evalkit.scoring.forward import Forward
-from evalkit.scoring.head import Scores
-from evalkit.scoring.pack import TreeBatch, return_freed_memory
-from evalkit.scoring.sequences import Sequences, SequenceSet
+from evalkit.scoring.forward import Forward, Scores
+from evalkit.scoring.pack import Sequences, SequenceSet, TreeBatch, return_freed_memory
 from evalkit.scoring.sharing import BatchLengths
-from evalkit.scoring.tree import Ints
 
 DENSE_TOKENS = 512
 """Maximum tokens of a batch under the dense kernel, whose attention grows quadratically with the batch."""
@@ -76,7 +73,7 @@ class Engine:
         self.shares = True
         """Whether prefixes are shared; False after a failed check."""
         self.why_not = ""
-        """The reason where prefixes are not shared, else empty."""
+        """The reason if prefixes are not shared, otherwise empty."""
         self.checked = False
         """Whether `check` has run."""
         self._checked = BatchLengths(0, 0)
@@ -88,17 +85,14 @@ class Engine:
 
     @property
     def kernel(self) -> str:
-        """Return the tree attention kernel in use, one of `forward.KERNELS`."""
+        """The tree attention kernel in use, one of `forward.KERNELS`."""
         return self._forward.kernel
 
     def check(self, sequences: Sequences, alone: bool = False) -> None:
         """Check whether prefixes may be shared; otherwise score without sharing, with a warning.
 
-        A model that does not run, whose predictions depend on later tokens, or are not numbers, is an error.
-
-        Args:
-            sequences: some of those to be scored; the longest sequence of the first item is run unshared.
-            alone: whether there is nothing to share: every sequence is scored alone.
+        A model that does not run, whose predictions depend on later tokens, or are not numbers, is an error. Of the
+        sequences, the longest of the first item is run unshared. If `alone`, there is nothing to share.
         """
         first = sequences[0]
         tokens = max(first.sequences, key=len)
@@ -135,7 +129,7 @@ class Engine:
     def score(self, batch: TreeBatch, alone: bool = False) -> list[tuple[int, list[Scores]]]:
         """Score a batch; return the number of each item with the scores of its sequences, in order.
 
-        If `alone`, there is nothing to share, and each sequence is scored by itself, by the model's own attention.
+        If `alone`, each sequence is scored by itself, by the model's own attention.
         """
         longest = _longest_input(batch.sequences)
         if self.checked:
@@ -147,8 +141,15 @@ class Engine:
             if all(map(_is_finite, batch.sets, scores)):
                 return list(zip(batch.items, scores, strict=True))
             # A NaN spreads over its row in spite of the mask; scoring unshared finds the sequence that it comes from
-        scores = [[self._alone(item.label, tokens) for tokens in item.sequences] for item in batch.sets]
-        for item, members in zip(batch.sets, scores, strict=True):
+        # evalkit's output head needs less memory, but may not be the model's
+        score = self._forward.score_alone if self._checks.head_failure else self._forward.score_unshared
+        scores = []
+        for item in batch.sets:
+            members = []
+            for tokens in item.sequences:
+                with memory_for(item.label, len(tokens)):
+                    members.append(score(tokens))
+            scores.append(members)
             if not _is_finite(item, members):
                 raise ScoringError(
                     f"{item.label}: a log-likelihood is not a finite number; "
@@ -234,16 +235,9 @@ class Engine:
         parts = (range(half), range(half, len(batch.items)))
         return [scores for part in parts for scores in self._shared_scores(batch.part(part))]
 
-    def _alone(self, label: str, tokens: Ints) -> Scores:
-        """Score one sequence unshared; with evalkit's output head, which needs less memory, where it is the model's."""
-        with memory_for(label, len(tokens)):
-            if self._checks.head_failure:
-                return self._forward.score_alone(tokens)
-            return self._forward.score_unshared(tokens)
-
 
 def _longest_input(sequences: Sequences) -> int:
-    """Return the most tokens that the model reads of a sequence; the last one is only predicted."""
+    """Return the most tokens that the model reads of a sequence; the last token is only predicted."""
     return int(sequences.lengths.max()) - 1
 
 

@@ -1,4 +1,4 @@
-"""Start-up check's two means: a synthetic tree whose states are known, and a model that computes in float32.
+"""The start-up check's two means: a synthetic tree whose states are known, and a model that computes in float32.
 
 A `Probe` depends on the lengths of the packed row and of its longest sequence only: a prefix, then branches that branch
 again, of different lengths (one token among them), repeated until the row is as long as the batches that will run, and
@@ -83,7 +83,7 @@ class Probe:
     """A row of tokens, and the sequence that each of them belongs to."""
 
     sequences: tuple[Ints, ...]
-    """The distinct sequences, each [length] token ids."""
+    """The distinct sequences, each [length]."""
     tree: Tree
     """[nodes] the whole row, without a trunk; it has no pairs, since hidden states are compared."""
     owner: NDArray[np.int64]
@@ -107,14 +107,7 @@ def mask_first(tree: Tree) -> Tree:
 
 
 def make_probe(vocabulary: int, row: int, longest: int, seed: int = 0) -> Probe:
-    """Build a probe.
-
-    Args:
-        vocabulary: number of token ids.
-        row: nodes of the tree, at least `longest`.
-        longest: tokens of the longest sequence, at least `SHORTEST`.
-        seed: seed of the random token ids.
-    """
+    """Build a probe: `row` nodes, at least `longest`, the tokens of its longest sequence, at least `SHORTEST`."""
     dice = np.random.default_rng(seed)
     scale = min(1.0, longest / (_PREFIX + max(_STEMS) + max(_LEAVES)))
 
@@ -144,10 +137,7 @@ def make_probe(vocabulary: int, row: int, longest: int, seed: int = 0) -> Probe:
 
 
 def _branches(sequences: list[Ints], number: int, prefix: int) -> NDArray[np.int32]:
-    """Return [4, nodes] token, position, end of the subtree and sequence of the nodes after a prefix of a length.
-
-    The sequences are numbered from `number` on.
-    """
+    """Return [4, nodes] token, position, end of the subtree and sequence, from `number` on, of nodes after a prefix."""
     # A tree leaves out the last token
     padded = [np.append(sequence, 0).astype(np.int32) for sequence in sequences]
     tree = build_tree(padded, [np.ones(len(sequence), np.bool_) for sequence in padded], prefix)

@@ -57,12 +57,10 @@ _CHUNK = 4096
 
 
 class BatchLengths(NamedTuple):
-    """Row length and longest sequence of a batch, in tokens."""
+    """Tokens of a batch's row, its trunk and its tree, and of its longest sequence."""
 
     row: int
-    """Keys of a batch: its trunk's and its tree's."""
     longest: int
-    """Length of the longest sequence."""
 
 
 class SharingCheck:
@@ -78,14 +76,9 @@ class SharingCheck:
     def lookahead(self, length: int, by_states: bool, at_equal_length: bool) -> str:
         """Describe how scores change with later tokens, in sequences of a length; empty if they do not.
 
-        Compared is what scores are computed from: the states that evalkit's output head reads, or the log-probabilities
-        of the model's own forward pass.
-
-        Args:
-            length: tokens of the longest sequence.
-            by_states: whether evalkit's output head is used.
-            at_equal_length: replace the later tokens, where they are left out otherwise; for rotary embeddings that
-                depend on the length.
+        Compared is what scores are computed from: the states that evalkit's output head reads (`by_states`), or the
+        log-probabilities of the model's own forward pass. The later tokens are left out; or replaced
+        (`at_equal_length`), for rotary embeddings that depend on the length.
         """
         columns = torch.from_numpy(self._tokens(_LOGITS, seed=0)).long()
 
@@ -185,9 +178,9 @@ class SharingCheck:
             return _gaps(states, self._expected(lengths.longest, seed, True), which[-len(states) :])
 
         worst = _systematic(gaps, min(TOLERANCE, smallest / _MARGIN))
-        return (
-            "" if worst is None else f"its states differ by {worst:.2g} of their norm in rows of {lengths.row} tokens"
-        )
+        if worst is None:
+            return ""
+        return f"its states differ by {worst:.2g} of their norm in rows of {lengths.row} tokens"
 
     def _half_failure(self, kernel: str, lengths: BatchLengths, with_trunk: bool) -> str:
         exact, rounded = self._expected(lengths.longest, 0, True), self._expected(lengths.longest, 0, False)
@@ -209,10 +202,7 @@ class SharingCheck:
     def _shared(
         self, forward: Forward, lengths: BatchLengths, with_trunk: bool, seed: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the shared states of a probe, [nodes after the trunk, d_model], and where `_run_alone` has them.
-
-        The latter is [nodes], the trunk's included.
-        """
+        """Return the shared states of a probe, [nodes after the trunk, d_model], and [nodes] `_run_alone`'s of them."""
         probe = make_probe(self._vocabulary, max(lengths.row, lengths.longest), lengths.longest, seed)
         starts = np.cumsum([0, *(len(sequence) for sequence in probe.sequences[:-1])])
         which = torch.from_numpy(starts[probe.owner] + probe.tree.positions).to(self._model.device)
@@ -230,10 +220,7 @@ class SharingCheck:
         return np.random.default_rng(seed).integers(0, self._vocabulary, length, dtype=np.int32)
 
     def _repetitive(self, length: int, seed: int) -> Ints:
-        """Return token ids drawn from a few, [length].
-
-        Attention that selects tokens by a score selects among equal tokens by their number.
-        """
+        # Of a few: attention that selects tokens by a score selects among equal tokens by their number
         return np.random.default_rng(seed).choice(self._tokens(_FEW, seed), length)
 
     def _forward(self, wide: bool, kernel: str = "dense") -> Forward:
@@ -259,7 +246,7 @@ def _systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float 
 
 
 def _gaps(states: torch.Tensor, expected: torch.Tensor, which: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the relative distance of states from expected ones: norm of the difference over the expected norm."""
+    """Return the norm of each state's difference from the expected state over the norm of the latter."""
     gaps = []
     for start in range(0, len(states), _CHUNK):
         stop = start + _CHUNK

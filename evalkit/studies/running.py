@@ -28,7 +28,7 @@ from evalkit.models.zoo.shapes import parameter_count
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run, load_run
-from evalkit.runs.lock import is_locked, read_owner
+from evalkit.runs.writing import is_locked, read_owner
 from evalkit.studies.study import Record, Study, StudyRun, finished_run_of, record_of, save_record
 
 GONE = "its checkpoint was deleted before this run was finished"

@@ -25,7 +25,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import JOURNAL, Run, load_run
 from evalkit.runs.journal import seconds_in
-from evalkit.runs.lock import is_locked, read_owner
+from evalkit.runs.writing import is_locked, read_owner
 from evalkit.studies.running import GONE, plan_of
 from evalkit.studies.study import Study, StudyRun, record_of
 

@@ -250,7 +250,7 @@ class StudyFolders:
         if isinstance(value, str):
             path = self.path(value)
             with suppress(OSError):
-                if (setting.may_be_file and path.is_file()) or (setting.may_be_folder and path.is_dir()):
+                if setting.is_file_at(path):
                     return str(path)
         return value
 

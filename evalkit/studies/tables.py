@@ -13,8 +13,8 @@ from evalkit.benchmarks.multiple_choice.suites import filled
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
 from evalkit.reporting.table import Table
-from evalkit.runs.continuous import ACCURACY, MARGIN
 from evalkit.runs.folder import Run
+from evalkit.runs.score_table import ACCURACY, MARGIN
 from evalkit.studies.results import StudyResults, steps_note
 from evalkit.studies.study import Selected, Study, StudyBenchmark, StudyTable, select
 from evalkit.tables.layout import TableLayout, layout_names, rows_by_key, without_baseline

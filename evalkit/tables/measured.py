@@ -26,8 +26,8 @@ from evalkit.comparison.sides import Side
 from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.reporting.table import Text, literal
-from evalkit.runs.continuous import MARGIN
 from evalkit.runs.folder import Run
+from evalkit.runs.score_table import MARGIN
 from evalkit.runs.traits import model_differences, origin_notes, same_checkpoint, summary, unofficial_notes
 from evalkit.stats.estimates import error_of_average, error_of_mean
 from evalkit.stats.power import ALPHA

@@ -9,8 +9,8 @@ from pathlib import Path
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.table import Table, literal
-from evalkit.runs.continuous import ACCURACY, OUTCOMES, outcome_key
 from evalkit.runs.finding import find_run, root_of_runs
+from evalkit.runs.score_table import ACCURACY, OUTCOMES, outcome_key
 from evalkit.tables.fill import fill, leads, printed_cells, published_numbers
 from evalkit.tables.layout import TableLayout, load_layout
 from evalkit.tables.measured import Measured, measure, significant_leads
@@ -35,7 +35,7 @@ class TableRequest:
     drop_empty: bool = False
     rule: str | None = None
     outcome: str | None = None
-    """Continuous outcome in place of accuracy (`runs.continuous`)."""
+    """Continuous outcome in place of accuracy (`runs.score_table`)."""
     as_printed: bool = False
     spreads: bool = False
     """Print ±."""

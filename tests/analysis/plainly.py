@@ -54,6 +54,7 @@ def of_head(seen: Any, categories: Any, readers: Any, last: int, bos: bool) -> d
     if tokens >= 64:
         found["sink"] = sum(weights[i][0] for i in range(64)) / 64
         found["sink_abs"] = sum(normalised[i][0] for i in range(64)) / 64
+        found |= {f"{name}_rate": float(found[name] > 0.3) for name in ("sink", "sink_abs")}
     sigma = np.sqrt(np.clip(np.linalg.eigvalsh(seen @ seen.T), 0, None))
     found["rank"] = math.exp(entropy(normalise(sigma)))
     found["rank_squares"] = math.exp(entropy(normalise(sigma**2)))

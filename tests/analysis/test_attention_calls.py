@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from evalkit.benchmarks.attention.attention_calls import NAME, Recording, Unrecorded, recording
+from evalkit.benchmarks.attention.attention_calls import NAME, Unrecorded, recording
 from evalkit.compatibility.transformers import attention_of
 from tests.models.variants.building import VANILLA, model_of
 
@@ -23,14 +23,9 @@ def module(**attributes: Any) -> Any:
     return SimpleNamespace(is_causal=True, num_key_value_groups=1, **attributes)
 
 
-def active(*modules: Any) -> Recording:
-    return Recording(modules)
-
-
 def test_the_call_is_that_of_the_module() -> None:
     model, ours, other = model_of("llama", VANILLA), module(), module()
-    calls = active(ours)
-    with recording(model, calls):
+    with recording(model, [ours]) as calls:
         attend(other, tokens=3)
         attend(ours, scaling=0.7)
     seen = calls.take(ours)
@@ -42,15 +37,14 @@ def test_the_call_is_that_of_the_module() -> None:
 
 
 def test_a_module_that_does_not_call() -> None:
-    with pytest.raises(Unrecorded, match="does not use transformers' registry"):
-        active(ours := module()).take(ours)
+    with recording(model_of("llama", VANILLA), [ours := module()]) as calls, pytest.raises(Unrecorded):
+        calls.take(ours)
 
 
 def test_two_calls_are_one_map_only_where_the_module_combines_maps() -> None:
     model = model_of("llama", VANILLA)
     for ours, allowed in ((module(), False), (module(effective_map=lambda maps, dtype: maps), True)):
-        calls = active(ours)
-        with recording(model, calls):
+        with recording(model, [ours]) as calls:
             attend(ours)
             attend(ours)
         if allowed:
@@ -62,8 +56,7 @@ def test_two_calls_are_one_map_only_where_the_module_combines_maps() -> None:
 
 def test_variants_of_an_earlier_evalkit_do_not_combine_maps() -> None:
     """Remote code of a checkpoint may lack the method."""
-    calls = active(ours := module(variant="differential"))
-    with recording(model_of("llama", VANILLA), calls):
+    with recording(model_of("llama", VANILLA), [ours := module(variant="differential")]) as calls:
         attend(ours)
     with pytest.raises(Unrecorded, match="does not combine maps"):
         calls.take(ours)
@@ -79,5 +72,5 @@ def test_variants_of_an_earlier_evalkit_do_not_combine_maps() -> None:
     ],
 )
 def test_features_that_are_not_supported(given: dict[str, Any], message: str) -> None:
-    with recording(model_of("llama", VANILLA), active()), pytest.raises(Unrecorded, match=message):
+    with recording(model_of("llama", VANILLA), []), pytest.raises(Unrecorded, match=message):
         attend(module(), **given)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from evalkit.benchmarks.attention import attention_calls
-from evalkit.benchmarks.attention.attention_calls import AttentionCall, CallMap
+from evalkit.benchmarks.attention.attention_calls import CallMap
 from evalkit.benchmarks.attention.map_blocks import MapReader
 from tests.analysis.architectures import model_named
 from tests.analysis.test_map_blocks import TOKENS, fail, maps_of, recorded
@@ -25,8 +24,8 @@ def test_the_check_passes(variant: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_check_finds_a_wrong_scale(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    def wrong(call: AttentionCall, *args: Any) -> CallMap:
-        return CallMap(replace(call, scale=call.scale * 1.001), *args)
+    def wrong(scale: float, **arguments: Any) -> CallMap:
+        return CallMap(scale=scale * 1.001, **arguments)
 
     model = model_of("llama", VANILLA, dtype=dtype, initializer_range=0.15)
     monkeypatch.setattr(attention_calls, "CallMap", wrong)

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from evalkit.benchmarks.attention.attention_calls import MapBlocks, WholeMap
+from evalkit.benchmarks.attention.groups import CATEGORIES, GROUPS
 from evalkit.benchmarks.attention.map_blocks import MapReader
 from evalkit.benchmarks.attention.measures import (
-    CATEGORIES,
-    GROUPS,
     Reading,
     measures_of,
     position_edges,

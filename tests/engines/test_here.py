@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from evalkit.benchmarks.run import planned
@@ -16,34 +14,21 @@ from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import ModelSpec
 from evalkit.models.modules import state_digest
 from evalkit.runs.folder import MANIFEST, load_run
-from evalkit.runs.lock import locked
+from evalkit.runs.writing import locked
 from evalkit.studies.running import Job, Outcome, run_here
-from tests.benchmarks.conftest import plugin  # noqa: F401
+from tests.benchmarks.conftest import plugin
 from tests.benchmarks.lm_eval.made import write_task
-from tests.benchmarks.longbench.made import record, write
-from tests.benchmarks.test_every_benchmark import KINDS, Silent, asked, same, tables
-from tests.documents import made_up
+from tests.benchmarks.test_every_benchmark import KINDS, files, options_of, same
 from tests.studies.tiny_studies import Told
-from tests.tiny import tiny_checkpoint
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two checkpoints, documents of suites and rows of LongBench. Do not modify."""
-    folder = tmp_path_factory.mktemp("files")
-    for seed in (0, 1):
-        tiny_checkpoint(folder / f"model{seed}", seed=seed, window=1024)
-    made_up(folder / "documents", count=8)
-    texts = [" ".join(f"word{n}" for n in range(start, start + 150)) for start in range(0, 400, 100)]
-    write(folder / "rows" / "qasper.jsonl", [record("qasper", n, context=text) for n, text in enumerate(texts)])
-    lines = (json.dumps({"text": text}) + "\n" for text in texts)
-    (folder / "lines.jsonl").write_text("".join(lines), encoding="utf-8")
-    return folder
 
 
 def plan_of(kind: str, files: Path, output: Path, seed: int = 0, **more: Any) -> Any:
     """Plan a run of a kind; all kinds load the model in the same way."""
-    return planned(files / f"model{seed}", asked(kind, files, output) | {"context": "none"} | more, silent)
+    options, settings = options_of(kind, files, output)
+    return planned(files / f"model{seed}", options | settings | {"context": "none"} | more, silent)
+
+
+__all__ = ["files", "plugin"]  # fixtures
 
 
 @pytest.fixture
@@ -65,14 +50,14 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_benchmarks_that_alternate_on_one_model_give_the_tables_of_single_runs(
     dtype: str, files: Path, tmp_path: Path, loads: list[str]
 ) -> None:
-    single = {kind: run_plan(plan_of(kind, files, tmp_path / "single", dtype=dtype), Silent()) for kind in KINDS}
+    single = {kind: run_plan(plan_of(kind, files, tmp_path / "single", dtype=dtype), Told()) for kind in KINDS}
     assert len(loads) == len(KINDS)
-    holder = ModelHolder()
-    for number, kind in enumerate((*KINDS, *KINDS[::-1], *KINDS[::2], *KINDS[1::2])):
+    holder, kinds = ModelHolder(), list(KINDS)
+    for number, kind in enumerate((*kinds, *kinds[::-1], *kinds[::2], *kinds[1::2])):
         one = plan_of(kind, files, tmp_path / str(number), dtype=dtype)
         model = holder.model_of(one, silent).model
         before = state_digest(model), model.config.to_dict(), model.generation_config.to_dict(), model.training
-        same(run_plan(one, Silent(), holder), single[kind])
+        same(run_plan(one, Told(), holder), single[kind])
         assert (
             state_digest(model),
             model.config.to_dict(),
@@ -95,7 +80,7 @@ def test_jobs_of_one_checkpoint_load_it_once(files: Path, tmp_path: Path, loads:
     numbers = [line for line in told.lines if " of 6: job " in line]
     assert numbers == [f"{n + 1} of 6: job {n}" for n in (0, 2, 4, 1, 3, 5)]
     for number, (kind, seed) in enumerate((kind, seed) for kind in kinds for seed in (0, 1)):
-        whole = run_plan(plan_of(kind, files, tmp_path / "single", seed), Silent())
+        whole = run_plan(plan_of(kind, files, tmp_path / "single", seed), Told())
         same(load_run(plans[number].folder), whole)
     # Again: nothing is loaded, and nothing is said
     del loads[:]
@@ -154,13 +139,12 @@ def test_requests_that_draw_random_numbers_are_those_of_a_single_run(files: Path
     mine = tmp_path / "mine.yaml"
     mine.write_text("description: drawn\ngroups: {Drawn: [drawing]}\ntask_files: tasks\ntemplate: plain\nrule: acc\n")
     both = ("lm_eval", mine)
-    single = [run_plan(planned(files / "model0", options("single", one), silent), Silent()) for one in both]
+    single = [run_plan(planned(files / "model0", options("single", one), silent), Told()) for one in both]
     plans = [planned(files / f"model{seed}", options("jobs", one), silent) for seed in (1, 0) for one in both]
     outcomes = run_here([Job(str(n), plan) for n, plan in enumerate(plans)], Told())
     assert [one.state for one in outcomes] == ["finished"] * 4, [one.message for one in outcomes]
     for plan, whole in zip(plans[2:], single, strict=True):
         same(load_run(plan.folder), whole)
     # A different prompt would have another score
-    found = tables(single[0])["scores.parquet"]
-    assert isinstance(found, pd.DataFrame)
+    found = single[0].scores
     assert found["ll_continuation"].nunique() == len(found)

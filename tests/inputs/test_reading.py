@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from evalkit.data.files import read as read_documents
+from evalkit.data.sources import read as read_documents
 from evalkit.errors import DataError, TableError, UsageError, reading_as
 from evalkit.inputs import reading
-from evalkit.inputs.reading import read_json
-from evalkit.inputs.yaml_reading import read_task_file, read_yaml, read_yaml_as_typed
+from evalkit.inputs.reading import read_json, read_task_file, read_yaml, read_yaml_as_typed
 from evalkit.paths import resource
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

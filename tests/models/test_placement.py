@@ -31,8 +31,7 @@ from evalkit.models.parts import layers_of
 from evalkit.runs.folder import Run
 from evalkit.scoring.architecture import kernels_for, memory_beside_weights
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import batches_of
-from evalkit.scoring.sequences import Sequences, SequenceSet
+from evalkit.scoring.pack import Sequences, SequenceSet, batches_of
 from tests.documents import made_up
 from tests.generation.made import prompts, tokens
 from tests.generation.test_generator import KINDS, SIZES

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from evalkit.benchmarks.attention.groups import KINDS
-from evalkit.benchmarks.attention.tables import HEADS
+from evalkit.benchmarks.attention.results import HEADS
 from evalkit.pages.overview import anchor, figure_panels
 from evalkit.runs.folder import Run, load_run
 from tests.benchmarks.attention.made import made_run

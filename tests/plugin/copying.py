@@ -25,8 +25,7 @@ from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.generation.prompts import Prompt, Stops
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import Run
-from evalkit.runs.forms import StoredTask
+from evalkit.runs.folder import Run, StoredTask
 from evalkit.stats.estimates import error_of_mean
 
 COPYING = "copying"

@@ -19,11 +19,10 @@ from evalkit.benchmarks.request import Request
 from evalkit.display import Say
 from evalkit.inputs.validated import Stored
 from evalkit.models.loading.load import LoadedModel
-from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.columns import schema_of
-from evalkit.runs.folder import Run
-from evalkit.runs.forms import StoredTask
+from evalkit.runs.folder import Run, StoredTask
 from evalkit.runs.journal import FinishedRows
+from evalkit.runs.traits import BatchDevice, place_of
 from evalkit.runs.writing import RunWriter
 
 NORMS = "norms"

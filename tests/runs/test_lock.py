@@ -24,10 +24,9 @@ from filelock import FileLock
 from evalkit.benchmarks import session
 from evalkit.errors import RunInUseError
 from evalkit.models.loading.fingerprint import state_of
-from evalkit.runs import lock, writing
+from evalkit.runs import writing
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
-from evalkit.runs.lock import LEASE, Owner, is_locked, locked, read_owner
-from evalkit.runs.writing import open_run
+from evalkit.runs.writing import LEASE, Owner, is_locked, locked, open_run, read_owner
 from tests.runs.conftest import MANIFEST as CONTENT
 from tests.runs.conftest import Small
 from tests.studies.tiny_studies import made_files, made_study
@@ -53,7 +52,8 @@ def free(folder: Path) -> None:
         assert str(read_owner(folder)) == f"process {os.getpid()} on {platform.node()}"
 
 
-def test_a_held_folder_names_its_holder(tmp_path: Path) -> None:
+def test_a_folder_is_held_and_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By this machine's lock; by another machine's lease, where the file system does not pass on the lock."""
     assert not is_locked(tmp_path) and list(tmp_path.iterdir()) == []
     with locked(tmp_path) as held:
         refused(tmp_path, rf"\(process {os.getpid()} on")
@@ -62,27 +62,19 @@ def test_a_held_folder_names_its_holder(tmp_path: Path) -> None:
     assert owner is not None
     assert (owner.process, owner.done, owner.seconds_left, owner.released) == (os.getpid(), 0.5, 12.0, True)
     free(tmp_path)
-
-
-def test_another_machine_holds_its_folder_while_it_renews_its_file(tmp_path: Path) -> None:
-    """Even where the file system does not pass on the lock."""
     owned(tmp_path, age=LEASE - 30)
     refused(tmp_path, "process 7 on another-machine")
-    owned(tmp_path, age=LEASE + 30)
-    free(tmp_path)
-    owned(tmp_path, released=True)
-    free(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b'{"host": 1}', b"\xff" * 100, b"x" * (1 << 17)])
-def test_a_damaged_owners_file_protects_nothing(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / ".owner").write_bytes(content)
-    assert read_owner(tmp_path) is None
-    free(tmp_path)
+    for age, released in ((LEASE + 30, False), (0, True)):
+        owned(tmp_path, age=age, released=released)
+        free(tmp_path)
+    for content in (b"", b'{"host": 1}', b"\xff" * 100, b"x" * (1 << 17)):  # a damaged owner's file protects nothing
+        (tmp_path / ".owner").write_bytes(content)
+        assert read_owner(tmp_path) is None
+        free(tmp_path)
 
 
 def test_the_progress_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "RENEWAL", 0.05)
+    monkeypatch.setattr(writing, "RENEWAL", 0.05)
     with locked(tmp_path) as held:
         held.report(0.75, 3.0)
         deadline = time.monotonic() + 20
@@ -131,7 +123,7 @@ def test_a_folder_that_an_interrupted_process_removes_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though this process already waits for its lock."""
-    monkeypatch.setattr(lock, "_PATIENCE", 20.0)
+    monkeypatch.setattr(writing, "_PATIENCE", 20.0)
     held, entered, done = Event(), Event(), Event()
     problems: list[BaseException] = []
 
@@ -158,7 +150,7 @@ def test_a_folder_that_an_interrupted_process_removes_is_made_again(
     entered.wait(20)
     threads[0].join()
     assert not problems
-    monkeypatch.setattr(lock, "_PATIENCE", 0.2)
+    monkeypatch.setattr(writing, "_PATIENCE", 0.2)
     owner = read_owner(tmp_path / "run")
     assert owner is not None and not owner.released
     with pytest.raises(RunInUseError), open_run(tmp_path, "run", dict(CONTENT)):
@@ -171,10 +163,10 @@ def test_a_folder_that_an_interrupted_process_removes_is_made_again(
 
 def test_a_run_of_another_process_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though there was no folder when this process began."""
-    real, content = lock.locked, CONTENT | {"imported": {"origin": "a log", "files": {}}}
+    real, content = writing.locked, CONTENT | {"imported": {"origin": "a log", "files": {}}}
 
     @contextmanager
-    def late(folder: Path) -> Iterator[lock.Lock]:
+    def late(folder: Path) -> Iterator[writing.Lock]:
         monkeypatch.undo()
         with open_run(tmp_path, "run", dict(content)) as writer:
             writer.save_results({})

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.runs.continuous import OUTCOMES, document_outcomes, outcome_key, outcome_of, with_default_rule
+from evalkit.runs.accuracies import document_outcomes
 from evalkit.runs.rules import RULES, choose
+from evalkit.runs.score_table import OUTCOMES, outcome_key, outcome_of, with_default_rule
 from tests.comparison.made import scores_of
 
 LIKELIHOODS = st.floats(-700, -1e-6)

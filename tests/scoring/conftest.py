@@ -19,8 +19,7 @@ from evalkit.models.loading.load import LoadedModel
 from evalkit.runs.score_table import ScoreRow
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
-from evalkit.scoring.pack import batches_of
-from evalkit.scoring.sequences import Sequences, SequenceSet
+from evalkit.scoring.pack import Sequences, SequenceSet, batches_of
 from evalkit.scoring.tree import Tree
 from tests.models.loading import load_folder
 from tests.questions import question

@@ -15,9 +15,8 @@ from transformers import ProphetNetConfig, ProphetNetForCausalLM
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
-from evalkit.scoring.pack import batches_of
+from evalkit.scoring.pack import Sequences, SequenceSet, batches_of
 from evalkit.scoring.probe import in_float32, make_probe, mask_first
-from evalkit.scoring.sequences import Sequences, SequenceSet
 from evalkit.scoring.sharing import SharingCheck
 from evalkit.scoring.tree import Tree
 from tests.marks import fast

@@ -15,11 +15,18 @@ from torch.utils._pytree import tree_leaves
 
 from evalkit.compatibility.torch import compilations, compile_for_any_size
 from evalkit.models.variants.signed import signed_attention
-from evalkit.scoring import flex, forward, head
-from evalkit.scoring.attention import NAME, TileLayout, TreeAttention, Unsupported, attending, cut_tiles
-from evalkit.scoring.flex import FlexLayout
-from evalkit.scoring.forward import Forward
-from evalkit.scoring.head import OutputHead, to_device
+from evalkit.scoring import attention, forward
+from evalkit.scoring.attention import (
+    NAME,
+    FlexLayout,
+    TileLayout,
+    TreeAttention,
+    Unsupported,
+    attending,
+    cut_tiles,
+    to_device,
+)
+from evalkit.scoring.forward import Forward, OutputHead
 from evalkit.scoring.pack import batches_of
 from evalkit.scoring.tree import Ints, Tree, build_tree
 from tests.devices import DEVICES
@@ -140,7 +147,7 @@ def test_the_block_mask_is_the_mask_of_the_tree(lengths: Lengths, trunk: int) ->
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_batches_of_all_sizes_run_one_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, with the code that inductor writes for a CPU."""
-    monkeypatch.setattr(flex, "_compiled", cache(lambda function, _: compile_for_any_size(function)))
+    monkeypatch.setattr(attention, "_compiled", cache(lambda function, _: compile_for_any_size(function)))
     dice, before = np.random.default_rng(0), compilations()
     for trunk in (0, 30, 0, 128, 200, 0, 64, 0, 17, 500):
         tree = tree_of([(int(dice.integers(1, 300)), 4, int(dice.integers(2, 40))) for _ in range(dice.integers(1, 9))])
@@ -175,8 +182,8 @@ def test_the_head_by_columns_is_the_whole_head(
         module.bias = torch.nn.Parameter(torch.randn(module.weight.shape[0]), requires_grad=False)
         module.bias[::7] = masked
     module.weight[350] = module.weight[120] = 5 * module.weight[8]  # of two equal maxima the first is the argmax
-    monkeypatch.setattr(head, "_CPU_LOGITS", 0)
-    monkeypatch.setattr(head, "_MIN_COLUMNS", columns)
+    monkeypatch.setattr(forward, "_CPU_LOGITS", 0)
+    monkeypatch.setattr(forward, "_MIN_COLUMNS", columns)
     hidden = torch.cat((torch.randn(19, module.weight.shape[1]), module.weight[8:9]))
     dice = np.random.default_rng(0)
     nodes, targets = dice.integers(0, 20, 60), dice.integers(0, module.weight.shape[0], 60)
@@ -218,14 +225,14 @@ def test_a_batch_waits_once(monkeypatch: pytest.MonkeyPatch, prefix: int, kernel
         fetched.append(states.shape)
         return np.zeros(states.shape, np.float32)
 
-    monkeypatch.setattr(head, "fetch", fetch_nothing)
-    monkeypatch.setattr(head, "_MOST_NODES", 7)  # also where the head runs in many pieces
-    for module in (forward, head, flex):
+    monkeypatch.setattr(forward, "fetch", fetch_nothing)
+    monkeypatch.setattr(forward, "_MOST_NODES", 7)  # also where the head runs in many pieces
+    for module in (forward, attention):
         monkeypatch.setattr(
             module, "to_device", lambda array, device: sent.append(array.shape) or to_device(array, device)
         )
     # Compiled code cannot run without numbers
-    monkeypatch.setattr(flex, "_compiled", lambda *_: lambda query, *_, **__: torch.empty_like(query))
+    monkeypatch.setattr(attention, "_compiled", lambda *_: lambda query, *_, **__: torch.empty_like(query))
     with META:
         scorer = Forward(model_of("llama"), kernel, greedy=True)
     first, second = batches_of(with_choices([20] * 12, [8, 8, 8], prefix), 300)[:2]

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.errors import ScoringError
-from evalkit.scoring import sequences as module
-from evalkit.scoring.pack import MIN_SAVING, MIN_TRUNK, batches_of, plan
-from evalkit.scoring.sequences import Sequences, SequenceSet
+from evalkit.scoring import pack
+from evalkit.scoring.pack import MIN_SAVING, MIN_TRUNK, Sequences, SequenceSet, batches_of, plan
 from tests.marks import fast
 
 ITEMS = st.lists(
@@ -54,7 +53,7 @@ def test_order_common_prefixes_and_sizes(items: Lists, at_once: int, data: st.Da
     pairs = data.draw(st.lists(st.tuples(*[st.integers(0, len(whole) - 1)] * 2), max_size=9))
     left, right = (np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_AT_ONCE", at_once)
+        patch.setattr(pack, "_AT_ONCE", at_once)
         found = sequences.common(left, right).tolist()
     assert found == [len(common(whole[a], whole[b])) for a, b in pairs]
 

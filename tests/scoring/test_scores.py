@@ -20,8 +20,7 @@ from evalkit.models.loading.locate import locate
 from evalkit.models.loading.spec import extension_of
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
-from evalkit.scoring.pack import TreeBatch, batches_of
-from evalkit.scoring.sequences import Sequences
+from evalkit.scoring.pack import Sequences, TreeBatch, batches_of
 from tests.devices import DEVICES, KERNELS, cuda_memory_of, most_cuda_memory
 from tests.marks import fast
 from tests.models.loading import load_folder

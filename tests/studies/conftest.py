@@ -20,10 +20,10 @@ CHECKPOINTS = {
     "diff": {"model": "train/diff-seed*", "steps": "checkpoint-*"},
 }
 BENCHMARKS = {
-    "zs": {"suite": "zeroshot8", "limit": 5},
+    "zs": {"suite": "zeroshot8", "limit": 5, "tasks": ["piqa", "boolq", "arc_easy"]},
     "lm_eval": {"tasks": ["piqa", "boolq"]},
     "longbench": {"data_dir": "rows", "context": "none", "tasks": "qasper", "max_prompt_tokens": 400},
-    "needle": {"lengths": [200, 300], "depths": [0, 50], "repeats": 2},
+    "needle": {"lengths": [200], "depths": [0, 50], "repeats": 2},
 }
 FOLDERS = (
     "checkpoints/vanilla", "checkpoints/intg-seed1", "checkpoints/intg-seed2",

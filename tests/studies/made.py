@@ -14,7 +14,7 @@ from evalkit.benchmarks.session import ModelHolder, run_plan
 from evalkit.runs.folder import Run, load_run
 from evalkit.studies.study import StudyRun, save_record
 from evalkit.studies.study_file import read_study
-from tests.benchmarks.test_every_benchmark import Silent
+from tests.studies.tiny_studies import Told
 from tests.tables.runs import altered, loaded
 
 SETTINGS = {"device": "cpu", "dtype": "float32", "allow_unofficial_data": True, "data_dir": "documents"}
@@ -35,8 +35,8 @@ def compute(path: Path, labels: Collection[str] = ()) -> dict[str, Run]:
 
 
 def _computed(run: StudyRun, output: Path, holder: ModelHolder) -> Run:
-    plan = planned(run.checkpoint.model, run.options | {"output": output}, Silent().say)
-    found = run_plan(plan, Silent(), holder)
+    plan = planned(run.checkpoint.model, run.options | {"output": output}, Told().say)
+    found = run_plan(plan, Told(), holder)
     save_record(output, run, plan.folder, plan.manifest["id"])
     return found
 

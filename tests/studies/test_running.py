@@ -23,7 +23,7 @@ from evalkit.display import Progress
 from evalkit.errors import RunError, SeveralErrors
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS, Run, load_run
-from evalkit.runs.lock import Owner, locked, read_owner
+from evalkit.runs.writing import Owner, locked, read_owner
 from evalkit.studies import running as module
 from evalkit.studies.running import Job, Outcome, outcomes_report, plan_checkpoints, plan_runs, run_here, run_study
 from evalkit.studies.status import RunState, states_of, status_report
@@ -91,10 +91,10 @@ def test_all_problems_are_named_at_once(folder: Path) -> None:
     assert str(study.path) in raised.value.summary and "\n" not in str(raised.value)
     problems = {problem.partition(": ")[0]: problem for problem in raised.value.problems}
     for name, what in {
-        "checkpoint gone": "nix: file or folder not found",
-        "checkpoint lost": "not found",
-        "checkpoint empty": "the folder is empty",
-        "checkpoint short": "model.safetensors: cannot be read",
+        "checkpoint gone": "nix",
+        "checkpoint lost": "far/away/from",
+        "checkpoint empty": "empty",
+        "checkpoint short": "model.safetensors",
         "benchmark far": "1024 tokens",
     }.items():
         assert what in problems.pop(name)
@@ -109,7 +109,7 @@ def test_checkpoints_of_one_benchmark(folder: Path) -> None:
     models = [str(folder / name) for name in ("vanilla", "nix", "intg-seed1", "nox")]
     with pytest.raises(SeveralErrors) as raised:
         plan_checkpoints(models, options, silent)
-    assert [problem.split(":")[0] for problem in raised.value.problems] == [models[1], models[3]]
+    assert [name in problem for name, problem in zip(models[1::2], raised.value.problems, strict=True)] == [True, True]
     assert [job.label for job in plan_checkpoints(models[::2], options, silent)] == models[::2]
 
 

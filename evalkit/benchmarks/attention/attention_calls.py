@@ -1,4 +1,4 @@
-"""Recorded calls of a model's attention functions, and their effective maps in blocks of query rows.
+"""Effective attention maps in blocks of query rows, and the recorded calls that they are computed from.
 
 In: a running model's queries and keys of some attention modules. Out: the `MapBlocks` of each: blocks [heads, rows,
 keys], or the map of a single head, in float32 (float64 in a model of that dtype). The layers' outputs come from
@@ -12,8 +12,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -32,45 +32,16 @@ _SIGNED = "signed_attention"
 ELEMENTS = 2**20
 """Maximum elements of a block by default: 4 MiB in float32, and about four times as much while it is computed."""
 
-Combine = Callable[[torch.Tensor], torch.Tensor]
-"""Combines the maps of a call, [1, heads of the call, queries, keys], to effective ones, [1, heads, queries, keys]."""
-
 
 class Unrecorded(Exception):
     """A layer's attention cannot be recorded: it does not use the registry, or has a feature that is not supported."""
 
 
-@dataclass(frozen=True)
-class AttentionCall:
-    """Arguments of one call of an attention function, for one sequence."""
-
-    query: torch.Tensor
-    """[heads, tokens, size]."""
-    key: torch.Tensor
-    """[key-value heads, tokens, size]."""
-    scale: float
-    """Factor of the logits."""
-    mask: torch.Tensor | None
-    """[1 or heads, tokens, tokens], boolean (True: visible) or added to the logits; None: `causal` says."""
-    causal: bool
-    """Whether queries attend to keys up to their own position where there is no mask."""
-    softcap: float | None
-    """c of the logits c · tanh(logits / c); None: no cap."""
-    sinks: torch.Tensor | None
-    """[heads] a further logit of each row, whose weight is dropped; None: no sinks."""
-    signed: bool
-    """Whether this is cog attention: the logits' signs times the softmax of their absolute values."""
-
-
 class MapBlocks(ABC):
-    """Effective map of one layer and one sequence.
+    """Effective map of one layer and one sequence, of `heads` heads (of differential attention: pairs of heads).
 
-    Args:
-        maps: maps that a block is computed from.
-        heads: maps of a block; pairs of heads of differential attention.
-        tokens: tokens of the sequence.
-        elements: maximum elements of a block; a block has at least one row.
-        growing: whether a block ends at the key of its last row, and so needs less room for early rows.
+    A block is computed from `maps` maps, which have at most `elements` elements or one row; where it ends at the key of
+    its last row (`growing`), early blocks have more rows.
     """
 
     def __init__(self, maps: int, heads: int, tokens: int, elements: int, growing: bool) -> None:
@@ -86,8 +57,7 @@ class MapBlocks(ABC):
         start = 0
         while start < self.tokens:
             rows = self._elements // (self._maps * self.tokens)
-            if self._growing:
-                # rows × (start + rows) keys of all maps are at most the maximum
+            if self._growing:  # rows × (start + rows) keys of all maps are at most the maximum
                 rows = int((math.sqrt(start * start + 4 * self._elements / self._maps) - start) / 2)
             stop = min(start + max(1, rows), self.tokens)
             yield start, self._block(start, stop, None)
@@ -96,18 +66,21 @@ class MapBlocks(ABC):
     def head(self, head: int) -> torch.Tensor:
         """Return the whole map of one head, [tokens, tokens]."""
         rows = max(1, self._elements // (self._maps // self.heads * self.tokens))
-        whole: torch.Tensor | None = None
-        for start in range(0, self.tokens, rows):
-            [block] = self._block(start, min(start + rows, self.tokens), head)
-            whole = block.new_zeros(self.tokens, self.tokens) if whole is None else whole
-            whole[start : start + len(block), : block.shape[1]] = block
-        assert whole is not None
-        return whole
+        starts = range(0, self.tokens, rows)
+        return self._joined(self._block(start, min(start + rows, self.tokens), head) for start in starts)[0]
 
     def whole(self) -> torch.Tensor:
         """Return the whole map, [heads, tokens, tokens]."""
-        parts = [torch.nn.functional.pad(block, (0, self.tokens - block.shape[2])) for _, block in self.blocks()]
-        return torch.cat(parts, dim=1)
+        return self._joined(block for _, block in self.blocks())
+
+    def _joined(self, blocks: Iterator[torch.Tensor]) -> torch.Tensor:
+        start, whole = 0, torch.empty(0)
+        for block in blocks:
+            if start == 0:
+                whole = block.new_zeros(len(block), self.tokens, self.tokens)
+            whole[:, start : start + block.shape[1], : block.shape[2]] = block
+            start += block.shape[1]
+        return whole
 
     @abstractmethod
     def _block(self, start: int, stop: int, head: int | None) -> torch.Tensor:
@@ -126,73 +99,85 @@ class WholeMap(MapBlocks):
         return _wide(self._map[heads, start:stop], copy=True)
 
 
+@dataclass(eq=False)
 class CallMap(MapBlocks):
-    """Blocks computed from a layer's queries and keys.
+    """Blocks computed from the arguments of one call of an attention function, for one sequence."""
 
-    Args:
-        call: of the layer's attention function.
-        combine: see `Combine`; None: the maps of the call are the effective ones.
-        elements: see `MapBlocks`.
-    """
+    query: torch.Tensor
+    """[maps, tokens, size]."""
+    key: torch.Tensor
+    """[key-value heads, tokens, size]."""
+    scale: float
+    """Factor of the logits."""
+    mask: torch.Tensor | None
+    """[1 or maps, tokens, tokens], boolean (True: visible) or added to the logits; None: `causal` says."""
+    causal: bool
+    """Whether queries attend to keys up to their own position where there is no mask."""
+    softcap: float | None
+    """c of the logits c · tanh(logits / c); None: no cap."""
+    sinks: torch.Tensor | None
+    """[maps] a further logit of each row, whose weight is dropped; None: no sinks."""
+    signed: bool
+    """Whether this is cog attention: the logits' signs times the softmax of their absolute values."""
+    elements: int = ELEMENTS
+    combine: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Combines the maps, [1, maps, queries, keys], to effective ones, [1, heads, queries, keys]; None: they are."""
 
-    def __init__(self, call: AttentionCall, combine: Combine | None = None, elements: int = ELEMENTS) -> None:
-        maps, tokens = call.query.shape[:2]
-        self._call, self._combine = call, combine
-        self._query = _wide(call.query) * call.scale
-        self._key = _wide(call.key).repeat_interleave(maps // len(call.key), 0)
-        heads = self._combined(self._query.new_zeros(maps, 1, 1)).shape[0]
-        super().__init__(maps, heads, tokens, elements, growing=call.mask is None and call.causal)
+    def __post_init__(self) -> None:
+        maps, tokens = self.query.shape[:2]
+        heads = len(self._combined(self.query.new_zeros(maps, 1, 1)))
+        super().__init__(maps, heads, tokens, self.elements, growing=self.mask is None and self.causal)
+
+    @cached_property
+    def _queries(self) -> torch.Tensor:
+        return _wide(self.query) * self.scale
+
+    @cached_property
+    def _keys(self) -> torch.Tensor:
+        return _wide(self.key).repeat_interleave(self._maps // len(self.key), 0)
 
     def attend(self, value: torch.Tensor) -> torch.Tensor:
         """Compute the layer's output, [1, heads, tokens, width], from [1, key-value heads, tokens, width]."""
-        whole = _wide(value[0]).repeat_interleave(self.heads // value.shape[1], 0)
-        parts = [torch.bmm(block, whole[:, : block.shape[2]]) for _, block in self.blocks()]
+        values = _wide(value[0]).repeat_interleave(self.heads // value.shape[1], 0)
+        parts = [torch.bmm(block, values[:, : block.shape[2]]) for _, block in self.blocks()]
         return torch.cat(parts, dim=1)[None].to(value.dtype)
 
     @torch.no_grad()
     def _block(self, start: int, stop: int, head: int | None) -> torch.Tensor:
         # A head's maps in the call: one of each group of as many heads as the effective map has
         maps = slice(None) if head is None else slice(head, None, self.heads)
-        mask = self._call.mask
+        mask, keys = self.mask, stop if self.mask is None and self.causal else self.tokens
         if mask is not None:
             mask = mask[:, start:stop] if len(mask) == 1 else mask[maps, start:stop]
-        keys = self._last_key(stop, mask)
-        logits = torch.bmm(self._query[maps, start:stop], self._key[maps, :keys].mT)
-        if not self._call.signed:
+            if mask.dtype == torch.bool and len(visible := mask.flatten(0, 1).any(0).nonzero()):
+                keys = int(visible[-1]) + 1
+        logits = torch.bmm(self._queries[maps, start:stop], self._keys[maps, :keys].mT)
+        if not self.signed:
             return self._combined(self._softmax(logits, start, mask, maps))
         weights = self._softmax(logits.abs(), start, mask, maps)
         return self._combined(weights.mul_(logits.sign_()))
-
-    def _last_key(self, stop: int, mask: torch.Tensor | None) -> int:
-        """Return the number of keys of a block: the last one that is visible from any row, plus 1."""
-        if mask is None:
-            return stop if self._call.causal else self.tokens
-        if mask.dtype != torch.bool:
-            return self.tokens
-        visible = mask.flatten(0, 1).any(0).nonzero()
-        return int(visible[-1]) + 1 if len(visible) else self.tokens
 
     def _softmax(self, logits: torch.Tensor, start: int, mask: torch.Tensor | None, maps: slice) -> torch.Tensor:
         """Apply cap, mask and sinks to [maps, rows, keys], in place, and normalise."""
         rows, keys = logits.shape[1:]
         least = torch.finfo(logits.dtype).min
-        if self._call.softcap is not None:
-            logits.div_(self._call.softcap).tanh_().mul_(self._call.softcap)
+        if self.softcap is not None:
+            logits.div_(self.softcap).tanh_().mul_(self.softcap)
         if mask is not None and mask.dtype == torch.bool:
             logits.masked_fill_(~mask[..., :keys], least)
         elif mask is not None:
             logits.add_(mask).clamp_(min=least)
-        elif self._call.causal:
+        elif self.causal:
             # Only keys within the block can be later than one of its queries
             late = torch.ones(rows, rows, dtype=torch.bool, device=logits.device).triu(1)
             logits[..., start:].masked_fill_(late, least)
-        if self._call.sinks is None:
+        if self.sinks is None:
             return logits.softmax(-1)
-        extra = _wide(self._call.sinks[maps])[:, None, None].expand(-1, rows, 1)
+        extra = _wide(self.sinks[maps])[:, None, None].expand(-1, rows, 1)
         return torch.cat((logits, extra), dim=-1).softmax(-1)[..., :-1]
 
     def _combined(self, maps: torch.Tensor) -> torch.Tensor:
-        return maps if self._combine is None else self._combine(maps[None])[0]
+        return maps if self.combine is None else self.combine(maps[None])[0]
 
 
 def _wide(states: torch.Tensor, copy: bool = False) -> torch.Tensor:
@@ -201,50 +186,43 @@ def _wide(states: torch.Tensor, copy: bool = False) -> torch.Tensor:
 
 
 class Recording:
-    """Calls of some attention modules, until their maps are taken, in blocks of at most so many elements."""
+    """Calls of some attention modules, until their maps are taken."""
 
-    def __init__(self, modules: Collection[Any], elements: int = ELEMENTS) -> None:
+    def __init__(self, modules: Collection[Any], elements: int) -> None:
         self.elements = elements
-        self._calls: dict[int, list[AttentionCall]] = {id(module): [] for module in modules}
-
-    def add(self, module: Any, call: AttentionCall) -> None:
-        """Keep a call if its module is recorded."""
-        if id(module) in self._calls:
-            self._calls[id(module)].append(call)
+        self.calls: dict[int, list[CallMap]] = {id(module): [] for module in modules}
 
     def take(self, module: Any) -> CallMap:
         """Return the map of a module's first call, and forget all its calls.
 
         Differential attention calls twice with the same queries and keys, for the two halves of its values.
-
-        Raises:
-            Unrecorded: the module made no call, several calls, or is a variant of an earlier evalkit.
         """
-        name, combines = type(module).__name__, hasattr(module, "effective_map")
-        calls, self._calls[id(module)] = self._calls[id(module)], []
+        name = type(module).__name__
+        calls, self.calls[id(module)] = self.calls[id(module)], []
         if not calls:
             raise Unrecorded(f"{name} does not use transformers' registry of attention functions")
-        if hasattr(module, "variant") and not combines:
+        if hasattr(module, "effective_map"):
+            return replace(calls[0], combine=partial(module.effective_map, dtype=calls[0].query.dtype))
+        if hasattr(module, "variant"):  # the code of a checkpoint that an earlier evalkit wrote
             raise Unrecorded(f"{name} does not combine maps itself")
-        if len(calls) > 1 and not combines:
+        if len(calls) > 1:
             raise Unrecorded(f"{name} attends {len(calls)} times")
-        combine = partial(module.effective_map, dtype=calls[0].query.dtype) if combines else None
-        return CallMap(calls[0], combine, self.elements)
+        return calls[0]
 
 
 _active: Recording | None = None
 
 
 @contextmanager
-def recording(model: Any, active: Recording) -> Iterator[None]:
-    """Make a model attend by the recording function inside the context."""
+def recording(model: Any, modules: Collection[Any], elements: int = ELEMENTS) -> Iterator[Recording]:
+    """Make a model attend by the recording function inside the context; maps are in blocks of at most `elements`."""
     global _active
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
-    _active = active
+    _active = Recording(modules, elements)
     try:
         with attention_named(model, NAME):
-            yield
+            yield _active
     finally:
         _active = None
 
@@ -263,18 +241,18 @@ def _attention(
     """Attend and record; transformers' signature, [1, heads, tokens, size] → [1, tokens, heads, size]."""
     if _active is None:
         raise Unrecorded("attention outside of a recording")
-    name, mask = type(module).__name__, attention_mask
-    for special in SPECIAL:
-        if special not in _SUPPORTED and settings.get(special) is not None:
-            raise Unrecorded(f"{name} passes {special}")
+    mask, tokens = attention_mask, query.shape[2]
+    unsupported = [name for name in SPECIAL if name not in _SUPPORTED and settings.get(name) is not None]
     if product is not None and getattr(product, "__name__", "") != _SIGNED:
-        raise Unrecorded(f"{name} passes a product that is not cog attention's")
-    if len(query) != 1 or query.shape[2] != key.shape[2]:
-        raise Unrecorded(f"{name} attends to other keys than the sequence's")
-    if mask is not None and (mask.dim() != 4 or mask.shape[2:] != (query.shape[2], key.shape[2])):
-        raise Unrecorded(f"{name} passes a mask of shape {tuple(mask.shape)}")
+        unsupported.append("a product that is not cog attention's")
+    if len(query) != 1 or tokens != key.shape[2]:
+        unsupported.append("other keys than the sequence's")
+    if mask is not None and (mask.dim() != 4 or mask.shape[2:] != (tokens, key.shape[2])):
+        unsupported.append(f"a mask of shape {tuple(mask.shape)}")
+    if unsupported:
+        raise Unrecorded(f"{type(module).__name__} passes {', '.join(unsupported)}")
     is_causal = settings.get("is_causal")
-    call = AttentionCall(
+    call = CallMap(
         query=query[0],
         key=key[0],
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
@@ -283,18 +261,18 @@ def _attention(
         softcap=settings.get("softcap"),
         sinks=settings.get("s_aux"),
         signed=product is not None,
+        elements=_active.elements,
     )
-    _active.add(module, call)
+    if id(module) in _active.calls:
+        _active.calls[id(module)].append(call)
     if product is not None:
         # A missing mask means causal, for the product too
         return product(query, key, value, mask, call.scale).transpose(1, 2), None  # type: ignore[arg-type]
     if call.softcap is not None or call.sinks is not None:
-        return CallMap(call, None, _active.elements).attend(value).transpose(1, 2).contiguous(), None
+        return call.attend(value).transpose(1, 2).contiguous(), None
     settings = {name: setting for name, setting in settings.items() if name not in SPECIAL}
-    attended: tuple[torch.Tensor, None] = sdpa_attention_forward(
-        module, query, key, value, mask, scaling=scaling, **settings
-    )
-    return attended
+    output, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **settings)
+    return output, None
 
 
 _attention.takes_product = True  # type: ignore[attr-defined]  # read by attention modules without a softmax

@@ -1,13 +1,13 @@
 """Analysis of attention: measures of every layer and head on a sample of documents.
 
-In: an `AttentionRequest`. Out: a run folder with the tables of `tables.py`, and results.json with the means of each
+In: an `AttentionRequest`. Out: a run folder with the tables of `results.py`, and results.json with the means of each
 task and of each layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.groups import MEASURES, AttentionRow
@@ -16,10 +16,10 @@ from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import UnknownNameError
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import Run
-from evalkit.runs.forms import StoredTask
+from evalkit.runs.folder import Run, StoredTask
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.attention.documents import AttentionPlan
     from evalkit.data import HubSplit
 
 
@@ -54,18 +54,21 @@ class Attention(Benchmark):
     key = ("subtask", "doc_id")
     results_form = _AttentionResults
 
-    request = lazy("evalkit.benchmarks.attention.plan:AttentionRequest")
-    plan = lazy("evalkit.benchmarks.attention.plan:plan_attention")
-    is_missing = lazy("evalkit.benchmarks.attention.plan:is_missing")
-    facts = lazy("evalkit.benchmarks.attention.computing:AttentionFacts")
-    setup = lazy("evalkit.benchmarks.attention.computing:setup_of")
-    computer = lazy("evalkit.benchmarks.attention.computing:Analysis")
+    request = lazy("evalkit.benchmarks.attention.documents:AttentionRequest")
+    plan = lazy("evalkit.benchmarks.attention.documents:plan_attention")
+    is_missing = lazy("evalkit.benchmarks.attention.documents:is_missing")
+    facts = lazy("evalkit.benchmarks.attention.measures:AttentionFacts")
+    computer = lazy("evalkit.benchmarks.attention.measures:Analysis")
     batches = lazy("evalkit.benchmarks.attention.documents:planned_batches")
     token_counts = lazy("evalkit.benchmarks.attention.documents:task_costs")
-    finish = lazy("evalkit.benchmarks.attention.tables:finish")
+    finish = lazy("evalkit.benchmarks.attention.results:finish")
     report = lazy("evalkit.benchmarks.attention.results:attention_report")
     comparable = lazy("evalkit.benchmarks.attention.results:AttentionDocuments")
     figures = lazy("evalkit.benchmarks.attention.figures:run_figures")
+
+    def setup(self, plan: AttentionPlan) -> dict[str, Any]:
+        """Return the plan's specification."""
+        return dict(plan.manifest["specification"])
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Return the measures of each task, means over layers."""

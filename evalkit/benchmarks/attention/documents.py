@@ -1,66 +1,218 @@
-"""Token sequences whose attention is analysed, and what they cost. In: a plan and a tokenizer. Out: batches of them."""
+"""What an analysis of attention reads: its plan, its token sequences and what they cost. Without torch.
+
+In: an `AttentionRequest`. Out: an `AttentionPlan` with its manifest; with a tokenizer, batches of `AnalysedSequence`s.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.attention.categories import BOS, Tagger, categories_of, load_tagger, tagged_texts
-from evalkit.benchmarks.attention.categories import SPECIAL as SPECIAL_TOKEN
-from evalkit.benchmarks.attention.groups import MASS, RANK, RANKED_LAYERS, chosen_layers
-from evalkit.benchmarks.attention.plan import TEXT, AttentionPlan, key_of, work_of
+from evalkit.benchmarks.attention import ATTENTION
+from evalkit.benchmarks.attention.categories import (
+    Tagger,
+    categories_of,
+    load_tagger,
+    tagged_texts,
+    tagger_identity,
+)
+from evalkit.benchmarks.attention.groups import GROUPS, MASS, RANK, RANKED_LAYERS, chosen_layers, parsed_layers
 from evalkit.benchmarks.base import Batch, Batches, Planned
 from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, END, SPECIAL
+from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.request import TaskTokens, spread
+from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
+from evalkit.benchmarks.request import (
+    DEFAULT_SUITE,
+    Request,
+    SuiteRequest,
+    TaskTokens,
+    numerics,
+    plain_manifest,
+    spread,
+)
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import Say
-from evalkit.errors import ScoringError
+from evalkit.errors import ScoringError, UnknownNameError, UsageError
+from evalkit.inputs.reading import read_given_text
+from evalkit.inputs.settings import setting
 from evalkit.inputs.values import check_text
-from evalkit.models.loading.locate import silent
+from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import config_of, window_of
+from evalkit.runs.finding import run_folder
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.attention.computing import AttentionFacts
+    from evalkit.benchmarks.attention.measures import AttentionFacts
     from evalkit.benchmarks.multiple_choice.tasks import Question
-    from evalkit.runs.journal import FinishedRows
+    from evalkit.runs.journal import FinishedRows, Key
 
-
+TEXT = "text"
+"""Name of the task of a user's text, and of its template."""
+VERSION = 2
+"""Increased with every change of evalkit that changes a measure or a sample."""
+_OF_DOCUMENTS = ("tasks", "template", "num_fewshot", "data_dir", "allow_unofficial_data")
+"""Settings that a text does not have."""
 _BATCH = 4
 """Documents of a batch."""
-_MARKERS = frozenset({SPECIAL, END})
 _SIZES = (64, 256, 1024)
 """Tokens of the maps whose singular values are timed."""
 
 
 @dataclass(frozen=True)
-class AnalysedSequence:
-    """A sequence with what the measures need to know of its tokens. Of a text, its window's number is its document."""
+class AttentionRequest(Request):
+    """Settings of an analysis of attention."""
+
+    measures: tuple[str, ...] = setting((), f"Of {', '.join(GROUPS)}.", "all", metavar="NAMES")
+    layers: tuple[str, ...] = setting(
+        (), "From 0, or from -1 for the last one backwards.", "all; for the rank the last four", metavar="NUMBERS"
+    )
+    sample: int = setting(200, "Random documents of each task, or windows of a text.", metavar="N", shows_least=True)
+    seed: int = setting(0, "Seed of the random sample.", metavar="N", least=0, shows_least=True)
+    continuation: Literal["gold", "all"] = setting(
+        "gold", "Continuation that is read: the gold answer's, or every choice's."
+    )
+    questions: str | None = setting(
+        None, "Suite whose documents are read.", "zeroshot8", metavar="SUITE", names="name or file"
+    )
+    tasks: tuple[str, ...] = setting((), "Tasks of that suite.", "all", metavar="NAMES")
+    template: str | None = setting(
+        None, "How prompts are written (evalkit ls templates), or a YAML file.", "inst", names="file"
+    )
+    num_fewshot: int | None = setting(None, "Solved examples before each question.", "0", least=0)
+    data_dir: Path | None = setting(
+        None, "Folder of <task>.jsonl files, searched before other sources.", names="folder"
+    )
+    allow_unofficial_data: bool = setting(False, "Accept documents that are not the pinned ones; results are marked.")
+    text: Path | None = setting(None, "Text file to read in windows of the context, in place of the tasks' documents.")
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """A validated request with its documents and manifest."""
+
+    request: AttentionRequest
+    checkpoint: Checkpoint
+    manifest: dict[str, Any]
+    choices: ChoicePlan | None
+    """Plan of the suite whose documents are read; None for a text."""
+    text: str = ""
+    """The user's text."""
+
+    @property
+    def questions(self) -> dict[str, list[Question]]:
+        """Task → the sampled documents; empty for a text."""
+        return {} if self.choices is None else self.choices.questions
+
+    @property
+    def work(self) -> dict[Key, int]:
+        """Key of each document in the journal → its expected cost; empty for a text, whose windows are not known."""
+        return {_key(question): _work(question) for members in self.questions.values() for question in members}
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, which may not exist yet."""
+        template = self.manifest["template"]["name"]
+        return run_folder(self.request.output, self.checkpoint, ATTENTION, template, self.manifest)
+
+
+def _key(question: Question) -> Key:
+    return question.task, question.subtask, question.doc_id
+
+
+def _work(question: Question) -> int:
+    """Return the expected cost of a document: its characters, and a few for the rest."""
+    return len(question.contexts[0]) + len(question.continuations[0]) + 4
+
+
+def is_missing(plan: AttentionPlan, finished: FinishedRows) -> bool:
+    """Return whether a document has no rows. Of a text it is true, since its windows are known after planning only."""
+    return plan.choices is None or any(key not in finished for key in plan.work)
+
+
+def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
+    """Validate a request and make the plan of its run."""
+    for name in request.measures:
+        if name not in GROUPS and name != "all":
+            raise UnknownNameError("measure", name, GROUPS)
+    every = not request.measures or "all" in request.measures
+    groups = [name for name in GROUPS if every or name in request.measures]
+    settings: dict[str, Any] = {
+        "suite": ATTENTION,
+        "measures": groups,
+        "layers": sorted(parsed_layers(request.layers)),
+        "sample": request.sample,
+        "seed": request.seed,
+        "version": VERSION,
+    }
+    if MASS in groups:
+        settings["tagger"] = tagger_identity()
+    if request.text is not None:
+        return _plan_text(request, request.text, settings, say)
+    suite = choose_tasks(load_suite(request.questions or DEFAULT_SUITE), request.tasks)
+    shared = {name: getattr(request, name) for name in ("model", "output", "sample", "seed", *_OF_DOCUMENTS)}
+    choices = plan_suite(SuiteRequest(**shared, suite=request.questions, rule="acc"), suite, say)
+    of_choices = {name: value for name, value in choices.manifest["specification"].items() if name != "unconditional"}
+    settings = of_choices | settings | {"questions": suite.name, "continuation": request.continuation}
+    names = ("documents", "template", "labels", "short")
+    more = {name: choices.manifest[name] for name in names if name in choices.manifest}
+    manifest = plain_manifest(ATTENTION, request.model, choices.checkpoint, settings, **more)
+    return AttentionPlan(request, choices.checkpoint, manifest, choices)
+
+
+def _plan_text(request: AttentionRequest, path: Path, settings: dict[str, Any], say: Say) -> AttentionPlan:
+    used = [name for name in ("questions", *_OF_DOCUMENTS) if getattr(request, name)]
+    if used or request.continuation != "gold":
+        option = [*used, "continuation"][0].replace("_", "-")
+        raise UsageError(f"--{option}: is for the documents of tasks, which a text has not; leave it out, or --text")
+    _, text = read_given_text(path)
+    checkpoint = request.model.locate(say)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    settings = {**numerics(request.model, checkpoint, None, say), **settings, "documents": {TEXT: digest}}
+    if request.model.context not in (None, "none"):
+        # Windows may be shorter than the model's, which no extension shortens
+        settings["window"] = int(request.model.context)
+    about = {"documents": {TEXT: {"source": str(path), "official": None, "count": 1}}, "template": {"name": TEXT}}
+    manifest = plain_manifest(ATTENTION, request.model, checkpoint, settings, **about)
+    return AttentionPlan(request, checkpoint, manifest, None, text)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read of a sequence's maps."""
+
+    categories: NDArray[np.int8] | None
+    """[tokens] index into `CATEGORIES`; None: the measures of mass are not requested."""
+    readers: NDArray[np.int64]
+    """Positions whose rows are read for mass: the continuation's; of a text, all but the first."""
+    last: int
+    """Position whose row's entropy is read."""
+    bos: bool
+    """Whether the first token is a BOS token."""
+
+
+@dataclass(frozen=True)
+class AnalysedSequence(Reading):
+    """A sequence of tokens and its document; of a text, the number of its window."""
 
     subtask: str
     doc_id: int
-    """With `subtask` and `choice`, identifies it in its task."""
     choice: int
     """Number of the continuation; 0 of a text."""
     cluster: int
     """See `AttentionRow`."""
-    tokens: NDArray[np.int32]
-    """[n] token ids, at most the context window."""
-    readers: NDArray[np.int64]
-    """Places of the continuation's tokens; of a text, of all tokens but the first."""
-    has_bos: bool
-    """Whether the first token is BOS."""
     truncated: int
     """Number of context tokens truncated to fit the window."""
-    categories: NDArray[np.int8] | None = None
-    """[n] index into `CATEGORIES`; None unless a measure needs it."""
+    tokens: NDArray[np.int32]
+    """[n] token ids, at most the context window."""
 
 
 def planned_batches(
@@ -69,28 +221,33 @@ def planned_batches(
     """Plan the batches of the documents that have no rows; work is counted in characters, of a text in tokens."""
     work = plan.work
     if plan.choices is None:
-        work = {(TEXT, TEXT, number): len(tokens) for number, tokens, _ in _windows(plan, facts.window, tokenizer)}
+        windows = _windows(plan, facts.window, tokenizer)
+        work = {(TEXT, TEXT, sequence.doc_id): len(sequence.tokens) for sequence, *_ in windows}
     done = sum(size for key, size in work.items() if key in finished)
     return Planned(batches_of(plan, facts.window, tokenizer, finished, say), sum(work.values()), done)
 
 
 def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: FinishedRows, say: Say) -> Batches:
     """Yield the batches that have documents without rows, task by task."""
-    tagger = load_tagger(say) if MASS in plan.groups else None
+    tagger = load_tagger(say) if MASS in plan.manifest["specification"]["measures"] else None
     if plan.choices is None:
-        for number, tokens, characters in _windows(plan, window, tokenizer):
-            if (TEXT, TEXT, number) not in finished:
-                sequence = _window_sequence(plan, number, tokens, characters, tagger, tokenizer)
-                yield Batch(TEXT, number, (sequence,), float(len(sequence.tokens)), 1)
+        for sequence, text, characters in _windows(plan, window, tokenizer):
+            if (TEXT, TEXT, sequence.doc_id) not in finished:
+                if tagger is not None:
+                    pieces = [(False, text)]
+                    words = tagger(tagged_texts(pieces))
+                    categories = categories_of(pieces, characters, words.__getitem__, sequence.bos)
+                    sequence = replace(sequence, categories=categories)
+                yield Batch(TEXT, sequence.doc_id, (sequence,), float(len(sequence.tokens)), 1)
         return
     prompter = Prompter(plan.choices.template, tokenizer, window - 1, say, characters=True)
     for task, questions in plan.questions.items():
         for number, start in enumerate(range(0, len(questions), _BATCH)):
             members = questions[start : start + _BATCH]
             # A finished batch is left out as a whole: the others' numbers stay the same
-            if any(key_of(question) not in finished for question in members):
+            if any(_key(question) not in finished for question in members):
                 content = tuple(sequences_of(plan, prompter, members, tagger, tokenizer.bos_token_id))
-                yield Batch(task, number, content, float(sum(map(work_of, members))), len(members))
+                yield Batch(task, number, content, float(sum(map(_work, members))), len(members))
 
 
 def sequences_of(
@@ -99,42 +256,30 @@ def sequences_of(
     """Yield the sequences of documents: of the gold choice, or of every choice."""
     every = plan.request.continuation == "all"
     chosen = [
-        (question, choice)
-        for question in questions
-        for choice in (range(len(question.contexts)) if every else (question.gold,))
+        (question, n) for question in questions for n in (range(len(question.contexts)) if every else (question.gold,))
     ]
-    alone = [_with_choice(question, choice) for question, choice in chosen]
-    rendered = [[(code in _MARKERS, text) for code, text in prompter.render(question, 0)] for question in alone]
+    fields = ("contexts", "continuations", "gaps", "choices")
+    # Questions with one choice each
+    alone = [
+        replace(question, **{name: getattr(question, name)[n : n + 1] for name in fields}, gold=0)
+        for question, n in chosen
+    ]
+    rendered = [[(code in (SPECIAL, END), text) for code, text in prompter.render(question, 0)] for question in alone]
     words = None if tagger is None else tagger(chain(*map(tagged_texts, rendered)))
     for (question, choice), pieces, encoded in zip(chosen, rendered, prompter.encode(alone), strict=True):
         [sequence] = encoded.sequences
-        tokens, characters = sequence.tokens, sequence.characters
         # BOS is added as an id, or written by a chat template
-        has_bos = bos is not None and int(tokens[0]) == bos
+        has_bos = bos is not None and int(sequence.tokens[0]) == bos
         categories = None
-        if words is not None and characters is not None:
-            # Tokens that are added as ids are BOS or special
-            in_text = characters[:, 0] >= 0
-            categories = np.full(len(tokens), SPECIAL_TOKEN, np.int8)
-            categories[in_text] = categories_of(pieces, characters[in_text], words.__getitem__)
-            if has_bos:
-                categories[0] = BOS
+        if words is not None and sequence.characters is not None:
+            categories = categories_of(pieces, sequence.characters, words.__getitem__, has_bos)
         readers = np.flatnonzero(sequence.segments == CONTINUATION)
-        about = question.subtask, question.doc_id, choice, question.cluster
-        yield AnalysedSequence(*about, tokens, readers, has_bos, sequence.truncated, categories)
+        about = question.subtask, question.doc_id, choice, question.cluster, sequence.truncated
+        yield AnalysedSequence(categories, readers, int(readers[-1]), has_bos, *about, sequence.tokens)
 
 
-def _with_choice(question: Question, choice: int) -> Question:
-    """Return a question with one choice only."""
-    only = slice(choice, choice + 1)
-    parts = {name: getattr(question, name)[only] for name in ("contexts", "continuations", "gaps", "choices")}
-    return replace(question, **parts, gold=0)
-
-
-def _windows(
-    plan: AttentionPlan, window: int, tokenizer: Any
-) -> list[tuple[int, NDArray[np.int32], NDArray[np.int32]]]:
-    """Return (number, tokens, their characters) of the sampled windows of a text, which do not overlap, without BOS.
+def _windows(plan: AttentionPlan, window: int, tokenizer: Any) -> list[tuple[AnalysedSequence, str, NDArray[np.int64]]]:
+    """Return the sampled windows of a text, which do not overlap, each with its text and its tokens' characters.
 
     A last window that is shorter is left out, unless it is the only one.
     """
@@ -143,33 +288,22 @@ def _windows(
     tokens = np.asarray(encoding["input_ids"], np.int32)
     if len(tokens) < 2:
         raise ScoringError(f"--text {plan.request.text}: has {len(tokens)} tokens; give a longer text")
-    characters = np.asarray(encoding["offset_mapping"], np.int32).reshape(-1, 2)
-    size = window - (tokenizer.bos_token_id is not None)
+    characters = np.asarray(encoding["offset_mapping"], np.int64).reshape(-1, 2)
+    special = np.isin(tokens, tokenizer.all_special_ids)
+    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    size = window - len(bos)
     sample = DocumentSample(plan.request.sample, plan.request.seed)
-    numbers = sample.places(TEXT, [TEXT] * max(1, len(tokens) // size))
-    spans = ((number, slice(number * size, (number + 1) * size)) for number in numbers)
-    return [(number, tokens[span], characters[span]) for number, span in spans]
-
-
-def _window_sequence(
-    plan: AttentionPlan,
-    number: int,
-    tokens: NDArray[np.int32],
-    characters: NDArray[np.int32],
-    tagger: Tagger | None,
-    tokenizer: Any,
-) -> AnalysedSequence:
-    bos: int | None = tokenizer.bos_token_id
-    added = [] if bos is None else [bos]
-    categories = None
-    if tagger is not None:
-        first, last = int(characters[0, 0]), int(characters[-1, 1])
-        pieces = [(False, plan.text[first:last])]
-        categories = categories_of(pieces, characters - first, tagger(tagged_texts(pieces)).__getitem__)
-        categories[np.isin(tokens, tokenizer.all_special_ids)] = SPECIAL_TOKEN
-        categories = np.concatenate(([BOS] * len(added), categories)).astype(np.int8)
-    tokens = np.concatenate((added, tokens)).astype(np.int32)
-    return AnalysedSequence(TEXT, number, 0, number, tokens, np.arange(1, len(tokens)), bos is not None, 0, categories)
+    windows = []
+    for number in sample.places(TEXT, [TEXT] * max(1, len(tokens) // size)):
+        span = slice(number * size, (number + 1) * size)
+        ids = np.concatenate((bos, tokens[span])).astype(np.int32)
+        first, after = int(characters[span][0, 0]), int(characters[span][-1, 1])
+        own = np.where(special[span, None], -1, characters[span] - first)
+        spans = np.pad(own, ((len(bos), 0), (0, 0)), constant_values=-1)
+        readers = np.arange(1, len(ids))
+        sequence = AnalysedSequence(None, readers, len(ids) - 1, bool(bos), TEXT, number, 0, number, 0, ids)
+        windows.append((sequence, plan.text[first:after], spans))
+    return windows
 
 
 def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
@@ -177,7 +311,7 @@ def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> li
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     if plan.choices is None:
         window = min(window, plan.manifest["specification"].get("window", window))
-        lengths = [len(tokens) for _, tokens, _ in _windows(plan, window, tokenizer)]
+        lengths = [len(sequence.tokens) - sequence.bos for sequence, *_ in _windows(plan, window, tokenizer)]
         return [_costs(plan, TEXT, lengths, len(lengths), len(lengths))]
     prompter = Prompter(plan.choices.template, tokenizer, window - 1, say)
     costs = []
@@ -196,19 +330,14 @@ def _costs(plan: AttentionPlan, task: str, lengths: Sequence[int], documents: in
     # 1 where the config does not say
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
     read = len(chosen_layers(requested, range(layers))) if isinstance(layers, int) and layers > 0 else 1
-    if RANK in plan.groups:
-        ranked = read if requested else min(read, RANKED_LAYERS)
-        seconds = scale * ranked * (heads if isinstance(heads, int) else 1) * float(np.sum(_rank_seconds(lengths)))
+    if RANK in plan.manifest["specification"]["measures"]:
+        maps = (read if requested else min(read, RANKED_LAYERS)) * (heads if isinstance(heads, int) else 1)
+        # The time of a map's singular values: between those of three lengths; beyond them by the cube of its length
+        sizes, logs = np.log(_SIZES), np.log(lengths)
+        within = np.interp(logs, sizes, np.log([_timed(size) for size in _SIZES]))
+        seconds = scale * maps * float(np.sum(np.exp(within + 3 * np.maximum(logs - sizes[-1], 0.0))))
     tokens = scale * sum(lengths)
     return TaskTokens(task, documents, sampled, scale * len(lengths), tokens, tokens, seconds=seconds)
-
-
-def _rank_seconds(lengths: Sequence[int]) -> np.ndarray:
-    """Return the time of the singular values of one map of each length, from times of three lengths."""
-    sizes = np.log(_SIZES)
-    within = np.interp(np.log(lengths), sizes, np.log([_timed(size) for size in _SIZES]))
-    beyond = 3 * np.maximum(np.log(lengths) - sizes[-1], 0.0)
-    return np.asarray(np.exp(within + beyond))
 
 
 @cache

@@ -6,17 +6,15 @@ their mean.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.groups import MEASURES, Band, layer_of
-from evalkit.benchmarks.attention.tables import DOCUMENT, DOCUMENTS, HEAD, HEADS, SAMPLE, documents_of, with_values
+from evalkit.benchmarks.attention.results import DOCUMENT, DOCUMENTS, HEAD, HEADS, SAMPLE, documents_of, with_values
 from evalkit.benchmarks.registry import differences
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
@@ -30,11 +28,7 @@ _COMPARED = {"questions": "suite of the documents", "num_fewshot": "solved examp
 class AnalysedRun:
     """A finished analysis as a line or a panel of a figure, with all documents or those of some tasks.
 
-    Tables are read on first use.
-
-    Raises:
-        UsageError: the run is of another benchmark.
-        UnknownNameError: it has no such task.
+    Tables are read on first use. Raises a `UsageError` for a run of another benchmark, or for a task that it lacks.
     """
 
     def __init__(self, name: str, run: Run, tasks: Sequence[str] = ()) -> None:
@@ -42,9 +36,8 @@ class AnalysedRun:
         if run.kind != ATTENTION:
             raise UsageError(f"{self._label} is of benchmark {run.kind}; figures are of runs of evalkit attention")
         known = tuple(run.manifest["documents"])
-        for task in tasks:
-            if task not in known:
-                raise UnknownNameError(f"task of {self._label}", task, known)
+        if unknown := [task for task in tasks if task not in known]:
+            raise UnknownNameError(f"task of {self._label}", unknown[0], known)
         self.name, self.run = name, run
         self.tasks = tuple(task for task in known if not tasks or task in tasks)
 
@@ -68,56 +61,35 @@ class AnalysedRun:
         """Return whether the run has a measure."""
         return bool((self._heads["measure"] == measure).any())
 
-    def layers(self, measure: str, chosen: Sequence[int]) -> list[int]:
+    def layers(self, measure: str, chosen: Sequence[int] = ()) -> list[int]:
         """Return layers that have a measure: all of them, or the chosen ones, from -1 for the last one backwards."""
         known = sorted(int(layer) for layer in self._rows(self._heads, measure)["layer"].unique())
-        layers: dict[int, None] = {}
-        for number in chosen:
-            layer = layer_of(number, self.run.manifest["attention_layers"])
-            if layer is None or layer not in known:
-                raise UsageError(f"--layers {number}: {self._label} has {measure} of layers {known[0]} to {known[-1]}")
-            layers[layer] = None
-        return list(layers) or known
+        meant = {number: layer_of(number, self.run.manifest["attention_layers"]) for number in chosen}
+        if unknown := [number for number, layer in meant.items() if layer not in known]:
+            raise UsageError(f"--layers {unknown[0]}: {self._label} has {measure} of layers {known[0]} to {known[-1]}")
+        return [*dict.fromkeys(layer for layer in meant.values() if layer is not None)] or known
 
-    def values(self, measure: str, band: Band, position: Sequence[str] = ()) -> pd.DataFrame:
-        """Return the values of a measure by layer: of each head or of each document.
+    def values(self, measure: str, band: Band, keys: Sequence[str] = ("layer",)) -> pd.DataFrame:
+        """Return the values of a measure by `keys`: layer, or layer and position of the query.
 
-        Args:
-            measure: the measure.
-            band: "heads": layer, head, value (mean over documents) and n (documents); "samples": layer, `SAMPLE` and
-                value (mean over heads, of a rank the median).
-            position: ("position",) for values by position of the query, which is a further column.
+        With the band "heads" of each head: head, value (mean over documents) and n (documents). With "samples" of each
+        document: `SAMPLE` and value (mean over heads, of a rank the median).
         """
+        by_position = "position" in keys
+        rows = self._rows(self._documents if band == "samples" else self._heads, measure, by_position)
+        rows = rows.astype({"position": "int64"} if by_position else {})
         if band == "samples":
-            rows = with_values(self._rows(self._documents, measure, bool(position)))
-            return rows.groupby(["layer", *position, *SAMPLE], observed=True)["value"].mean().reset_index()
-        rows = self._rows(self._heads, measure, bool(position))
+            return with_values(rows).groupby([*keys, *SAMPLE], observed=True)["value"].mean().reset_index()
         rows = rows.assign(value=rows["mean"] * rows["n"])
-        sums = rows.groupby(["layer", *position, "head"], observed=True)[["value", "n"]].sum()
+        sums = rows.groupby([*keys, "head"], observed=True)[["value", "n"]].sum()
         return sums.assign(value=sums["value"] / sums["n"]).reset_index()
 
-    def line(self, measure: str, band: Band, layers: Sequence[int] = (), position: Sequence[str] = ()) -> pd.DataFrame:
-        """Return the values of a line, see `spread_of`, by layer or by layer and position of the query."""
-        values = self.values(measure, band, position)
-        chosen = values[values["layer"].isin(self.layers(measure, layers))]
-        return self.labelled(spread_of(chosen, ["layer", *position]), measure)
-
-    def sums(self, groups: Mapping[str, Sequence[str]], band: Band, softmax: bool) -> pd.DataFrame:
-        """Return the sums of groups of measures, of each head or document: layer, n, and a column for each group.
-
-        With `softmax`, the sums of a row are replaced by their softmax.
-        """
-        key = ["layer", "head"] if band == "heads" else ["layer", *SAMPLE]
-        sums: dict[str, pd.Series] = {}
-        for title, measures in groups.items():
-            rows = pd.concat([self.values(measure, band) for measure in measures]).groupby(key, observed=True)
-            sums[title] = rows["value"].sum()
-        wide = pd.DataFrame(sums)
-        if softmax:
-            powers = wide.sub(wide.max(axis=1), axis=0).map(math.exp)
-            wide = powers.div(powers.sum(axis=1), axis=0)
-        count = rows["n"].max() if band == "heads" else rows["value"].size().groupby(level="layer").transform("size")
-        return wide.assign(n=count).reset_index()
+    def line(
+        self, measure: str, band: Band, layers: Sequence[int] = (), keys: Sequence[str] = ("layer",)
+    ) -> pd.DataFrame:
+        """Return the values of a line, see `spread_of`, in the chosen layers."""
+        values = self.values(measure, band, keys)
+        return self.labelled(spread_of(values[values["layer"].isin(self.layers(measure, layers))], keys), measure)
 
     def labelled(self, values: pd.DataFrame, measure: str) -> pd.DataFrame:
         """Return a table with the run's name and id, and the measure, in its first columns."""
@@ -125,19 +97,16 @@ class AnalysedRun:
         return pd.DataFrame(about, values.index).join(values)
 
     def _rows(self, table: pd.DataFrame, measure: str, by_position: bool | None = None) -> pd.DataFrame:
-        """Return the rows of a measure, of whole sequences or by position; None: whichever the run has."""
         rows = table[table["measure"] == measure]
         if by_position is not None:
             rows = rows[rows["position"].notna() == by_position]
-        if not rows.empty:
-            return rows.astype({"position": "int64"}) if by_position else rows
-        group = MEASURES[measure].group
-        if group not in self.run.manifest["specification"]["measures"]:
-            raise UsageError(f"{self._label} has no {measure}; compute it with evalkit attention … --measures {group}")
-        raise UsageError(
-            f"{self._label} has no {measure} of any document, though it was requested: its documents are too short, "
-            "have no BOS, or its layers have one head"
-        )
+        if rows.empty:
+            group = MEASURES[measure].group
+            raise UsageError(
+                f"{self._label} has no {measure}; compute it with evalkit attention … --measures {group}, on documents "
+                "to which it applies"
+            )
+        return rows
 
 
 def spread_of(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
@@ -158,13 +127,12 @@ def share_above(first: AnalysedRun, other: AnalysedRun, measure: str, layers: Se
             f"{both} other documents, or other tokens, so their ranks cannot be paired; analyse the same sample with "
             "the same tokenizer"
         )
+    common = {*first.layers(measure, layers)} & {*other.layers(measure, layers)}
+    if not common:
+        raise UsageError(f"{both} {measure} of no layer in common; analyse the same with evalkit attention … --layers")
     mine, theirs = (run.values(measure, "samples") for run in (first, other))
     pairs = mine.merge(theirs, on=["layer", *SAMPLE], suffixes=("", "_other"))
-    pairs = pairs[pairs["layer"].isin({*first.layers(measure, layers)} & {*other.layers(measure, layers)})]
-    if pairs.empty:
-        raise UsageError(
-            f"{both} {measure} of no layer in common; analyse the same layers with evalkit attention … --layers"
-        )
+    pairs = pairs[pairs["layer"].isin(common)]
     above = pairs.assign(above=pairs["value_other"] > pairs["value"]).groupby("layer")["above"]
     share, n = above.mean(), above.size()
     return pd.DataFrame({"value": share, "spread": np.sqrt(share * (1 - share) / n), "n": n}).reset_index()
@@ -176,27 +144,24 @@ def run_differences(runs: Sequence[AnalysedRun]) -> list[str]:
     values_of: dict[str, list[str]] = {}
     for other in others:
         for name, mine, theirs in _differing(first, other):
-            values_of.setdefault(name, [mine]).append(f"{theirs} ({short_name(other.name)})")
-    if not values_of:
-        return []
-    listed = "; ".join(
-        f"{name}: {mine} ({short_name(first.name)}), {', '.join(theirs)}" for name, (mine, *theirs) in values_of.items()
-    )
-    return [printable(f"The runs differ in more than their models: {listed}.")]
+            values_of.setdefault(name, [f"{mine} ({short_name(first.name)})"])
+            values_of[name].append(f"{theirs} ({short_name(other.name)})")
+    listed = "; ".join(f"{name}: {', '.join(values)}" for name, values in values_of.items())
+    return [printable(f"The runs differ in more than their models: {listed}.")] if listed else []
 
 
 def _differing(first: AnalysedRun, other: AnalysedRun) -> list[tuple[str, str, str]]:
     """Return (what, the first run's value, the other's) of each difference."""
-    differing = [(a.name, a.value, b.value) for a, b in differences(first.run, other.run) if a.refused]
-    mine, theirs = (run.run.manifest["specification"] for run in (first, other))
-    compared = [(words, mine.get(key), theirs.get(key)) for key, words in _COMPARED.items()]
-    compared.append(("tasks", first.tasks, other.tasks))
-    differing += [(words, _shown(a), _shown(b)) for words, a, b in compared if a != b]
+    differing = [
+        (mine.name, mine.value, theirs.value) for mine, theirs in differences(first.run, other.run) if mine.refused
+    ]
+    specifications = [run.run.manifest["specification"] for run in (first, other)]
+    for key, name in _COMPARED.items():
+        mine, theirs = ("none" if about.get(key) is None else str(about[key]) for about in specifications)
+        differing += [(name, mine, theirs)] if mine != theirs else []
+    if first.tasks != other.tasks:
+        differing.append(("tasks", " ".join(first.tasks), " ".join(other.tasks)))
     if not differing and not first.samples.equals(other.samples):
-        counts = [f"{int(run.samples['tokens'].sum()):,} tokens" for run in (first, other)]
-        differing.append(("documents", counts[0], counts[1]))
+        mine, theirs = (f"{int(run.samples['tokens'].sum()):,} tokens" for run in (first, other))
+        differing.append(("documents", mine, theirs))
     return differing
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else " ".join(value) if isinstance(value, tuple) else str(value)

@@ -6,16 +6,19 @@ numbers, with shares as fractions. Every number is a group-by of the run's table
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from evalkit.benchmarks.attention.figure_runs import AnalysedRun, run_differences, share_above, spread_of
 from evalkit.benchmarks.attention.groups import KINDS, MASS, MEASURES, Band, FigureRequest
+from evalkit.benchmarks.attention.results import SAMPLE
 from evalkit.errors import RunError, UsageError
 from evalkit.paths import replace_file
 from evalkit.reporting.figures import FigurePanel, RunFigure, check_figure_path, draw_panels, short_name
@@ -42,7 +45,7 @@ _MOST_NAMED = 3
 class Figure:
     """A figure before it is drawn."""
 
-    panels: tuple[FigurePanel, ...]
+    panels: Sequence[FigurePanel]
     columns: int
     """Panels of a row."""
     words: str
@@ -58,8 +61,16 @@ def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
     match name:
         case "bos":
             return _by_position(runs, [request.measure_of(name)], band, layers or (-1,), 3, share_y=True)
+        case "position" if len(runs) > 1:
+            # The first and the middle layer that all runs have, and each run's last one
+            by_run = [run.layers("bos_abs") for run in runs]
+            common = sorted(set.intersection(*map(set, by_run)))
+            last = by_run[0][-1] if len({known[-1] for known in by_run}) == 1 else -1
+            spaced = dict.fromkeys([*common[:1], *common[len(common) // 2 :][:1], last])
+            layers = layers or tuple(spaced)
+            return _by_position(runs, ("bos_abs", "entropy"), band, layers, max(2, len(layers)))
         case "position":
-            return _position(runs, band, layers)
+            return _position_maps(runs[0], band, layers)
         case "categories":
             return _categories(runs, band, layers, request.paper)
         case "entropy":
@@ -80,9 +91,8 @@ def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
 
 def draw(figure: Figure, runs: Runs, path: Path) -> None:
     """Draw a figure from `make` of the same runs into a .png, .pdf or .svg file; raise a `RunError` if it fails."""
-    draw_panels(
-        figure.panels, [run.name for run in runs], figure.columns, figure_notes(figure, runs), path, figure.share_y
-    )
+    names, notes = [run.name for run in runs], figure_notes(figure, runs)
+    draw_panels(figure.panels, names, figure.columns, notes, path, figure.share_y)
 
 
 def write(figure: Figure, runs: Runs, paths: Sequence[Path]) -> list[Path]:
@@ -98,111 +108,113 @@ def write(figure: Figure, runs: Runs, paths: Sequence[Path]) -> list[Path]:
                 )
     for path in paths:
         draw(figure, runs, path)
+    joined = pd.concat([panel.table.assign(panel=panel.title) for panel in figure.panels], ignore_index=True)
+    joined.insert(0, "panel", joined.pop("panel"))
+    rows = joined.astype(object).where(joined.notna(), None).to_dict("records")
+    records = [{str(name): value for name, value in row.items()} for row in rows]
     try:
-        replace_file(numbers, f"{records_csv(_records(figure))}\n".encode())
+        replace_file(numbers, f"{records_csv(records)}\n".encode())
     except OSError as error:
         raise RunError(f"{numbers} cannot be written: {error.strerror or error}") from error
     return [*paths, numbers]
 
 
-def _records(figure: Figure) -> list[Mapping[str, object]]:
-    """Return the drawn numbers, one row each."""
-    tables = [panel.table.assign(panel=panel.title) for panel in figure.panels]
-    joined = pd.concat(tables, ignore_index=True)
-    columns = ["panel", *(name for name in joined if name != "panel")]
-    rows = joined[columns].astype(object).where(joined[columns].notna(), None)
-    return [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
+def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+    """Return the figures that all runs have the measures of; the names are unique."""
+    analysed = [AnalysedRun(name, run) for name, run in zip(names, runs, strict=True)]
+    figures = []
+    for name, kind in KINDS.items():
+        try:
+            figure = make(name, analysed, FigureRequest())
+        except UsageError:  # a run lacks its measure
+            continue
+        measure = f" ({FigureRequest().measure_of(name)})" if kind.measures else ""
+        words = f"{kind.words[:1].upper()}{kind.words[1:]}{measure}: {', '.join(names)}."
+        figures.append(RunFigure(name, words, partial(draw, figure, analysed)))
+    return figures
 
 
 def _by_layer(
-    runs: Runs,
-    measures: Sequence[str],
-    band: Band,
-    layers: Sequence[int],
-    columns: int,
-    more: str = "",
-    share_y: bool = False,
-    reference: float | None = None,
-) -> Figure:
-    """Return a figure of lines over layers, with a panel for each measure."""
-    panels = []
-    for measure in measures:
-        table, percent = _lines(runs, measure, band, layers), MEASURES[measure].in_percent
-        panels.append(FigurePanel(measure, table, "layer", _unit(measure), percent=percent, reference=reference))
-    return Figure(tuple(panels), columns, f"{_line_words(band)}. {_described(measures)}{more}", share_y)
+    runs: Runs, measures: Sequence[str], band: Band, layers: Sequence[int], columns: int, more: str = "",
+    share_y: bool = False, reference: float | None = None,
+) -> Figure:  # fmt: skip
+    """Return lines over layers, with a panel for each measure."""
+    tables = [_joined(run.line(measure, band, layers) for run in runs) for measure in measures]
+    panels = [
+        _panel(measure, measure, table, "layer", _unit(measure), reference=reference)
+        for measure, table in zip(measures, tables, strict=True)
+    ]
+    return Figure(panels, columns, f"{_line_words(band)}. {_described(measures)}{more}", share_y)
 
 
 def _by_position(
     runs: Runs, measures: Sequence[str], band: Band, layers: Sequence[int], columns: int, share_y: bool = False
 ) -> Figure:
-    """Return a figure of lines over positions, with a panel for each measure and layer."""
+    """Return lines over positions, with a panel for each measure and layer."""
     panels = []
     for measure, layer in product(measures, layers):
-        table = _lines(runs, measure, band, (layer,), ("position",))
+        table = _joined(run.line(measure, band, (layer,), ("layer", "position")) for run in runs)
         drawn = sorted(table["layer"].unique())
         where = f"layer {drawn[0]}" if len(drawn) == 1 else "last layer" if layer == -1 else f"layer {layer}"
-        title, percent = f"{measure}, {where}", MEASURES[measure].in_percent
-        panels.append(FigurePanel(title, table, "position", _unit(measure), "", _QUERY, percent, doubling=True))
-    return Figure(tuple(panels), columns, f"{_line_words(band)}. {_described_bins(measures, panels)}", share_y)
+        title = f"{measure}, {where}"
+        panels.append(_panel(measure, title, table, "position", _unit(measure), x_label=_QUERY, doubling=True))
+    return Figure(panels, columns, f"{_line_words(band)}. {_described_bins(measures, panels)}", share_y)
 
 
-def _position(runs: Runs, band: Band, layers: Sequence[int]) -> Figure:
-    """Return lines of some layers of several runs, or a map of all layers of one."""
+def _position_maps(run: AnalysedRun, band: Band, layers: Sequence[int]) -> Figure:
+    """Return maps of all layers and positions of one run."""
     measures = ("bos_abs", "entropy")
-    if len(runs) > 1:
-        layers = layers or _spaced([run.layers(measures[0], ()) for run in runs])
-        return _by_position(runs, measures, band, layers, max(2, len(layers)))
     panels = []
     for measure in measures:
-        table, percent = _lines(runs, measure, band, layers, ("position",)), MEASURES[measure].in_percent
-        panels.append(FigurePanel(measure, table, "position", _label(measure), "layer", _QUERY, percent))
-    words = f"{runs[0].name}; colour: {_OVER[band]}. {_described_bins(measures, panels)}"
-    return Figure(tuple(panels), 2, words)
-
-
-def _spaced(by_run: Sequence[list[int]]) -> tuple[int, ...]:
-    """Return the first and the middle layer that all runs have, and each run's last one."""
-    common = sorted(set.intersection(*map(set, by_run)))
-    last = by_run[0][-1] if len({layers[-1] for layers in by_run}) == 1 else -1
-    return tuple(dict.fromkeys([*common[:1], *common[len(common) // 2 :][:1], last]))
+        table = run.line(measure, band, layers, ("layer", "position"))
+        panels.append(_panel(measure, measure, table, "position", _label(measure), y="layer", x_label=_QUERY))
+    return Figure(panels, 2, f"{run.name}; colour: {_OVER[band]}. {_described_bins(measures, panels)}")
 
 
 def _categories(runs: Runs, band: Band, layers: Sequence[int], paper: bool) -> Figure:
     kind = "mass" if paper else "mass_abs"
-    groups = {title: [f"{kind}_{name}" for name in names] for title, names in _FOUR.items()}
-    tables: dict[str, list[pd.DataFrame]] = {title: [] for title in groups}
+    keys = ["layer", "head"] if band == "heads" else ["layer", *SAMPLE]
+    tables: dict[str, list[pd.DataFrame]] = {title: [] for title in _FOUR}
     for run in runs:
         chosen = run.layers(f"{kind}_bos", layers)
-        sums = run.sums(groups, band, softmax=paper)
-        sums = sums[sums["layer"].isin(chosen)]
+        sums: dict[str, pd.Series] = {}
+        for title, names in _FOUR.items():
+            values = pd.concat([run.values(f"{kind}_{name}", band) for name in names]).groupby(keys, observed=True)
+            sums[title] = values["value"].sum()
+        wide = pd.DataFrame(sums)
+        if paper:  # softmax over the four kinds
+            powers = wide.sub(wide.max(axis=1), axis=0).map(math.exp)
+            wide = powers.div(powers.sum(axis=1), axis=0)
+        if band == "heads":
+            wide["n"] = values["n"].max()
+        wide = wide.reset_index()
+        wide = wide[wide["layer"].isin(chosen)]
         for title, members in tables.items():
-            values = sums.rename(columns={title: "value"})[["layer", "value", "n"]]
-            members.append(run.labelled(spread_of(values, ["layer"]), f"{kind}: {title}"))
+            columns = ["layer", "value", *(["n"] if band == "heads" else [])]
+            spread = spread_of(wide.rename(columns={title: "value"})[columns], ["layer"])
+            members.append(run.labelled(spread, f"{kind}: {title}"))
     label = "softmax" if paper else "%"
-    panels = [
-        FigurePanel(title, pd.concat(members, ignore_index=True), "layer", label, percent=not paper)
-        for title, members in tables.items()
-    ]
+    panels = [FigurePanel(title, _joined(tables[title]), "layer", label, percent=not paper) for title in tables]
     value = "share of |weights| of the continuation's tokens on each kind of tokens"
     if paper:
         value = (
             "softmax over the four kinds of tokens of a head's mean weight of the continuation's tokens on them, as in "
             "the paper; four shares that sum to 1 cannot leave 0.175 to 0.475"
         )
-    return Figure(tuple(panels), 2, f"{_line_words(band)}. Value: {value}")
+    return Figure(panels, 2, f"{_line_words(band)}. Value: {value}")
 
 
 def _rank(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
     first, *others = runs
-    ranks = _lines(runs, measure, "samples", layers)
+    ranks = _joined(run.line(measure, "samples", layers) for run in runs)
     panels = [FigurePanel(f"{measure}, median over heads", ranks, "layer", measure)]
     words = "Line: mean over documents of the median over heads; band: ± 1 standard deviation over documents"
     if others:
-        shares = [run.labelled(share_above(first, run, measure, layers), measure) for run in others]
-        title, table = f"documents above {short_name(first.name)}", pd.concat(shares, ignore_index=True)
+        table = _joined(run.labelled(share_above(first, run, measure, layers), measure) for run in others)
+        title = f"documents above {short_name(first.name)}"
         panels.append(FigurePanel(title, table, "layer", "%", percent=True, reference=0.5))
         words += "; right: share of documents whose median is above that of the first run, band: ± 1 standard error"
-    return Figure(tuple(panels), 2, f"{words}. {_described([measure])}")
+    return Figure(panels, 2, f"{words}. {_described([measure])}")
 
 
 def _heatmap(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
@@ -210,14 +222,18 @@ def _heatmap(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
     for run in runs:
         values = run.values(measure, "heads")
         chosen = values[values["layer"].isin(run.layers(measure, layers))].reset_index(drop=True)
-        table, percent = run.labelled(chosen, measure), MEASURES[measure].in_percent
-        panels.append(FigurePanel(short_name(run.name), table, "head", _label(measure), "layer", percent=percent))
+        table = run.labelled(chosen, measure)
+        panels.append(_panel(measure, short_name(run.name), table, "head", _label(measure), y="layer"))
     words = f"Colour: mean over documents of each head, one scale for all runs. {_described([measure])}"
-    return Figure(tuple(panels), 2 if len(panels) == 4 else 3, words)
+    return Figure(panels, 2 if len(panels) == 4 else 3, words)
 
 
-def _lines(runs: Runs, measure: str, band: Band, layers: Sequence[int], position: Sequence[str] = ()) -> pd.DataFrame:
-    return pd.concat([run.line(measure, band, layers, position) for run in runs], ignore_index=True)
+def _panel(measure: str, title: str, table: pd.DataFrame, x: str, label: str, **more: Any) -> FigurePanel:
+    return FigurePanel(title, table, x, label, percent=MEASURES[measure].in_percent, **more)
+
+
+def _joined(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(tables, ignore_index=True)
 
 
 def _unit(measure: str) -> str:
@@ -251,26 +267,26 @@ def _described_bins(measures: Sequence[str], panels: Sequence[FigurePanel]) -> s
 
 def figure_notes(figure: Figure, runs: Runs) -> str:
     """Return the notes below a figure: what its values and bands are, of what, and the differences between its runs."""
-    layers = sorted({int(layer) for panel in figure.panels for layer in panel.table["layer"].unique()})
+    tables = [panel.table for panel in figure.panels]
+    layers = sorted({int(layer) for table in tables for layer in table["layer"].unique()})
     drawn = f"Layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))} (from 0)"
     if len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1:
         drawn = f"Layers {layers[0]} to {layers[-1]} (from 0)"
-    by_fact = zip(*map(_facts, runs), strict=True)
     # A value that all runs have, or each run's in their order
-    facts = [" | ".join(values[:1] if len({*values}) == 1 else values) for values in by_fact]
-    about = f"{figure.words}. Weights are those of the effective maps."
-    return "\n".join([about, f"{', '.join([drawn, *facts])}.", *_smaller_counts(figure, runs), *run_differences(runs)])
-
-
-def _smaller_counts(figure: Figure, runs: Runs) -> list[str]:
-    """Return a sentence for measures that apply to some documents only, such as those of sinks to 64 tokens or more."""
-    counts: dict[str, int] = {}
+    facts = [
+        " | ".join(values[:1] if len({*values}) == 1 else values) for values in zip(*map(_facts, runs), strict=True)
+    ]
+    # Measures that apply to some documents only, such as those of sinks to 64 tokens or more
+    few: dict[str, int] = {}
     least = min(len(run.samples) for run in runs)
-    for table in (panel.table for panel in figure.panels):
+    for table in tables:
         if "n" in table and "position" not in table and (most := int(table.groupby("id")["n"].max().min())) < least:
-            counts |= dict.fromkeys(table["measure"].unique(), most)
-    listed = "; ".join(f"{name}: {count:,} documents, to which it applies" for name, count in counts.items())
-    return [f"{listed}."] if listed else []
+            few |= dict.fromkeys(table["measure"].unique(), most)
+    listed = "; ".join(f"{name}: {count:,} documents, to which it applies" for name, count in few.items())
+    about = f"{figure.words}. Weights are those of the effective maps."
+    return "\n".join(
+        [about, f"{', '.join([drawn, *facts])}.", *([f"{listed}."] if listed else []), *run_differences(runs)]
+    )
 
 
 def _facts(analysed: AnalysedRun) -> tuple[str, ...]:
@@ -286,18 +302,3 @@ def _facts(analysed: AnalysedRun) -> tuple[str, ...]:
         f"{analysed.run.template} prompts",
         str(specification["dtype"]),
     )
-
-
-def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-    """Return the figures that all runs have the measures of; the names are unique."""
-    analysed = [AnalysedRun(name, run) for name, run in zip(names, runs, strict=True)]
-    figures = []
-    for name, kind in KINDS.items():
-        try:
-            figure = make(name, analysed, FigureRequest())
-        except UsageError:  # a run lacks its measure
-            continue
-        measure = f" ({FigureRequest().measure_of(name)})" if kind.measures else ""
-        words = f"{kind.words[:1].upper()}{kind.words[1:]}{measure}: {', '.join(names)}."
-        figures.append(RunFigure(name, words, partial(draw, figure, analysed)))
-    return figures

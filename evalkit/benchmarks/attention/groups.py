@@ -19,6 +19,8 @@ SINK_SHARE = 0.3
 """A head's first token is a sink above this share (Attention-Sink, arXiv 2410.10781)."""
 RANKED_LAYERS = 4
 """Layers from the last one whose rank is measured by default; section 5.3 of the paper."""
+FINISHED = ""
+"""Measure of a row that every sequence has, also one that no measure applies to; not in the final tables."""
 _SHARE = (0.0, 1.0)
 
 
@@ -81,13 +83,8 @@ _INFOS = (
     ),
 )
 MEASURES = {info.name: info for info in _INFOS}
-"""Name → measure."""
-GROUPS = tuple(dict.fromkeys(info.group for info in MEASURES.values()))
+GROUPS = tuple(dict.fromkeys(info.group for info in _INFOS))
 """Groups of measures, the values of `--measures`."""
-
-
-FINISHED = ""
-"""Measure of a row that every sequence has, also one that no measure applies to; not in the final tables."""
 
 
 class AttentionRow(NamedTuple):
@@ -115,7 +112,7 @@ class AttentionRow(NamedTuple):
 def parsed_layers(given: Sequence[str]) -> tuple[int, ...]:
     """Parse the values of `--layers`; repeated ones are left out."""
     try:
-        return tuple(dict.fromkeys(int(number) for number in given))
+        return tuple(dict.fromkeys(map(int, given)))
     except ValueError:
         raise UsageError(
             f"--layers {','.join(given)}: expected numbers of layers, from 0, or from -1 for the last one backwards"
@@ -170,8 +167,8 @@ class FigureKind:
     """Whether `--paper` applies."""
 
 
-_BY_POSITION = tuple(name for name, info in MEASURES.items() if info.by_position)
-_RANKS = tuple(name for name, info in MEASURES.items() if info.group == RANK)
+_BY_POSITION = tuple(info.name for info in _INFOS if info.by_position)
+_RANKS = tuple(info.name for info in _INFOS if info.group == RANK)
 
 KINDS = {
     "bos": FigureKind("attention to BOS by position of the query, in one layer (the paper's fig:bos_attn_main)",
@@ -193,16 +190,13 @@ KINDS = {
 
 @dataclass(frozen=True)
 class FigureRequest:
-    """Options of a figure."""
+    """Options of a figure; None and empty: the figure's default."""
 
     layers: tuple[int, ...] = ()
-    """From 0, or from -1 for the last one backwards; empty: the figure's default."""
+    """From 0, or from -1 for the last one backwards."""
     tasks: tuple[str, ...] = ()
-    """Empty: all."""
     band: Band | None = None
-    """None: the figure's default."""
     measure: str | None = None
-    """None: the figure's default."""
     paper: bool = False
     """Whether to draw what the paper draws, without its alternative."""
 

@@ -21,21 +21,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.attention.attention_calls import (
-    ELEMENTS,
-    MapBlocks,
-    Recording,
-    Unrecorded,
-    WholeMap,
-    recording,
-)
+from evalkit.benchmarks.attention.attention_calls import ELEMENTS, MapBlocks, Unrecorded, WholeMap, recording
 from evalkit.compatibility.transformers import attention_of, keeps_state
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.parts import base_of, layers_of
 from evalkit.scoring.probe import HALF, in_float32
-
-After = Callable[[int, Any, Any], None]
-"""Callback with a layer's number, from 0, its attention module and the module's output."""
 
 _ATTENTION = re.compile(r"(?<!Cross)(?<!Linear)(?<!Lightning)Attention")
 """Class names of attention modules; linear attention has no map."""
@@ -51,11 +41,10 @@ UseMap = Callable[[int, torch.Tensor], None]
 
 
 def attention_modules(model: Any) -> dict[int, Any]:
-    """Return a model's attention modules by layer.
+    """Return a model's attention modules by layer, without the layers of hybrid models that have no attention.
 
     They are of the class that transformers registers for the model. Models without such a class (BLOOM, MPT, Falcon,
-    GPT-2) are searched for the outermost module of each layer whose class is named as attention. Layers without
-    attention, which hybrid models have, are left out.
+    GPT-2) are searched for the outermost module of each layer whose class is named as attention.
 
     Raises:
         CheckpointError: the model has no attention, or hides its maps.
@@ -67,7 +56,7 @@ def attention_modules(model: Any) -> dict[int, Any]:
             "convert it to an evalkit checkpoint with `evalkit models convert`"
         )
     modules: dict[int, Any] = {}
-    if names_attention(model):
+    if returns_maps(model):
         modules = {module.layer_idx: module for module in model.modules() if isinstance(module, kind)}
     # A state in place of keys (RWKV) is no attention, whatever its module is called
     elif kind is not None or not keeps_state(model):
@@ -80,8 +69,8 @@ def attention_modules(model: Any) -> dict[int, Any]:
     return dict(sorted(modules.items()))
 
 
-def names_attention(model: Any) -> bool:
-    """Return whether transformers registers a class of attention modules for a model, which return maps unasked."""
+def returns_maps(model: Any) -> bool:
+    """Whether transformers registers a class of attention modules for a model, which return maps unasked."""
     return isinstance(model.can_record_outputs.get("attentions"), type)
 
 
@@ -90,17 +79,9 @@ class _LastLayerDone(Exception):
 
 
 def _run_layers(
-    model: Any,
-    modules: Mapping[int, Any],
-    input_ids: torch.Tensor,
-    after: After,
-    attention_mask: torch.Tensor | None = None,
-    maps: bool = False,
+    model: Any, modules: Mapping[int, Any], after: Callable[[int, Any, Any], None], **inputs: torch.Tensor | bool | None
 ) -> None:
-    """Run a model on [batch, tokens] ids up to the last of some attention modules; call a function after each of them.
-
-    With `maps`, maps are requested from the modules, for those that return them on request only.
-    """
+    """Run a model up to the last of some attention modules; call `after` with each layer, its module and its output."""
     last = max(modules)
 
     def hook(layer: int, module: Any, _: Any, output: Any) -> None:
@@ -108,12 +89,11 @@ def _run_layers(
         if layer == last:
             raise _LastLayerDone
 
-    requests = {"output_attentions": True} if maps else {}
     with ExitStack() as hooks, suppress(_LastLayerDone), torch.no_grad():
         for layer, module in modules.items():
             # Before other hooks, which may restore weights that were widened for the module's run
             hooks.callback(module.register_forward_hook(partial(hook, layer), prepend=True).remove)
-        base_of(model)(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **requests)
+        base_of(model)(use_cache=False, **inputs)
 
 
 def stream_attention_maps(
@@ -141,21 +121,21 @@ def stream_attention_maps(
         UsageError: there is no such layer.
         CheckpointError: the model's attention layers do not return maps, or not the effective ones.
     """
-    modules = _requested(attention_modules(model), layers)
+    modules, tokens = _requested(attention_modules(model), layers), input_ids.shape[1]
     if not modules:
         return
-    tokens = input_ids.shape[1]
 
     def after(layer: int, module: Any, output: Any) -> None:
-        seen = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-        if seen is None or seen.dim() != 4 or seen.shape[2:] != (tokens, tokens):
+        weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+        if weights is None or weights.dim() != 4 or weights.shape[2:] != (tokens, tokens):
             raise CheckpointError(f"{type(module).__name__} returns no attention map")
-        use(layer, seen)
+        use(layer, weights)
 
+    requests = {} if returns_maps(model) else {"output_attentions": True}
     before = attention_of(model.config)
     model.set_attn_implementation("eager")
     try:
-        _run_layers(model, modules, input_ids, after, attention_mask, maps=not names_attention(model))
+        _run_layers(model, modules, after, input_ids=input_ids, attention_mask=attention_mask, **requests)
     finally:
         model.set_attn_implementation(before)
 
@@ -170,7 +150,6 @@ def attention_map(
 
 
 def _requested(modules: Mapping[int, Any], layers: Collection[int] | None) -> dict[int, Any]:
-    """Select the modules of some layers, in order; None: of all."""
     requested = set(modules if layers is None else layers)
     if unknown := sorted(requested - set(modules)):
         raise UsageError(f"no attention layer {unknown[0]}; the model's are {min(modules)} to {max(modules)}")
@@ -178,13 +157,10 @@ def _requested(modules: Mapping[int, Any], layers: Collection[int] | None) -> di
 
 
 class MapReader:
-    """Reads the attention maps of a model.
+    """Reads the attention maps of a model, in blocks of at most `elements` elements.
 
     Runs the model once over four tokens to find whether its maps can be computed from queries and keys; otherwise `say`
-    is called with a line, and maps are read whole with eager attention. Blocks have at most so many elements.
-
-    Raises:
-        CheckpointError: the model has no attention maps, or hides them.
+    is called with a line, and maps are read whole with eager attention. A model without maps is a `CheckpointError`.
     """
 
     def __init__(self, model: Any, say: Callable[[str], None], *, elements: int = ELEMENTS) -> None:
@@ -197,7 +173,7 @@ class MapReader:
         probe = np.arange(_PROBE) % model.get_input_embeddings().num_embeddings
         try:
             # Code of such models may fail under an unknown name of attention (MPT)
-            if not (model.is_backend_compatible() or names_attention(model)):
+            if not (model.is_backend_compatible() or returns_maps(model)):
                 raise Unrecorded("its attention does not use transformers' registry of attention functions")
             self.read(probe, self.layers, lambda layer, blocks: None)
         except Unrecorded as reason:
@@ -209,24 +185,19 @@ class MapReader:
     ) -> None:
         """Run the model once over [tokens] ids, up to the last of some layers, numbered from 0, and pass on their maps.
 
-        `use` is called with (layer, map) in the layers' order; the map may be read until it returns.
-
-        Raises:
-            UsageError: there is no such layer.
-            CheckpointError: a layer returns no map.
+        `use` is called with (layer, map) in the layers' order; the map may be read until it returns. Raises a
+        `UsageError` if there is no such layer, and a `CheckpointError` if a layer returns no map.
         """
-        modules = _requested(self._modules, layers)
-        if not modules:
-            return
-        ids = self._ids(tokens)
+        modules, ids = _requested(self._modules, layers), self._ids(tokens)
         if self.kind == "eager":
             stream_attention_maps(
-                self._model, ids, lambda layer, seen: use(layer, WholeMap(seen[0], self._elements)), layers=modules
+                self._model, ids, lambda layer, maps: use(layer, WholeMap(maps[0], self._elements)), layers=modules
             )
-            return
-        active = Recording(modules.values(), self._elements)
-        with recording(self._model, active):
-            _run_layers(self._model, modules, ids, lambda layer, module, _: use(layer, active.take(module)))
+        elif modules:
+            with recording(self._model, modules.values(), self._elements) as active:
+                _run_layers(
+                    self._model, modules, lambda layer, module, _: use(layer, active.take(module)), input_ids=ids
+                )
 
     def check(self, tokens: NDArray[np.integer[Any]]) -> None:
         """Compare all maps of the first 64 tokens with eager attention's, and read with the latter if they differ."""
@@ -253,16 +224,17 @@ class MapReader:
         states: dict[int, torch.Tensor] = {}
         gaps: dict[int, float] = {}
 
+        def keep(layer: int, maps: torch.Tensor) -> None:
+            expected[layer] = maps[0].float().cpu()
+
         def compare(layer: int, blocks: MapBlocks) -> None:
             whole, eager = blocks.whole().float().cpu(), expected.pop(layer)
             gaps[layer] = float((whole - eager).abs().max()) if whole.shape == eager.shape else torch.inf
 
         with in_float32(self._model) if half else nullcontext():
             with _inputs_through(self._modules, states.setdefault):
-                stream_attention_maps(
-                    self._model, self._ids(tokens), lambda layer, seen: expected.update({layer: seen[0].float().cpu()})
-                )
-            with _inputs_through(self._modules, lambda layer, given: states.get(layer, given)):
+                stream_attention_maps(self._model, self._ids(tokens), keep)
+            with _inputs_through(self._modules, lambda layer, own: states.get(layer, own)):
                 self.read(tokens, self.layers, compare)
         # NaN is the largest difference
         worst = max(gaps, key=lambda layer: (gaps[layer] != gaps[layer], gaps[layer]))

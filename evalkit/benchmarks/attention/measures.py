@@ -1,7 +1,8 @@
-"""Measures of attention maps.
+"""Measures of attention maps, and the computer of a run.
 
-In: the map of a layer in blocks and what is read of it (`Reading`). Out: arrays by the names of the measures, [heads],
-or [heads, bins] for names that end in `_by_position`. All but the ranks come from one pass over the blocks.
+In: the map of a layer in blocks and what is read of it (`Reading`); of a run, a loaded model and batches of sequences.
+Out: arrays by the names of the measures, [heads], or [heads, bins] for names that end in `_by_position`; of a run, the
+journal's rows. All but the ranks come from one pass over the blocks.
 
 Maps may be signed (cog and differential attention). A measure with signs uses the weights A[i, j] of row i over keys
 j ≤ i; one without uses the normalised weights |A[i, j]| / Σ_j |A[i, j]|, which sum to 1 in every row. In a row whose
@@ -15,7 +16,8 @@ itself, and is left out of means over rows, but of those over all tokens.
 - entropy: `entropy_shifted`, `entropy`: of the row `last`, in nats; `entropy_by_position` of all rows i ≥ 1.
 - negative: `bos_negative`: share of rows i ≥ 1 whose weight of the first token is negative.
 - rank: `rank`, `rank_squares`, `rank_stable`: see `_ranks_of`; they need each head's whole map.
-- sink: `sink`, `sink_abs`: mean over the first 64 rows of the first token's weight, and of its normalised weight.
+- sink: `sink`, `sink_abs`: mean over the first 64 rows of the first token's weight, and of its normalised weight;
+  `sink_rate`, `sink_abs_rate`: whether that is above 0.3.
 - distance: `distance`: mean over rows i ≥ 1 of Σ_j (i − j) under the normalised weights, in tokens.
 - all_tokens: `bos_all`, `bos_negative_all`: as `bos` and `bos_negative`, over all rows, as in the paper.
 - similarity: `similarity`: mean over the layer's other heads of the cosine of the two flattened maps.
@@ -33,45 +35,52 @@ too. As soon as one weight is negative this lifts all near-zero weights, so `ent
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+import zlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.attention.attention_calls import MapBlocks
-from evalkit.benchmarks.attention.groups import CATEGORIES, GROUPS
+from evalkit.benchmarks.attention.documents import AnalysedSequence, Reading
+from evalkit.benchmarks.attention.groups import (
+    CATEGORIES,
+    FINISHED,
+    GROUPS,
+    MASS,
+    RANK,
+    RANKED_LAYERS,
+    SINK_SHARE,
+    AttentionRow,
+    chosen_layers,
+)
+from evalkit.benchmarks.attention.map_blocks import MapReader
+from evalkit.benchmarks.base import Batch, Budget
+from evalkit.display import Say
+from evalkit.errors import ScoringError
+from evalkit.models.memory import is_out_of_memory, refuse_to_split
+from evalkit.runs.columns import schema_of
+from evalkit.runs.traits import BatchDevice, place_of
+
+if TYPE_CHECKING:
+    from evalkit.models.loading.load import LoadedModel
 
 Floats = NDArray[np.float64]
 
 SINK_TOKENS = 64
 """Rows that the measures of the sink use; T of arXiv 2410.10781."""
-_OF_MAGNITUDES = ("bos", "sink", "mass", "entropy", "distance")
+_OF_MAGNITUDES = ("bos", "sink", MASS, "entropy", "distance")
 """Groups that need the magnitudes of rows."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What is read of a sequence's maps."""
-
-    categories: NDArray[np.int8] | None
-    """[tokens] index into `CATEGORIES`; None: the measures of mass are not requested."""
-    readers: NDArray[np.int64]
-    """Positions whose rows are read for mass: the continuation's."""
-    last: int
-    """Position whose row's entropy is read."""
-    bos: bool
-    """Whether the first token is a BOS token."""
+_BY_POSITION = "_by_position"
+_CHECKED_TOKENS = 48
 
 
 def measures_of(blocks: MapBlocks, reading: Reading, groups: Collection[str]) -> dict[str, Floats]:
-    """Compute groups of measures of one layer.
-
-    Args:
-        blocks: the layer's map.
-        reading: what is read of it.
-        groups: of `GROUPS`.
+    """Compute groups of measures of one layer, of `GROUPS`.
 
     Returns:
         [heads] by name, and [heads, bins] for names that end in `_by_position`, with the bins of `position_edges`.
@@ -84,13 +93,16 @@ def measures_of(blocks: MapBlocks, reading: Reading, groups: Collection[str]) ->
     positions = np.append(reading.readers, reading.last)
     if positions.min() < 0 or positions.max() >= blocks.tokens:
         raise ValueError(f"a position of the reading is outside of the sequence's {blocks.tokens} tokens")
-    if "mass" in groups and (reading.categories is None or len(reading.categories) != blocks.tokens):
+    if MASS in groups and (reading.categories is None or len(reading.categories) != blocks.tokens):
         raise ValueError(f"the measures of mass need the categories of {blocks.tokens} tokens")
-    measured = {} if set(groups) == {"rank"} else _MapSums(blocks, reading, groups).measures()
-    if "rank" in groups:
+    measured = {} if set(groups) == {RANK} else _MapSums(blocks, reading, groups).measures()
+    if RANK in groups:
         # Head by head, so that one head's map is in memory
         ranks = np.array([_ranks_of(blocks.head(head)) for head in range(blocks.heads)])
-        measured |= dict(zip(("rank", "rank_squares", "rank_stable"), ranks.T, strict=True))
+        measured |= dict(zip((RANK, "rank_squares", "rank_stable"), ranks.T, strict=True))
+    if "sink" in measured:
+        rates = {f"{name}_rate": measured[name] > SINK_SHARE for name in ("sink", "sink_abs")}
+        measured |= {name: above.astype(np.float64) for name, above in rates.items()}
     return measured
 
 
@@ -112,7 +124,10 @@ class _MapSums:
         self._mass = np.zeros((2, heads, len(CATEGORIES)))
         # [heads, heads] inner products of the flattened maps of two heads
         self._products = torch.zeros(heads, heads, dtype=torch.float64)
-        self._keys: torch.Tensor | None = None
+        # [tokens, categories] whether a key is of a category
+        self._keys = torch.empty(0)
+        if MASS in groups:
+            self._keys = torch.nn.functional.one_hot(torch.as_tensor(reading.categories).long(), len(CATEGORIES))
         for start, block in blocks.blocks():
             self._add(start, block)
 
@@ -129,8 +144,8 @@ class _MapSums:
         if groups.isdisjoint(_OF_MAGNITUDES):
             return
         inside = (reading.readers >= start) & (reading.readers < stop)
-        readers = torch.from_numpy(reading.readers[inside] - start) if "mass" in groups else torch.empty(0)
-        signed = block[:, readers] if len(readers) else None
+        readers = torch.from_numpy(reading.readers[inside] - start)
+        read = block[:, readers] if MASS in groups and len(readers) else None
         magnitude = block.abs_()
         total = magnitude.sum(-1)
         self._magnitude[:, start:stop] = total.cpu().numpy()
@@ -139,32 +154,25 @@ class _MapSums:
             keys = torch.arange(start, start - block.shape[2], -1, device=total.device, dtype=total.dtype)
             rows = torch.arange(block.shape[1], device=total.device, dtype=total.dtype)
             self._distance[:, start:stop] = (magnitude @ keys + total * rows).cpu().numpy()
-        if signed is not None:
-            self._add_mass(signed, total[:, readers])
+        if read is not None:
+            self._keys = self._keys.to(read)
+            masses, magnitudes = ((rows @ self._keys[: rows.shape[2]]).cpu().double() for rows in (read, read.abs()))
+            shares = _divided(magnitudes.numpy(), total[:, readers].cpu().double().numpy()[:, :, None])
+            self._mass += np.stack((masses.numpy().sum(1), shares.sum(1)))
         if "entropy" in groups:
             # Σ (a / t) log(a / t) = Σ (a log a) / t − log t
             logs = magnitude.clamp_min(torch.finfo(block.dtype).tiny).log_()
             mean = logs.mul_(magnitude).sum(-1) / total
             self._entropy[:, start:stop] = (total.log() - mean).clamp_(min=0).nan_to_num_(0.0).cpu().numpy()
 
-    def _add_mass(self, rows: torch.Tensor, totals: torch.Tensor) -> None:
-        """Add the rows of readers, [heads, readers, keys], with their magnitudes, [heads, readers]."""
-        if self._keys is None:
-            numbers = torch.from_numpy(np.asarray(self._reading.categories, dtype=np.int64))
-            self._keys = torch.nn.functional.one_hot(numbers, len(CATEGORIES)).to(rows)
-        keys = self._keys[: rows.shape[2]]
-        masses = (rows @ keys).cpu().double().numpy()
-        shares = _divided((rows.abs() @ keys).cpu().double().numpy(), totals.cpu().double().numpy()[:, :, None])
-        self._mass += np.stack((masses.sum(1), shares.sum(1)))
-
     def measures(self) -> dict[str, Floats]:
-        """Return the measures of the groups, but the ranks, that apply to the sequence."""
+        """Return the measures of the groups, but the ranks and the rates, that apply to the sequence."""
         first, negative, shares = self._first, self._first < 0, _divided(np.abs(self._first), self._magnitude)
         readers, bos, tokens = len(self._reading.readers), self._reading.bos, self._tokens
         measured: dict[str, Floats] = {}
         if bos and "bos" in self._groups:
             measured |= _means("bos", first) | _means("bos_abs", shares)
-        if readers and "mass" in self._groups:
+        if readers and MASS in self._groups:
             for kind, masses in zip(("mass", "mass_abs"), self._mass / readers, strict=True):
                 measured |= {f"{kind}_{name}": masses[:, number] for number, name in enumerate(CATEGORIES)}
         if "entropy" in self._groups:
@@ -199,7 +207,7 @@ def _means(name: str, rows: Floats) -> dict[str, Floats]:
         return {}
     starts = np.array(position_edges(tokens)[:-1])
     counts = np.diff(np.append(starts, tokens))
-    return {name: rows[:, 1:].mean(1), f"{name}_by_position": np.add.reduceat(rows, starts, axis=1) / counts}
+    return {name: rows[:, 1:].mean(1), f"{name}{_BY_POSITION}": np.add.reduceat(rows, starts, axis=1) / counts}
 
 
 def position_edges(tokens: int) -> tuple[int, ...]:
@@ -240,3 +248,100 @@ def _ranks_of(head: torch.Tensor) -> tuple[float, float, float]:
     squares = values.square()
     plain, squared = (float(torch.special.entr(weights / weights.sum()).sum().exp()) for weights in (values, squares))
     return plain, squared, float(squares.sum())
+
+
+@dataclass(frozen=True)
+class AttentionFacts:
+    """Properties of a model that planning needs."""
+
+    window: int
+    """Context window in tokens."""
+
+
+class Analysis:
+    """Computer of batches of sequences; a batch has no token budget."""
+
+    def __init__(self, specification: Mapping[str, Any], loaded: LoadedModel, _: Budget, say: Say) -> None:
+        self._reader = reader = MapReader(loaded.model, say)
+        requested, names = specification["layers"], specification["measures"]
+        chosen = chosen_layers(requested, reader.layers)
+        ranked = chosen if requested else chosen[-RANKED_LAYERS:]
+        groups = {layer: [name for name in names if name != RANK or layer in ranked] for layer in chosen}
+        self._groups = {layer: members for layer, members in groups.items() if members}
+        sample = np.arange(_CHECKED_TOKENS, dtype=np.int64) * 37 % loaded.tokenizer.vocab_size
+        sample[0] = loaded.bos_id if loaded.bos_id is not None else 0
+        reader.check(sample)
+        self.facts = AttentionFacts(min(loaded.window, specification.get("window", loaded.window)))
+        self.about: dict[str, Any] = {
+            "loaded": loaded.facts(),
+            "maps": reader.kind,
+            "attention_layers": list(reader.layers),
+            "layers": {str(layer): members for layer, members in self._groups.items()},
+        }
+        self._place = place_of(loaded.device, reader.kind)
+
+    def place(self, batch: Batch | None = None) -> BatchDevice:
+        """Return the model's device."""
+        return self._place
+
+    def compute(self, batch: Batch) -> pa.Table:
+        """Measure the attention of a batch."""
+        return rows_of([(sequence, self._measured(sequence)) for sequence in batch.content])
+
+    def _measured(self, sequence: AnalysedSequence) -> dict[int, dict[str, Floats]]:
+        by_layer: dict[int, dict[str, Floats]] = {}
+
+        def use(layer: int, blocks: MapBlocks) -> None:
+            by_layer[layer] = measures_of(blocks, sequence, self._groups[layer])
+
+        try:
+            self._reader.read(sequence.tokens, tuple(self._groups), use)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            label, tokens = f"{sequence.subtask} document {sequence.doc_id}", f"{len(sequence.tokens):,} tokens"
+            refuse_to_split(f"{label}, {tokens}")
+            raise ScoringError(
+                f"{label}: out of memory on {tokens}; leave rank out of --measures, give fewer --layers, or a smaller "
+                "--context"
+            ) from error
+        return by_layer
+
+
+def rows_of(measured: Sequence[tuple[AnalysedSequence, Mapping[int, Mapping[str, Floats]]]]) -> pa.Table:
+    """Return the rows of some sequences, each with layer → its measures, as of `measures_of`."""
+    finished = {FINISHED: np.zeros(1)}
+    tables = [_layer_rows(sequence, 0, finished) for sequence, _ in measured]
+    tables += [
+        _layer_rows(sequence, layer, values)
+        for sequence, by_layer in measured
+        for layer, values in by_layer.items()
+        if values
+    ]
+    return pa.concat_tables(tables)
+
+
+def _layer_rows(sequence: AnalysedSequence, layer: int, measured: Mapping[str, Floats]) -> pa.Table:
+    tokens = len(sequence.tokens)
+    names: list[str] = []
+    positions: list[int | None] = []
+    values: list[Floats] = []
+    for name, of_heads in measured.items():
+        bins = position_edges(tokens)[:-1] if name.endswith(_BY_POSITION) else (None,)
+        names.extend([name.removesuffix(_BY_POSITION)] * len(bins))
+        positions.extend(bins)
+        values.extend(of_heads.reshape(len(of_heads), -1).T)
+    # Rounded as in the final table: the journal's compression halves
+    table = np.stack(values).astype(np.float32).astype(np.float64)
+    measures, heads = table.shape
+    of_measure = pa.array(np.repeat(np.arange(measures), heads))
+    of_sequence = {name: getattr(sequence, name) for name in ("subtask", "doc_id", "choice", "cluster", "truncated")}
+    of_sequence |= {"sequence": zlib.crc32(sequence.tokens.tobytes()), "tokens": tokens, "layer": layer}
+    columns = {name: pa.repeat(value, table.size) for name, value in of_sequence.items()}
+    columns |= {
+        "head": pa.array(np.tile(np.arange(heads), measures)),
+        "measure": pa.array(names).take(of_measure),
+        "position": pa.array(positions, pa.int64()).take(of_measure),
+        "value": pa.array(table.reshape(-1)),
+    }
+    return pa.table(columns, schema=schema_of(AttentionRow))

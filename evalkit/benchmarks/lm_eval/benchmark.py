@@ -19,8 +19,7 @@ from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import UsageError
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.forms import StoredTask
+from evalkit.runs.folder import LM_EVAL, Run, StoredTask
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan

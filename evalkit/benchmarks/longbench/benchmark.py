@@ -45,8 +45,7 @@ from evalkit.inputs.validated import Stored
 from evalkit.models.context.extension import configured_window
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
-from evalkit.runs.folder import LONGBENCH, Run
-from evalkit.runs.forms import StoredTask
+from evalkit.runs.folder import LONGBENCH, Run, StoredTask
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,9 +22,8 @@ from typing import TypeVar
 from evalkit.benchmarks.generated import TaskDocuments
 from evalkit.benchmarks.longbench.prompts import template
 from evalkit.benchmarks.longbench.protocol import E_TASKS, SuiteName, Task
-from evalkit.data.files import Record, did_you_mean, text, value, wrong
-from evalkit.data.hub import Hub
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection, FirstDocuments
+from evalkit.data.sources import Hub, Record, did_you_mean, text, value, wrong
 from evalkit.data.wheels import say_on_stderr
 from evalkit.display import Say
 from evalkit.errors import DataError, UsageError, reading_as

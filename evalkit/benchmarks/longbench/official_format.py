@@ -18,7 +18,7 @@ import pandas as pd
 
 from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS, parse_lines, texts, words
 from evalkit.benchmarks.longbench.protocol import TASKS, SuiteName, Task
-from evalkit.data.files import Record, did_you_mean, text, value, wrong
+from evalkit.data.sources import Record, did_you_mean, text, value, wrong
 from evalkit.errors import DataError, RunError, UnknownNameError, reading_as
 from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, read_bytes
 from evalkit.runs.folder import MANIFEST

@@ -22,7 +22,7 @@ from evalkit.benchmarks.generated import GenerationRequest
 from evalkit.benchmarks.longbench.protocol import Task
 from evalkit.errors import DataError, TemplateError
 from evalkit.generation.prompts import Prompt, Stops, as_message
-from evalkit.inputs.yaml_reading import read_task_file
+from evalkit.inputs.reading import read_task_file
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.longbench.data import LongBenchDocument

@@ -19,8 +19,7 @@ from evalkit.benchmarks.outcomes import Label
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import SCORES, Run
-from evalkit.runs.forms import StoredAverage, StoredTask
+from evalkit.runs.folder import SCORES, Run, StoredAverage, StoredTask
 from evalkit.runs.score_table import ScoreRow
 
 if TYPE_CHECKING:

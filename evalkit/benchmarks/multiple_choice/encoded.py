@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.runs.score_table import SEGMENTS, ScoreRow
-from evalkit.scoring.sequences import Sequences, offsets
+from evalkit.scoring.pack import Sequences, offsets
 
 if TYPE_CHECKING:
-    from evalkit.scoring.head import Scores
+    from evalkit.scoring.forward import Scores
 
 SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
 _NO_TOKENS = np.zeros(0, np.int32)

@@ -25,57 +25,64 @@ if TYPE_CHECKING:
 
 def evaluated(
     scores: pd.DataFrame,
-    found: Mapping[str, Results],
+    by_rule: Mapping[str, Results],
     questions: Mapping[str, Sequence[Question]],
     manifest: Mapping[str, Any],
     seconds: float,
     samples: bool,
 ) -> Evaluated:
-    """Convert a suite's results to lm-eval's format.
+    """Convert a suite's results, rule → `Results`, to lm-eval's format.
 
-    Args:
-        scores: the score table.
-        found: rule → its results.
-        questions: task → its questions, in the table's order.
-        manifest: the run's manifest.
-        seconds: total time of all tasks.
-        samples: whether to include every document with its choices and scores.
+    `questions` are in the order of the score table; with `samples`, every document has its choices and scores.
     """
-    leaves = {question.subtask: question.leaf for members in questions.values() for question in members}
-    loaded = manifest.get("loaded", {})
+    by_subtask: dict[str, list[Question]] = {}
+    for question in chain.from_iterable(questions.values()):
+        by_subtask.setdefault(question.subtask, []).append(question)
+    leaves = {subtask: members[0].leaf for subtask, members in by_subtask.items()}
+    tables = scores.groupby("subtask", sort=False) if samples else ()
     return Evaluated(
-        entries=_entries(found, leaves, manifest["specification"].get("num_fewshot", 0)),
-        settings={"limit": manifest["specification"]["limit"], "device": loaded.get("device")},
+        entries=_entries(by_rule, leaves, manifest["specification"].get("num_fewshot", 0)),
+        settings={
+            "limit": manifest["specification"]["limit"],
+            "device": manifest.get("loaded", {}).get("device"),
+        },
         seconds=seconds,
-        samples=_by_subtask(scores, questions) if samples else {},
-        documents={question.subtask: task for task, members in questions.items() for question in members},
+        samples={str(subtask): _samples(table, by_subtask[str(subtask)]) for subtask, table in tables},
+        documents={subtask: members[0].task for subtask, members in by_subtask.items()},
         about={"rule": manifest["rule"], "template": manifest["template"]["name"]},
     )
 
 
-def _entries(found: Mapping[str, Results], leaves: Mapping[str, LeafTask], shots: int) -> dict[str, Any]:
-    rules = list(found)
-    results: dict[str, dict[str, Any]] = {}
-    groups: dict[str, dict[str, Any]] = {}
+def _entries(by_rule: Mapping[str, Results], leaves: Mapping[str, LeafTask], shots: int) -> dict[str, Any]:
+    by_name: dict[str, dict[str, TaskResult]] = {}
     subtasks: dict[str, list[str]] = {}
-    for place, task in enumerate(found[rules[0]].tasks):
-        parts = {rule: found[rule].subtasks.get(task.task, ()) for rule in rules}
-        results[task.task] = _metrics(task.task, {rule: found[rule].tasks[place] for rule in rules})
-        for index, part in enumerate(parts[rules[0]]):
-            results[part.task] = _metrics(part.task, {rule: parts[rule][index] for rule in rules})
-        if members := [part.task for part in parts[rules[0]]]:
-            subtasks[task.task] = members
-            groups[task.task] = results[task.task] = _pooled(results, task.task, members, rules)
-    for name, leaf in leaves.items():
-        results[name]["alias"] = leaf.alias
+    for rule, of_rule in by_rule.items():
+        for task in of_rule.tasks:
+            parts = of_rule.subtasks.get(task.task, ())
+            for result in (task, *parts):
+                by_name.setdefault(result.task, {})[rule] = result
+            if parts:
+                subtasks[task.task] = [part.task for part in parts]
+    results: dict[str, dict[str, Any]] = {}
+    for name, members in by_name.items():
+        alias = leaves[name].alias if name in leaves else name
+        results[name] = {"name": name, "alias": alias, "sample_len": next(iter(members.values())).n}
+        for rule, result in members.items():
+            results[name] |= {f"{_metric(rule)},none": result.accuracy, f"{_metric(rule)}_stderr,none": result.stderr}
+    for group, parts_of_group in subtasks.items():
+        of_parts = [results[part] for part in parts_of_group]
+        for key in (f"{_metric(rule)}_stderr,none" for rule in by_rule):
+            # lm-eval's pooled standard error
+            errors, sizes = ([part[name] for part in of_parts] for name in (key, "sample_len"))
+            results[group][key] = pooled_error(errors, sizes)
     return {
         "results": results,
-        **({"groups": groups} if groups else {}),
+        **({"groups": {group: results[group] for group in subtasks}} if subtasks else {}),
         "group_subtasks": subtasks,
         "configs": {name: {"task": name, "output_type": "multiple_choice", "num_fewshot": shots} for name in leaves},
         "versions": {name: leaf.version for name, leaf in leaves.items()},
         "n-shot": dict.fromkeys(results, shots),
-        "higher_is_better": {name: {_metric(rule): True for rule in rules} for name in results},
+        "higher_is_better": {name: {_metric(rule): True for rule in by_rule} for name in results},
         "n-samples": {
             name: {"original": leaf.documents, "effective": results[name]["sample_len"]}
             for name, leaf in leaves.items()
@@ -88,58 +95,31 @@ def _metric(rule: str) -> str:
     return {"pmi": "acc_mutual_info"}.get(rule, rule if rule.startswith("acc") else f"acc_{rule}")
 
 
-def _metrics(name: str, by_rule: Mapping[str, TaskResult]) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name, "alias": name, "sample_len": next(iter(by_rule.values())).n}
-    for rule, result in by_rule.items():
-        found[f"{_metric(rule)},none"] = result.accuracy
-        found[f"{_metric(rule)}_stderr,none"] = result.stderr
-    return found
-
-
-def _pooled(results: Mapping[str, Any], group: str, members: Sequence[str], rules: Sequence[str]) -> dict[str, Any]:
-    """Return the group's metrics with lm-eval's pooled standard error."""
-    sizes = [results[name]["sample_len"] for name in members]
-    keys = [f"{_metric(rule)}_stderr,none" for rule in rules]
-    own: dict[str, Any] = results[group]
-    return own | {key: pooled_error([results[name][key] for name in members], sizes) for key in keys}
-
-
-def _by_subtask(
-    scores: pd.DataFrame, questions: Mapping[str, Sequence[Question]]
-) -> dict[str, Iterator[dict[str, Any]]]:
-    by_subtask: dict[str, list[Question]] = {}
-    for question in chain.from_iterable(questions.values()):
-        by_subtask.setdefault(question.subtask, []).append(question)
-    tables = dict(iter(scores.groupby("subtask", sort=False)))
-    return {subtask: _samples(tables[subtask], members) for subtask, members in by_subtask.items()}
-
-
 def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
-    rules = available_rules(table)
-    correct = {rule: decide(table, find_rule(rule))["correct"].to_list() for rule in rules}
+    correct = {_metric(rule): decide(table, find_rule(rule))["correct"].to_list() for rule in available_rules(table)}
     by_doc = dict(iter(table.groupby("doc_id", sort=False)))
     for place, question in enumerate(questions):
         # lm-eval's target: the gold index, or the continuation if the options are in the contexts
         target = question.continuations[0] if len(set(question.contexts)) > 1 else str(question.gold)
-        likelihoods = by_doc[question.doc_id]["ll_continuation"].to_list()
-        arguments = {
-            f"gen_args_{i}": {"arg_0": context, "arg_1": question.delimiter + continuation}
-            for i, (context, continuation) in enumerate(zip(question.contexts, question.continuations, strict=True))
-        }
+        # lm-eval writes (log-likelihood, greedy?) pairs as text; evalkit does not compute greediness
+        answers = [[str(value), "None"] for value in by_doc[question.doc_id]["ll_continuation"].to_list()]
+        pairs = enumerate(zip(question.contexts, question.continuations, strict=True))
         yield {
             "doc_id": question.doc_id,
             "doc": question.doc,
             "target": target,
-            "arguments": arguments,
-            # lm-eval writes (log-likelihood, greedy?) pairs as text; evalkit does not compute greediness
-            "resps": [[[str(value), "None"]] for value in likelihoods],
-            "filtered_resps": [[str(value), "None"] for value in likelihoods],
+            "arguments": {
+                f"gen_args_{number}": {"arg_0": context, "arg_1": question.delimiter + continuation}
+                for number, (context, continuation) in pairs
+            },
+            "resps": [[answer] for answer in answers],
+            "filtered_resps": answers,
             "filter": "none",
-            "metrics": [_metric(rule) for rule in rules],
+            "metrics": list(correct),
             "doc_hash": _hash(json.dumps(question.doc, indent=2, ensure_ascii=False, default=str)),
             "prompt_hash": _hash(question.contexts[0]),
             "target_hash": _hash(target),
-            **{_metric(rule): float(correct[rule][place]) for rule in rules},
+            **{metric: float(values[place]) for metric, values in correct.items()},
         }
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.runs.continuous import ACCURACY, MARGIN, document_outcomes, outcome_of
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import CLUSTER
+from evalkit.runs.score_table import ACCURACY, CLUSTER, MARGIN, outcome_of
 from evalkit.runs.traits import is_imported
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ _DIRECTION = {True: "higher is better", False: "lower is better"}
 class ComparableChoices(Comparable):
     """Documents of a multiple-choice run and, by rule, which of them are right; and their continuous outcomes.
 
-    Wherever a rule is an argument, it may be the key of an outcome (`runs.continuous.outcome_of`).
+    Wherever a rule is an argument, it may be the key of an outcome (`runs.score_table.outcome_of`).
     """
 
     checked = ("gold", "choices")
@@ -86,6 +85,7 @@ class ComparableChoices(Comparable):
         return Measure(words, True, name, outcome.bounds, outcome.higher_is_better, resolution=_RESOLUTION)
 
     def _grade(self, rule: str) -> Floats:
+        from evalkit.runs.accuracies import document_outcomes
         from evalkit.runs.rules import choose, find_rule
 
         scores = self.run.scores
@@ -101,7 +101,7 @@ class ComparableChoices(Comparable):
 
 
 def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
-    """Return the accuracies of the tasks, or the means of a continuous outcome (`runs.outcomes.outcome_of`).
+    """Return the accuracies of the tasks, or the means of a continuous outcome (`runs.score_table.outcome_of`).
 
     Arguments and errors: see `stored_results`.
     """

@@ -20,7 +20,7 @@ from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS
 from evalkit.benchmarks.prompt_variants.prompt_sets import Order, PromptSet, in_orders, load_prompts, orders_of
 from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, remembered, shared_library
 from evalkit.data import Library
-from evalkit.data.files import did_you_mean, find
+from evalkit.data.sources import did_you_mean, find
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, RunError, UsageError
 from evalkit.models.loading.locate import Checkpoint
@@ -70,12 +70,7 @@ def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
 
 
 def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
-    """Validate a request for a suite and make its plan.
-
-    Args:
-        request: its template, rule and number of examples override the suite's.
-        suite: see `resolve_suite`.
-        say: called with messages for the user.
+    """Validate a request for a suite and make its plan; the request's template, rule and examples override the suite's.
 
     Raises:
         EvalkitError: the request, the prompts, the checkpoint or the documents are invalid.

@@ -20,23 +20,17 @@ from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, literal, simple_table
 from evalkit.runs.accuracies import Average, Results, TaskResult, summarise_all
-from evalkit.runs.batch_devices import mixture
-from evalkit.runs.continuous import MARGIN, OUTCOMES
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import all_rules, find_rule, invalid_rules, why_unusable
-from evalkit.runs.traits import is_imported, origin_notes, unofficial
+from evalkit.runs.score_table import MARGIN, OUTCOMES
+from evalkit.runs.traits import is_imported, mixture, origin_notes, unofficial
 
 _PLACES = 3
 """Decimals of continuous outcomes."""
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return the report of a finished run under one rule.
-
-    Args:
-        run: a multiple-choice run.
-        rule: the scoring rule; None: the run's own.
-        detail: whether to include the subjects of tasks that have them.
+    """Return the report of a finished run under one rule; arguments as of `Benchmark.report`.
 
     Raises:
         UsageError: there is no such rule, or the run lacks the scores that it needs.

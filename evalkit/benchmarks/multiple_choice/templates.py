@@ -72,13 +72,7 @@ class Template:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def pieces(self, question: Question, choice: int, with_context: bool = True) -> list[Piece]:
-        """Return the pieces of one choice's sequence, none of them empty, without BOS and EOS.
-
-        Args:
-            question: the question.
-            choice: index of the choice.
-            with_context: whether to include the parts of the segment "context".
-        """
+        """Return the pieces of one choice's sequence, none of them empty, without BOS and EOS."""
         fields = {
             "system": self.system,
             "context": question.contexts[choice],
@@ -113,11 +107,8 @@ def load_template(name: str) -> Template:
         UnknownNameError: the name is neither a template nor a YAML file.
         TemplateError: the file is not a valid template; the message names the key.
     """
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise TemplateError(f"template file {name} does not exist; check the path")
-        return _read(path)
+    if Path(name).suffix in (".yaml", ".yml"):
+        return _read(Path(name))
     if name not in template_names():
         raise UnknownNameError("template", name, template_names())
     return _read(resource("configs", "templates", f"{name}.yaml"))

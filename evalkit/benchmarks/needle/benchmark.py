@@ -38,8 +38,7 @@ from evalkit.reporting.decimals import percent
 from evalkit.reporting.figures import RunFigure, new_figure, save_figure
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.runs.folder import Run
-from evalkit.runs.forms import StoredTask
+from evalkit.runs.folder import Run, StoredTask
 
 if TYPE_CHECKING:
     import pandas as pd

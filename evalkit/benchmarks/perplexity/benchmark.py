@@ -37,10 +37,9 @@ from evalkit.inputs.validated import Stored
 from evalkit.models.loading.spec import window_of
 from evalkit.reporting.figures import RunFigure
 from evalkit.reporting.report import Report
-from evalkit.runs.batch_devices import BatchDevice, place_of
-from evalkit.runs.folder import Run
-from evalkit.runs.forms import StoredTask
+from evalkit.runs.folder import Run, StoredTask
 from evalkit.runs.journal import FinishedRows
+from evalkit.runs.traits import BatchDevice, place_of
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:

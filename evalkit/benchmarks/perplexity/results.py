@@ -39,9 +39,9 @@ from evalkit.reporting.figures import (
 )
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
-from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
+from evalkit.runs.traits import mixture
 from evalkit.runs.writing import RunWriter
 from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, error_of_mean, mean, t_quantile
 

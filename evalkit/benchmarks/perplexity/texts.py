@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from evalkit.benchmarks.generated import TaskDocuments
-from evalkit.data.files import read
+from evalkit.data.sources import read
 from evalkit.errors import DataError, UsageError
 from evalkit.escape import printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, decoded, read_as

@@ -220,8 +220,7 @@ def longest_shared(budget: int) -> int:
 
 
 def content_of(task: str, windows: tuple[TextWindow, ...]) -> WindowsContent:
-    from evalkit.scoring.pack import TreeBatch
-    from evalkit.scoring.sequences import Sequences, SequenceSet
+    from evalkit.scoring.pack import Sequences, SequenceSet, TreeBatch
 
     items = []
     for window in windows:

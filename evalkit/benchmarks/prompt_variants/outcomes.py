@@ -16,8 +16,8 @@ from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outco
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.validated import Stored
-from evalkit.runs.continuous import MARGIN, outcome_of
 from evalkit.runs.folder import Run
+from evalkit.runs.score_table import MARGIN, outcome_of
 from evalkit.stats.estimates import Floats
 
 if TYPE_CHECKING:

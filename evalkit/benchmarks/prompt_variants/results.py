@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPTS
 from evalkit.benchmarks.prompt_variants.outcomes import PromptAccuracy, VariedAccuracy, VariedResults
 from evalkit.errors import RunError
-from evalkit.runs.accuracies import available_rules
-from evalkit.runs.continuous import document_outcomes, outcome_of
+from evalkit.runs.accuracies import available_rules, document_outcomes
 from evalkit.runs.rules import decide, find_rule
-from evalkit.runs.score_table import CLUSTER, ScoreRow
+from evalkit.runs.score_table import CLUSTER, ScoreRow, outcome_of
 from evalkit.stats.estimates import Floats, error_of_average, error_of_mean, error_of_share
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class PromptTables:
     def _graded(self, rule: str) -> Floats:
         """Return [prompts, documents] 1 where the rule predicts the gold choice, else 0; NaN without that prompt.
 
-        Of a continuous outcome (`runs.continuous.outcome_of`), its values.
+        Of a continuous outcome (`runs.score_table.outcome_of`), its values.
         """
         graded, outcome = np.full(self.has.shape, np.nan), outcome_of(rule)
         for row, has, rows in zip(graded, self.has, self.by_prompt.values(), strict=True):
@@ -121,12 +120,7 @@ def prompt_tables(run: Run) -> PromptTables:
 
 
 def varied_results(tables: PromptTables, manifest: Mapping[str, Any], rule: str) -> VariedResults:
-    """Apply a rule to the scores under every prompt.
-
-    Args:
-        tables: of the run.
-        manifest: the run's; its "groups" name the averages.
-        rule: a rule's name.
+    """Apply a rule to the scores under every prompt; the manifest's "groups" name the averages.
 
     Raises:
         UsageError: there is no such rule, or a prompt has no scores for it.
@@ -173,8 +167,7 @@ def _accuracy(tables: PromptTables, name: str, rule: str, chosen: NDArray[np.boo
 def expected_deviation(answers: Floats) -> float | None:
     """Return the root of the expected variance over prompts if each document's answers are exchangeable.
 
-    Args:
-        answers: [prompts, documents] 1 (right) or 0.
+    `answers` is [prompts, documents]: 1 (right) or 0.
     """
     count, n = answers.shape
     return float(np.sqrt(answers.var(axis=0, ddof=1).sum())) / n if count > 1 else None

@@ -28,10 +28,9 @@ from evalkit.reporting.decimals import percent
 from evalkit.reporting.figures import RunFigure
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
-from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule
-from evalkit.runs.traits import unofficial
+from evalkit.runs.traits import mixture, unofficial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,12 +39,7 @@ _NONE = "–"
 
 
 def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return the report of a finished run under one rule.
-
-    Args:
-        run: a run under several prompts.
-        rule: the scoring rule; None: the run's own.
-        detail: whether to include the subjects of tasks that have them.
+    """Return the report of a finished run under one rule; arguments as of `Benchmark.report`.
 
     Raises:
         UsageError: there is no such rule, or a prompt lacks the scores that it needs.

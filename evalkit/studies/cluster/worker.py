@@ -31,7 +31,7 @@ from evalkit.models.loading.fingerprint import check_identity
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec
 from evalkit.paths import temporary_folder
-from evalkit.runs.batch_devices import BatchDevice
+from evalkit.runs.traits import BatchDevice
 from evalkit.studies.running import why_failed
 
 LIBRARIES = ("lm-eval", "torch", "transformers", "tokenizers")

@@ -21,11 +21,11 @@ from evalkit.benchmarks.attention.groups import (
     RANK,
     AttentionRow,
 )
-from evalkit.benchmarks.attention.tables import ALL, results_of, write_tables
-from evalkit.runs.batch_devices import BatchDevice
+from evalkit.benchmarks.attention.results import ALL, results_of, write_tables
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import Run, load_run, specification_id
 from evalkit.runs.journal import Entry
+from evalkit.runs.traits import BatchDevice
 from evalkit.runs.writing import open_run
 from tests.sealed import specification
 

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.benchmark import Attention
-from evalkit.benchmarks.attention.computing import rows_of
 from evalkit.benchmarks.attention.documents import AnalysedSequence
 from evalkit.benchmarks.attention.groups import AttentionRow
-from evalkit.benchmarks.attention.tables import results_of, write_tables
-from evalkit.runs.batch_devices import BatchDevice
+from evalkit.benchmarks.attention.measures import rows_of
+from evalkit.benchmarks.attention.results import results_of, write_tables
 from evalkit.runs.folder import Run, load_run, specification_id
 from evalkit.runs.journal import Entry
+from evalkit.runs.traits import BatchDevice
 from evalkit.runs.writing import open_run
 from tests import sealed
 from tests.tables.runs import loaded
@@ -65,13 +65,13 @@ def made_ranks(
     return load_run(writer.folder)
 
 
-def _layers(ranks: Mapping[int, NDArray[np.float64]], document: int) -> dict[int, dict[tuple[str, None], Any]]:
-    return {layer: {("rank", None): values[document]} for layer, values in ranks.items()}
+def _layers(ranks: Mapping[int, NDArray[np.float64]], document: int) -> dict[int, dict[str, Any]]:
+    return {layer: {"rank": values[document]} for layer, values in ranks.items()}
 
 
 def _sequence(task: str, number: int) -> AnalysedSequence:
     tokens = np.arange(10 + number, dtype=np.int32)
-    return AnalysedSequence(task, number, 0, number, tokens, tokens[-2:], True, 0)
+    return AnalysedSequence(None, tokens[-2:], len(tokens) - 1, True, task, number, 0, number, 0, tokens)
 
 
 def _manifest(name: str, model: str, tasks: Mapping[str, int], changes: Mapping[str, Any]) -> dict[str, Any]:

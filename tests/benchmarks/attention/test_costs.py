@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 import evalkit
-from evalkit.benchmarks.attention.documents import task_costs
+from evalkit.benchmarks.attention.documents import AttentionPlan, AttentionRequest, plan_attention, task_costs
 from evalkit.benchmarks.attention.groups import RANKED_LAYERS
-from evalkit.benchmarks.attention.plan import AttentionPlan, AttentionRequest, plan_attention
 from evalkit.benchmarks.request import request_of
 from evalkit.display import Progress
 from evalkit.models.loading.locate import silent

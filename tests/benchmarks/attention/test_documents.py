@@ -10,8 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from evalkit.benchmarks.attention.categories import CATEGORIES, Word
-from evalkit.benchmarks.attention.documents import batches_of, sequences_of
-from evalkit.benchmarks.attention.plan import AttentionRequest, plan_attention
+from evalkit.benchmarks.attention.documents import AttentionRequest, batches_of, plan_attention, sequences_of
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.request import request_of
 from evalkit.errors import DataError, EvalkitError, ScoringError
@@ -68,7 +67,7 @@ def test_the_gold_continuation_is_read(of_documents: dict[str, Any], tokenizer: 
         assert tokenizer.decode(one.tokens[one.readers]).strip() == asked.continuations[asked.gold].strip()
         assert one.tokens[0] == tokenizer.bos_token_id
         assert one.tokens[-1] == tokenizer.eos_token_id
-        assert one.has_bos
+        assert one.bos
         assert one.categories is None
 
 
@@ -79,7 +78,7 @@ def test_bos_is_recognised_by_its_id(of_documents: dict[str, Any], tokenizer: An
     asked = [question("two red hens", ["lay eggs"])]
     for bos, has in ((tokenizer.bos_token_id, True), (tokenizer.eos_token_id, False), (None, False)):
         [one] = sequences_of(plan, prompter, asked, words, bos)
-        assert one.has_bos is has
+        assert one.bos is has
         assert CATEGORIES[one.categories[0]] == ("bos" if has else "special")
 
 
@@ -178,7 +177,7 @@ def test_texts_that_cannot_be_read(checkpoint: Path, tmp_path: Path, content: by
         ({"measures": "bos,rnak"}, "did you mean 'rank'"),
         ({"layers": "-1,x"}, "--layers -1,x: expected numbers of layers"),
         ({"text": "book.txt", "tasks": "piqa"}, "--tasks: is for the documents of tasks"),
-        ({"text": "book.txt", "continuation": "all"}, "--continuation: a text has none"),
+        ({"text": "book.txt", "continuation": "all"}, "--continuation: is for the documents of tasks"),
         ({"tasks": "nothing"}, "unknown task 'nothing'"),
         ({"continuation": "best"}, "continuation"),
         ({"sample": 0}, "--sample"),

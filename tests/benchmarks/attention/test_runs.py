@@ -12,11 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
-from evalkit.benchmarks.attention.documents import batches_of
+from evalkit.benchmarks.attention.documents import AttentionRequest, batches_of, plan_attention
 from evalkit.benchmarks.attention.groups import MEASURES
 from evalkit.benchmarks.attention.map_blocks import stream_attention_maps
-from evalkit.benchmarks.attention.plan import AttentionRequest, plan_attention
-from evalkit.benchmarks.attention.tables import ALL, DOCUMENTS, HEADS
+from evalkit.benchmarks.attention.results import ALL, DOCUMENTS, HEADS
 from evalkit.benchmarks.request import request_of
 from evalkit.display import Progress
 from evalkit.errors import OutOfMemoryError, ScoringError, UsageError
@@ -278,7 +277,7 @@ def test_a_worker_without_memory_leaves_the_document_to_another(
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("evalkit.benchmarks.attention.computing.measures_of", fail)
+    monkeypatch.setattr("evalkit.benchmarks.attention.measures.measures_of", fail)
     settings = {"measures": "bos"}
     with pytest.raises(ScoringError, match=r"out of memory on \d+ tokens; leave rank out") as found:
         run_of(checkpoint, documents, tmp_path, sample=1, settings=settings)

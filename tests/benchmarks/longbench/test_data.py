@@ -25,9 +25,9 @@ from evalkit.benchmarks.longbench.data import (
 )
 from evalkit.benchmarks.longbench.prompts import prompt_text, template
 from evalkit.benchmarks.longbench.protocol import E_TASKS, GROUPS, TASKS, suite_tasks
-from evalkit.data import hub as hub_module
-from evalkit.data.hub import Hub
+from evalkit.data import sources
 from evalkit.data.sampling import FirstDocuments
+from evalkit.data.sources import Hub
 from evalkit.errors import DataError, TemplateError, UsageError
 from tests.benchmarks.longbench.made import record, write
 from tests.fixtures import LONGBENCH_ROWS, facts
@@ -198,7 +198,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tas
     with zipfile.ZipFile(archive, "w") as opened:
         for row in (record("trec"), record(max_new_tokens=3)):
             opened.writestr(f"data/{row['dataset']}.jsonl", json.dumps(row) + "\n")
-    monkeypatch.setattr(hub_module, "reach", lambda: None)
+    monkeypatch.setattr(sources, "reach", lambda: None)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(archive))
     hub, said = Hub(), list[str]()

@@ -25,9 +25,10 @@ from evalkit.display import Progress
 from evalkit.errors import RunError, UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone
-from evalkit.runs.continuous import OUTCOMES, document_outcomes
+from evalkit.runs.accuracies import document_outcomes
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.rules import decide, find_rule
+from evalkit.runs.score_table import OUTCOMES
 from evalkit.runs.traits import summary, traits
 from tests.printed import printed
 

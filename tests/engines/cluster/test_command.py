@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from evalkit.runs.folder import JOURNAL
-from evalkit.runs.lock import is_locked
+from evalkit.runs.writing import is_locked
 from tests.engines.cluster.conftest import (
     FAULTS,
     ROOT,

@@ -15,12 +15,13 @@ import torch
 
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.runs.folder import load_run
-from evalkit.runs.lock import is_locked
+from evalkit.runs.writing import is_locked
 from evalkit.studies.cluster.driver import ClusterRunner
 from evalkit.studies.cluster.resources import ClusterOptions
 from evalkit.studies.running import Job
 from tests.benchmarks.longbench.made import record, write
-from tests.benchmarks.test_every_benchmark import made, plan, tables
+from tests.benchmarks.test_every_benchmark import made, plan
+from tests.benchmarks.test_every_benchmark import same as same_run
 from tests.documents import made_up
 from tests.engines.cluster.conftest import (
     Nodes,
@@ -216,17 +217,17 @@ def test_every_benchmark_on_one_checkpoint(two_nodes: Nodes, tmp_path: Path) -> 
         tiny_checkpoint(tmp_path / f"model{seed}", seed=seed, window=1024)
     made_up(tmp_path / "documents", count=12)
     texts = [" ".join(f"word{n}" for n in range(start, start + 150)) for start in range(0, 900, 100)]
-    write(tmp_path / "rows" / "qasper.jsonl", [record("qasper", n, context=text) for n, text in enumerate(texts)])
+    rows = [record("passage_count", n, context=text) for n, text in enumerate(texts)]
+    write(tmp_path / "rows" / "passage_count.jsonl", rows)
     kinds = ("multiple_choice", "lm_eval", "longbench", "needle")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    single = {kind: tables(made(kind, tmp_path, tmp_path / "single")) for kind in kinds}
+    single = {kind: made(kind, tmp_path, tmp_path / "single") for kind in kinds}
     torch.set_num_threads(threads)
     jobs = [Job(kind, plan(kind, tmp_path, tmp_path / "cluster")) for kind in kinds]
     assert states(run(two_nodes, jobs)) == ["finished"] * 4
     for job in jobs:
-        found = tables(load_run(job.plan.folder))
-        assert all(found[name].equals(single[job.label][name]) for name in single[job.label]), job.label
+        same_run(load_run(job.plan.folder), single[job.label])
 
 
 def test_workers_with_other_versions_are_refused(

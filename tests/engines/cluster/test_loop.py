@@ -23,8 +23,8 @@ import pytest
 from evalkit.benchmarks.registry import benchmark
 from evalkit.errors import EvalkitError
 from evalkit.runs.folder import JOURNAL, load_run
-from evalkit.runs.lock import is_locked
 from evalkit.runs.score_table import ScoreRow
+from evalkit.runs.writing import is_locked
 from evalkit.studies.cluster import workers as pool_module
 from evalkit.studies.cluster.driver import Driver
 from evalkit.studies.cluster.jobs import TrackedJob

@@ -1,0 +1,227 @@
+"""Records of documents: from task files on disk, and from the Hugging Face hub and its local cache of datasets.
+
+A task file is `<task>.jsonl`, `.json` (one list) or `.parquet`; each of its records has a position ("line 3") for
+messages, and a file that cannot be read raises a `DataError` that names it. Whether the hub is reachable is checked
+once, within seconds, and reported once. Its cache is read as files, so that no read waits for the network.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+
+from evalkit.display import Say
+from evalkit.errors import DataError, first_line, reading_as
+from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, parse_json, read_bytes
+from evalkit.inputs.values import LONGEST_TEXT
+
+if TYPE_CHECKING:
+    from evalkit.data.schema import HubSplit
+
+Record = dict[str, Any]
+Placed = Iterator[tuple[str, object]]
+Result = TypeVar("Result")
+
+_REACH_SECONDS = 3.0
+
+
+def wrong(field: str, expected: str, value: object) -> DataError:
+    """Return the error for an invalid field, with the value shortened to fit one line."""
+    shown = ascii(value)
+    return DataError(f"field '{field}': expected {expected}, found {shown if len(shown) <= 60 else shown[:57] + '...'}")
+
+
+def value(record: Record, field: str, expected: str) -> Any:
+    """Return a required field of any type."""
+    if field not in record:
+        raise DataError(f"field '{field}': expected {expected}, but the field is missing")
+    return record[field]
+
+
+def text(record: Record, field: str, *, may_be_empty: bool = False) -> str:
+    """Return a string field of a length that a tokenizer accepts; by default it must not be empty or blank."""
+    expected = "a string" if may_be_empty else "a non-empty string"
+    content = value(record, field, expected)
+    if not isinstance(content, str) or not (may_be_empty or content.strip()):
+        raise wrong(field, expected, content)
+    if len(content) > LONGEST_TEXT:
+        raise DataError(f"field '{field}': expected at most {LONGEST_TEXT:,} characters, found {len(content):,}")
+    return content
+
+
+def find(folder: Path, task: str) -> Path | None:
+    """Return the file of a task in a folder, or None.
+
+    An existing path that is not a readable file is returned too, so that reading it raises an error and no other source
+    is used silently.
+    """
+    candidates = (folder / f"{task}{suffix}" for suffix in (".jsonl", ".json", ".parquet"))
+    return next((path for path in candidates if os.path.lexists(path)), None)
+
+
+def did_you_mean(folder: Path, holds: Callable[[Path], int]) -> str:
+    """Return a suggestion for a message: the subfolder with most of the expected files, or an empty string.
+
+    `holds` returns how many of the files a folder contains, subfolders not counted. The search has a limited depth, and
+    limited folders at each level.
+    """
+    level, best, most = [folder], None, 0
+    for _ in range(3):
+        level = [child for parent in level for child in _folders(parent)][:200]
+        for child in level:
+            if (count := holds(child)) > most:
+                best, most = child, count
+    return "" if best is None else f" (did you mean {best}?)"
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    except OSError:
+        return []
+
+
+def read(path: Path, task: str) -> Placed:
+    """Yield the records of a task file with their positions; `task` is for messages."""
+    with reading_as(f"{path} ({task})", "documents", DataError):
+        if path.suffix == ".jsonl":
+            for number, line in enumerate(read_bytes(path, MOST_DOCUMENT_BYTES).split(b"\n"), start=1):
+                # Editors on Windows write a byte-order mark; blank lines are skipped
+                if content := (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip():
+                    with reading_as(f"{path}, line {number} ({task})", "JSON", DataError):
+                        record = parse_json(content)
+                    yield f"line {number}", record
+            return
+        if path.suffix == ".json":
+            records = parse_json(read_bytes(path, MOST_DOCUMENT_BYTES))
+            if not isinstance(records, list):
+                raise ValueError(f"expected a list, found {type(records).__name__}")
+        else:
+            from pyarrow import parquet
+
+            # Opened here since pyarrow's message for a missing permission gives no reason
+            with path.open("rb") as file:
+                records = parquet.read_table(file).to_pylist()
+        for number, record in enumerate(records, start=1):
+            yield f"record {number}", record
+
+
+class Hub:
+    """Connection state of the hub; shared within a process, so that it is checked once."""
+
+    def __init__(self) -> None:
+        self._is_checked = False
+        self.failure: str | None = None
+        """Why the hub is not used (any more); None as long as no request has failed."""
+
+    def records(self, source: HubSplit, say: Say) -> list[Record] | None:
+        """Load a split from the hub; None if the hub is unreachable or the download fails, which is said once."""
+
+        def load() -> list[Record]:
+            import datasets
+
+            rows: list[Record] = datasets.load_dataset(source.path, source.config, split=source.split).to_list()
+            return rows
+
+        return self._tried(source.path, load, say)
+
+    def file(self, repository: str, name: str, say: Say) -> Path | None:
+        """Return a file of a dataset's repository from the hub's cache, downloaded if needed; None if that fails."""
+        import huggingface_hub
+
+        cached = huggingface_hub.try_to_load_from_cache(repository, name, repo_type="dataset")
+        if isinstance(cached, str):
+            return Path(cached)
+
+        def download() -> Path:
+            say(f"fetching {name} of {repository} from the Hugging Face hub")
+            return Path(huggingface_hub.hf_hub_download(repository, name, repo_type="dataset"))
+
+        return self._tried(repository, download, say)
+
+    def _tried(self, repository: str, load: Callable[[], Result], say: Say) -> Result | None:
+        # Not used after the first failure: another dataset would wait for the same one
+        if self.failure is not None:
+            return None
+        if not self._is_checked:
+            self._is_checked, self.failure = True, reach()
+        if self.failure is None:
+            try:
+                return load()
+            except Exception as error:  # any error of the library or the network; the caller has other sources
+                # The library's messages run to paragraphs
+                self.failure = f"{repository}: {type(error).__name__}, {first_line(error)[:120]}"
+        say(f"the Hugging Face hub cannot be used ({self.failure}); continuing without it")
+        return None
+
+
+def cached_split(source: HubSplit) -> list[Path]:
+    """Return the Arrow files of a split's newest copy in the cache of the `datasets` library, if any.
+
+    The cache's folder is found by the library's own rules, without importing it.
+    """
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    cache = Path(os.environ.get("HF_DATASETS_CACHE") or f"{home}/datasets").expanduser()
+    owner, _, name = source.path.partition("/")
+    configuration = cache / f"{owner}___{name}" / (source.config or "default")
+    copies = sorted(configuration.glob("*/*/"), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for copy in copies:
+        whole = copy / f"{name}-{source.split}.arrow"
+        shards = [whole] if whole.is_file() else sorted(copy.glob(f"{name}-{source.split}-*-of-*.arrow"))
+        if shards:
+            return shards
+    return []
+
+
+def cached_records(source: HubSplit) -> list[Record] | None:
+    """Return the records of a split from the local cache; None if it is not cached or cannot be read."""
+    import pyarrow as pa
+
+    rows: list[Record] = []
+    try:
+        for path in cached_split(source):
+            with path.open("rb") as file, pa.ipc.open_stream(file) as reader:
+                rows += reader.read_all().to_pylist()
+    except (OSError, pa.ArrowException):
+        return None
+    return rows or None
+
+
+def reach() -> str | None:
+    """Return why the hub cannot be reached; None if it responds within seconds."""
+    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"}:
+            return f"{variable} is set"
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    outcome: list[str | None] = []
+    # A thread, because the system's name resolution has no timeout
+    thread = threading.Thread(target=lambda: outcome.append(_ask(endpoint)), daemon=True)
+    thread.start()
+    thread.join(_REACH_SECONDS + 1)
+    host = urlsplit(endpoint).hostname or endpoint
+    failure = outcome[0] if outcome else f"no answer within {_REACH_SECONDS:.0f} s"
+    return None if failure is None else f"{host}: {failure}"
+
+
+def _ask(endpoint: str) -> str | None:
+    """Send one HEAD request, through the proxies of the environment; return why it failed, or None."""
+    from urllib.request import Request, urlopen
+
+    try:
+        with urlopen(Request(endpoint, method="HEAD"), timeout=_REACH_SECONDS):
+            return None
+    except HTTPError as error:
+        with error:  # rejected by a proxy, or a server error; any other status means reachable
+            return f"HTTP {error.code} {error.reason}" if error.code in (403, 407) or error.code >= 500 else None
+    except URLError as error:
+        if isinstance(error.reason, ssl.SSLCertVerificationError):
+            return None  # the server is reachable; the hub's library has its own certificates
+        return first_line(error.reason) if isinstance(error.reason, BaseException) else str(error.reason)
+    except (OSError, ValueError) as error:
+        return f"no answer within {_REACH_SECONDS:.0f} s" if isinstance(error, TimeoutError) else first_line(error)
