@@ -225,16 +225,17 @@ def continuations_of(requests: Sequence[ModelRequest], encoding: Encoding, say: 
     the context's own encoding. An empty context becomes the prefix token. Two cases that fail an assertion in lm-eval
     0.4.13 are supported: if one token spans the boundary and no token is left for the continuation, the continuation is
     encoded without its context (as in lm-eval's pull request 4055), which `say` reports once; a context of white space
-    only is treated as empty.
-
-    Raises:
-        ScoringError: a text is not valid, or a continuation has no tokens, or more than the context window.
+    only is treated as empty. A continuation without tokens, or longer than the context window, is a `ScoringError`.
     """
     for request in requests:
         check_text("".join(request.arguments), request.label)
     if requests and requests[0].kind == ROLLING:
         return _windows(requests, encoding)
-    moved = [_move_space(*request.arguments) for request in requests]
+    moved = []
+    for request in requests:
+        context, continuation = request.arguments
+        kept = context.rstrip()
+        moved.append((kept, context[len(kept) :] + continuation))
 
     def of_context(text: str) -> Text:
         return encoding.special(text, encoding.prefix_text)
@@ -281,8 +282,3 @@ def _windows(requests: Sequence[ModelRequest], encoding: Encoding) -> list[Conti
         for number, (context, continuation) in enumerate(windows):
             continuations.append(Continuation(request, index, number, len(windows), context, continuation))
     return continuations
-
-
-def _move_space(context: str, continuation: str) -> tuple[str, str]:
-    kept = context.rstrip()
-    return kept, context[len(kept) :] + continuation

@@ -381,14 +381,6 @@ def test_a_random_sample_has_the_whole_runs_prompts_and_scores(run: Evaluate, wh
         assert compare(pairing).average.difference == 0.0
 
 
-def test_first_documents_are_paired_with_random_ones(run: Evaluate) -> None:
-    first, random = run(tasks=("made_other",), limit=4), run(tasks=("made_other",), sample=4)
-    drawn = set(random.scores["doc_id"])
-    [task] = paired(first, random).tasks
-    assert drawn != set(range(4)) and len(task.rows[0]) == len(drawn & set(range(4)))
-    assert task.dropped == len(drawn ^ set(range(4)))
-
-
 def test_other_examples_are_another_prompt(run: Evaluate, tmp_path: Path) -> None:
     documents = [{"question": f"Which is {n}?", "choices": ["one", "two"], "gold": n % 2} for n in range(6)]
     examples = tmp_path / "examples.jsonl"
