@@ -31,15 +31,9 @@ def evaluated(
     seconds: float,
     samples: bool,
 ) -> Evaluated:
-    """Convert a suite's results to lm-eval's format.
+    """Convert a suite's results, rule → `Results`, to lm-eval's format.
 
-    Args:
-        scores: the score table.
-        by_rule: rule → its results.
-        questions: task → its questions, in the table's order.
-        manifest: the run's manifest.
-        seconds: total time of all tasks.
-        samples: whether to include every document with its choices and scores.
+    `questions` are in the order of the score table; with `samples`, every document has its choices and scores.
     """
     by_subtask: dict[str, list[Question]] = {}
     for question in chain.from_iterable(questions.values()):

@@ -70,12 +70,7 @@ def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
 
 
 def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
-    """Validate a request for a suite and make its plan.
-
-    Args:
-        request: its template, rule and number of examples override the suite's.
-        suite: see `resolve_suite`.
-        say: called with messages for the user.
+    """Validate a request for a suite and make its plan; the request's template, rule and examples override the suite's.
 
     Raises:
         EvalkitError: the request, the prompts, the checkpoint or the documents are invalid.

@@ -30,12 +30,7 @@ _PLACES = 3
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return the report of a finished run under one rule.
-
-    Args:
-        run: a multiple-choice run.
-        rule: the scoring rule; None: the run's own.
-        detail: whether to include the subjects of tasks that have them.
+    """Return the report of a finished run under one rule; arguments as of `Benchmark.report`.
 
     Raises:
         UsageError: there is no such rule, or the run lacks the scores that it needs.

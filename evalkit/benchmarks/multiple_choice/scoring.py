@@ -219,24 +219,19 @@ def estimated(plan: ChoicePlan, tokenizer: Any, sample: int, say: Say) -> list[T
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     prompters = _prompters(plan, tokenizer, window, say)
     sampled = load_questions(plan.suite, plan.library, plan.request.selection, plan.others, sample)
-    estimates: dict[str, TaskTokens] = {}
+    by_task: dict[str, list[TaskTokens]] = {}
     for part in plan.parts_of(sampled):
         tokens = task_tokens(plan, prompters[part.template], part.task, part.questions)
-        if before := estimates.get(part.task):
-            sums = {name: getattr(before, name) + getattr(tokens, name) for name in ("rows", "alone", "distinct")}
-            tokens = replace(before, **sums)
-        estimates[part.task] = tokens
-    return list(estimates.values())
+        by_task.setdefault(part.task, []).append(tokens)
+    names = ("rows", "alone", "distinct")
+    return [
+        replace(parts[0], **{name: sum(getattr(tokens, name) for tokens in parts) for name in names})
+        for parts in by_task.values()
+    ]
 
 
 def task_tokens(plan: ChoicePlan, prompter: Prompter, task: str, questions: Sequence[Question]) -> TaskTokens:
-    """Return the estimates for a task.
-
-    Args:
-        plan: its limit is that of the task.
-        prompter: of the template.
-        task: its name.
-        questions: sampled documents.
+    """Return the estimates for a task from sampled documents.
 
     Raises:
         EvalkitError: a document cannot be computed.

@@ -72,13 +72,7 @@ class Template:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def pieces(self, question: Question, choice: int, with_context: bool = True) -> list[Piece]:
-        """Return the pieces of one choice's sequence, none of them empty, without BOS and EOS.
-
-        Args:
-            question: the question.
-            choice: index of the choice.
-            with_context: whether to include the parts of the segment "context".
-        """
+        """Return the pieces of one choice's sequence, none of them empty, without BOS and EOS."""
         fields = {
             "system": self.system,
             "context": question.contexts[choice],

@@ -120,12 +120,7 @@ def prompt_tables(run: Run) -> PromptTables:
 
 
 def varied_results(tables: PromptTables, manifest: Mapping[str, Any], rule: str) -> VariedResults:
-    """Apply a rule to the scores under every prompt.
-
-    Args:
-        tables: of the run.
-        manifest: the run's; its "groups" name the averages.
-        rule: a rule's name.
+    """Apply a rule to the scores under every prompt; the manifest's "groups" name the averages.
 
     Raises:
         UsageError: there is no such rule, or a prompt has no scores for it.
@@ -172,8 +167,7 @@ def _accuracy(tables: PromptTables, name: str, rule: str, chosen: NDArray[np.boo
 def expected_deviation(answers: Floats) -> float | None:
     """Return the root of the expected variance over prompts if each document's answers are exchangeable.
 
-    Args:
-        answers: [prompts, documents] 1 (right) or 0.
+    `answers` is [prompts, documents]: 1 (right) or 0.
     """
     count, n = answers.shape
     return float(np.sqrt(answers.var(axis=0, ddof=1).sum())) / n if count > 1 else None

@@ -39,12 +39,7 @@ _NONE = "–"
 
 
 def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return the report of a finished run under one rule.
-
-    Args:
-        run: a run under several prompts.
-        rule: the scoring rule; None: the run's own.
-        detail: whether to include the subjects of tasks that have them.
+    """Return the report of a finished run under one rule; arguments as of `Benchmark.report`.
 
     Raises:
         UsageError: there is no such rule, or a prompt lacks the scores that it needs.
