@@ -23,8 +23,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.multiple_choice.suites import filled
-from evalkit.benchmarks.registry import benchmark_of, differences
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
 from evalkit.inputs.validated import FileSettings, Named, NonEmpty, read_settings
 from evalkit.inputs.values import path as given_path
