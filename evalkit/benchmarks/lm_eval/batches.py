@@ -89,9 +89,7 @@ def _settings_of(request: ModelRequest) -> _Settings:
 
 
 def validate_generation(requests: Sequence[ModelRequest], loaded: LoadedModel, window: int) -> None:
-    """Raise an error for a request that needs more new tokens than the context window, `window`, or settings that are
-    not supported; and if the model's context extension supports scoring only.
-    """
+    """Refuse requests of more new tokens than `window`, of unknown settings, or for a model that only scores."""
     from evalkit.generation.rows import check_settings
 
     checked: set[str] = set()
