@@ -32,7 +32,7 @@ from evalkit.runs.score_table import UNCOUNTED
 from evalkit.runs.traits import documents_read, origin_notes, traits
 from tests.benchmarks.lm_eval.made import ANSWERS, CHOICE, TEXTS, made_tasks, write_task
 from tests.documents import SUBJECTS
-from tests.importing.logged import lines, lm_eval_log, own_tasks, rehash, rewrite
+from tests.exchange.logged import lines, lm_eval_log, own_tasks, rehash, rewrite
 
 RULES = ("acc", "acc_norm", "acc_bytes")
 TASKS = ("arc_easy", "winogrande", "hellaswag")

@@ -20,7 +20,7 @@ from evalkit.exchange import logs
 from evalkit.exchange.exports import export_run
 from evalkit.exchange.metric_runs import import_logs
 from evalkit.models.loading.locate import silent
-from tests.importing.logged import lines, rewrite
+from tests.exchange.logged import lines, rewrite
 
 Line = dict[str, Any]
 Rejected = Callable[..., str]
