@@ -35,28 +35,32 @@ BY_HAND = {
 }
 
 
-def document() -> pd.DataFrame:
-    return table([choice | alone for choice, alone in zip((A, B, C), ALONE, strict=True)])
-
-
 def predictions(frame: pd.DataFrame, rule: str) -> list[int]:
-    found: list[int] = decide(frame, RULES[rule])["prediction"].to_list()
-    return found
+    return [int(choice) for choice in decide(frame, RULES[rule])["prediction"]]
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_scores_follow_the_formula(rule: str) -> None:
     """A, B and C are chosen under different rules, so that a rule cannot pass for another."""
-    assert len(decide(document().iloc[:0], RULES["acc"])) == 0
-    scores = RULES[rule].score(document())
-    np.testing.assert_allclose(scores, BY_HAND[rule], rtol=1e-12)
-    assert predictions(document(), rule) == [int(np.argmax(BY_HAND[rule]))]
+    document = table([choice | alone for choice, alone in zip((A, B, C), ALONE, strict=True)])
+    np.testing.assert_allclose(RULES[rule].score(document), BY_HAND[rule], rtol=1e-12)
+    assert predictions(document, rule) == [int(np.argmax(BY_HAND[rule]))]
+    assert len(decide(document.iloc[:0], RULES["acc"])) == 0
+
+
+@pytest.mark.parametrize("rule", ["acc_norm", "acc_bytes", "acc_token", "ppl_continuation"])
+def test_an_option_without_length_never_wins(rule: str) -> None:
+    empty = {"ll_continuation": 0.0, "chars": 0, "bytes": 0, "n_continuation": 0}
+    assert predictions(table([empty, A, B]), rule) != [0]
+    assert RULES[rule].score(table([empty, A]))[0] == -math.inf
 
 
 def lm_eval_metrics(choices: list[Choice], metrics: tuple[str, ...]) -> dict[str, float]:
     """What lm-eval's `process_results` gives on one document; choice 0 is gold."""
-    # Texts with the characters and bytes that the table says, where there are such
-    texts = [_text(choice["chars"], choice["bytes"]) for choice in choices]
+    texts = []
+    for choice in choices:  # with as many characters and bytes as the table says
+        wide, rest = divmod(choice["bytes"] - choice["chars"], 3)
+        texts.append("😀" * wide + ("a", "é", "€")[rest] + "a" * (choice["chars"] - wide - 1))
     task = SimpleNamespace(
         OUTPUT_TYPE="multiple_choice",
         _metric_fn_list=dict.fromkeys(metrics),
@@ -66,85 +70,55 @@ def lm_eval_metrics(choices: list[Choice], metrics: tuple[str, ...]) -> dict[str
         doc_to_target=lambda doc: 0,
         config=SimpleNamespace(process_results=None, use_prompt=None),
     )
-    pairs = [(choice["ll_continuation"], False) for choice in choices]
-    if "acc_mutual_info" in metrics:
-        pairs += [(choice["ll_unconditional"], False) for choice in choices]
-    found: dict[str, Any] = ConfigurableTask.process_results(task, {}, pairs)
-    return found
-
-
-def _text(chars: int, size: int) -> str:
-    """A text of so many characters whose UTF-8 form has so many bytes."""
-    extra = size - chars
-    wide, rest = divmod(extra, 3)
-    return "😀" * wide + ("a", "é", "€")[rest] + "a" * (chars - wide - 1)
+    columns = ("ll_continuation", "ll_unconditional")[: 1 + ("acc_mutual_info" in metrics)]
+    pairs = [(choice[column], False) for column in columns for choice in choices]
+    values: dict[str, Any] = ConfigurableTask.process_results(task, {}, pairs)
+    return values
 
 
 possible = documents.map(
-    lambda found: [
+    lambda drawn: [
         [choice | {"bytes": choice["chars"] + choice["bytes"] % (3 * choice["chars"])} for choice in choices]
-        for choices in found
+        for choices in drawn
     ]
 )
 
 
 @settings(max_examples=40)
 @given(possible)
-def test_lm_evals_rules_choose_as_lm_eval(found: list[list[Choice]]) -> None:
-    frame = table(*found)
+def test_lm_evals_rules_choose_as_lm_eval(drawn: list[list[Choice]]) -> None:
+    frame = table(*drawn)
     by_rule = {rule: decide(frame, RULES[rule])["correct"] for rule in ("acc", "acc_norm", "acc_bytes", "pmi")}
-    for number, choices in enumerate(found):
+    for number, choices in enumerate(drawn):
         theirs = lm_eval_metrics(choices, ("acc", "acc_norm", "acc_bytes"))
-        theirs |= lm_eval_metrics(choices, ("acc_mutual_info",))
-        ours = {("acc_mutual_info" if rule == "pmi" else rule): right[number] for rule, right in by_rule.items()}
-        assert ours == {name: theirs[name] for name in ours}
+        theirs["pmi"] = lm_eval_metrics(choices, ("acc_mutual_info",))["acc_mutual_info"]
+        assert {rule: right[number] for rule, right in by_rule.items()} == {rule: theirs[rule] for rule in by_rule}
 
 
 @settings(max_examples=40)
 @given(documents, st.randoms(use_true_random=False), st.sampled_from(sorted(RULES)))
-def test_documents_are_decided_one_by_one(found: list[list[Choice]], dice: Any, rule: str) -> None:
-    """In any order, and each as if it were the only one."""
-    together = predictions(table(*found), rule)
-    assert together == [predictions(table(choices), rule)[0] for choices in found]
-    order = list(range(len(found)))
-    dice.shuffle(order)
-    assert predictions(table(*(found[i] for i in order)), rule) == [together[i] for i in order]
+def test_documents_are_decided_one_by_one(drawn: list[list[Choice]], dice: Any, rule: str) -> None:
+    """In any order, each as if it were the only one; a copy of the best choice at the end is a tie and never wins."""
+    together = predictions(table(*drawn), rule)
+    assert together == [predictions(table(choices), rule)[0] for choices in drawn]
+    order = dice.sample(range(len(drawn)), len(drawn))
+    assert predictions(table(*(drawn[i] for i in order)), rule) == [together[i] for i in order]
+    doubled = table(*([*choices, choices[best]] for choices, best in zip(drawn, together, strict=True)))
+    assert predictions(doubled, rule) == together and decide(doubled, RULES[rule])["tie"].all()
 
 
 @settings(max_examples=40)
-@given(documents, st.sampled_from(sorted(RULES)))
-def test_last_choice_of_equals_never_wins(found: list[list[Choice]], rule: str) -> None:
-    """A copy of the best choice put at the end makes a tie, which the first one wins and which is counted."""
-    before = decide(table(*found), RULES[rule])
-    best = before["prediction"].to_list()
-    doubled = table(*([*choices, choices[at]] for choices, at in zip(found, best, strict=True)))
-    after = decide(doubled, RULES[rule])
-    assert after["prediction"].to_list() == best
-    assert after["tie"].all()
-
-
-@settings(max_examples=40)
-@given(documents, st.integers(0, 4))
-def test_whole_sequence_rule_does_not_see_segments(found: list[list[Choice]], seed: int) -> None:
+@given(documents, st.sampled_from(["special", "instruction", "context", "continuation", "end"]))
+def test_the_whole_sequence_rule_does_not_see_segments(drawn: list[list[Choice]], into: str) -> None:
     """Moving log-likelihood and tokens from one segment to another leaves the perplexity of the whole as it is."""
     names = ["special", "instruction", "context", "continuation", "end"]
-    into = names[seed]
     moved = [
         [
             choice
-            | {f"ll_{s}": 0.0 for s in names}
-            | {f"n_{s}": 0 for s in names}
-            | {f"ll_{into}": math.fsum(choice[f"ll_{s}"] for s in names)}
-            | {f"n_{into}": sum(choice[f"n_{s}"] for s in names)}
+            | {f"{kind}_{name}": 0 for name in names for kind in ("ll", "n")}
+            | {f"{kind}_{into}": math.fsum(choice[f"{kind}_{name}"] for name in names) for kind in ("ll", "n")}
             for choice in choices
         ]
-        for choices in found
+        for choices in drawn
     ]
-    np.testing.assert_allclose(RULES["ppl"].score(table(*moved)), RULES["ppl"].score(table(*found)), rtol=1e-12)
-
-
-@pytest.mark.parametrize("rule", ["acc_norm", "acc_bytes", "acc_token", "ppl_continuation"])
-def test_option_without_length_never_wins(rule: str) -> None:
-    empty = {"ll_continuation": 0.0, "chars": 0, "bytes": 0, "n_continuation": 0}
-    assert predictions(table([empty, A, B]), rule) != [0]
-    assert RULES[rule].score(table([empty, A]))[0] == -math.inf
+    np.testing.assert_allclose(RULES["ppl"].score(table(*moved)), RULES["ppl"].score(table(*drawn)), rtol=1e-12)
