@@ -259,7 +259,7 @@ def test_greedy_texts_are_lm_evals(kind: str, tokenizer: Any) -> None:
 
 def test_settings_are_transformers(tokenizer: Any) -> None:
     loaded = loaded_model("llama", tokenizer)
-    free = texts_of(Harness(loaded), PROMPTS[:7], GREEDY)
+    free = texts_of(Harness(loaded), PROMPTS[:9], GREEDY)
     for changes in (
         {"max_new_tokens": 5, "until": "\n"},
         {"max_length": 120, "max_gen_toks": 20},
@@ -269,8 +269,8 @@ def test_settings_are_transformers(tokenizer: Any) -> None:
         {"suppress_tokens": list(range(0, VOCABULARY, 2))},
         {"until": ["</s>", "<s>", ""]},
     ):
-        texts = texts_of(Harness(loaded), PROMPTS[:7], GREEDY | changes)
-        assert texts == texts_of(reference(loaded), PROMPTS[:7], GREEDY | changes) != free, changes
+        texts = texts_of(Harness(loaded), PROMPTS[:9], GREEDY | changes)
+        assert texts == texts_of(reference(loaded), PROMPTS[:9], GREEDY | changes) != free, changes
 
 
 @pytest.mark.parametrize(
