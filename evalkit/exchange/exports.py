@@ -55,27 +55,24 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
             raise UsageError(f"--output {folder} holds the run itself, which would be replaced; choose another folder")
         files = published_files(run)
     else:
-        files = {name: text.encode() for name, text in _texts(form, content_of(run, rule)).items()}
-    return [_write(folder / name, content) for name, content in files.items()]
-
-
-def _texts(form: str, content: Content) -> Mapping[str, str]:
-    if form in _OWN:
-        return _OWN[form](content)
-    texts = call_added(f"export {form}", load_added(GROUP, form, "export", FORMS), content)
-    if not isinstance(texts, Mapping) or not all(isinstance(part, str) for pair in texts.items() for part in pair):
-        raise UsageError(f"export {form} returned a {type(texts).__name__}; it must return file names and their texts")
-    return texts
-
-
-def _write(path: Path, content: bytes) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not (path.is_file() and path.read_bytes() == content):
-            replace_file(path, content)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror or error}; choose another --output") from error
-    return path
+        content = content_of(run, rule)
+        make = _OWN.get(form)
+        texts = (
+            make(content) if make else call_added(f"export {form}", load_added(GROUP, form, "export", FORMS), content)
+        )
+        if not isinstance(texts, Mapping) or not all(isinstance(part, str) for pair in texts.items() for part in pair):
+            raise UsageError(
+                f"export {form} returned a {type(texts).__name__}; it must return file names and their texts"
+            )
+        files = {name: text.encode() for name, text in texts.items()}
+    for path, data in ((folder / name, data) for name, data in files.items()):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not (path.is_file() and path.read_bytes() == data):
+                replace_file(path, data)
+        except OSError as error:
+            raise RunError(f"{path} cannot be written: {error.strerror or error}; choose another --output") from error
+    return [folder / name for name in files]
 
 
 _PATHS = frozenset(
@@ -122,8 +119,11 @@ def without_folders(value: Any, paths: re.Pattern[str] | None = None) -> Any:
     if isinstance(value, list):
         return [without_folders(item, paths) for item in value]
     if isinstance(value, str):
-        known = value if paths is None else paths.sub(lambda match: match[1] + _last_part(match[2]), value)
-        return _IN_TEXT.sub(r"\1", known)
+
+        def shortened(match: re.Match[str]) -> str:
+            return match[1] + (re.split(r"[\\/]", match[2].rstrip("\\/"))[-1] or match[2])
+
+        return _IN_TEXT.sub(r"\1", value if paths is None else paths.sub(shortened, value))
     if not isinstance(value, dict):
         return value
     content: dict[str, Any] = {}
@@ -133,10 +133,6 @@ def without_folders(value: Any, paths: re.Pattern[str] | None = None) -> Any:
         of_key = _SOURCES if key == "source" else _VALUES if key in _PATHS else paths
         content[f"{short} ({len(content) + 1})" if short in content else short] = without_folders(item, of_key)
     return content
-
-
-def _last_part(path: str) -> str:
-    return re.split(r"[\\/]", path.rstrip("\\/"))[-1] or path
 
 
 def published_files(run: Run) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,6 @@ def import_logs(paths: Sequence[Path], model: str | None, output: Path, library:
 
 
 def _logged_values(log: LoggedTask) -> dict[tuple[str, str], float]:
-    """Return (metric, filter) → value in the results file."""
     values = {}
     for key, value in log.results.results.get(log.task, {}).items():
         metric, comma, rule = key.rpartition(",")
@@ -99,7 +98,10 @@ def _recomputed(log: LoggedTask) -> list[dict[str, Any]]:
             values.setdefault((metric, sample.filter), []).append(value)
     logged, metrics = _logged_values(log), []
     for (metric, rule), members in values.items():
-        kind = _aggregation(log, metric)
+        # lm-eval's name of how the values are combined; None if it is unknown
+        entries = [entry.get("aggregation") for entry in log.config.metric_list or () if entry.get("metric") == metric]
+        default = "mean" if metric.startswith(_MEANS) else _DEFAULTS.get(metric)
+        kind = next((name for name in entries if isinstance(name, str)), default)
         try:
             value = _AGGREGATIONS[kind or "mean"](members)
         except (KeyError, TypeError, ArithmeticError, ValueError):  # unknown, other values, or out of range
@@ -116,14 +118,6 @@ def _recomputed(log: LoggedTask) -> list[dict[str, Any]]:
                 f"{log.path.name} have {value:.6g}; a file was changed, so restore the original"
             )
     return metrics
-
-
-def _aggregation(log: LoggedTask, metric: str) -> str | None:
-    """Return lm-eval's name of how a metric's values are combined; None if it is unknown."""
-    for entry in log.config.metric_list or ():
-        if entry.get("metric") == metric and isinstance(entry.get("aggregation"), str):
-            return str(entry["aggregation"])
-    return "mean" if metric.startswith(_MEANS) else _DEFAULTS.get(metric)
 
 
 def _per_weight(values: Sequence[Any]) -> float:
@@ -145,10 +139,9 @@ def _import(
     metrics: Mapping[str, list[dict[str, Any]]],
     request: Import,
 ) -> Run:
-    """Write the run of some tasks with their score rows and metrics."""
 
     def finish(writer: RunWriter) -> None:
-        scores = {log.task: list(document_scores(log.task, map(_fields, _by_number(log.samples)))) for log in logs}
+        scores = {log.task: list(document_scores(log.task, _lm_eval_samples(log))) for log in logs}
         write_tables(
             writer,
             [row for log in logs for row in rows[log.task]],
@@ -211,10 +204,11 @@ def _count(log: LoggedTask) -> int:
     return max(log.count or 0, len(log.documents))
 
 
-def _fields(sample: LoggedSample) -> dict[str, Any]:
-    """Return a line as `document_scores` reads it."""
-    about = {"doc_id": sample.doc_id, "doc": sample.doc, "filter": sample.filter, "metrics": list(sample.metrics)}
-    return about | sample.metrics
+def _lm_eval_samples(log: LoggedTask) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a task as `document_scores` reads them, by number."""
+    for sample in _by_number(log.samples):
+        about = {"doc_id": sample.doc_id, "doc": sample.doc, "filter": sample.filter, "metrics": list(sample.metrics)}
+        yield about | sample.metrics
 
 
 def _entry(log: LoggedTask, metrics: Sequence[dict[str, Any]], request: Import) -> dict[str, Any]:

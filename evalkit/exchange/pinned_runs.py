@@ -43,23 +43,18 @@ from evalkit.runs.writing import RunWriter
 _POOLED = "mmlu_pooled"
 """evalkit's leaf task with the documents of all subjects, of which it takes one in turn."""
 _SHOWN = 60
-"""Most characters of a document in a message."""
 _RULE, _LOGGED = "acc", "logged"
 """Rule of the run; name of the template where the prompts are none of evalkit's."""
 
 
 class MatchedTask(NamedTuple):
-    """A sample file with the pinned question of each document."""
-
     task: str
-    """Task of the suite, e.g. "mmlu"."""
     log: LoggedTask
     documents: list[tuple[LoggedSample, Question]]
     """In the order of the questions."""
     places: list[int]
     """Place of each question in the task, from 0."""
     strata: Sequence[str]
-    """Leaf task of each pinned question of the task."""
     plain: bool
     """Whether the requests are those of template `plain`, with as many solved examples as the log says."""
 
@@ -109,8 +104,10 @@ class _PinnedTask:
         for sample, content in zip(log.documents, contents, strict=True):
             place = numbered[sample.doc_id] if sample.doc_id < len(numbered) else None
             if place is None or content != self._contents[place]:
+                texts = [value for value in sample.doc.values() if isinstance(value, str) and len(value) > 1]
+                beginning = repr(printable(max(texts, key=len, default=""))[:_SHOWN])
                 raise DataError(
-                    f"{sample.where} ({_beginning(sample)}) is not document {sample.doc_id} of the {len(numbered):,} "
+                    f"{sample.where} ({beginning}) is not document {sample.doc_id} of the {len(numbered):,} "
                     f"pinned documents of {log.task}, by its content with the gold answer; the log is of another "
                     "dataset or version of it"
                 )
@@ -149,13 +146,12 @@ class _PinnedTask:
                 return False
             suite = with_fewshot(self._suite, log.shots)
             questions = pinned_questions(suite, self._library, ALL_DOCUMENTS)[self._task]
-        return all(sample.requests == _requests(questions[place]) for place, sample in samples.items())
-
-
-def _requests(question: Question) -> tuple[tuple[str, ...], ...]:
-    """Return a question's requests as lm-eval logs them."""
-    pairs = zip(question.contexts, question.continuations, strict=True)
-    return tuple((context, question.delimiter + continuation) for context, continuation in pairs)
+        for place, sample in samples.items():
+            question = questions[place]
+            pairs = zip(question.contexts, question.continuations, strict=True)
+            if sample.requests != tuple((context, question.delimiter + text) for context, text in pairs):
+                return False
+        return True
 
 
 def _has_choices(sample: LoggedSample, question: Question) -> bool:
@@ -183,11 +179,6 @@ def _check(sample: LoggedSample, question: Question) -> None:
         logged, expected = sample.metrics.get(metric), float(np.argmax(scores) == question.gold)
         if logged not in (None, expected):
             raise DataError(f"{sample.where} has {metric} {logged}, but its log-likelihoods give {expected:g}")
-
-
-def _beginning(sample: LoggedSample) -> str:
-    texts = [value for value in sample.doc.values() if isinstance(value, str) and len(value) > 1]
-    return repr(printable(max(texts, key=len, default=""))[:_SHOWN])
 
 
 def import_choices(matched: Sequence[MatchedTask], request: Import, library: Library) -> Run:

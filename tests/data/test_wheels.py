@@ -79,8 +79,6 @@ def test_a_member_is_fetched_once_and_nothing_else_is_left(member: Member, cache
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "changed": lambda folder: (folder / "tagger/model").write_bytes(b"X" + FILES["tagger/model"][1:]),
-    "missing": lambda folder: (folder / "config.cfg").unlink(),
-    "added": lambda folder: (folder / "vocab/extra").write_bytes(b""),
     "half": lambda folder: shutil.rmtree(folder / "vocab"),
     "renamed": lambda folder: (folder / "tagger").rename(folder / "parser"),
 }

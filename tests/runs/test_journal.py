@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import errno
 import json
 import math
-import os
 import random
 import struct
 import subprocess
@@ -31,6 +29,7 @@ from evalkit.runs.journal import Entry, FinishedRows, Journal
 from evalkit.runs.traits import BatchDevice
 from evalkit.runs.writing import open_run
 from tests.journals import line_of
+from tests.marks import fast
 from tests.runs.conftest import MANIFEST, RESULT
 
 RUN = "0123456789ab"
@@ -94,14 +93,15 @@ def reread(path: Path) -> tuple[list[Written], list[str]]:
 # Damage
 
 
-def test_torn_at_every_byte(path: Path) -> None:
+@pytest.mark.parametrize("step", fast([7], [7, 1]))
+def test_torn_at_every_byte(path: Path, step: int) -> None:
     """A kill in the middle of a write loses that entry and no other, and writing goes on after it."""
     assert reread(path) == ([], [])
     whole = written(path)
     assert reread(path) == (ENTRIES, [])
     ends = [at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]
     assert [entry.offset for entry, _ in journal(path).read()] == [0, *ends[:-1]]
-    for size in range(len(whole) + 1):
+    for size in sorted({*range(0, len(whole) + 1, step), *ends, *(end - 1 for end in ends)}):
         path.write_bytes(whole[:size])
         # The line feed alone may be missing: then the entry is whole
         kept = sum(end - 1 <= size for end in ends)
@@ -165,16 +165,9 @@ def header(packed: bytes, **changed: Any) -> bytes:
     [
         (b"{} x", "run"),
         (b"[" * 100_000 + b"] x", "recursion"),
-        (b"\xff x", "JSON"),
-        (header(PACKED, batch="0"), "batch"),
-        (header(PACKED, batch=True), "batch"),
         (header(PACKED, batch=2**63), "batch"),
-        (header(PACKED, seconds=float("nan")), "seconds"),
         (header(PACKED, seconds=-1), "seconds"),
-        (header(PACKED, task=["piqa"]), "task"),
         (header(PACKED, place=["cpu"]), "place"),
-        (header(PACKED, run="ba9876543210"), "ba9876543210"),
-        (header(PACKED, columns="01234567"), "columns"),
         (header(PACKED, more=1), "6 items"),
         (header(b"=" + PACKED), "padding"),
         (header(PACKED[:-4]), "rows are truncated"),
@@ -182,7 +175,7 @@ def header(packed: bytes, **changed: Any) -> bytes:
     ],
 )
 def test_a_whole_line_of_another_run_or_form_is_rejected(path: Path, content: bytes, noun: str) -> None:
-    """It was written so, by whatever wrote it: no batch is dropped for it, and nothing is scored again unasked."""
+    """It was written so, by whatever wrote it: no batch is dropped for it. More are in tests/guards."""
     whole = written(path) + line_of(content)
     path.write_bytes(whole)
     with pytest.raises(RunError, match=rf"{JOURNAL}, line 4: not a batch of this run \(.*{noun}") as caught:
@@ -191,16 +184,9 @@ def test_a_whole_line_of_another_run_or_form_is_rejected(path: Path, content: by
     assert path.read_bytes() == whole
 
 
-def test_a_disk_that_is_full_and_a_file_that_changes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+def test_a_file_that_changes(path: Path) -> None:
     written(path, ENTRIES[:1])
-    with monkeypatch.context() as patch, pytest.raises(RunError, match=r"No space left on device.*batch 1 of piqa"):
-        patch.setattr(os, "fsync", full)
-        journal(path).append(*ENTRIES[1])
-    assert reread(path)[0][0] == ENTRIES[0]
-    [(entry, _), *_] = journal(path).read()
+    [(entry, _)] = journal(path).read()
     path.write_bytes(path.read_bytes().replace(b"piqa", b"piqb"))
     with pytest.raises(RunError, match="was changed while it was read"):
         journal(path).rows(entry)
@@ -242,15 +228,12 @@ def test_other_columns_have_another_digest_and_unknown_types_are_named() -> None
 @pytest.mark.parametrize(
     ("rows", "noun"),
     [
-        ([ONE._replace(likelihood=math.nan)], "'likelihood'"),
         ([ONE, ONE._replace(entropy=-math.inf)], "'entropy'"),
         ([ONE._replace(entropy=None)], "'entropy'"),
         ([ONE._replace(doc_id=1.5)], "'doc_id'"),
-        ([ONE._replace(doc_id=True)], "'doc_id'"),
         ([ONE._replace(doc_id=2**63)], "'doc_id'"),
         ([ONE._replace(likelihood="3")], "'likelihood'"),
         ([ONE._replace(greedy=1)], "'greedy'"),
-        ([ONE._replace(task=3)], "'task'"),
         ([ONE._replace(task="\ud800")], "surrogates"),
         ([ONE, ONE[:4]], "4 fields"),
         (pa.table({"task": ["a"]}), "doc_id"),
@@ -289,7 +272,6 @@ def nullable(**changed: Any) -> bytes:
         (to_bytes(GOOD) + b"\0", "other data follows"),
         (zlib.compress(b""), "record batch"),
         (zlib.compress(messages(GOOD)[0]), "record batch"),
-        (zlib.compress(messages(GOOD)[1][:-64]), "record batch"),
         (zlib.compress(messages(GOOD.select(["task", "doc_id"]))[1]), "record batch"),
         (zlib.compress(messages(GOOD)[1].replace("é".encode(), b"\xff\xff")), r"(?i)utf-?8"),
         (nullable(task=None), "'task'"),

@@ -11,8 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.metrics import mean_stderr
 
-from evalkit.errors import UsageError
-from evalkit.runs.accuracies import available_rules, summarise
+from evalkit.runs.accuracies import summarise
 from tests.tables.made import table
 
 RIGHT: list[dict[str, Any]] = [{"ll_continuation": -1.0}, {"ll_continuation": -2.0}]
@@ -73,10 +72,3 @@ def test_chance_ties_and_truncation_are_counted_by_document() -> None:
     tied, cut = [{"ll_continuation": -1.0}] * 3, [choice | {"truncated": 7} for choice in RIGHT]
     [found] = summarise(table(tied, tied, cut, RIGHT), manifest(G=["made_up"]), "acc").tasks
     assert (found.n, found.ties, found.truncated) == (4, 2, 1)
-
-
-def test_rules_that_a_table_cannot_answer_are_left_out() -> None:
-    scores = task("a", 1, 1)
-    assert "pmi" not in available_rules(scores)
-    with pytest.raises(UsageError, match="--rule pmi"):
-        summarise(scores, manifest(G=["a"]), "pmi")

@@ -1,21 +1,23 @@
 """Batches of lm-eval's requests, in which sequences to score and prompts to continue share their prefixes.
 
 In: a plan's requests, the finished rows, and facts about the model. Out: the batches that are not finished; or an
-estimate of a run's tokens. How requests are grouped does not depend on what is finished, so a resumed run gives the
+estimate of a run's tokens. Generated texts have the settings of their requests as transformers' `generate` reads them.
+How requests are grouped does not depend on what is finished, so a resumed run gives the
 answers of an uninterrupted one, bit for bit on the same machine.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from evalkit.benchmarks.base import Batch, Batches, Planned
-from evalkit.benchmarks.lm_eval.generation import TextFacts, prompts_of
 from evalkit.benchmarks.lm_eval.plan import TaskPlan, first_requests
 from evalkit.benchmarks.lm_eval.requests import (
     GENERATED,
@@ -27,30 +29,135 @@ from evalkit.benchmarks.lm_eval.requests import (
     group_by_task,
     unanswered,
 )
+from evalkit.benchmarks.lm_eval.tasks import log_from
 from evalkit.benchmarks.request import TaskTokens, spread
+from evalkit.compatibility.lm_eval import generation_arguments
 from evalkit.display import Say
-from evalkit.generation.capacity import Capacity
-from evalkit.generation.prompts import Prompt
-from evalkit.inputs.values import check_text
+from evalkit.errors import ScoringError, UsageError
+from evalkit.generation.prompts import Capacity, Decoding, Prompt, Stops
+from evalkit.inputs.values import check_text, whole
+from evalkit.models.context.extension import refuse_generation
+from evalkit.models.loading.load import LoadedModel
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import window_of
 from evalkit.runs.journal import FinishedRows
 from evalkit.scoring.pack import SampledGroup, Sequences, SequenceSet, TreeBatch, estimated_tokens, plan
 
+NEW_TOKENS = 256
 _EMPTY_TEXTS = -1
 """Number of the batch of a task's empty texts, which have no tokens to score."""
 _CANDIDATES = 8
-"""Requests among which the start-up check chooses."""
 _BLOCK = 4
-"""Documents next to each other in a sample."""
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    ends: tuple[int, ...]
+    """Token ids that end a text."""
+    new_tokens: int | None
+    """max_new_tokens of the model's generation config, which overrides the task's in `generate`; None if not set."""
+    capacity: Capacity
+
+
+class _Settings(NamedTuple):
+    until: tuple[str, ...]
+    new_tokens: int
+    """Most generated tokens; the prompt is truncated to leave room for them."""
+    length: int | None
+    """Most tokens of prompt and text, if the task sets max_length."""
+    decoding: dict[str, Any]
+    """The other settings, of transformers' generation config."""
+
+
+def _settings_of(request: ModelRequest) -> _Settings:
+    try:
+        # lm-eval's warning does not apply here: the default temperature is the model's
+        with log_from(logging.ERROR):
+            decoding = generation_arguments(request.arguments[1], NEW_TOKENS)
+        until, length = decoding.pop("until"), decoding.pop("max_length", None)
+        if not all(isinstance(text, str) for text in until):
+            raise TypeError("until is not a text or a list of texts")
+        if not isinstance(decoding["do_sample"], bool):
+            raise TypeError(f"do_sample is {decoding['do_sample']!r}; it must be true or false")
+        new_tokens = whole("max_gen_toks", decoding.pop("max_gen_toks"), 1)
+        length = None if length is None else whole("max_length", length or 1, 1)
+    except (TypeError, ValueError, UsageError) as error:
+        raise ScoringError(f"{request.label}: its generation_kwargs are not valid ({error})") from error
+    if not decoding["do_sample"] or decoding.get("temperature") is None:
+        decoding.pop("temperature", None)
+    return _Settings(tuple(until), new_tokens, length, decoding)
+
+
+def validate_generation(requests: Sequence[ModelRequest], loaded: LoadedModel, window: int) -> None:
+    """Refuse requests of more new tokens than `window`, of unknown settings, or for a model that only scores."""
+    from evalkit.generation.rows import check_settings
+
+    checked: set[str] = set()
+    for request in requests:
+        check_text(request.arguments[0], request.label)
+        if loaded.extension is not None:
+            refuse_generation(loaded.extension, request.label)
+        settings = _settings_of(request)
+        if settings.new_tokens >= window:
+            raise ScoringError(
+                f"{request.label}: asks for {settings.new_tokens} tokens of text, and the model's window is {window}; "
+                "lower max_gen_toks in the task's generation_kwargs"
+            )
+        if repr(settings.decoding) not in checked:
+            checked.add(repr(settings.decoding))
+            try:
+                check_settings(loaded.model, settings.decoding)
+            except UsageError as error:
+                raise ScoringError(
+                    f"{request.label}: its generation_kwargs, with the model's generation config, are not supported: "
+                    f"{error}"
+                ) from error
+
+
+def prompts_of(requests: Sequence[ModelRequest], encoding: Encoding, facts: TextFacts) -> list[Prompt]:
+    """Return the prompts of `generate_until` requests; `Prompt.index` is the index of the request.
+
+    A sampled text depends on nothing but its own request: neither on the batch nor on the order.
+    """
+    tokenizer = encoding.tokenizer
+    end_texts = [] if tokenizer.eos_token_id is None else [tokenizer.decode(tokenizer.eos_token_id)]
+    # lm-eval's rule for generation checks for the BOS token only
+    texts = [encoding.special(request.arguments[0], tokenizer.bos_token) for request in requests]
+    ids = encoding.ids(texts)
+    prompts = []
+    for index, (request, text) in enumerate(zip(requests, texts, strict=True)):
+        settings = _settings_of(request)
+        kept = ids[text][-(encoding.window - settings.new_tokens) :]
+        tokens = np.array(kept or [encoding.prefix_id], dtype=np.int64)
+        most = settings.new_tokens if settings.length is None else settings.length - len(tokens)
+        if facts.new_tokens is not None:
+            most = min(facts.new_tokens, encoding.window - len(tokens))
+        if most < 1:
+            raise ScoringError(
+                f"{request.label}: its generation_kwargs have max_length {settings.length}, and its prompt has "
+                f"{len(tokens)} tokens; give max_gen_toks instead"
+            )
+        own_ends = settings.decoding.get("eos_token_id")
+        ends = facts.ends if own_ends is None else own_ends if isinstance(own_ends, list) else [own_ends]
+        stops = Stops(frozenset(ends), until=tuple(dict.fromkeys((*settings.until, *end_texts))))
+        # With lm-eval's default seed for torch
+        name = f"1234 {request.task} {request.doc_id} {request.number} {request.sample}"
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
+        prompts.append(Prompt(index, tokens, most, stops, Decoding(settings.decoding, seed)))
+    return prompts
+
+
+def answer_text(tokenizer: Any, prompt: Prompt, tokens: Sequence[int]) -> str:
+    """Return the answer: the generated text without special tokens, cut at the first stop string."""
+    text = str(tokenizer.decode(tokens, skip_special_tokens=True))
+    for end in prompt.stops.until:
+        text = text.partition(end)[0] if end else text
+    return text
 
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """Facts about the model that planning needs."""
-
     token_budget: int
-    """Most tokens of a scored batch."""
     shares: bool
     """Whether shared prefixes are computed once."""
     window: int
@@ -58,7 +165,6 @@ class RequestFacts:
     """The token that precedes a text without context."""
     prefix_text: str
     texts: TextFacts | None
-    """None if no text is generated."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +177,6 @@ class RequestBatch:
     prompts: list[Prompt] | None = None
 
     def warm(self) -> None:
-        """See `Batch.warm`."""
         if self.sequences is not None:
             _ = self.sequences.tree
 
@@ -80,9 +185,6 @@ def candidates(plan: TaskPlan) -> list[ModelRequest]:
     """Return the requests of a plan that show how the model is prepared: see `Benchmark.setup`.
 
     These are some to score, among which the start-up check chooses, and one of each distinct generation_kwargs.
-
-    Raises:
-        ScoringError: a prompt is not valid text; names task and document.
     """
     requests = [request for members in plan.requests.values() for request in members]
     generated: dict[str, ModelRequest] = {}
@@ -108,25 +210,13 @@ def planned(plan: TaskPlan, facts: RequestFacts, tokenizer: Any, finished: Finis
             if requests[0].kind == GENERATED:
                 yield from _generation_batches(requests, facts, encoding, finished)
             else:
-                continuations = continuations_of(requests, encoding, say)
-                yield from _empty_texts(requests, continuations, finished)
-                yield from _scoring_batches(continuations, facts, finished, plan.request.token_budget)
+                yield from _scoring_batches(requests, facts, encoding, finished, plan.request.token_budget, say)
 
     total, left = (
         sum(request.work for requests in groups for request in requests)
         for groups in (plan.requests.values(), missing.values())
     )
     return Planned(batches(), total, total - left)
-
-
-def _empty_texts(
-    requests: Sequence[ModelRequest], continuations: Sequence[Continuation], finished: FinishedRows
-) -> Batches:
-    with_tokens = {continuation.position for continuation in continuations}
-    empty = [request for index, request in enumerate(requests) if index not in with_tokens]
-    if any(request.key() not in finished for request in empty):
-        rows = [request.row(0, windows=0)._replace(likelihood=0.0) for request in empty]
-        yield _batch(_EMPTY_TEXTS, RequestBatch(rows), empty, sum(request.work for request in empty))
 
 
 def items_of(continuations: Sequence[Continuation]) -> tuple[Sequences, list[list[Continuation]]]:
@@ -147,8 +237,19 @@ def items_of(continuations: Sequence[Continuation]) -> tuple[Sequences, list[lis
 
 
 def _scoring_batches(
-    continuations: Sequence[Continuation], facts: RequestFacts, finished: FinishedRows, budget: int | None
+    requests: Sequence[ModelRequest],
+    facts: RequestFacts,
+    encoding: Encoding,
+    finished: FinishedRows,
+    budget: int | None,
+    say: Say,
 ) -> Batches:
+    continuations = continuations_of(requests, encoding, say)
+    with_tokens = {continuation.position for continuation in continuations}
+    empty = [request for index, request in enumerate(requests) if index not in with_tokens]
+    if any(request.key() not in finished for request in empty):
+        rows = [request.row(0, windows=0)._replace(likelihood=0.0) for request in empty]
+        yield _batch(_EMPTY_TEXTS, RequestBatch(rows), empty, sum(request.work for request in empty))
     items, members = items_of(continuations)
     must_fit = facts.shares and budget == facts.token_budget
     for number, batch in enumerate(plan(items, facts.token_budget, must_fit)):
@@ -188,21 +289,18 @@ def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[Tas
     for name, task in plan.tasks.tasks.items():
         documents = len(plan.request.selection.places(name, [name] * len(task.eval_docs)))
         numbers = spread(documents, sample, _BLOCK)
+        scale = documents / len(numbers)
         for requests in group_by_task(first_requests(task, documents, set(numbers))).values():
-            estimates.append(_estimate(name, requests, encoding, len(numbers), documents))
+            if requests[0].kind == GENERATED:
+                prompts = prompts_of(requests, encoding, TextFacts((), None, Capacity(encoding.window, 1, 1, 0)))
+                alone = scale * sum(len(prompt.tokens) for prompt in prompts)
+                new = scale * sum(prompt.max_new_tokens for prompt in prompts)
+                counts, members = (alone, alone, new), len(requests)
+            else:
+                continuations = continuations_of(requests, encoding, silent)
+                sequences = [np.array((*part.context, *part.continuation), np.int32) for part in continuations]
+                group = SampledGroup(sequences, len(numbers), documents)
+                counts = (*(estimated_tokens([group]) if sequences else (0.0, 0.0)), 0.0)
+                members = len(sequences)
+            estimates.append(TaskTokens(name, documents, len(numbers), scale * members, *counts))
     return estimates
-
-
-def _estimate(
-    name: str, requests: Sequence[ModelRequest], encoding: Encoding, sampled: int, documents: int
-) -> TaskTokens:
-    scale = documents / sampled
-    if requests[0].kind == GENERATED:
-        prompts = prompts_of(requests, encoding, TextFacts((), None, Capacity(encoding.window, 1, 1, 0)))
-        alone = scale * sum(len(prompt.tokens) for prompt in prompts)
-        new = scale * sum(prompt.max_new_tokens for prompt in prompts)
-        return TaskTokens(name, documents, sampled, scale * len(requests), alone, alone, new)
-    continuations = continuations_of(requests, encoding, silent)
-    sequences = [np.array((*part.context, *part.continuation), np.int32) for part in continuations]
-    counts = estimated_tokens([SampledGroup(sequences, sampled, documents)]) if sequences else (0.0, 0.0)
-    return TaskTokens(name, documents, sampled, scale * len(sequences), *counts)

@@ -19,8 +19,14 @@ from lm_eval.models.huggingface import HFLM
 
 from evalkit.benchmarks.base import Batch, Budget
 from evalkit.benchmarks.keywords import LoadingSettings
-from evalkit.benchmarks.lm_eval.batches import RequestFacts, items_of
-from evalkit.benchmarks.lm_eval.generation import TextFacts, answer_text, prompts_of, validate_generation
+from evalkit.benchmarks.lm_eval.batches import (
+    RequestFacts,
+    TextFacts,
+    answer_text,
+    items_of,
+    prompts_of,
+    validate_generation,
+)
 from evalkit.benchmarks.lm_eval.requests import (
     GENERATED,
     Encoding,
@@ -114,9 +120,14 @@ class Harness(HFLM):  # type: ignore[misc]
         check_names(model, ModelSpec)
         if isinstance(pretrained, LoadedModel):
             loaded = pretrained
-            _refuse_loading_settings(loaded, model)
+            for name, value in model.items():
+                if str(value) not in ("None", "False", "auto", UNSTRETCHED) or (name, value) == ("device_map", "auto"):
+                    raise UsageError(f"{loaded.name}: the model is already loaded; leave out {name}, or give its path")
         else:
-            loaded = _loaded(pretrained, model, say)
+            spec = model_spec(pretrained, **model)
+            checkpoint = spec.locate(say)
+            spec.extension(checkpoint, say)
+            loaded = spec.load(checkpoint, say)
         if loaded.bos_id is None and loaded.eos_id is None:
             raise CheckpointError(
                 f"{loaded.name}: its tokenizer has neither a BOS nor an EOS token, and lm-eval needs one as prefix "
@@ -144,7 +155,6 @@ class Harness(HFLM):  # type: ignore[misc]
 
     @cached_property
     def engine(self) -> Any:
-        """The scoring engine."""
         from evalkit.scoring.engine import Engine
 
         model, remembers = self.loaded.model, self.remembers
@@ -152,15 +162,13 @@ class Harness(HFLM):  # type: ignore[misc]
 
     @cached_property
     def generator(self) -> Any:
-        """The generator."""
         from evalkit.generation.generator import generator_of
 
         return generator_of(self.loaded, self._say)
 
     def text_facts(self, budget: int | None) -> TextFacts:
         """Return the facts for batches of at most `budget` tokens of keys and values; None: as many as fit."""
-        from evalkit.generation.capacity import capacity_of
-        from evalkit.generation.prompts import end_tokens
+        from evalkit.generation.prompts import capacity_of, end_tokens
 
         capacity = capacity_of(self.generator, budget, self.max_length)
         most = min(capacity.most_rows, self._most_texts or capacity.most_rows)
@@ -177,13 +185,11 @@ class Harness(HFLM):  # type: ignore[misc]
         ]
 
     def texts(self, prompts: Sequence[Prompt]) -> list[str]:
-        """Return the answer to each prompt of a batch, in order."""
         generations = self.generator.generate(prompts, self._say)
         pairs = zip(prompts, generations, strict=True)
         return [answer_text(self.tokenizer, prompt, generation.tokens) for prompt, generation in pairs]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return (log-likelihood, is greedy) of each request, in order."""
         return [answer for [answer] in self._answers(requests)]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
@@ -225,19 +231,6 @@ class Harness(HFLM):  # type: ignore[misc]
         return {**about, "model_revision": "", "model_sha": ""}
 
 
-def _loaded(model: str | Path, settings: dict[str, Any], say: Callable[[str], None]) -> LoadedModel:
-    spec = model_spec(model, **settings)
-    checkpoint = spec.locate(say)
-    spec.extension(checkpoint, say)
-    return spec.load(checkpoint, say)
-
-
-def _refuse_loading_settings(loaded: LoadedModel, settings: dict[str, Any]) -> None:
-    for name, value in settings.items():
-        if str(value) not in ("None", "False", "auto", UNSTRETCHED) or (name, value) == ("device_map", "auto"):
-            raise UsageError(f"{loaded.name}: the model is already loaded; leave out {name}, or give its path")
-
-
 def _build_tree(batch: TreeBatch) -> None:
     _ = batch.tree
 
@@ -268,14 +261,12 @@ class Answering:
         }
 
     def place(self, batch: Batch | None = None) -> BatchDevice:
-        """See `Computer`."""
         loaded, engine = self._harness.loaded, self._harness.engine
         if batch is None or batch.content.prompts is not None:
             return place_of(loaded.device, loaded.attention)
         return place_of(loaded.device, str(engine.kernel) if engine.shares else "alone")
 
     def compute(self, batch: Batch) -> list[RequestRow]:
-        """See `Computer`."""
         rows: list[RequestRow] = batch.content.rows
         if batch.content.prompts is not None:
             texts = self._harness.texts(batch.content.prompts)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Evaluation results in lm-eval's form."""
-
     entries: Mapping[str, Any]
     """Of `evaluate`: results, groups, group_subtasks, configs, versions, n-shot, higher_is_better, n-samples."""
     settings: Mapping[str, Any]
@@ -41,23 +39,13 @@ class Evaluated:
 
 
 def write_lm_eval(writer: RunWriter, evaluated: Evaluated) -> None:
-    """Write the files into the run folder's `lm_eval/`, named after the time the run was created.
-
-    Raises:
-        RunError: a file could not be written.
-    """
+    """Write the files into the run folder's `lm_eval/`, named after the time the run was created."""
     stamp = datetime.fromisoformat(writer.manifest["created"]).strftime("%Y-%m-%dT%H-%M-%S.%f")
     # lm-eval's own conversion of values that JSON does not support
     as_lm_eval = partial(json_bytes, default=json_value)
-    content = _results(evaluated, writer.manifest)
-    writer.save_bytes(f"lm_eval/results_{stamp}.json", as_lm_eval(content, indent=2) + b"\n")
-    for task, lines in evaluated.samples.items():
-        writer.save_bytes(f"lm_eval/samples_{task}_{stamp}.jsonl", b"".join(as_lm_eval(line) + b"\n" for line in lines))
-
-
-def _results(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    loaded, by_lm_eval = manifest.get("loaded", {}), evaluated.hashes is not None
-    return {
+    manifest, by_lm_eval = writer.manifest, evaluated.hashes is not None
+    loaded = manifest.get("loaded", {})
+    content = {
         **_with_caveats(evaluated, manifest),
         "config": {
             "model": "evalkit",
@@ -84,6 +72,9 @@ def _results(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str, Any
             **evaluated.about,
         },
     }
+    writer.save_bytes(f"lm_eval/results_{stamp}.json", as_lm_eval(content, indent=2) + b"\n")
+    for task, lines in evaluated.samples.items():
+        writer.save_bytes(f"lm_eval/samples_{task}_{stamp}.jsonl", b"".join(as_lm_eval(line) + b"\n" for line in lines))
 
 
 def _with_caveats(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str, Any]:

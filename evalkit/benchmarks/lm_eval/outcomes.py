@@ -31,8 +31,6 @@ DOCUMENTS = "documents.parquet"
 
 
 class DocumentScore(NamedTuple):
-    """The value of one metric for one document."""
-
     task: str
     doc_id: int
     content: str
@@ -46,9 +44,7 @@ class DocumentScore(NamedTuple):
 def document_scores(task: str, samples: Iterable[Mapping[str, Any]]) -> Iterator[DocumentScore]:
     """Yield the values of the documents of a leaf task.
 
-    Args:
-        task: lm-eval's leaf task.
-        samples: lm-eval's samples: doc_id, doc, filter, metrics, and a value under the name of each metric.
+    lm-eval's samples have doc_id, doc, filter, metrics, and a value under the name of each metric.
     """
     contents: dict[int, str] = {}
     seen: Counter[str] = Counter()
@@ -117,13 +113,8 @@ def write_tables(
 ) -> None:
     """Write the tables of a run, and the tasks of the score table to the manifest; an empty table is not written.
 
-    Args:
-        writer: the run folder.
-        rows: the score table's, in its order; without rows no rule applies to the run.
-        clusters: see `score_table`.
-        scores: rows of the documents' table.
-        counted: whether the numbers of tokens are known.
-        without_sizes: tasks whose answer options' lengths are not known.
+    `rows` and `clusters` are the score table's, and without rows no rule applies to the run; `scores` are the rows of
+    the documents' table. Of an imported log, token counts (`counted`) or lengths of options may be unknown.
     """
     if rows:
         tasks = list(dict.fromkeys(row.task for row in rows))
@@ -139,7 +130,6 @@ def write_tables(
 
 
 def task_outcomes(run: Run) -> Comparable:
-    """Return the documents of a finished run of lm-eval's tasks."""
     if not run.manifest["groups"] and any(task.get("compared") for task in run.stored["tasks"]):
         return TaskMetrics(run)
     return TaskChoices(run)
@@ -150,7 +140,6 @@ class _TaskDocuments(Comparable):
 
     @property
     def has_contents(self) -> bool:
-        """See `Comparable`."""
         return DOCUMENTS in self.run.files
 
     def must_agree(self, task: str) -> dict[str, str]:
@@ -211,7 +200,6 @@ class TaskMetrics(_TaskDocuments, GradedAnswers):
         super().__init__(run, self._scores, (CONTENT,), {"Average": list(compared)}, {LM_EVAL: measure})
 
     def must_agree(self, task: str) -> dict[str, str]:
-        """See `Comparable`."""
         return {**super().must_agree(task), "metric": self._metrics.get(task, "")}
 
     def _scores(self) -> pd.DataFrame:

