@@ -17,8 +17,8 @@ from evalkit.runs.folder import MANIFEST, load_run
 from evalkit.runs.writing import locked
 from evalkit.studies.running import Job, Outcome, run_here
 from tests.benchmarks.conftest import plugin
+from tests.benchmarks.kinds import KINDS, files, options_of, same
 from tests.benchmarks.lm_eval.made import write_task
-from tests.benchmarks.test_every_benchmark import KINDS, files, options_of, same
 from tests.studies.tiny_studies import Told
 
 
