@@ -57,7 +57,7 @@ def test_the_script_writes_a_checkpoint(
 
 def test_layout_and_mapping_fit() -> None:
     layout = load_layout(str(EXAMPLES / "rounding.yaml"))
-    assert layout.models.keys() == {"before", "after"}
+    assert layout.model_items.keys() == {"before", "after"}
     text = (EXAMPLES / "rounding_runs.yaml").read_text(encoding="utf-8")
     assert "rows: {before: demo, after: rounded-4-bit}" in text
 

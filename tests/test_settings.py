@@ -13,7 +13,7 @@ import evalkit
 from evalkit.benchmarks.needle.benchmark import NeedleRequest
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import SuiteRequest
-from evalkit.cli.options import BenchmarkCommand
+from evalkit.cli.parameters import Command
 from evalkit.cli.root import cli
 from evalkit.errors import UsageError
 from evalkit.inputs.settings import setting, settings_of
@@ -22,12 +22,12 @@ from evalkit.studies.study_file import read_study
 from tests import generated
 
 
-def commands(group: click.Group = cli) -> list[BenchmarkCommand]:
+def commands(group: click.Group = cli) -> list[Command]:
     """Return the commands that run a benchmark."""
-    members: list[BenchmarkCommand] = []
+    members: list[Command] = []
     for command in group.commands.values():
         members += commands(command) if isinstance(command, click.Group) else []
-        members += [command] if isinstance(command, BenchmarkCommand) else []
+        members += [command] if isinstance(command, Command) and command.kind else []
     return members
 
 
@@ -40,7 +40,7 @@ def test_the_generated_files_are_current() -> None:
 def test_every_setting_is_an_option_with_its_help() -> None:
     assert {command.name for command in commands()} == {"run", "needle", "attention", "perplexity"}
     for command in commands():
-        for definition in settings_of(ModelSpec, benchmark(command.kind).request).values():
+        for definition in settings_of(ModelSpec, benchmark(str(command.kind)).request).values():
             assert definition.help.endswith((".", "…"))
             options = [option for option in command.params if definition.flag in option.opts]
             assert len(options) == (definition.name not in command.without), definition.name
@@ -70,7 +70,7 @@ class _WithDummy(NeedleRequest):
 def test_a_new_setting_is_one_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(benchmark("needle")), "request", _WithDummy)
     needle = cli.commands["needle"]
-    assert isinstance(needle, BenchmarkCommand)
+    assert isinstance(needle, Command)
     monkeypatch.setattr(needle, "_params", None)
     shown = needle.get_help(click.Context(needle, info_name="needle"))
     assert "--dummy N" in shown and "A setting of a trial." in shown

@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.options import (
+from evalkit.cli.parameters import argument, command, exclude, flag, option, typed_option
+from evalkit.cli.running import (
     CHECKPOINT,
-    CHECKPOINTS,
     COMPUTING,
-    CONFIG,
     CONTEXT,
     DETAIL,
+    DRY_RUN,
+    MODEL,
     ORIGIN,
     PLOT,
     SELECTION,
     TRUST,
-    BenchmarkCommand,
+    Printer,
+    Workers,
     checkpoint_of,
     checkpoints_of,
-    settings,
-)
-from evalkit.cli.parameters import comma_separated, exclude, flag, option, typed_option
-from evalkit.cli.running import (
-    DRY_RUN,
-    PRINTING,
-    WORKERS,
     dry_run,
-    evaluation_of,
+    evaluate,
     finished_runs,
     plan_of,
-    run_several,
     say,
 )
-from evalkit.cli.study import WATCH, watch, watched
+from evalkit.cli.study import WatchOptions, watch
 from evalkit.display import Progress, doing
 from evalkit.errors import UnknownNameError, UsageError
 
@@ -47,32 +40,29 @@ if TYPE_CHECKING:
     from evalkit.studies.running import JobRunner
 
 
-@click.command(cls=BenchmarkCommand, kind="multiple_choice")
-@click.pass_context
-@CONFIG
-@CHECKPOINTS
-@settings(*ORIGIN, "suite", "tasks", "include_path", "template", "rule", *SELECTION, ..., "output", "data_dir")
-@settings(*COMPUTING, *CONTEXT, "token_budget")
-@option("--show-prompts", type=click.IntRange(min=0), default=0, help="Print this many questions of each task as they "
-         "are fed to the model, segments in colour, and score nothing.")  # fmt: skip
-@settings("log_samples", *TRUST, "allow_unofficial_data")
-@typed_option("--set", "own", multiple=True, metavar="KEY=VALUE", help="A setting of another benchmark's suite, "
-              "such as max_prompt_tokens=3500 of longbench; again for each.")  # fmt: skip
-@WATCH
-@WORKERS
-@DRY_RUN
-@DETAIL
-@PRINTING
+@command(
+    kind="multiple_choice",
+    order=(*ORIGIN, "suite", "tasks", "include_path", "template", "rule", *SELECTION, ..., "output", "data_dir",
+           *COMPUTING, *CONTEXT, "token_budget", "show_prompts", "log_samples", *TRUST, "allow_unofficial_data", "own",
+           "watching", "workers", "dry", "detail", "printer"),
+)  # fmt: skip
 def run(
-    ctx: click.Context,
-    /,
-    checkpoints: tuple[str, ...],
-    model: str | None,
-    show_prompts: int,
-    own: tuple[str, ...],
-    detail: bool,
+    *,
+    checkpoints: tuple[str, ...] = argument(metavar="[CKPT]...", required=False),
+    model: str | None = option(None, "Checkpoint folder, hub name, .gguf file, or demo. Or a pattern in quotes, such "
+                               "as 'train/checkpoint-*'.  [required, here or as CKPT]"),
+    show_prompts: int = option(0, "Print this many questions of each task as they are fed to the model, segments in "
+                               "colour, and score nothing.", least=0, shows_least=True),
+    own: tuple[str, ...] = typed_option((), "A setting of another benchmark's suite, such as max_prompt_tokens=3500 of "
+                                        "longbench; again for each.", option="--set", metavar="KEY=VALUE",
+                                        repeated=True),
+    watching: WatchOptions,
+    workers: Workers,
+    dry: bool = DRY_RUN,
+    detail: bool = DETAIL,
+    printer: Printer,
     **options: Any,
-) -> None:
+) -> int:  # fmt: skip
     """Score a checkpoint on a suite and print the table.
 
     The same command again resumes an interrupted run, or prints the finished result at once.
@@ -93,43 +83,57 @@ def run(
     evalkit run CKPT --workers 8                                    by eight GPUs, or shares of the cores
     evalkit run --watch TRAINING --sample 200 --plot curve.png      each checkpoint of a training, as it appears
     """
-    from evalkit.benchmarks.registry import benchmark_of
+    from evalkit.benchmarks.registry import benchmark, benchmark_of
 
-    evaluation = evaluation_of(options)
-    watching = watched(ctx, options)
-    exclude(watch=watching, dry_run=evaluation.is_dry, show_prompts=show_prompts or None)
-    if watching is not None:
-        if evaluation.workers.given:
-            raise UsageError(f"{evaluation.workers.given}: --watch evaluates in this process; leave out one of them")
-        watch(watching, _request_options(ctx, options, own))
-        return
+    exclude(watch=watching.watch, dry_run=dry, show_prompts=show_prompts or None)
+    if watching.watch is not None:
+        if workers.option:
+            raise UsageError(f"{workers.option}: --watch evaluates in this process; leave out one of them")
+        watch(watching, _request_options(options, own))
+        return 0
     with doing("reading the options"):
-        models = checkpoints_of(ctx, checkpoints, model)
-        evaluation = replace(evaluation, options=_request_options(ctx, options, own))
-    if evaluation.is_dry:
-        evaluation.print(dry_run(models, evaluation.options))
+        models = checkpoints_of(checkpoints, model)
+        options = _request_options(options, own)
+    if dry:
+        printer(dry_run(models, options))
     elif len(models) > 1:
         if show_prompts or detail:
             raise UsageError(f"--{'show-prompts' if show_prompts else 'detail'}: is for one checkpoint, not several")
-        report, finished = run_several(models, evaluation.options, evaluation.workers.runner)
-        evaluation.print(report)
-        ctx.exit(0 if finished else 1)
+        return _run_several(models, options, workers, printer)
     elif show_prompts:
-        _print_prompts(models[0], evaluation.options, show_prompts)
+        with Progress() as progress:
+            plan = plan_of(models[0], options, progress.say)
+            for text in benchmark(plan.manifest["kind"]).prompts(plan, show_prompts, progress.say):
+                click.echo(text)
     else:
-        evaluation.run(models[0], lambda run, rule: benchmark_of(run).report(run, rule, detail))
+        evaluate(
+            models[0], options, printer, dry, workers, lambda run, rule: benchmark_of(run).report(run, rule, detail)
+        )
+    return 0
 
 
-def _print_prompts(model: str, options: dict[str, Any], count: int) -> None:
-    from evalkit.benchmarks.registry import benchmark
+def _run_several(models: Sequence[str], options: dict[str, Any], workers: Workers, printer: Printer) -> int:
+    """Print a summary of the runs of several checkpoints; return 1 if one is not finished or left out tasks."""
+    from evalkit.benchmarks.run_listing import SummarisedRun, summary_report
+    from evalkit.runs.folder import load_run
+    from evalkit.studies.running import plan_checkpoints
 
     with Progress() as progress:
-        plan = plan_of(model, options, progress.say)
-        for text in benchmark(plan.manifest["kind"]).prompts(plan, count, progress.say):
-            click.echo(text)
+        outcomes = workers.runner(plan_checkpoints(models, options, progress.say), progress)
+    runs = []
+    for outcome in outcomes:
+        label, plan = outcome.job.label, outcome.job.plan
+        if outcome.state != "finished":
+            runs.append(SummarisedRun(label, None, state=outcome.state, message=outcome.message))
+            continue
+        run, left_out = load_run(plan.folder), "; ".join(plan.manifest.get("left_out", ()))
+        rule = run.other_rule(plan.manifest["rule"])
+        runs.append(SummarisedRun(label, run, rule, message=f"left out: {left_out}" if left_out else ""))
+    printer(summary_report(runs))
+    return 1 if any(run.message for run in runs) else 0
 
 
-def _request_options(ctx: click.Context, options: dict[str, Any], own: Sequence[str]) -> dict[str, Any]:
+def _request_options(options: dict[str, Any], own: Sequence[str]) -> dict[str, Any]:
     """Return the options of the suite's benchmark, with its own settings.
 
     Options from the environment that it does not have are left out, since other commands may need them.
@@ -140,35 +144,34 @@ def _request_options(ctx: click.Context, options: dict[str, Any], own: Sequence[
 
     request = request_type(options["suite"])
     known = settings_of(ModelSpec, request).keys() | {"suite"}
-    environment = click.core.ParameterSource.ENVIRONMENT
-    options = {
-        name: value
-        for name, value in options.items()
-        if name in known or ctx.get_parameter_source(name) is not environment
-    }
-    further: dict[str, Any] = {}
-    for text in own:
-        key, equals, value = text.partition("=")
-        name = key.replace("-", "_")
-        if not equals:
-            raise UsageError(f"--set {text}: write KEY=VALUE, such as max_prompt_tokens=3500")
-        if name in further:
-            raise UsageError(f"--set {text}: {name} is set twice; set it once")
-        further[name] = value
+    source_of, environment = click.get_current_context().get_parameter_source, click.core.ParameterSource.ENVIRONMENT
+    options = {name: value for name, value in options.items() if name in known or source_of(name) is not environment}
     # A variable sets a setting of its name, as it does for the benchmark's own command
     variables = {name: os.environ.get(f"EVALKIT_{name.upper()}") for name in own_settings(request)}
-    given = {name: value for name, value in variables.items() if value is not None} | further
-    return given_options(options, switched(request, given), flag, "--set")
+    given = {name: value for name, value in variables.items() if value is not None}
+    typed: dict[str, str] = {}
+    for text in own:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set {text}: write KEY=VALUE, such as max_prompt_tokens=3500")
+        if (name := key.replace("-", "_")) in typed:
+            raise UsageError(f"--set {text}: {name} is set twice; set it once")
+        typed[name] = value
+    return given_options(options, switched(request, given | typed), flag, "--set")
 
 
-@click.command(cls=BenchmarkCommand, kind="needle")
-@click.pass_context
-@CONFIG
-@CHECKPOINT
-@settings(*ORIGIN, *CONTEXT, ..., "output", *COMPUTING, "token_budget", *TRUST)
-@DRY_RUN
-@PRINTING
-def needle(ctx: click.Context, /, checkpoint: str | None, model: str | None, **options: Any) -> None:
+@command(
+    kind="needle",
+    order=(*ORIGIN, *CONTEXT, ..., "output", *COMPUTING, "token_budget", *TRUST, "dry", "printer"),
+)
+def needle(
+    *,
+    checkpoint: str | None = CHECKPOINT,
+    model: str | None = MODEL,
+    dry: bool = DRY_RUN,
+    printer: Printer,
+    **options: Any,
+) -> None:
     """Needle in a haystack: test whether the model finds a number at any position of a long text.
 
     The run folder has a heatmap.png and .pdf, and each answer. The same command again resumes an interrupted run.
@@ -177,18 +180,23 @@ def needle(ctx: click.Context, /, checkpoint: str | None, model: str | None, **o
     evalkit needle --model CKPT --context 8192                           stretched to 8,192 tokens by YaRN
     evalkit needle --model CKPT --lengths 500,1000 --depths 10,50,90 --repeats 10 --text book.txt
     """
-    evaluation_of(options | {"suite": "needle"}).run(checkpoint_of(ctx, checkpoint, model))
+    evaluate(checkpoint_of(checkpoint, model), options | {"suite": "needle"}, printer, dry)
 
 
-@click.command(cls=BenchmarkCommand, kind="attention", without=("token_budget",))
-@click.pass_context
-@CONFIG
-@CHECKPOINT
-@settings(*ORIGIN, *CONTEXT, ..., "output", *COMPUTING, *TRUST)
-@DRY_RUN
-@WORKERS
-@PRINTING
-def attention(ctx: click.Context, /, checkpoint: str | None, model: str | None, **options: Any) -> None:
+@command(
+    kind="attention",
+    order=(*ORIGIN, *CONTEXT, ..., "output", *COMPUTING, *TRUST, "dry", "workers", "printer"),
+    without=("token_budget",),
+)
+def attention(
+    *,
+    checkpoint: str | None = CHECKPOINT,
+    model: str | None = MODEL,
+    dry: bool = DRY_RUN,
+    workers: Workers,
+    printer: Printer,
+    **options: Any,
+) -> None:
     """Attention maps: measure what each head attends to, on a sample of the tasks' documents.
 
     Shares on BOS and on kinds of words, entropy, negative weights, sinks, distance, similarity of heads, effective
@@ -200,30 +208,26 @@ def attention(ctx: click.Context, /, checkpoint: str | None, model: str | None, 
     evalkit attention --model CKPT --measures bos,entropy --layers -1 --sample 50 --seed 1
     evalkit attention --model CKPT --text book.txt --context 8192 --measures bos,mass
     """
-    evaluation_of(options | {"suite": "attention"}).run(checkpoint_of(ctx, checkpoint, model))
+    evaluate(checkpoint_of(checkpoint, model), options | {"suite": "attention"}, printer, dry, workers)
 
 
-@click.command(cls=BenchmarkCommand, kind="perplexity")
-@click.pass_context
-@CONFIG
-@CHECKPOINT
-@settings(*ORIGIN, "text", "key", *SELECTION, *CONTEXT)
-@typed_option("--methods", callback=comma_separated, metavar="NAMES", help="Several methods of context extension, "
-              "separated by commas: a run each, in one table and one picture.")  # fmt: skip
-@settings(..., "output", *COMPUTING, "token_budget", *TRUST)
-@DRY_RUN
-@WORKERS
-@PLOT
-@PRINTING
+@command(
+    kind="perplexity",
+    order=(*ORIGIN, "text", "key", *SELECTION, *CONTEXT, "methods", ..., "output", *COMPUTING, "token_budget", *TRUST,
+           "dry", "workers", "plot", "printer"),
+)  # fmt: skip
 def perplexity(
-    ctx: click.Context,
-    /,
-    checkpoint: str | None,
-    model: str | None,
-    methods: tuple[str, ...] | None,
-    plot: Path | None,
+    *,
+    checkpoint: str | None = CHECKPOINT,
+    model: str | None = MODEL,
+    methods: tuple[str, ...] | None = typed_option(None, "Several methods of context extension, separated by commas: a "
+                                                   "run each, in one table and one picture.", metavar="NAMES"),
+    dry: bool = DRY_RUN,
+    workers: Workers,
+    plot: Path | None = PLOT,
+    printer: Printer,
     **options: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Perplexity of any text: bits per byte by document and by position in the context window.
 
     A longer document is scored in windows, each token once: those of lm-eval's rolling log-likelihood, or overlapping
@@ -237,26 +241,30 @@ def perplexity(
     evalkit perplexity --model CKPT --text book.txt --context 8192            stretched to 8,192 tokens by YaRN
     evalkit perplexity --model CKPT --text book.txt --context 8192 --methods none,linear,ntk,yarn --plot curves.png
     """
-    evaluation = evaluation_of(options | {"suite": "perplexity"})
-    checkpoint = checkpoint_of(ctx, checkpoint, model)
-    exclude(methods=methods, dry_run=evaluation.is_dry)
+    options["suite"] = "perplexity"
+    checkpoint = checkpoint_of(checkpoint, model)
+    exclude(methods=methods, dry_run=dry)
     exclude(methods=methods, context_method=options["context_method"])
+
+    def draw(runs: dict[str, Run]) -> None:
+        from evalkit.benchmarks.perplexity.results import draw_positions
+
+        if plot is not None:
+            draw_positions(list(runs.values()), list(runs), plot)
+            say(f"{plot} has been written")
+
     if methods is None:
-        evaluation.run(checkpoint, draw=lambda run: _draw({str(run.manifest["model"]): run}, plot))
+        evaluate(checkpoint, options, printer, dry, workers, draw=lambda run: draw({str(run.manifest["model"]): run}))
         return
     from evalkit.benchmarks.perplexity.results import methods_report
 
-    runs = _run_methods(checkpoint, evaluation.options, methods, evaluation.workers.runner)
-    evaluation.print(methods_report(runs))
-    _draw(runs, plot)
+    runs = _run_methods(checkpoint, options, methods, workers.runner)
+    printer(methods_report(runs))
+    draw(runs)
 
 
 def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], runner: JobRunner) -> dict[str, Run]:
-    """Return method → its finished run; all are planned before the first is computed.
-
-    Raises:
-        EvalkitError: a run cannot be planned, nothing is stretched, or a run is not finished.
-    """
+    """Return method → its finished run; all are planned before the first is computed."""
     from evalkit.models.context.extension import METHODS
     from evalkit.studies.running import Job
 
@@ -276,12 +284,3 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
             )
         outcomes = runner([Job(f"{model}, {method}", plan) for method, plan in plans.items()], progress)
     return dict(zip(methods, finished_runs(outcomes), strict=True))
-
-
-def _draw(runs: dict[str, Run], plot: Path | None) -> None:
-    if plot is None:
-        return
-    from evalkit.benchmarks.perplexity.results import draw_positions
-
-    draw_positions(list(runs.values()), list(runs), plot)
-    say(f"{plot} has been written")

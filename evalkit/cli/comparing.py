@@ -1,27 +1,17 @@
-"""`evalkit compare` and `evalkit figure`: several finished runs beside each other."""
+"""`evalkit compare`, `figure` and `report`: several finished runs beside each other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import click
 
 from evalkit.benchmarks.attention.groups import KINDS, Band, FigureRequest, parsed_layers
-from evalkit.cli.options import OUTCOME, OUTPUT, PLOT, Source, named_run, source
-from evalkit.cli.parameters import (
-    FOLDER,
-    MARGIN,
-    argument,
-    comma_separated,
-    exclude,
-    is_typed,
-    option,
-    require,
-    typed_option,
-)
-from evalkit.cli.running import PRINTING, Printer, say
+from evalkit.cli.parameters import argument, command, exclude, is_typed, option, require, typed_option
+from evalkit.cli.running import BENCHMARK, GROUPS, OUTCOME, OUTPUT, PLOT, STUDY, Printer, Source, named_run, say
 from evalkit.display import doing
 from evalkit.errors import UsageError
 from evalkit.escape import printable
@@ -32,38 +22,27 @@ if TYPE_CHECKING:
     from evalkit.comparison.sides import Side
     from evalkit.runs.folder import Run
 
+RUNS = argument(required=False)
 
-@click.command()
-@argument("runs", nargs=-1)
-@source(groups=True)
-@option(
-    "--rule",
-    help="How the answer is chosen (evalkit ls rules); of attention a measure, as rank@-1.  [default: the runs' own]",
-)
-@OUTCOME
-@option(
-    "--curve", is_flag=True, help="The runs are checkpoints of one training (of one each group): the outcome by step."
-)
-@PRINTING
-@PLOT
-@option("--fail-if-worse", is_flag=True, help="Exit with 3 where a later side is worse, with 4 where it is undecided.")
-@option("--margin", type=MARGIN, default=0.0, help="With --fail-if-worse: points, or the outcome's "
-        "unit, by which the average may be worse.")  # fmt: skip
-@OUTPUT
-@click.pass_context
+
+@command()
 def compare(
-    ctx: click.Context,
-    runs: tuple[str, ...],
-    source: Source,
-    rule: str | None,
-    outcome: str | None,
-    curve: bool,
+    *,
+    runs: tuple[str, ...] = RUNS,
+    groups: tuple[str, ...] = GROUPS,
+    study: Path | None = STUDY,
+    benchmark: str | None = BENCHMARK,
+    rule: str | None = option(None, "How the answer is chosen (evalkit ls rules); of attention a measure, as rank@-1.",
+                              "the runs' own"),
+    outcome: str | None = OUTCOME,
+    curve: bool = option(False, "The runs are checkpoints of one training (of one each group): the outcome by step."),
     printer: Printer,
-    plot: Path | None,
-    fail_if_worse: bool,
-    margin: float,
-    output: Path,
-) -> int:
+    plot: Path | None = PLOT,
+    fail_if_worse: bool = option(False, "Exit with 3 where a later side is worse, with 4 where it is undecided."),
+    margin: float = option(0.0, "With --fail-if-worse: points, or the outcome's unit, by which the average may be "
+                           "worse."),
+    output: Path = OUTPUT,
+) -> int:  # fmt: skip
     """Compare runs on the same documents: paired differences, intervals, tests, and the smallest detectable difference.
 
     RUNS are run folders, or ids, names or checkpoints of runs in --output (evalkit ls runs). The first is the baseline
@@ -84,8 +63,10 @@ def compare(
 
     exclude(curve=curve, fail_if_worse=fail_if_worse)
     require("--fail-if-worse", fail_if_worse, margin=margin or None)
-    exclude(study=source.study, output=output if is_typed(ctx, "output") else None)
-    key = outcome_key(outcome, rule)
+    exclude(study=study, output=output if is_typed("output") else None)
+    if not isfinite(margin):
+        raise UsageError(f"--margin {margin}: is not a finite number")
+    source, key = Source(study, benchmark, groups), outcome_key(outcome, rule)
     if curve:
         from evalkit.comparison.curves import curve_report
 
@@ -151,41 +132,26 @@ def _curves(
     return curves, tuple(note for training in trainings for note in training.notes)
 
 
-_SUFFIXES = (".pdf", ".png")
-"""Of the files that --all writes."""
-
-
-@click.command()
-@argument("figure", required=False, metavar="[NAME]")
-@argument("runs", nargs=-1)
-@source()
-@typed_option("--all", "every", is_flag=True, help="Every figure that the runs have measures for, as .pdf and .png in "
-              "the folder --output.")  # fmt: skip
-@typed_option("--list", "listed", is_flag=True, help="List the figures and their options.")
-@typed_option("--names", callback=comma_separated, help="Names of the runs in the legend, separated by commas.  "
-              "[default: their models]")  # fmt: skip
-@option("--layers", callback=comma_separated, metavar="NUMBERS", help="From 0, or from -1 for the last one backwards.  "
-        "[default: all; bos: the last; position of several runs: first, middle, last]")  # fmt: skip
-@option("--tasks", callback=comma_separated, metavar="NAMES", help="Documents of these tasks only.  [default: all]")
-@typed_option("--band", type=click.Choice(get_args(Band)), help="What the standard deviation is over.  [default: the "
-              "paper's of each figure]")  # fmt: skip
-@typed_option("--measure", help="Of bos, rank and heatmap: another measure (see --list).")
-@typed_option("--paper", is_flag=True, help="Of entropy and categories: the paper's definition alone.")
-@typed_option("--output", "-o", type=FOLDER, help="File .pdf, .png or .svg; with --all a folder.  [default: NAME.pdf]")
+@command()
 def figure(
-    figure: str | None,
-    runs: tuple[str, ...],
-    source: Source,
-    every: bool,
-    listed: bool,
-    names: tuple[str, ...] | None,
-    layers: tuple[str, ...] | None,
-    tasks: tuple[str, ...] | None,
-    band: Band | None,
-    measure: str | None,
-    paper: bool,
-    output: Path | None,
-) -> None:
+    *,
+    figure: str | None = argument(metavar="[NAME]", required=False),
+    runs: tuple[str, ...] = RUNS,
+    study: Path | None = STUDY,
+    benchmark: str | None = BENCHMARK,
+    every: bool = typed_option(False, "Every figure that the runs have measures for, as .pdf and .png in the folder "
+                               "--output.", option="--all"),
+    listed: bool = typed_option(False, "List the figures and their options.", option="--list"),
+    names: tuple[str, ...] | None = typed_option(None, "Names of the runs in the legend, separated by commas.",
+                                                 "their models"),
+    layers: tuple[str, ...] | None = option(None, "From 0, or from -1 for the last one backwards.", "all; bos: the "
+                                            "last; position of several runs: first, middle, last", metavar="NUMBERS"),
+    tasks: tuple[str, ...] | None = option(None, "Documents of these tasks only.", "all", metavar="NAMES"),
+    band: Band | None = typed_option(None, "What the standard deviation is over.", "the paper's of each figure"),
+    measure: str | None = typed_option(None, "Of bos, rank and heatmap: another measure (see --list)."),
+    paper: bool = typed_option(False, "Of entropy and categories: the paper's definition alone."),
+    output: Path | None = typed_option(None, "File .pdf, .png or .svg; with --all a folder.", "NAME.pdf", short="-o"),
+) -> None:  # fmt: skip
     """Draw finished runs of evalkit attention: the paper's figures and others. NAME is one of evalkit figure --list.
 
     RUNS are run folders, or ids, names or checkpoints of runs in results/runs or EVALKIT_OUTPUT (evalkit ls runs). With
@@ -203,30 +169,46 @@ def figure(
     from evalkit.reporting.figures import check_figure_path
 
     if listed:
-        _list()
+        for name, kind in KINDS.items():
+            click.echo(f"{name:<11} {kind.words}")
+            if kind.measures:
+                click.echo(f"{'':<11} --measure {', '.join(kind.measures)}")
         return
     if every and figure is not None:
         runs, figure = (figure, *runs), None
-    request = FigureRequest(parsed_layers(layers or ()), tasks or (), band, measure, paper)
+    request, source = (
+        FigureRequest(parsed_layers(layers or ()), tasks or (), band, measure, paper),
+        Source(study, benchmark),
+    )
     if figure is not None:
         request.check(figure)
         check_figure_path(path := output or Path(f"{figure}.pdf"))
     elif every:
         exclude(all=True, measure=measure, paper=paper)
         require("--output FOLDER", output is not None, all=True)
-        path = output or Path()
+        if (path := output or Path()).exists() and not path.is_dir():
+            raise UsageError(f"--output {path} is a file; --all needs a folder")
     else:
         raise UsageError(f"name a figure: {', '.join(KINDS)}; or give --all")
-    if not runs and source.study is None:
+    if not runs and study is None:
         raise UsageError("name runs of evalkit attention (evalkit ls runs lists them), or --study FILE.yaml")
     with doing("reading runs"):
         analysed, notes = _analysed(runs, source, names, request)
     for note in notes:
         say(note)
-    if figure is None:
-        _draw_every(analysed, request, path)
-    else:
+    if figure is not None:
         _draw(figure, analysed, request, [path])
+        return
+    written = False
+    for name, kind in KINDS.items():
+        drawn = FigureRequest(request.layers, request.tasks, request.band if kind.band else None)
+        try:
+            _draw(name, analysed, drawn, [path / f"{name}{suffix}" for suffix in (".pdf", ".png")])
+            written = True
+        except UsageError as error:
+            say(f"left out: {name}: {error}")
+    if not written:
+        raise UsageError("the runs have the measures of no figure; see the reasons above")
 
 
 def _analysed(
@@ -256,20 +238,6 @@ def _analysed(
     return analysed, [*notes, *(f"warning: {text[0].lower()}{text[1:]}" for text in run_differences(analysed))]
 
 
-def _draw_every(analysed: list[AnalysedRun], request: FigureRequest, folder: Path) -> None:
-    """Draw every figure that the runs have the measures of; report the others."""
-    written = False
-    for name, kind in KINDS.items():
-        drawn = FigureRequest(request.layers, request.tasks, request.band if kind.band else None)
-        try:
-            _draw(name, analysed, drawn, [folder / f"{name}{suffix}" for suffix in _SUFFIXES])
-            written = True
-        except UsageError as error:
-            say(f"left out: {name}: {error}")
-    if not written:
-        raise UsageError("the runs have the measures of no figure; see the reasons above")
-
-
 def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths: list[Path]) -> None:
     from evalkit.benchmarks.attention.figures import make, write
 
@@ -279,8 +247,56 @@ def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths:
         click.echo(printable(str(path)))
 
 
-def _list() -> None:
-    for name, kind in KINDS.items():
-        click.echo(f"{name:<11} {kind.words}")
-        if kind.measures:
-            click.echo(f"{'':<11} --measure {', '.join(kind.measures)}")
+@command()
+def report(
+    *,
+    runs: tuple[str, ...] = RUNS,
+    groups: tuple[str, ...] = GROUPS,
+    study: Path | None = STUDY,
+    benchmark: str | None = typed_option(None, "Benchmark of the study.", "all"),
+    rule: str | None = option(None, "How answers are chosen in comparisons (evalkit ls rules).", "the runs' own"),
+    outcome: str | None = OUTCOME,
+    names: tuple[str, ...] | None = typed_option(None, "Names of RUNS in the page, separated by commas.",
+                                                 "their models"),
+    title: str | None = typed_option(None, "Title of the page.", "the names of the runs"),
+    without_documents: bool = typed_option(False, "Leave out the documents: a page of some 100 kB."),
+    sample: int | None = typed_option(None, "At most this many random documents of each task.", "all",
+                                      shows_least=True),
+    seed: int = typed_option(0, "Of the sample; a larger sample contains the smaller one.", least=0, shows_least=True),
+    output: Path = typed_option(Path("report.html"), "File to write.", short="-o"),
+) -> None:  # fmt: skip
+    """Write one HTML page of finished runs: results, comparisons, figures, and every document with its scores.
+
+    The page is one file. It opens from disk in a browser, without a network, so it can be sent to anyone. The first run
+    is the baseline; runs of several suites can share a page. RUNS are run folders, or ids, names or checkpoints of runs
+    in results/runs or EVALKIT_OUTPUT (evalkit ls runs). With --study they are names of its checkpoints, NAME or
+    NAME@STEP; without any, all that are finished.
+
+    \b
+    evalkit report RUN -o report.html
+    evalkit report RUN_A RUN_B RUN_C -o report.html                   with comparisons
+    evalkit report --study study.yaml --sample 200 -o report.html
+    evalkit report RUN --without-documents -o summary.html            some 100 kB
+    """
+    exclude(study=study, names=names)
+    exclude(without_documents=without_documents, sample=sample)
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--output {output}: the report is an HTML page; give a file name that ends in .html")
+    source = Source(study, benchmark, groups)
+    with doing("reading runs"):
+        from evalkit.comparison.sides import read_group
+        from evalkit.data.sampling import DocumentSample
+        from evalkit.pages.report import contents_of_runs, contents_of_study, write_report
+        from evalkit.runs.score_table import outcome_key
+
+        key = outcome_key(outcome, rule)
+        if source.results is not None:
+            contents = contents_of_study(source.results, runs, source.benchmark, key)
+        else:
+            sides = [(name, [named_run(run) for run in members]) for name, members in map(read_group, groups)]
+            contents = contents_of_runs([named_run(run) for run in runs], sides, key, names or ())
+    for note in contents.notes:
+        say(note)
+    chosen = None if sample is None else DocumentSample(sample, seed)
+    size = write_report(contents, output, say, title=title, with_documents=not without_documents, sample=chosen)
+    click.echo(printable(f"{output} ({size / 1e6:,.1f} MB)"))

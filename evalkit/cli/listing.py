@@ -42,7 +42,7 @@ def _listed(
     return Report((table,), notes=tuple(notes))
 
 
-def report(data_dir: Path | None, output: Path) -> Report:
+def machine(data_dir: Path | None, output: Path) -> Report:
     """Return a report for bug reports and first runs; problems are marked with "!"."""
     rows = [*_versions(), *_device(), *_documents(data_dir), *_disk(output)]
     problems = sum(row[0] == "!" for row in rows)

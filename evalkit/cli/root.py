@@ -25,7 +25,7 @@ from typing import Any
 import click
 
 from evalkit import __version__
-from evalkit.cli import benchmarks, comparing, longbench, models, showing, study, tables
+from evalkit.cli import benchmarks, comparing, longbench, models, results, study
 from evalkit.cli.parameters import SETTINGS, Commands
 from evalkit.display import shown_activity
 from evalkit.errors import EvalkitError, SeveralErrors
@@ -55,19 +55,19 @@ def cli() -> None:
 
 for command in (
     benchmarks.run,
-    showing.rescore,
-    longbench.longbench,
     benchmarks.needle,
-    benchmarks.perplexity,
     benchmarks.attention,
-    comparing.figure,
+    benchmarks.perplexity,
+    longbench.longbench,
     study.study,
     comparing.compare,
-    showing.report,
-    showing.show,
-    tables.table,
-    tables.integrity,
-    tables.export,
+    comparing.figure,
+    comparing.report,
+    results.show,
+    results.rescore,
+    results.table,
+    results.integrity,
+    results.export,
     models.import_,
     models.models,
     models.list_,

@@ -1,27 +1,48 @@
-"""Running a benchmark from a command: options → plan → run or dry run → printed report."""
+"""What commands share: the checkpoint, the runs of a study, the output's format, workers, and running a benchmark."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.parameters import Command, option, option_group, require, typed_option
+from evalkit.cli.parameters import argument, is_typed, option, require, typed_option
 from evalkit.display import Progress, Say, doing
 from evalkit.errors import DataError, RunError, UsageError
 from evalkit.escape import printable
-from evalkit.paths import replace_file
-from evalkit.reporting.table import FORMATS, Format
+from evalkit.paths import RUNS, replace_file
+from evalkit.reporting.table import Format
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.base import Plan
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
+    from evalkit.studies.results import StudyResults
     from evalkit.studies.running import JobRunner, Outcome
+
+RUN = argument()
+OUTPUT = option(RUNS, "Folder of run folders.", short="-o")
+OUTCOME = option(None, "accuracy, bits_per_byte, log_loss, brier or margin (evalkit ls outcomes).", "accuracy",
+                 metavar="NAME")  # fmt: skip
+DETAIL = option(False, "Also print the subjects of MMLU.")
+PLOT = option(None, "Also draw it, into a .png, .pdf or .svg file.")
+DRY_RUN = typed_option(False, "Compute nothing; print documents, tokens and time.", option="--dry-run")
+STUDY = typed_option(None, "Study file, whose finished runs are read.", metavar="FILE.yaml")
+BENCHMARK = typed_option(None, "Benchmark of the study.", "the only one that fits")
+GROUPS = typed_option((), "Several seeds or checkpoints of one side; repeat for each side.", option="--group",
+                      metavar="NAME=RUN,RUN,…", repeated=True)  # fmt: skip
+ORIGIN = ("revision", "tokenizer")
+SELECTION = ("sample", "seed", "limit")
+COMPUTING = ("device", "device_map", "dtype", "attention")
+CONTEXT = ("context", "context_method", "context_original", "context_config")
+TRUST = ("allow_pickle", "trust_remote_code")
+"""Settings that are beside each other in `--help`."""
+CHECKPOINT = argument(metavar="[CKPT]", required=False)
+MODEL = option(None, "Checkpoint folder, hub name, .gguf file, or demo.  [required, here or as CKPT]")
 
 
 def say(text: str) -> None:
@@ -29,12 +50,77 @@ def say(text: str) -> None:
     click.echo(printable(text), err=True)
 
 
+def checkpoint_of(given: str | None, model: str | None) -> str:
+    """Return the checkpoint, as an argument or by `--model`; the command line overrides the environment.
+
+    Raises:
+        UsageError: none is given, or two are.
+    """
+    if given is not None and model is not None and is_typed("model"):
+        raise UsageError(f"the checkpoint is given twice, as {given} and as --model {model}; give it once")
+    if (checkpoint := given if given is not None else model) is None:
+        command = click.get_current_context().command_path
+        raise UsageError(
+            f"name a checkpoint: {command} CKPT, or --model CKPT (a folder, a hub name, a .gguf file, or demo); see "
+            f"{command} --help"
+        )
+    return checkpoint
+
+
+def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
+    """Return one checkpoint or several; patterns are expanded. Raises a `UsageError` also if nothing matches one."""
+    from evalkit.models.loading.files import is_pattern, matching
+
+    checkpoint_of(given[0] if given else None, model)
+    checkpoints: list[str] = []
+    for name in given or [model or ""]:
+        if is_pattern(name) and not matching(name):
+            raise UsageError(f"{name}: no folder and no .gguf file matches")
+        checkpoints += matching(name) if is_pattern(name) else [name]
+    return tuple(dict.fromkeys(checkpoints))
+
+
+def named_run(given: str, root: Path | None = None) -> Run:
+    """Return the finished run that a command's RUN names, in a folder of runs; None: the default folder.
+
+    Raises:
+        EvalkitError: no run or several match, or the run is damaged or not finished.
+    """
+    from evalkit.runs.finding import find_run, root_of_runs
+
+    return find_run(given, root or root_of_runs())
+
+
+@dataclass(frozen=True)
+class Source:
+    """The runs that a command reads: those named by arguments, groups of them, or those of a study."""
+
+    study: Path | None
+    benchmark: str | None
+    """Benchmark of the study."""
+    groups: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require("--study", self.study is not None, benchmark=self.benchmark)
+        if self.groups and self.study is not None:
+            raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
+
+    @cached_property
+    def results(self) -> StudyResults | None:
+        """The study's runs; None without a study. Raises an `EvalkitError` if it cannot be read."""
+        if self.study is None:
+            return None
+        from evalkit.studies.results import read_results
+
+        return read_results(self.study)
+
+
 @dataclass(frozen=True)
 class Printer:
     """Prints reports in the format that a command was given."""
 
-    form: Format
-    standalone: bool
+    form: Format = option("terminal", "Format of the output.", option="--format")
+    standalone: bool = option(False, "Write a complete LaTeX document or HTML page.")
 
     def __call__(self, report: Report, output: Path | None = None) -> None:
         """Print a report, or write it into a file and print that file's name.
@@ -72,65 +158,42 @@ class Printer:
             click.echo(f"\n{printable(str(run.folder))}")
 
 
-def PRINTING(command: Command) -> Command:
-    """Add the options of the output's format, which the command gets as a `Printer`."""
-
-    @wraps(command)
-    def called(*arguments: Any, form: Format, standalone: bool, **options: Any) -> Any:
-        return command(*arguments, printer=Printer(form, standalone), **options)
-
-    add = option_group(
-        option("--format", "form", type=click.Choice(FORMATS), default="terminal", help="Format of the output."),
-        option("--standalone", is_flag=True, help="Write a complete LaTeX document or HTML page."),
-    )
-    added: Any = add(called)
-    return cast(Command, added)
-
-
-DRY_RUN = typed_option(
-    "--dry-run", "without_computing", is_flag=True, help="Compute nothing; print documents, tokens and time."
-)
-WORKERS = option_group(
-    typed_option("--workers", type=click.IntRange(min=1), metavar="N", help="Compute with this many workers by Ray: "
-                 "GPUs, or shares of the cores, of this machine or of --ray."),
-    typed_option("--ray", metavar="ADDRESS", help="Compute on this Ray cluster: HOST:PORT, or auto (docs/scale.md)."),
-    typed_option("--worker-cpus", type=click.IntRange(min=1), metavar="N", help="CPU cores of a worker, which are its "
-                 "threads.  [default: an equal share]"),
-    typed_option("--worker-gpus", type=click.FloatRange(min=0), metavar="N", help="GPUs of a worker; 0.5: two workers "
-                 "share one.  [default: 1 where there are any]"),
-    typed_option("--ship-checkpoints", is_flag=True, help="Send the checkpoints to the workers, which have no file "
-                 "system in common with this machine."),
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Workers:
-    """What computes the runs of a command: the values of `WORKERS`."""
+    """What computes the runs of a command: this process, or workers."""
 
-    runner: JobRunner
-    """Computes runs: in this process, if no workers are requested."""
-    given: str = ""
-    """The option by which workers are requested; empty: none are."""
+    workers: int | None = typed_option(None, "Compute with this many workers by Ray: GPUs, or shares of the cores, of "
+                                       "this machine or of --ray.", metavar="N", shows_least=True)  # fmt: skip
+    ray: str | None = typed_option(None, "Compute on this Ray cluster: HOST:PORT, or auto (docs/scale.md).",
+                                   metavar="ADDRESS")  # fmt: skip
+    worker_cpus: int | None = typed_option(None, "CPU cores of a worker, which are its threads.", "an equal share",
+                                           metavar="N", shows_least=True)  # fmt: skip
+    worker_gpus: float | None = typed_option(None, "GPUs of a worker; 0.5: two workers share one.", "1 where there are "
+                                             "any", metavar="N")  # fmt: skip
+    ship_checkpoints: bool = typed_option(False, "Send the checkpoints to the workers, which have no file system in "
+                                          "common with this machine.")  # fmt: skip
 
+    def __post_init__(self) -> None:
+        details = {name: getattr(self, name) for name in ("worker_cpus", "worker_gpus", "ship_checkpoints")}
+        require("--workers N or --ray ADDRESS", bool(self.option), **details)
 
-def workers_of(options: dict[str, Any]) -> Workers:
-    """Remove the options of `WORKERS` from a command's options, and return what they say.
+    @property
+    def option(self) -> str:
+        """The option by which workers are requested; empty: none are."""
+        return "--workers" if self.workers is not None else "--ray" if self.ray is not None else ""
 
-    Raises:
-        UsageError: an option of workers is given without workers.
-    """
-    workers, ray = options.pop("workers", None), options.pop("ray", None)
-    details = {name: options.pop(name, None) for name in ("worker_cpus", "worker_gpus", "ship_checkpoints")}
-    require("--workers N or --ray ADDRESS", workers is not None or ray is not None, **details)
-    if workers is None and ray is None:
-        from evalkit.studies.running import run_here
+    @cached_property
+    def runner(self) -> JobRunner:
+        """Computes runs."""
+        if not self.option:
+            from evalkit.studies.running import run_here
 
-        return Workers(run_here)
-    from evalkit.studies.cluster.driver import ClusterRunner
-    from evalkit.studies.cluster.resources import ClusterOptions
+            return run_here
+        from evalkit.studies.cluster.driver import ClusterRunner
+        from evalkit.studies.cluster.resources import ClusterOptions
 
-    runner = ClusterRunner(ClusterOptions(workers, ray, *details.values()))
-    return Workers(runner, "--ray" if workers is None else "--workers")
+        details = self.worker_cpus, self.worker_gpus, self.ship_checkpoints
+        return ClusterRunner(ClusterOptions(self.workers, self.ray, *details))
 
 
 def plan_of(model: str, options: dict[str, Any], say: Say) -> Plan:
@@ -141,60 +204,58 @@ def plan_of(model: str, options: dict[str, Any], say: Say) -> Plan:
         return planned(model, options, say)
 
 
-Show = Callable[["Run", str], "Report"]
-"""(finished run, requested rule) → its report."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What a command computes and how it prints it."""
-
-    workers: Workers
-    is_dry: bool
-    print: Printer
-    options: dict[str, Any]
-    """See `evalkit.evaluate`."""
-
-    def run(self, model: str, show: Show | None = None, draw: Callable[[Run], None] | None = None) -> None:
-        """Run the benchmark on a checkpoint, and print its report or that of `show`; of a dry run, what it would take.
-
-        Raises:
-            EvalkitError: the run failed; or, after all is saved and printed, something was skipped.
-        """
-        from evalkit.benchmarks.registry import benchmark_of
-        from evalkit.benchmarks.session import run_plan
-        from evalkit.studies.running import Job
-
-        if self.is_dry:
-            self.print(dry_run([model], self.options))
-            return
-        with Progress() as progress:
-            plan = plan_of(model, self.options, progress.say)
-            if self.workers.given:
-                [run] = finished_runs(self.workers.runner([Job(model, plan)], progress))
-            else:
-                run = run_plan(plan, progress)
-        with doing("reading scores"):
-            rule = plan.manifest["rule"]
-            report = show(run, rule) if show else benchmark_of(run).report(run, rule)
-        self.print.run(run, report)
-        if draw:
-            draw(run)
-        if left_out := plan.manifest.get("left_out"):
-            raise DataError(f"left out: {'; '.join(left_out)}")
-
-
-def evaluation_of(command: dict[str, Any]) -> Evaluation:
-    """Take the options of a command apart, and return what it computes."""
-    return Evaluation(workers_of(command), command.pop("without_computing"), command.pop("printer"), command)
-
-
 def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
     """Return what runs will take: documents, tokens and time; arguments as of `evalkit.evaluate`."""
     from evalkit.studies.dry_run import plans_report
 
     with Progress() as progress:
         return plans_report([(model, plan_of(model, options, progress.say)) for model in models], progress.say)
+
+
+def evaluate(
+    model: str,
+    options: dict[str, Any],
+    printer: Printer,
+    is_dry: bool,
+    workers: Workers | None = None,
+    show: Callable[[Run, str], Report] | None = None,
+    draw: Callable[[Run], None] | None = None,
+) -> None:
+    """Run a benchmark on a checkpoint and print its report; of a dry run, what it would take.
+
+    Args:
+        model: the checkpoint.
+        options: see `evalkit.evaluate`.
+        printer: how the report is printed.
+        is_dry: whether nothing is computed.
+        workers: what computes the run; None: this process.
+        show: returns the report of the finished run under the requested rule; None: the benchmark's own.
+        draw: called with the finished run after its report.
+
+    Raises:
+        EvalkitError: the run failed; or, after all is saved and printed, something was skipped.
+    """
+    from evalkit.benchmarks.registry import benchmark_of
+    from evalkit.benchmarks.session import run_plan
+    from evalkit.studies.running import Job
+
+    if is_dry:
+        printer(dry_run([model], options))
+        return
+    with Progress() as progress:
+        plan = plan_of(model, options, progress.say)
+        if workers and workers.option:
+            [run] = finished_runs(workers.runner([Job(model, plan)], progress))
+        else:
+            run = run_plan(plan, progress)
+    with doing("reading scores"):
+        rule = plan.manifest["rule"]
+        report = show(run, rule) if show else benchmark_of(run).report(run, rule)
+    printer.run(run, report)
+    if draw:
+        draw(run)
+    if left_out := plan.manifest.get("left_out"):
+        raise DataError(f"left out: {'; '.join(left_out)}")
 
 
 def finished_runs(outcomes: Sequence[Outcome]) -> list[Run]:
@@ -206,27 +267,3 @@ def finished_runs(outcomes: Sequence[Outcome]) -> list[Run]:
             label = f"{outcome.job.label}: " if len(outcomes) > 1 else ""
             raise RunError(f"{label}{outcome.message}")
     return [load_run(outcome.job.plan.folder) for outcome in outcomes]
-
-
-def run_several(models: Sequence[str], options: dict[str, Any], runner: JobRunner) -> tuple[Report, bool]:
-    """Run a benchmark on several checkpoints; return a summary, and whether all are finished and nothing was left out.
-
-    Raises:
-        EvalkitError: a run cannot be planned, or nothing can be computed.
-    """
-    from evalkit.benchmarks.run_listing import SummarisedRun, summary_report
-    from evalkit.runs.folder import load_run
-    from evalkit.studies.running import plan_checkpoints
-
-    with Progress() as progress:
-        outcomes = runner(plan_checkpoints(models, options, progress.say), progress)
-    runs = []
-    for outcome in outcomes:
-        label, plan = outcome.job.label, outcome.job.plan
-        if outcome.state != "finished":
-            runs.append(SummarisedRun(label, None, state=outcome.state, message=outcome.message))
-            continue
-        run, left_out = load_run(plan.folder), "; ".join(plan.manifest.get("left_out", ()))
-        rule = run.other_rule(plan.manifest["rule"])
-        runs.append(SummarisedRun(label, run, rule, message=f"left out: {left_out}" if left_out else ""))
-    return summary_report(runs), not any(run.message for run in runs)

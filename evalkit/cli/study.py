@@ -8,25 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.options import figure_path
-from evalkit.cli.parameters import FOLDER, SETTINGS, Commands, argument, is_typed, option_group, require, typed_option
-from evalkit.cli.running import PRINTING, WORKERS, Printer, plan_of, workers_of
+from evalkit.cli.parameters import Commands, argument, command, flag, is_typed, require, typed_option
+from evalkit.cli.running import Printer, Workers, plan_of
 from evalkit.display import Progress, doing
 from evalkit.errors import CheckpointError, RunInUseError, TemplateError, UsageError
 
 if TYPE_CHECKING:
     from evalkit.studies.watch import Arrived, GrowingCurve, Watcher
-
-
-WATCH = option_group(
-    typed_option("--watch", type=FOLDER, help="In place of CKPT: a folder, whose checkpoints are evaluated as they "
-                 "appear, until Ctrl-C."),
-    typed_option("--until", type=click.IntRange(min=0), metavar="STEP", help="With --watch: end at this step."),
-    typed_option("--idle", type=click.FloatRange(min=0), metavar="MINUTES", help="With --watch: end after this time "
-                 "without a new checkpoint."),
-    typed_option("--plot", type=FOLDER, callback=figure_path, help="With --watch: also draw the curve, into a .png, "
-                 ".pdf or .svg file."),
-)  # fmt: skip
 
 _IN_USE = 30.0
 """Seconds until a run that another process computes is looked at again."""
@@ -34,40 +22,30 @@ _IN_USE = 30.0
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """The values of the options of this module."""
+    """Which folder is watched, and until when."""
 
-    folder: Path
-    until: int | None
-    idle: float | None
-    """Minutes."""
-    plot: Path | None
+    watch: Path | None = typed_option(None, "In place of CKPT: a folder, whose checkpoints are evaluated as they "
+                                      "appear, until Ctrl-C.")  # fmt: skip
+    until: int | None = typed_option(None, "With --watch: end at this step.", metavar="STEP", least=0, shows_least=True)
+    idle: float | None = typed_option(None, "With --watch: end after this time without a new checkpoint.",
+                                      metavar="MINUTES")  # fmt: skip
+    plot: Path | None = typed_option(None, "With --watch: also draw the curve, into a .png, .pdf or .svg file.")
 
-
-def watched(ctx: click.Context, options: dict[str, Any]) -> WatchOptions | None:
-    """Remove the options of this module from a command's options, and return their values; None without --watch.
-
-    Raises:
-        UsageError: one of them is given without --watch, or --watch with an option that it excludes.
-    """
-    folder, until, idle, plot = (options.pop(name) for name in ("watch", "until", "idle", "plot"))
-    require("--watch", folder is not None, until=until, idle=idle, plot=plot)
-    if folder is None:
-        return None
-    for name in ("checkpoints", "model", "revision", "show_prompts", "detail", "form", "standalone"):
-        if is_typed(ctx, name) and ctx.params.get(name):
-            shown = {"checkpoints": "CKPT", "form": "--format"}.get(name, f"--{name.replace('_', '-')}")
-            raise UsageError(f"{shown} cannot be used with --watch, which prints a line for each checkpoint")
-    if not folder.expanduser().is_dir():
-        raise UsageError(f"--watch {folder}: is not a folder; give the folder that the training saves checkpoints in")
-    return WatchOptions(folder.expanduser(), until, idle, plot)
+    def __post_init__(self) -> None:
+        require("--watch", self.watch is not None, until=self.until, idle=self.idle, plot=self.plot)
+        if self.watch is None:
+            return
+        values = click.get_current_context().params
+        for name in ("checkpoints", "model", "revision", "show_prompts", "detail", "form", "standalone"):
+            if is_typed(name) and values.get(name):
+                shown = {"checkpoints": "CKPT", "form": "--format"}.get(name, flag(name))
+                raise UsageError(f"{shown} cannot be used with --watch, which prints a line for each checkpoint")
+        if not self.watch.expanduser().is_dir():
+            raise UsageError(f"--watch {self.watch}: is not a folder; give the one that the training saves in")
 
 
-def watch(given: WatchOptions, options: dict[str, Any]) -> None:
-    """Evaluate checkpoints as they appear, and print a line for each.
-
-    Args:
-        given: what is watched, and until when.
-        options: see `evalkit.evaluate`.
+def watch(watched: WatchOptions, options: dict[str, Any]) -> None:
+    """Evaluate checkpoints of a folder as they appear, and print a line for each; `options` as of `evalkit.evaluate`.
 
     Raises:
         EvalkitError: the options are invalid; or, at the end, a checkpoint was not evaluated.
@@ -75,12 +53,12 @@ def watch(given: WatchOptions, options: dict[str, Any]) -> None:
     from evalkit.benchmarks.request import remembering
     from evalkit.studies.watch import GrowingCurve, Watcher
 
-    say = Progress().say
-    idle = None if given.idle is None else 60 * given.idle
+    folder, say = (watched.watch or Path()).expanduser(), Progress().say
+    idle = None if watched.idle is None else 60 * watched.idle
     allow_pickle = options.get("allow_pickle", False)
-    watcher = Watcher(given.folder, until=given.until, idle=idle, allow_pickle=allow_pickle, say=say)
-    curve, failed = GrowingCurve(given.folder, given.plot, say), dict[str, str]()
-    say(f"watching {given.folder}; Ctrl-C ends it, and the same command resumes")
+    watcher = Watcher(folder, until=watched.until, idle=idle, allow_pickle=allow_pickle, say=say)
+    curve, failed = GrowingCurve(folder, watched.plot, say), dict[str, str]()
+    say(f"watching {folder}; Ctrl-C ends it, and the same command resumes")
     seen = False
     with remembering():
         for checkpoint in watcher:
@@ -88,11 +66,10 @@ def watch(given: WatchOptions, options: dict[str, Any]) -> None:
             _evaluate(checkpoint, options, watcher, curve, failed)
             seen = True
     if left := watcher.incomplete | failed:
-        listed = "; ".join(f"{name}: {why}" for name, why in left.items())
-        raise CheckpointError(f"not evaluated: {listed}")
+        raise CheckpointError(f"not evaluated: {'; '.join(f'{name}: {why}' for name, why in left.items())}")
     if not seen:
         raise CheckpointError(
-            f"no checkpoint appeared in {given.folder}; expected folders with a config.json and a step in their name"
+            f"no checkpoint appeared in {folder}; expected folders with a config.json and a step in their name"
         )
 
 
@@ -129,10 +106,7 @@ def _evaluate(
             say(f"{folder.name} failed: {failed[folder.name]}")
 
 
-_FILE = argument("file", metavar="STUDY", type=FOLDER)
-
-
-@click.group(cls=Commands, context_settings=SETTINGS)
+@click.group(cls=Commands)
 def study() -> None:
     """Evaluate many checkpoints on many benchmarks, as one YAML file names them (docs/studies.md).
 
@@ -143,15 +117,16 @@ def study() -> None:
     """
 
 
-@study.command()
-@_FILE
-@typed_option("--wait", is_flag=True, help="Stay until other processes have finished their runs; take over the runs of "
-              "processes that have ended.")  # fmt: skip
-@typed_option("--dry-run", is_flag=True, help="Compute nothing; print runs, tokens and time.")
-@WORKERS
-@PRINTING
-@click.pass_context
-def run(ctx: click.Context, /, file: Path, wait: bool, dry_run: bool, printer: Printer, **options: Any) -> None:
+@command(study)
+def run(
+    *,
+    file: Path = argument(metavar="STUDY"),
+    wait: bool = typed_option(False, "Stay until other processes have finished their runs; take over the runs of "
+                              "processes that have ended."),
+    dry_run: bool = typed_option(False, "Compute nothing; print runs, tokens and time."),
+    workers: Workers,
+    printer: Printer,
+) -> int:  # fmt: skip
     """Compute the runs of a study that are not finished and that no other process computes.
 
     STUDY is a YAML file. All runs are planned before anything is computed. A run that fails is reported at the end,
@@ -166,9 +141,8 @@ def run(ctx: click.Context, /, file: Path, wait: bool, dry_run: bool, printer: P
     """
     from evalkit.studies.study_file import read_study
 
-    workers = workers_of(options)
-    if dry_run and (wait or workers.given):
-        raise UsageError(f"{'--wait' if wait else workers.given}: a dry run computes nothing; leave out one of them")
+    if dry_run and (wait or workers.option):
+        raise UsageError(f"{'--wait' if wait else workers.option}: a dry run computes nothing; leave out one of them")
     with doing("reading the study"):
         content = read_study(file)
     with Progress() as progress:
@@ -181,16 +155,13 @@ def run(ctx: click.Context, /, file: Path, wait: bool, dry_run: bool, printer: P
 
             outcomes = run_study(content, progress, workers.runner, wait)
             report = outcomes_report(outcomes)
-            failed = any(one.state == "failed" or one.left_out for one in outcomes)
+            failed = any(outcome.state == "failed" or outcome.left_out for outcome in outcomes)
     printer(report)
-    ctx.exit(1 if failed else 0)
+    return 1 if failed else 0
 
 
-@study.command()
-@_FILE
-@PRINTING
-@click.pass_context
-def status(ctx: click.Context, file: Path, printer: Printer) -> None:
+@command(study)
+def status(*, file: Path = argument(metavar="STUDY"), printer: Printer) -> int:
     """Show which runs of a study are finished, running, interrupted, missing or failed, and the time left.
 
     Exits with 1 if a run failed.
@@ -204,4 +175,4 @@ def status(ctx: click.Context, file: Path, printer: Printer) -> None:
         states = states_of(content, silent)
         report = status_report(content, states)
     printer(report)
-    ctx.exit(1 if any(state.state == "failed" for state in states) else 0)
+    return 1 if any(state.state == "failed" for state in states) else 0

@@ -41,8 +41,10 @@ class Setting:
     """Short option, such as -L."""
     least: int = 1
     """Smallest whole number."""
+    most: int | None = None
+    """Largest whole number."""
     shows_least: bool = False
-    """Whether `--help` has the smallest number."""
+    """Whether `--help` has the smallest and the largest number."""
     word: str = ""
     """Word in place of a number; it stands for None unless it is one of the types."""
     names: Names = "text"

@@ -18,9 +18,8 @@ from evalkit.runs.score_table import ACCURACY, MARGIN
 from evalkit.studies.results import StudyResults, steps_note
 from evalkit.studies.study import Selected, Study, StudyBenchmark, StudyTable, select
 from evalkit.tables.layout import TableLayout, layout_names, rows_by_key, without_baseline
-from evalkit.tables.measured import RunMapping
-from evalkit.tables.request import TableRequest, check_options, made_of_runs, requested_layout, retitled
-from evalkit.tables.row_models import rows_of
+from evalkit.tables.request import TableRequest, check_options, made_of_runs, requested_layout
+from evalkit.tables.rows import RunMapping, rows_of
 
 _YAML = (".yaml", ".yml")
 
@@ -61,7 +60,7 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
         name = str(beside)
     given, layout = _settings(study, name), requested_layout(replace(request, name=name))
     where = f"study {study.path}, table '{layout.name}'"
-    layout = retitled(layout, given.caption, given.titles, where)
+    layout = layout.retitled(given.caption, given.titles, where)
     chosen = _fitting(results, layout, benchmark or given.benchmark, where)
     if isinstance(chosen, str):
         return UnfilledTable(layout.name, chosen)

@@ -1,40 +1,65 @@
 """Audit of the paper's tables and its sentences about them, by the printed numbers.
 
-In: layouts, the numbers as printed and claims (`claims.py`). Out: a table of findings and verdicts. Three questions are
-answered from the printed tables alone:
+In: layouts, the numbers as printed, and claims (`results/published/claims.yaml`). Out: a table of findings and
+verdicts. Three questions are answered from the printed tables alone:
 
 1. Is each printed average the mean of its parts, rounded half up? If not, could the rounding of the parts explain it
    (`decimals.could_print`)?
 2. Is each mark at the cell that the table's own rule marks, given the recomputed numbers?
 3. Do rows with the same description print the same numbers, and rows with different descriptions different ones? Rows
    are described by their keys in the layouts, which follow the paper's words.
+
+A claim is a sentence with the definition of how its figure follows from the tables (`computed`), or relations between
+numbers (`holds`), in the following vocabulary. A value is a number; TABLE/MODEL/MEASURE; or one of
+
+- {difference: [a, b]}, {ratio: [a, b]}, {percent_more: [a, b]}, {sum: [a, …]}, {product: [a, …]};
+- {least: TABLE}; {size: {table: TABLE, of: measures}} (or models, groups);
+- {wins: {table: TABLE, model: MODEL}}: on how many measures the model is the highest, ties included; with `among:
+  [MODEL, …]`, `alone: true` (no ties) or `of: groups` (highest on all measures of a group);
+- {shape: {model: NAME, of: parameters}} of a named model (or head_size, layers).
+
+A relation is {rising: [a, b, …]}, falling, not_rising, not_falling, equal, or above: the first above all others.
+
+Numbers are used as the tables print them, rounded. Averages are recomputed; a claim that follows only from the printed
+averages has a verdict of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import combinations
-from typing import NamedTuple
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self
 
+from pydantic import AfterValidator, BeforeValidator, model_validator
+
+from evalkit.errors import EvalkitError, TableError, first_line
+from evalkit.inputs.validated import FileSettings, Listed, Named, read_settings
+from evalkit.models.zoo.named import named_model
+from evalkit.models.zoo.shapes import parameters, read_shape
 from evalkit.paths import resource
-from evalkit.reporting.decimals import could_print, half_up, to_text
+from evalkit.reporting.decimals import could_print, half_up, parse_number, to_text
 from evalkit.reporting.table import Line, Section, Table, literal, parse, plain
-from evalkit.tables.claims import BY_PRINTED, FAILS, HOLDS, UNCHECKED, Audited, Verdict, check_claims, read_claims
-from evalkit.tables.fill import computed, contests
+from evalkit.tables.fill import CellKey, Numbers, Printed, computed, contests, printed_cells, published_numbers
 from evalkit.tables.layout import TableLayout, layout_names, load_layout
-from evalkit.tables.published import CellKey, printed_cells, published_numbers
 
 TOLERANCE = (
     "Rounding is decimal, half up. A printed number stands for any within half a unit of its last digit, so a printed "
     "average less than a whole unit away from the mean of its printed parts may still be right; farther away it is not."
 )
-_TITLES = {
-    "Sentences that do not follow from the tables": (FAILS, BY_PRINTED),
-    "Sentences that do": (HOLDS,),
-    "Sentences that the tables cannot verify": (UNCHECKED,),
-}
-"""Title → verdicts."""
+FAILS, HOLDS = "Sentences that do not follow from the tables", "Sentences that do"
+UNCHECKED = "Sentences that the tables cannot verify"
+
+
+class Audited(NamedTuple):
+    """A published table with its numbers, printed averages and marks."""
+
+    layout: TableLayout
+    numbers: Numbers
+    printed: Printed
 
 
 class Finding(NamedTuple):
@@ -59,25 +84,21 @@ def audited(names: Sequence[str]) -> Table:
     layouts = [load_layout(name) for name in dict.fromkeys((*layout_names(), *names))]
     shown = {load_layout(name).name for name in names}
     tables = [Audited(layout, published_numbers(layout), printed_cells(layout)) for layout in layouts]
-    findings = tuple(_line(*finding) for finding in audit(tables) if finding.table in shown)
-    verdicts = check_claims(read_claims(resource("results", "published", "claims.yaml")), tables)
-    if not shown.issuperset(layout_names()):
-        verdicts = [verdict for verdict in verdicts if verdict.tables & shown]
+    within = [finding for table in tables for finding in (*audit_averages(table), *audit_marks(table))]
+    findings = [_line(*finding) for finding in (*within, *audit_rows(tables)) if finding.table in shown]
+    claims = read_claims(resource("results", "published", "claims.yaml"))
     return Table(
         name="audit",
         caption=(),
         corner=literal(Finding._fields[0]),
         facts=tuple(map(literal, Finding._fields[1:])),
         columns=(),
-        sections=(Section((), "line", findings), *verdict_sections(verdicts)),
+        sections=(
+            Section((), "line", tuple(findings)),
+            *check_claims(claims, tables, None if shown.issuperset(layout_names()) else shown),
+        ),
         notes=(parse(TOLERANCE, "audit"),),
     )
-
-
-def audit(tables: Sequence[Audited]) -> list[Finding]:
-    """Return all findings, table by table, followed by those between tables."""
-    within = [finding for table in tables for finding in (*audit_averages(table), *audit_marks(table))]
-    return [*within, *audit_rows(tables)]
 
 
 def audit_averages(table: Audited) -> Iterator[Finding]:
@@ -89,10 +110,9 @@ def audit_averages(table: Audited) -> Iterator[Finding]:
             continue
         possible = could_print(printed, value, places)
         why = "the rounding of its parts can explain it" if possible else "no rounding of its parts explains it"
-        place = _place(layout, _name(layout, model), measure)
         exact = to_text(value, 4)
         shown = exact.rstrip("0").rstrip(".") if Fraction(exact) == value else f"{to_text(value, 3)}…"
-        recomputed = to_text(value, places)
+        place, recomputed = _place(layout, _name(layout, model), measure), to_text(value, places)
         yield Finding(layout.name, *place, to_text(printed, places), recomputed, f"the mean is {shown}; {why}")
 
 
@@ -102,67 +122,47 @@ def audit_marks(table: Audited) -> Iterator[Finding]:
     values = {key: number.value for key, number in computed(layout, table.numbers).items()}
     as_printed = values | table.printed.values
 
-    def shown(models: Mapping[str, bool], kind: str, measure: str, numbers: Mapping[CellKey, Fraction]) -> str:
-        parts = [
-            f"{_name(layout, model)} {to_text(numbers[model, measure], layout.decimals)}"
-            for model, is_marked in models.items()
-            if is_marked
-        ]
-        return f"{kind}: {', '.join(parts) or 'nothing'}"
+    def listed(models: Sequence[str], mark: str, measure: str, numbers: Mapping[CellKey, Fraction]) -> str:
+        parts = [f"{_name(layout, model)} {to_text(numbers[model, measure], layout.decimals)}" for model in models]
+        return f"{mark}: {', '.join(parts) or 'nothing'}"
 
     for contest, by_printed in zip(contests(layout, values), contests(layout, as_printed), strict=True):
-        kind, measure, models, winners = contest
-        marked = {model: kind in table.printed.marks.get((model, measure), ()) for model in models}
-        of_marked = {model for model, is_marked in marked.items() if is_marked}
-        if of_marked == winners:
+        mark, measure, models, winners = contest
+        marked = [model for model in models if mark in table.printed.marks.get((model, measure), ())]
+        if set(marked) == winners:
             continue
-        mark = layout.marks[kind]
-        why = f"{mark.extreme} in the {mark.scope}"
-        if of_marked == by_printed.winners:
+        why = layout.marks[mark].replace(" in ", " in the ")
+        if set(marked) == by_printed.winners:
             why += "; right by the printed averages"
-        elif of_marked < winners:
+        elif set(marked) < winners:
             why += "; a tie, marked in part"
-        among = f"{_name(layout, models[0])} to {_name(layout, models[-1])}"
-        place = _place(layout, "all" if len(models) == len(layout.models) else among, measure)
-        right = {model: model in winners for model in models}
-        printed, recomputed = shown(marked, kind, measure, as_printed), shown(right, kind, measure, values)
-        yield Finding(layout.name, *place, printed, recomputed, why)
+        whole = len(models) == len(layout.model_items)
+        among = "all" if whole else f"{_name(layout, models[0])} to {_name(layout, models[-1])}"
+        right = [model for model in models if model in winners]
+        texts = listed(marked, mark, measure, as_printed), listed(right, mark, measure, values)
+        yield Finding(layout.name, *_place(layout, among, measure), *texts, why)
 
 
 def audit_rows(tables: Sequence[Audited]) -> Iterator[Finding]:
     """Yield rows of different tables that contradict each other, or that are one row with two descriptions."""
-    sources = list({table.layout.data: table for table in reversed(tables)}.values())[::-1]
+    sources = list({table.layout.data_file: table for table in reversed(tables)}.values())[::-1]
     reported: set[tuple[frozenset[str], bool]] = set()
-    rows = [
-        (table, key, table.numbers[key]) for table in sources for key in table.layout.models if key in table.numbers
-    ]
-    for (table, key, here), (other, second, there) in combinations(rows, 2):
-        shared = [task for task in here if task in there]
-        differing = [task for task in shared if here[task].value != there[task].value]
-        pair = (frozenset((key, second)), not differing)
-        if not shared or (key == second) == (not differing) or pair in reported:
+    rows = [(table, key) for table in sources for key in table.layout.model_items if key in table.numbers]
+    for (table, key), (other, other_key) in combinations(rows, 2):
+        numbers, others = table.numbers[key], other.numbers[other_key]
+        shared = [task for task in numbers if task in others]
+        differing = [task for task in shared if numbers[task].value != others[task].value]
+        pair = (frozenset((key, other_key)), not differing)
+        if not shared or (key == other_key) == (not differing) or pair in reported:
             continue
         reported.add(pair)
-        if key == second:
+        if key == other_key:
             why = f"described alike, but {len(differing)} of {len(shared)} numbers differ"
         else:
             why = "described otherwise, but every number is the same"
-        row = f"{_name(other.layout, second)} ({second})"
+        row, printed = f"{_name(other.layout, other_key)} ({other_key})", _listed(other, other_key, shared)
         recomputed = f"{table.layout.name}, {_name(table.layout, key)} ({key}): {_listed(table, key, shared)}"
-        yield Finding(other.layout.name, row, f"{len(shared)} tasks", _listed(other, second, shared), recomputed, why)
-
-
-def verdict_sections(verdicts: Sequence[Verdict]) -> Iterator[Section]:
-    """Yield the verdicts on claims, those that do not follow first."""
-    for title, kinds in _TITLES.items():
-        lines = []
-        for key, claim, verdict, recomputed, names in verdicts:
-            if verdict in kinds:
-                why = "; ".join(filter(None, (claim.unchecked or verdict, claim.note)))
-                label = ", ".join(sorted(names)) or "text"
-                lines.append(_line(label, claim.where, claim.says, claim.printed, recomputed, why, key=key))
-        if lines:
-            yield Section(literal(title), "heading", tuple(lines))
+        yield Finding(other.layout.name, row, f"{len(shared)} tasks", printed, recomputed, why)
 
 
 def _line(label: str, *texts: str, key: str = "") -> Line:
@@ -175,8 +175,8 @@ def _place(layout: TableLayout, models: str, measure: str) -> tuple[str, str]:
     return (models, label) if layout.models_are_rows else (label, models)
 
 
-def _listed(table: Audited, model: str, tasks: Sequence[str]) -> str:
-    return " ".join(to_text(table.numbers[model][task].value, table.layout.decimals) for task in tasks)
+def _listed(table: Audited, key: str, tasks: Sequence[str]) -> str:
+    return " ".join(to_text(table.numbers[key][task].value, table.layout.decimals) for task in tasks)
 
 
 def _name(layout: TableLayout, key: str) -> str:
@@ -190,3 +190,180 @@ def _name(layout: TableLayout, key: str) -> str:
             if layout.models_are_rows and not item.indent:
                 above = label
     raise KeyError(key)
+
+
+# Sentences
+
+
+def _written(text: object) -> object:
+    """Join a text into one line; a number is converted to text."""
+    return " ".join(str(text).split()) if isinstance(text, str) or type(text) in (int, float) else text
+
+
+_Written = Annotated[str, BeforeValidator(_written)]
+
+
+class PaperClaim(FileSettings):
+    """A paraphrased sentence of the paper, and how it follows from the tables."""
+
+    where: _Written
+    """Section or caption of the paper, and the line of its source."""
+    says: _Written
+    printed: _Written
+    """A figure or a few words, as printed."""
+    figure: _Written = ""
+    """The printed figure as a number, where `printed` is not one."""
+    computed: Any = None
+    holds: Listed[dict[str, list[Any]]] = ()
+    unchecked: _Written = ""
+    """Why the tables cannot verify it."""
+    note: _Written = ""
+
+    @model_validator(mode="after")
+    def _follows_in_one_way(self) -> Self:
+        if len(self.model_fields_set & {"computed", "holds", "unchecked"}) != 1:
+            raise ValueError("give one of computed, holds and unchecked")
+        return self
+
+
+class Claims(FileSettings):
+    """Content of a file of claims."""
+
+    models: Named[Annotated[dict[str, Any], AfterValidator(read_shape)]]
+    """Shapes of models that evalkit does not know by name, validated from their config.json."""
+    claims: Named[PaperClaim]
+
+
+def read_claims(path: Path) -> Claims:
+    """Read a file of claims; a `TableError` names the invalid claim."""
+    return read_settings(path, Claims, TableError)
+
+
+def check_claims(content: Claims, tables: Sequence[Audited], about: set[str] | None = None) -> list[Section]:
+    """Return the verdicts on claims about some tables, by default on all, in sections: those that do not follow first.
+
+    Raises:
+        TableError: a claim names a table, a row, a measure, a model or an operation that does not exist.
+    """
+    lines: dict[str, list[Line]] = {FAILS: [], HOLDS: [], UNCHECKED: []}
+    recomputed, printed = (_Evaluator(tables, content.models, as_printed) for as_printed in (False, True))
+    for key, claim in content.claims.items():
+        recomputed.used.clear()
+        title, why, shown = UNCHECKED, claim.unchecked, ""
+        if not claim.unchecked:
+            try:
+                (follows, values), (follows_printed, _) = recomputed.check(claim), printed.check(claim)
+            except (EvalkitError, KeyError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+                raise TableError(f"claim '{key}' cannot be computed: {first_line(error)}") from error
+            title, why = (HOLDS, "holds") if follows else (FAILS, "does not follow")
+            if follows_printed and not follows:
+                why = "holds by the printed averages only"
+            shown = "; ".join(", ".join(map(_shown, group)) for group in values)
+        if about is None or recomputed.used & about:
+            names, remarks = ", ".join(sorted(recomputed.used)) or "text", "; ".join(filter(None, (why, claim.note)))
+            lines[title].append(_line(names, claim.where, claim.says, claim.printed, shown, remarks, key=key))
+    return [Section(literal(title), "heading", tuple(group)) for title, group in lines.items() if group]
+
+
+def _throughout(compare: Callable[[Fraction, Fraction], bool]) -> Callable[[list[Fraction]], bool]:
+    return lambda values: all(compare(*neighbours) for neighbours in pairwise(values))
+
+
+_RELATIONS: dict[str, Callable[[list[Fraction]], bool]] = {
+    "rising": _throughout(operator.lt),
+    "falling": _throughout(operator.gt),
+    "not_falling": _throughout(operator.le),
+    "not_rising": _throughout(operator.ge),
+    "equal": _throughout(operator.eq),
+    "above": lambda values: all(values[0] > other for other in values[1:]),
+}
+_ARITHMETIC: dict[str, Callable[[list[Fraction]], Fraction]] = {
+    "difference": lambda values: values[0] - values[1],
+    "ratio": lambda values: values[0] / values[1],
+    "percent_more": lambda values: 100 * (values[0] / values[1] - 1),
+    "sum": lambda values: sum(values, Fraction(0)),
+    "product": lambda values: math.prod(values, start=Fraction(1)),
+}
+
+
+class _Evaluator:
+    """Values that claims can refer to: the tables' numbers and the models' shapes."""
+
+    def __init__(self, tables: Sequence[Audited], shapes: Mapping[str, Any], as_printed: bool) -> None:
+        self._shapes = shapes
+        self._tables: dict[str, tuple[TableLayout, dict[CellKey, Fraction]]] = {}
+        self.used: set[str] = set()
+        """Tables that were referred to."""
+        for layout, numbers, printed in tables:
+            cells = computed(layout, numbers).items()
+            values = {key: half_up(number.value, layout.decimals) for key, number in cells}
+            self._tables[layout.name] = layout, values | (printed.values if as_printed else {})
+
+    def check(self, claim: PaperClaim) -> tuple[bool, list[list[Fraction]]]:
+        """Return whether a claim follows from the tables, and the values used."""
+        if not claim.holds:
+            text = claim.figure or claim.printed
+            figure, value = parse_number(text), self._value(claim.computed)
+            if figure is None:
+                raise ValueError(f"no figure is printed in '{text}'")
+            return half_up(value, len(text.partition(".")[2])) == figure, [[value]]
+        relations = [relation for [relation] in map(dict.items, claim.holds)]
+        groups = [list(map(self._value, operands)) for _, operands in relations]
+        follows = [_RELATIONS[name](values) for (name, _), values in zip(relations, groups, strict=True)]
+        return all(follows), groups
+
+    def _value(self, expression: Any) -> Fraction:
+        if isinstance(expression, (int, float)):
+            return Fraction(str(expression))
+        if isinstance(expression, str):
+            table, model, measure = expression.split("/")
+            return self._table(table)[1][model, measure]
+        [(name, operands)] = expression.items()
+        if name in _ARITHMETIC:
+            return _ARITHMETIC[name](list(map(self._value, operands)))
+        if name == "least":
+            return min(self._table(operands)[1].values())
+        look_up: dict[str, Callable[..., int]] = {"size": self._size, "wins": self._wins, "shape": self._shape}
+        return Fraction(look_up[name](**operands))
+
+    def _table(self, name: str) -> tuple[TableLayout, dict[CellKey, Fraction]]:
+        self.used.add(name)
+        return self._tables[name]
+
+    def _size(self, table: str, of: str) -> int:
+        layout, _ = self._table(table)
+        return len(layout.model_items if of == "models" else _measures(layout, of))
+
+    def _wins(
+        self, table: str, model: str, among: Sequence[str] = (), alone: bool = False, of: str = "measures"
+    ) -> int:
+        layout, values = self._table(table)
+        if unknown := set(among) - layout.model_items.keys():
+            raise KeyError(min(unknown))
+        others = [key for key in layout.model_items if key != model and (not among or key in among)]
+
+        def wins(measure: str) -> bool:
+            value = values[model, measure]
+            best = max(values[other, measure] for other in others if (other, measure) in values)
+            return value > best or (value == best and not alone)
+
+        return sum(all(map(wins, group)) for group in _measures(layout, of))
+
+    def _shape(self, model: str, of: str) -> int:
+        shape = self._shapes[model] if model in self._shapes else named_model(model).shape
+        attention = shape.attention
+        return {"parameters": parameters(shape).total, "head_size": attention.head_size, "layers": attention.layers}[of]
+
+
+def _measures(layout: TableLayout, of: str) -> list[tuple[str, ...]]:
+    """Return the measures of each column group, or each measure alone; without averages."""
+    groups = [tuple(key for key in group.items if key not in layout.averages) for group in layout.measure_groups]
+    alone: list[tuple[str, ...]] = [(measure,) for group in groups for measure in group]
+    return {"groups": [group for group in groups if group], "measures": alone}[of]
+
+
+def _shown(value: Fraction) -> str:
+    """Format an integer with separators, or a number with at most two decimals."""
+    if value.denominator == 1:
+        return f"{value.numerator:,}"
+    return to_text(value, 2).rstrip("0").rstrip(".")

@@ -1,25 +1,153 @@
-"""Filling of a layout with numbers. In: a layout and numbers. Out: a `Table`.
+"""Numbers of a table, and a layout filled with them.
 
-Averages are computed here from the tasks' numbers and never read. An average with a missing part is omitted: an average
-of fewer tasks is another quantity.
+In: a layout, and numbers of runs (`measured.py`) or of a CSV: the paper's (`results/published/`), or a user's with
+models in the first column and a measure in each further column. Out: a `Table`. Averages are computed here from the
+tasks' numbers and never read; one with a missing part is omitted, since an average of fewer tasks is another quantity.
+The averages and marks that the paper printed are in `printed/`, read only to print or audit a table as printed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import csv
+from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
 
-from evalkit.reporting.decimals import half_up, mean, to_text
+from evalkit.errors import TableError, UsageError, reading_as
+from evalkit.inputs.reading import MOST_BYTES, read_bytes
+from evalkit.reporting.decimals import half_up, mean, parse_number, to_text
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, Text, superscript
-from evalkit.tables.layout import LayoutItem, TableLayout
-from evalkit.tables.published import CellKey, Number, Numbers, Printed
+from evalkit.tables.layout import LayoutItem, Mark, TableLayout
+
+CellKey = tuple[str, str]
+"""(model, measure)."""
+
+
+class Number(NamedTuple):
+    """A measured or published number, in the table's unit (percent for accuracies)."""
+
+    value: Fraction
+    spread: Fraction | None = None
+    """A standard error, or the standard deviation over seeds."""
+
+
+Numbers = Mapping[str, Mapping[str, Number]]
+"""Model → measure → number, without keys for missing numbers."""
+
+
+class Printed(NamedTuple):
+    """Averages and marks (bold, underline) as the paper printed them."""
+
+    values: dict[CellKey, Fraction]
+    marks: dict[CellKey, frozenset[str]]
+
+
+def read_numbers(path: Path, in_percent: bool = False) -> dict[str, dict[str, Number]]:
+    """Read a CSV of numbers, which are from 0 to 100 if `in_percent`.
+
+    Raises:
+        TableError: it cannot be read, a name occurs twice, or a cell is not such a number; names row and column.
+    """
+    (_, (_, *measures)), *rows = _rows(path) or [(1, [""])]
+    if len(set(measures)) != len(measures) or "" in measures:
+        raise TableError(f"{path}, line 1: every column but the first must have a name of its own")
+    numbers: dict[str, dict[str, Number]] = {}
+    for line, (model, *cells) in rows:
+        where = f"{path}, line {line}: row '{model}'"
+        if model in numbers:
+            raise TableError(f"{where} occurs twice; remove one")
+        if len(cells) != len(measures):
+            raise TableError(f"{where}: {len(cells)} cells for {len(measures)} columns")
+        numbers[model] = {}
+        for measure, cell in zip(measures, cells, strict=True):
+            column = f"{where}, column '{measure}'"
+            with reading_as(column, "digits with a decimal point, or an empty cell", TableError):
+                value = parse_number(cell)
+            if value is not None:
+                if in_percent and not 0 <= value <= 100:
+                    raise TableError(f"{column}: {cell} is no percentage, a number from 0 to 100")
+                numbers[model][measure] = Number(value)
+    return numbers
+
+
+def published_numbers(layout: TableLayout) -> dict[str, dict[str, Number]]:
+    """Read a layout's published numbers.
+
+    Raises:
+        UsageError: it has none.
+        TableError: they cannot be read, or their columns do not fit the layout.
+    """
+    path = layout.data_file
+    if not path.is_file():
+        raise UsageError(
+            f"table {layout.name} has no published numbers ({path} does not exist): fill it from runs with "
+            "--source runs, or name a CSV under 'data' in its layout"
+        )
+    numbers = read_numbers(path, layout.in_percent)
+    columns = {column for row in numbers.values() for column in row}
+    if stored := columns & layout.averages.keys():
+        raise TableError(f"{path}: column '{min(stored)}' is an average, which is computed; remove it")
+    if missing := [task for task in layout.tasks if task not in columns]:
+        raise TableError(f"{path} has no numbers in a column '{missing[0]}', which layout {layout.path} shows")
+    return numbers
+
+
+def printed_cells(layout: TableLayout) -> Printed:
+    """Read a layout's averages and marks as printed: lines of model, measure, printed, marks.
+
+    Raises:
+        UsageError: there is no such file.
+        TableError: it cannot be read.
+    """
+    path = layout.data_file.parent / "printed" / f"{layout.name}.csv"
+    if not path.is_file():
+        raise UsageError(f"table {layout.name} has no printed averages and marks ({path} does not exist)")
+    (_, header), *rows = _rows(path) or [(1, [])]
+    if header != ["model", "measure", "printed", "marks"]:
+        raise TableError(f"{path}, line 1: expected the columns model,measure,printed,marks")
+    printed = Printed({}, {})
+    for line, cells in rows:
+        with reading_as(f"{path}, line {line}", "model, measure, number, and marks bold or underline", TableError):
+            model, measure, number, marks = cells
+            if (value := parse_number(number)) is not None:
+                printed.values[model, measure] = value
+            if unknown := set(marks.split()) - {"bold", "underline"}:
+                raise ValueError(f"mark '{min(unknown)}'")
+            if marks:
+                printed.marks[model, measure] = frozenset(marks.split())
+    return printed
+
+
+def _rows(path: Path) -> list[tuple[int, list[str]]]:
+    """Read (line number, cells) of each line that is not empty."""
+    with reading_as(path, "CSV in UTF-8", TableError):
+        reader = csv.reader(read_bytes(path, MOST_BYTES).decode("utf-8-sig").splitlines())
+        return [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(cells)]
+
+
+def computed(layout: TableLayout, numbers: Numbers) -> dict[CellKey, Number]:
+    """Return the numbers of the table's cells by (model, measure), averages included."""
+    rows = {model: with_averages(layout, numbers.get(model, {})) for model in layout.model_items}
+    return {(model, measure): number for model, row in rows.items() for measure, number in row.items()}
+
+
+def with_averages(layout: TableLayout, row: Mapping[str, Number]) -> dict[str, Number]:
+    """Return the numbers of one model by measure, averages included."""
+    cells: dict[str, Number] = {}
+    for measure in layout.measures:
+        parts = layout.averages.get(measure)
+        if measure in row:
+            cells[measure] = row[measure]
+        elif parts and all(part in row for part in parts):
+            cells[measure] = Number(mean([row[part].value for part in parts]))
+    return cells
 
 
 class Contest(NamedTuple):
     """Models whose numbers of one measure compete for a mark (bold, underline), and the winners."""
 
-    kind: str
+    mark: Mark
     measure: str
     models: tuple[str, ...]
     """In the table's order; some may have no number."""
@@ -30,10 +158,10 @@ class Contest(NamedTuple):
 def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterator[Contest]:
     """Yield every contest of a layout's marks."""
     sections = [tuple(group.items) for group in layout.model_groups]
-    for kind, mark in layout.marks.items():
-        choose = max if mark.extreme == "highest" else min
+    for mark, rule in layout.marks.items():
+        choose = max if rule.startswith("highest") else min
         for measure in layout.measures:
-            for models in sections if mark.scope == "section" else [tuple(layout.models)]:
+            for models in sections if rule.endswith("section") else [tuple(layout.model_items)]:
                 shown = {
                     model: half_up(values[model, measure], layout.decimals)
                     for model in models
@@ -41,17 +169,7 @@ def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterato
                 }
                 best = choose(shown.values()) if shown else None
                 winners = frozenset(model for model, value in shown.items() if value == best)
-                yield Contest(kind, measure, models, winners)
-
-
-def best_marks(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> dict[CellKey, frozenset[str]]:
-    """Return the marks of each cell that has any."""
-    marks: dict[CellKey, frozenset[str]] = {}
-    for contest in contests(layout, values):
-        for model in contest.winners:
-            cell = (model, contest.measure)
-            marks[cell] = marks.get(cell, frozenset()) | {contest.kind}
-    return marks
+                yield Contest(mark, measure, models, winners)
 
 
 class Lead(NamedTuple):
@@ -62,13 +180,23 @@ class Lead(NamedTuple):
     measure: str
 
 
+def leads(layout: TableLayout, numbers: Numbers) -> Iterator[Lead]:
+    """Yield every number that is the single best of its contest for bold, with the next best."""
+    values = {key: number.value for key, number in computed(layout, numbers).items()}
+    for mark, measure, models, winners in contests(layout, values):
+        others = [model for model in models if (model, measure) in values and model not in winners]
+        if mark == "bold" and len(winners) == 1 and others:
+            nearest = max if layout.marks["bold"].startswith("highest") else min
+            yield Lead(min(winners), nearest(others, key=lambda model: values[model, measure]), measure)
+
+
 def fill(
     layout: TableLayout,
     numbers: Numbers,
     *,
     published: Numbers | None = None,
     printed: Printed | None = None,
-    significant: Callable[[Sequence[Lead]], Collection[Lead]] | None = None,
+    significant: Collection[CellKey] = (),
     spreads: bool = False,
     row_marks: Mapping[str, str] | None = None,
     notes: tuple[Text, ...] = (),
@@ -80,16 +208,16 @@ def fill(
         numbers: the numbers of its cells, without averages.
         published: numbers for differences; None: no differences are printed.
         printed: the paper's own averages and marks, to show the table as it was printed.
-        significant: function from all leads of the table to those that are significant.
+        significant: the numbers with a significant lead.
         spreads: print ± where there is a spread.
         row_marks: model → a letter that refers to a note.
         notes: lines below the table.
     """
     cells, places = computed(layout, numbers), layout.decimals
-    values = {key: number.value for key, number in cells.items()}
-    marks = best_marks(layout, values)
-    leads = significant(list(_leads(layout, values))) if significant else ()
-    leading = {(lead.best, lead.measure) for lead in leads}
+    marks: dict[CellKey, frozenset[str]] = {}
+    for mark, measure, _, winners in contests(layout, {key: number.value for key, number in cells.items()}):
+        for model in winners:
+            marks[model, measure] = marks.get((model, measure), frozenset()) | {mark}
     if printed is not None:
         cells |= {key: Number(value) for key, value in printed.values.items()}
         marks = printed.marks
@@ -108,12 +236,12 @@ def fill(
             difference=difference,
             bold="bold" in marks.get(key, ()),
             underline="underline" in marks.get(key, ()),
-            significant=key in leading,
+            significant=key in significant,
         )
 
     def label(key: str, item: LayoutItem, of_model: bool) -> Text:
-        mark = (row_marks or {}).get(key) if of_model else None
-        return item.label + superscript(mark) if mark else item.label
+        letter = (row_marks or {}).get(key) if of_model else None
+        return item.label + superscript(letter) if letter else item.label
 
     across = [key for group in layout.columns for key in group.items]
 
@@ -137,33 +265,3 @@ def fill(
         ),
         notes=notes,
     )
-
-
-def computed(layout: TableLayout, numbers: Numbers) -> dict[CellKey, Number]:
-    """Return the numbers of the table's cells by (model, measure), averages included."""
-    rows = {model: with_averages(layout, numbers.get(model, {})) for model in layout.models}
-    return {(model, measure): number for model, row in rows.items() for measure, number in row.items()}
-
-
-def with_averages(layout: TableLayout, row: Mapping[str, Number]) -> dict[str, Number]:
-    """Return the numbers of one model by measure, averages included."""
-    cells: dict[str, Number] = {}
-    for measure in layout.measures:
-        parts = layout.averages.get(measure)
-        if measure in row:
-            cells[measure] = row[measure]
-        elif parts and all(part in row for part in parts):
-            cells[measure] = Number(mean([row[part].value for part in parts]))
-    return cells
-
-
-def _leads(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterator[Lead]:
-    """Yield every number that is the single best of its contest, with the next best."""
-    for contest in contests(layout, values):
-        known = [model for model in contest.models if (model, contest.measure) in values]
-        others = [model for model in known if model not in contest.winners]
-        if contest.kind != "bold" or len(contest.winners) != 1 or not others:
-            continue
-        nearest = max if layout.marks["bold"].extreme == "highest" else min
-        runner_up = nearest(others, key=lambda model: values[model, contest.measure])
-        yield Lead(next(iter(contest.winners)), runner_up, contest.measure)

@@ -20,10 +20,9 @@ from evalkit.reporting.decimals import half_up, to_text
 from evalkit.reporting.table import Cell, Line, Section, Table, literal
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import origin_notes, summary, traits, unofficial
-from evalkit.tables.fill import computed, fill, with_averages
+from evalkit.tables.fill import Number, computed, fill, published_numbers, with_averages
 from evalkit.tables.layout import AVERAGE, TableLayout, load_layout
 from evalkit.tables.measured import accuracies
-from evalkit.tables.published import Number, published_numbers
 
 LAYOUT = "res_intg_app"
 
@@ -40,12 +39,9 @@ class PublishedProtocol(FileSettings):
 
 
 def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table:
-    """Return a table of a finished run beside the published rows.
+    """Return a table of a finished run, under a rule (its own by default), beside the published rows.
 
-    Args:
-        run: a finished run.
-        rule: its rule; by default the run's own.
-        tokens: number of training tokens, printed as given.
+    `tokens`, the number of training tokens, is printed as given.
 
     Raises:
         UsageError: the run is of another suite.
@@ -55,21 +51,27 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
     if run.suite != layout.suite:
         raise UsageError(f"run {run.folder} is of suite {run.suite}; the published numbers are of suite {layout.suite}")
     protocols = read_protocols()
-    own_rule = rule or str(run.manifest["rule"])
+    rule = rule or str(run.manifest["rule"])
     name = str(run.manifest["model"]).rstrip("/").rsplit("/", 1)[-1]
-    rows = {f"{name}, {own_rule}": _values(layout, run, {"default": own_rule})}
+    rows = {f"{name}, {rule}": _values(layout, run, {"default": rule})}
     by_rules: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for protocol in protocols.values():
         by_rules.setdefault(tuple(sorted(protocol.rules.items())), []).append(protocol.name)
     rows |= {f"as {' and '.join(names)}": _values(layout, run, dict(rules)) for rules, names in by_rules.items()}
-    table = fill(layout, published_numbers(layout))
-    section = Section((), "line", tuple(_line(layout, run, label, tokens, row) for label, row in rows.items()))
-    notes = [*_differences(layout, run, protocols), *_protocol(run, own_rule, list(protocols.values()))]
+    count = run.manifest.get("loaded", {}).get("parameters")
+    size = "-" if not count else f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+    lines = []
+    for label, values in rows.items():
+        shown = map(values.get, layout.measures)
+        cells = tuple(Cell() if value is None else Cell(to_text(value, layout.decimals)) for value in shown)
+        facts = literal(size), literal(tokens or "-")
+        lines.append(Line(label, literal(label), label.startswith("as "), facts, cells))
+    table = fill(layout.model_copy(update={"marks": {}}), published_numbers(layout))
     return table._replace(
         name="integrity",
         caption=literal(f"{run.manifest['model']} beside the rows of the paper's table {LAYOUT}; accuracy in %."),
-        sections=(*map(_unmarked, table.sections), section),
-        notes=tuple(map(literal, notes)),
+        sections=(*table.sections, Section((), "line", tuple(lines))),
+        notes=tuple(map(literal, _notes(layout, run, rule, protocols))),
     )
 
 
@@ -86,21 +88,8 @@ def _values(layout: TableLayout, run: Run, rules: Mapping[str, str]) -> dict[str
     return {measure: number.value for measure, number in with_averages(layout, numbers).items()}
 
 
-def _line(layout: TableLayout, run: Run, label: str, tokens: str | None, values: Mapping[str, Fraction]) -> Line:
-    count = run.manifest.get("loaded", {}).get("parameters")
-    size = "-" if not count else f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
-    shown = map(values.get, layout.measures)
-    cells = tuple(Cell() if value is None else Cell(to_text(value, layout.decimals)) for value in shown)
-    return Line(label, literal(label), label.startswith("as "), (literal(size), literal(tokens or "-")), cells)
-
-
-def _unmarked(section: Section) -> Section:
-    lines = [line._replace(cells=tuple(cell._replace(bold=False) for cell in line.cells)) for line in section.lines]
-    return section._replace(lines=tuple(lines))
-
-
-def _differences(layout: TableLayout, run: Run, protocols: Mapping[str, PublishedProtocol]) -> Iterator[str]:
-    """Yield the difference of averages between the run and each published row under that row's rules."""
+def _notes(layout: TableLayout, run: Run, rule: str, protocols: Mapping[str, PublishedProtocol]) -> Iterator[str]:
+    """Yield the difference of averages from each published row under that row's rules, and of the protocols."""
     published, places = computed(layout, published_numbers(layout)), layout.decimals
     for key, protocol in protocols.items():
         if (value := _values(layout, run, protocol.rules).get(AVERAGE)) is not None:
@@ -108,26 +97,20 @@ def _differences(layout: TableLayout, run: Run, protocols: Mapping[str, Publishe
             apart = to_text(half_up(value, places) - half_up(theirs, places), places, signed=True)
             ours = f"Average under {protocol.name}'s rules: {to_text(value, places)}"
             yield f"{ours}, {apart} from its {to_text(theirs, places)}."
-
-
-def _in_words(rules: Mapping[str, str]) -> str:
-    """Describe rules: the default, then each other rule with its tasks."""
-    by_rule: dict[str, list[str]] = {}
-    for task, rule in rules.items():
-        if task != "default":
-            by_rule.setdefault(rule, []).append(task)
-    others = "; ".join(f"{rule} for {', '.join(tasks)}" for rule, tasks in by_rule.items())
-    return rules["default"] + (f" ({others})" if others else "")
-
-
-def _protocol(run: Run, rule: str, protocols: list[PublishedProtocol]) -> Iterator[str]:
-    here = traits(run, rule)
     yield f"Your run: {'; '.join([summary(run, rule), *origin_notes(run.manifest)])}."
-    for protocol in protocols:
-        yield f"{protocol.name}: believed scored by {_in_words(protocol.rules)}: {protocol.why}."
-    if other := [protocol for protocol in protocols if protocol.prompts != run.template]:
-        names, prompts = (protocol.name for protocol in other), sorted({protocol.prompts for protocol in other})
-        yield f"Prompts differ: template {run.template} here; {' and '.join(names)} as {' or '.join(prompts)}."
+    for protocol in protocols.values():
+        by_rule: dict[str, list[str]] = {}
+        for task, other_rule in protocol.rules.items():
+            if task != "default":
+                by_rule.setdefault(other_rule, []).append(task)
+        others = "; ".join(f"{other_rule} for {', '.join(tasks)}" for other_rule, tasks in by_rule.items())
+        rules = protocol.rules["default"] + (f" ({others})" if others else "")
+        yield f"{protocol.name}: believed scored by {rules}: {protocol.why}."
+    if differing := [protocol for protocol in protocols.values() if protocol.prompts != run.template]:
+        names = " and ".join(protocol.name for protocol in differing)
+        prompts = " or ".join(sorted({protocol.prompts for protocol in differing}))
+        yield f"Prompts differ: template {run.template} here; {names} as {prompts}."
+    here = traits(run, rule)
     if here["limit"].value != "none":
         yield f"Documents differ: {here['limit'].words} here, all of them in the published numbers."
     for kind, tasks in unofficial(run.manifest).items():

@@ -1,96 +1,54 @@
-"""Numbers from users' runs: a YAML file maps runs, or a CSV, to the rows of a layout.
+"""Numbers of a table from runs.
 
-    rule: acc_norm                     # default: each run's own, which must then be the same
-    rows:                              # model of the layout → run folder, or the run folders of its seeds
-      vanilla_125m: results/runs/vanilla-…
-      intg_125m: [results/runs/seed1-…, results/runs/seed2-…, results/runs/seed3-…]
-    values: measured.csv               # numbers without a run; rows and columns named as in the layout
-
-Runs without a mapping are assigned to rows by their models, and numbers of a table with `pairs` are shares of documents
-(both in `row_models.py`). Others are read from the runs' results.json, so neither pandas nor the score table is needed.
-Runs with different protocols (`benchmarks/registry.py`) are rejected, or marked on request. Differences that change
-numbers by rounding only are always marked, as are unofficial documents and a run whose model is not the row's.
+In: a layout and its `RunMapping` (`rows.py`). Out: numbers with their errors, marks of rows and notes. Numbers are read
+from the runs' results.json, so the score table is not needed, except for shares of documents on which a model exceeds
+its baseline (section 5.3 of the paper) and for significant leads. Runs with different protocols
+(`benchmarks/registry.py`) are rejected, or marked on request. Differences that change numbers by rounding only are
+always marked, as are unofficial documents and a run whose model is not the row's.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Self
+from typing import NamedTuple
 
-from pydantic import Field, model_validator
+import numpy as np
 
 from evalkit.benchmarks.multiple_choice.suites import filled
+from evalkit.benchmarks.outcomes import Comparable
 from evalkit.benchmarks.registry import benchmark_of, differences
-from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
-from evalkit.inputs.validated import FileSettings, Named, NonEmpty, read_settings
-from evalkit.inputs.values import path as given_path
+from evalkit.comparison.comparison import p_value
+from evalkit.comparison.pairing import Pairing, pair
+from evalkit.comparison.sides import Side
+from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.reporting.table import Text, literal
-from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN
 from evalkit.runs.traits import model_differences, origin_notes, same_checkpoint, summary, unofficial_notes
-from evalkit.tables.layout import OneOrMore, TableLayout, rows_by_key
-from evalkit.tables.published import Number, read_numbers
-from evalkit.tables.row_models import find_rows, row_mismatch
+from evalkit.stats.estimates import error_of_average, error_of_mean
+from evalkit.stats.power import ALPHA
+from evalkit.stats.significance import holm
+from evalkit.tables.fill import CellKey, Lead, Number, read_numbers
+from evalkit.tables.layout import BASELINE, TableLayout, rows_by_key, run_key, without_baseline
+from evalkit.tables.rows import RunMapping, check_suite, row_mismatch
 
 PERCENT = 100
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """Numbers of a table from runs, with marks and notes."""
 
     numbers: dict[str, dict[str, Number]]
     runs: dict[str, tuple[Run, ...]]
-    """Row → runs, several of a model with several seeds; with `pairs`, of row and size, without baselines."""
+    """Row → runs; with `pairs`, of row and size, without baselines."""
     rule: str | None
     """Rule of all runs; None without runs, or where they have different rules."""
     row_marks: dict[str, str]
     notes: tuple[Text, ...]
-
-
-@dataclass(frozen=True)
-class RunMapping:
-    """Mapping from rows to runs."""
-
-    rule: str | None
-    rows: Mapping[str, Sequence[Path | Run]]
-    values: Path | None = None
-
-
-class _MappingFile(FileSettings):
-    rule: NonEmpty | None = None
-    rows: Named[Annotated[OneOrMore, Field(min_length=1)]] | None = None
-    values: NonEmpty | None = None
-
-    @model_validator(mode="after")
-    def _fills_something(self) -> Self:
-        if not self.model_fields_set & {"rows", "values"}:
-            raise ValueError("it must have 'rows', of models and their run folders, or 'values'")
-        return self
-
-
-def read_mapping(path: Path) -> RunMapping:
-    """Read a mapping file; a `TableError` names the invalid key."""
-    where, content = f"mapping of runs {path}", read_settings(path, _MappingFile, TableError, "mapping of runs")
-    rows = {
-        model: tuple(given_path(f"{where}, row '{model}'", run) for run in given)
-        for model, given in (content.rows or {}).items()
-    }
-    values = None if content.values is None else given_path(f"{where}: 'values'", content.values)
-    return RunMapping(content.rule, rows, values)
-
-
-def map_runs(layout: TableLayout, runs: Sequence[Run]) -> RunMapping:
-    """Map runs to rows by their models; a `UsageError` where one is of another suite, or fits no row or several."""
-    for run in runs:
-        _check_suite(layout, run)
-    return RunMapping(None, find_rows(layout, runs))
 
 
 def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, mixed: bool = False) -> Measured:
@@ -100,42 +58,43 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
 
     Raises:
         UsageError: an unknown row or rule, or runs that do not fit this table or cannot be compared with each other.
-        RunError: a folder that is not a finished run; names it and the row.
         TableError: a CSV that cannot be read.
     """
-    if unknown := next((model for model in mapping.rows if model not in layout.assigned), None):
-        raise UnknownNameError(f"row of table {layout.name}", unknown, layout.assigned)
-    runs = {model: tuple(_open(run, model) for run in given) for model, given in mapping.rows.items()}
+    if unknown := [row for row in mapping.rows if row not in layout.assigned]:
+        raise UnknownNameError(f"row of table {layout.name}", unknown[0], layout.assigned)
     rule = rule or mapping.rule
     if rule and layout.pairs:
         raise UsageError(f"the measures of table {layout.name} have their own rules; omit --rule {rule}")
-    for model, seeds in runs.items():
-        _check_row(layout, model, seeds)
+    runs = {row: tuple(seeds) for row, seeds in mapping.rows.items()}
+    for row, seeds in runs.items():
+        _check_seeds(layout, row, seeds)
     rules = list(dict.fromkeys(str(run.manifest["rule"]) for seeds in runs.values() for run in seeds))
     if rule == MARGIN:
         if len(rules) > 1:
-            given = ", ".join(rules)
-            raise UsageError(f"the runs have different rules ({given}), and margins are a rule's; give --rule")
+            raise UsageError(
+                f"the runs have different rules ({', '.join(rules)}), and margins are a rule's; give --rule"
+            )
         rule = f"{MARGIN}:{''.join(rules)}"
-    letters, notes = _notes(layout, runs, rule, mixed)
+    row_marks, notes = _notes(layout, runs, rule, mixed)
     if layout.pairs:
-        # Imported here, since it needs numpy
-        from evalkit.tables.row_models import paired_numbers
-
-        numbers = paired_numbers(layout, runs)
+        numbers = _paired_numbers(layout, runs)
     else:
-        numbers = {
-            model: _row_numbers(layout, [accuracies(run, rule) for run in seeds]) for model, seeds in runs.items()
-        }
+        numbers = {row: _row_numbers(layout, [accuracies(run, rule) for run in seeds]) for row, seeds in runs.items()}
     if mapping.values:
-        for model, row in _values(layout, mapping.values).items():
-            if model in numbers:
-                raise TableError(f"row '{model}' has both a run and numbers in {mapping.values}; remove one of them")
-            numbers[model] = row
+        values = _values(layout, mapping.values)
+        if twice := [row for row in values if row in numbers]:
+            raise TableError(f"row '{twice[0]}' has both a run and numbers in {mapping.values}; remove one of them")
+        numbers |= values
         notes.append(f"Numbers of {mapping.values} as given there.")
     used = rule or (rules[0] if len(rules) == 1 else None)
-    shown = {model: seeds for model, seeds in runs.items() if model in rows_by_key(layout)}
-    return Measured(numbers, shown, used, letters, tuple(map(literal, [*_summary(runs, used), *notes])))
+    heading = []
+    if runs:
+        first = next(iter(runs.values()))[0]
+        heading.append(f"evalkit, suite {first.suite}, {summary(first, used)}.")
+    if several := [f"'{row}' ({len(seeds)} runs)" for row, seeds in runs.items() if len(seeds) > 1]:
+        heading.append(f"Means over several runs: {', '.join(several)}.")
+    shown = {row: seeds for row, seeds in runs.items() if row in rows_by_key(layout)}
+    return Measured(numbers, shown, used, row_marks, tuple(map(literal, [*heading, *notes])))
 
 
 def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | None]]:
@@ -145,9 +104,8 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
         UnknownNameError: the run was not scored for that rule.
     """
     values: dict[str, tuple[Fraction, float | None]] = {}
-    benchmark = benchmark_of(run)
     _, stands_for = filled(run.suite)
-    for metric in benchmark.metrics(run, rule):
+    for metric in benchmark_of(run).metrics(run, rule):
         task = stands_for.get(metric.task, metric.task)
         if task not in values and metric.value is not None and metric.layer is None:
             # A value stored in percent is not rescaled, so that its decimals stay exact
@@ -157,104 +115,143 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
     return values
 
 
-def _open(given: Path | Run, model: str) -> Run:
-    if isinstance(given, Run):
-        return given
-    try:
-        return find_run(str(given), root_of_runs())
-    except (UsageError, RunError) as error:
-        raise (UsageError if isinstance(error, UsageError) else RunError)(f"row '{model}': {error}") from error
-
-
-def _check_row(layout: TableLayout, model: str, seeds: Sequence[Run]) -> None:
+def _check_seeds(layout: TableLayout, row: str, seeds: Sequence[Run]) -> None:
     for run in seeds:
-        _check_suite(layout, run, f"row '{model}': ")
+        check_suite(layout, run, f"row '{row}': ")
         if models := model_differences(seeds[0], run):
             raise UsageError(
-                f"row '{model}': the models of runs {seeds[0].folder} and {run.folder} differ in "
+                f"row '{row}': the models of runs {seeds[0].folder} and {run.folder} differ in "
                 f"{', '.join(models)}; several runs of a row are seeds of one model"
             )
     if same_checkpoint(seeds):
-        raise UsageError(f"row '{model}': two runs are of one checkpoint, not of two seeds; remove one")
-
-
-def _check_suite(layout: TableLayout, run: Run, where: str = "") -> None:
-    suite = run.suite
-    fills, _ = filled(suite)
-    if layout.suite is None:
-        raise UsageError(
-            f"{where}table {layout.name} shows {', '.join(layout.tasks[:3])} …, which run {run.folder} of suite "
-            f"{suite} does not measure; give these numbers as a CSV, with 'values: FILE.csv' in the mapping"
-        )
-    if layout.suite not in (suite, fills):
-        raise UsageError(
-            f"{where}run {run.folder} is of suite {suite}, but table {layout.name} shows suite {layout.suite}; "
-            "name a run of that suite, or a layout of this one"
-        )
-
-
-def _row_numbers(
-    layout: TableLayout, seeds: Sequence[Mapping[str, tuple[Fraction, float | None]]]
-) -> dict[str, Number]:
-    """Return a row's tasks and averages, with the standard error of one run or the standard deviation over several."""
-    # Here, since published tables need no numpy
-    from evalkit.stats.estimates import error_of_average
-
-    numbers: dict[str, Number] = {}
-    for name, tasks in ({task: (task,) for task in layout.tasks} | layout.averages).items():
-        if all(task in seed for seed in seeds for task in tasks):
-            means = [mean([seed[task][0] for task in tasks]) for seed in seeds]
-            error = error_of_average([seeds[0][task][1] for task in tasks])
-            spread = statistics.stdev(map(float, means)) if len(seeds) > 1 else error
-            numbers[name] = Number(mean(means), None if spread is None else of_float(spread))
-    return numbers
-
-
-def _values(layout: TableLayout, path: Path) -> dict[str, dict[str, Number]]:
-    numbers = read_numbers(path, layout.in_percent)
-    for model, row in numbers.items():
-        if model not in layout.models:
-            raise UnknownNameError(f"row of {path}", model, layout.models)
-        if unknown := next((column for column in row if column not in layout.tasks), None):
-            why = ": averages are computed, never given" if unknown in layout.averages else ""
-            raise TableError(f"{path}: {UnknownNameError('column', unknown, layout.tasks)}{why}")
-    return numbers
+        raise UsageError(f"row '{row}': two runs are of one checkpoint, not of two seeds; remove one")
 
 
 def _notes(
     layout: TableLayout, runs: Mapping[str, tuple[Run, ...]], rule: str | None, mixed: bool
 ) -> tuple[dict[str, str], list[str]]:
     """Return letters of rows with notes, and the notes."""
-    rows, flat = rows_by_key(layout), [(model, run) for model, seeds in runs.items() for run in seeds]
+    rows, flat = rows_by_key(layout), [(key, run) for key, seeds in runs.items() for run in seeds]
     letters: dict[str, str] = {}
     notes: list[str] = []
-    for model, run in flat:
-        first_model, first = flat[0]
+    for key, run in flat:
+        first_key, first = flat[0]
         differing = differences(first, run, rule)
         if refused := next(((mine, theirs) for mine, theirs in differing if mine.refused and not mixed), None):
             raise UsageError(
-                f"row '{model}': run {run.folder} was measured with {refused[1].words}, row '{first_model}' (run "
+                f"row '{key}': run {run.folder} was measured with {refused[1].words}, row '{first_key}' (run "
                 f"{first.folder}) with {refused[0].words}; make them alike, or mark such rows with --allow-mixed"
             )
         remarks = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing if mine.name != "origin"]
         if layout.suite != run.suite:
             benchmark = benchmark_of(run)
-            pairs = ([benchmark.label(run, name).full for name in pair] for pair in filled(run.suite)[1].items())
+            pairs = ([benchmark.label(run, task).full for task in pair] for pair in filled(run.suite)[1].items())
             remarks += [f"{task} in the column of {column}" for task, column in pairs]
         remarks += [*origin_notes(run.manifest), *unofficial_notes(run.manifest)]
-        remarks += filter(None, [row_mismatch(layout, model, run)])
+        remarks += filter(None, [row_mismatch(layout, key, run)])
         if remarks:
-            row = rows.get(model)
-            letter = letters.setdefault(row, chr(ord("a") + len(letters))) if row else model
+            row = rows.get(key)
+            letter = letters.setdefault(row, chr(ord("a") + len(letters))) if row else key
             notes.append(f"{letter}: {run.folder.name}: {'; '.join(remarks)}.")
     return letters, notes
 
 
-def _summary(runs: Mapping[str, tuple[Run, ...]], rule: str | None) -> list[str]:
-    """Describe the runs' protocol in a line, and list rows of several runs."""
-    if not runs:
-        return []
-    first = next(iter(runs.values()))[0]
-    several = [f"'{model}' ({len(seeds)} runs)" for model, seeds in runs.items() if len(seeds) > 1]
-    means = [f"Means over several runs: {', '.join(several)}."] if several else []
-    return [f"evalkit, suite {first.suite}, {summary(first, rule)}.", *means]
+def _row_numbers(
+    layout: TableLayout, seeds: Sequence[Mapping[str, tuple[Fraction, float | None]]]
+) -> dict[str, Number]:
+    """Return a row's tasks and averages, with the standard error of one run or the standard deviation over several."""
+    numbers: dict[str, Number] = {}
+    for name, tasks in ({task: (task,) for task in layout.tasks} | layout.averages).items():
+        if all(task in seed for seed in seeds for task in tasks):
+            means = [mean([seed[task][0] for task in tasks]) for seed in seeds]
+            error = error_of_average([seeds[0][task][1] for task in tasks])
+            numbers[name] = _over_seeds(means, error)
+    return numbers
+
+
+def _over_seeds(values: Sequence[Fraction], error: float | None) -> Number:
+    """Return the mean over seeds with their standard deviation, or the number of one run with its standard error."""
+    spread = statistics.stdev(map(float, values)) if len(values) > 1 else error
+    return Number(mean(values), None if spread is None else of_float(spread))
+
+
+def _values(layout: TableLayout, path: Path) -> dict[str, dict[str, Number]]:
+    numbers = read_numbers(path, layout.in_percent)
+    for row, values in numbers.items():
+        if row not in layout.model_items:
+            raise UnknownNameError(f"row of {path}", row, layout.model_items)
+        if unknown := [column for column in values if column not in layout.tasks]:
+            why = ": averages are computed, never given" if unknown[0] in layout.averages else ""
+            raise TableError(f"{path}: {UnknownNameError('column', unknown[0], layout.tasks)}{why}")
+    return numbers
+
+
+def _paired_numbers(layout: TableLayout, runs: Mapping[str, tuple[Run, ...]]) -> dict[str, dict[str, Number]]:
+    """Return row → measure → share of documents in percent, of the runs of each row and size, and of each baseline."""
+    for key, size in without_baseline(layout, runs).items():
+        raise UsageError(
+            f"table {layout.name}: row '{key}' has a run, but the baseline that it is compared with has none: "
+            f"{' or '.join(layout.pairs[size].baseline)}; give its run too (row '{run_key(BASELINE, size)}')"
+        )
+    graded: dict[str, Comparable] = {}
+    numbers: dict[str, dict[str, Number]] = {}
+    for row in layout.model_items:
+        for size, compared in layout.pairs.items():
+            key, baseline = run_key(row, size), run_key(BASELINE, size)
+            if key not in runs:
+                continue
+            pairing = pair(Side(baseline, runs[baseline]), Side(key, runs[key]), graded)
+            if lost := [*pairing.left_out, *(task.task for task in pairing.tasks if task.dropped)]:
+                raise UsageError(
+                    f"row '{key}': run {runs[key][0].folder.name} was not measured on the same documents of "
+                    f"{', '.join(lost)} as its baseline {runs[baseline][0].folder.name}; run both with the same tasks "
+                    "and the same sample"
+                )
+            for measure, rule in compared.measures.items():
+                try:
+                    numbers.setdefault(row, {})[measure] = _exceeding_share(pairing, rule)
+                except UsageError as error:
+                    raise UsageError(f"table {layout.name}, '{measure}' of row '{key}': {error}") from error
+    return numbers
+
+
+def _exceeding_share(pairing: Pairing, rule: str) -> Number:
+    """Return the share of documents on which B exceeds A under a rule, in percent, with its standard error.
+
+    The error of one run of B is that of a mean over documents: √(p (1 - p) / (n - 1)) if A has one run too. Of several
+    seeds it is the standard deviation of their shares.
+    """
+    scores = [pairing.scores(task, rule) for task in pairing.tasks]
+    baseline, ours = (np.concatenate(side, axis=1) for side in zip(*scores, strict=True))
+    exceeds = ours[:, None] > baseline[None]  # [runs of B, runs of A, documents]
+    shares = [PERCENT * Fraction(int(of_run.sum()), of_run.size) for of_run in exceeds]
+    error = error_of_mean(exceeds[0].mean(axis=0))
+    return _over_seeds(shares, None if error is None else PERCENT * error)
+
+
+def significant_leads(layout: TableLayout, measured: Measured, leads: Iterable[Lead]) -> set[CellKey]:
+    """Return the numbers of runs whose lead over the next best is significant, corrected over all leads of the table.
+
+    Raises:
+        UsageError: the runs have different rules, or two rows were not measured on the same documents.
+    """
+    runs = measured.runs
+    tested = [lead for lead in leads if lead.best in runs and lead.runner_up in runs]
+    if tested and measured.rule is None:
+        raise UsageError(
+            "--significance tests all rows under one rule, but the runs have several; name one with --rule"
+        )
+    graded: dict[str, Comparable] = {}
+    pairings: dict[tuple[str, str], Pairing] = {}
+    ps = []
+    for best, runner_up, measure in tested:
+        if (best, runner_up) not in pairings:
+            pairings[best, runner_up] = pair(Side(best, runs[best]), Side(runner_up, runs[runner_up]), graded)
+        pairing, tasks = pairings[best, runner_up], layout.averages.get(measure, (measure,))
+        if dropped := [task.task for task in pairing.tasks if task.task in tasks and task.dropped]:
+            raise UsageError(
+                f"rows '{best}' and '{runner_up}' were not measured on the same documents of {dropped[0]}, so "
+                "--significance cannot test their lead; omit it, or run both on the same documents"
+            )
+        ps.append(p_value(pairing, tasks, str(measured.rule)))
+    return {(lead.best, lead.measure) for lead, p in zip(tested, holm(ps), strict=True) if p <= ALPHA}

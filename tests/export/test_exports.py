@@ -32,7 +32,7 @@ from evalkit.runs.folder import JOURNAL, MANIFEST, Run, load_run
 from tests.benchmarks.attention.made_ranks import made_ranks
 from tests.documents import SUBJECTS
 from tests.marks import fast
-from tests.tables.test_measured import altered
+from tests.tables.runs import altered
 
 SCHEMA = Member(
     wheel=Wheel(

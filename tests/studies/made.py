@@ -15,8 +15,7 @@ from evalkit.runs.folder import Run, load_run
 from evalkit.studies.study import StudyRun, save_record
 from evalkit.studies.study_file import read_study
 from tests.studies.tiny_studies import Told
-from tests.tables.test_measured import altered
-from tests.tables.test_row_models import loaded
+from tests.tables.runs import altered, loaded
 
 SETTINGS = {"device": "cpu", "dtype": "float32", "allow_unofficial_data": True, "data_dir": "documents"}
 

@@ -1,30 +1,31 @@
-"""Tables filled from run folders: the numbers are the runs', and runs that do not match are rejected by name."""
+"""Tables from runs: the numbers are the runs', runs that do not match are rejected or marked, leads are tested."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import re
-import shutil
 import statistics
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
-import yaml
+from scipy import stats
 
-from evalkit.errors import EvalkitError, RunError, TableError, UnknownNameError, UsageError
+from evalkit.benchmarks.registry import benchmark_of
+from evalkit.errors import EvalkitError, TableError, UnknownNameError, UsageError
 from evalkit.reporting.table import Table, plain
-from evalkit.runs.folder import RESULTS, Run, load_run, specification_id
+from evalkit.runs.folder import RESULTS, SCORES, Run, specification_id
 from evalkit.tables.layout import load_layout
-from evalkit.tables.measured import Measured, measure, read_mapping
+from evalkit.tables.measured import Measured, measure
 from evalkit.tables.request import TableRequest, make
-from tests.printed import printed
+from evalkit.tables.rows import read_mapping
+from tests.comparison.made import make_run, scores_of
 from tests.sealed import reseal
+from tests.tables.runs import altered, lines, mapped, written
 
-OWN = {
+OWN: dict[str, Any] = {
     "suite": "zeroshot8",
     "marks": {"bold": "highest in table"},
     "rows": [{"items": {"one": "One", "two": "Two", "three": "Three"}}],
@@ -34,103 +35,65 @@ OWN = {
 
 @pytest.fixture
 def layout(tmp_path: Path) -> str:
-    path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump(OWN, sort_keys=False), encoding="utf-8")
-    return str(path)
-
-
-def mapped(folder: Path, **content: Any) -> Path:
-    path = folder / "mapping.yaml"
-    path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    return path
-
-
-def altered(
-    run: Run, folder: Path, shift: float = 0.0, manifest: dict[str, Any] | None = None, **specification: Any
-) -> str:
-    """A copy of a run of another specification, its accuracies higher by `shift`; the path as a user writes it."""
-    shutil.copytree(run.folder, folder)
-    content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    content["specification"] |= {"checkpoint": {"weights": folder.name}} | specification
-    content |= {"id": specification_id(content["specification"])} | (manifest or {})
-    (folder / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
-    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    for scored in results["rules"].values():
-        for task in scored["tasks"]:
-            task["accuracy"] = min(1.0, task["accuracy"] + shift)
-    (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
-    reseal(folder)
-    return str(folder)
+    return written(tmp_path / "own.yaml", **OWN)
 
 
 def measured(layout: str, folder: Path, rule: str | None = None, mixed: bool = False, **content: Any) -> Measured:
     return measure(load_layout(layout), read_mapping(mapped(folder, **content)), rule, mixed)
 
 
-def lines(table: Table) -> dict[str, list[str]]:
-    return {line.key: [cell.value for cell in line.cells] for section in table.sections for line in section.lines}
+def filled(layout: str, folder: Path, source: str = "runs", *, options: Any = None, **content: Any) -> Table:
+    return make(TableRequest(layout, source, mapped(folder, **content), **(options or {})))
 
 
-@pytest.mark.parametrize("rule", [None, "acc", "acc_norm"])
+@pytest.mark.parametrize("rule", [None, "acc_norm"])
 def test_numbers_are_the_runs(layout: str, tmp_path: Path, finished: Run, rule: str | None) -> None:
-    found = measured(layout, tmp_path, rule, rows={"one": str(finished.folder)}).numbers["one"]
+    numbers = measured(layout, tmp_path, rule, rows={"one": str(finished.folder)}).numbers["one"]
     results = finished.results(rule)
     expected = {task.task: (task.accuracy, task.stderr) for task in results.tasks}
     expected |= {average.name: (average.accuracy, average.stderr) for average in results.averages}
-    assert found.keys() == expected.keys()
+    assert numbers.keys() == expected.keys()
     for name, (accuracy, stderr) in expected.items():
-        assert float(found[name].value) == pytest.approx(100 * accuracy)
-        spread = found[name].spread
-        assert (spread is None) == (stderr is None)
-        assert stderr is None or float(spread or 0) == pytest.approx(100 * stderr)
+        assert float(numbers[name].value) == pytest.approx(100 * accuracy)
+        spread = numbers[name].spread
+        assert (None if spread is None else float(spread)) == (None if stderr is None else pytest.approx(100 * stderr))
 
 
-def test_rows_without_a_run_are_dashes(layout: str, tmp_path: Path, finished: Run) -> None:
-    path = mapped(tmp_path, rows={"one": str(finished.folder)})
-    shown = lines(make(TableRequest(layout, "runs", path)))
-    assert shown["two"] == shown["three"] == ["-"] * 4
-    assert "-" not in shown["one"]
-
-
-def test_an_average_of_fewer_tasks_is_a_dash(layout: str, tmp_path: Path, finished: Run) -> None:
+def test_rows_without_a_run_and_averages_of_fewer_tasks_are_dashes(layout: str, tmp_path: Path, finished: Run) -> None:
     folder = Path(altered(finished, tmp_path / "run"))
     results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     for scored in results["rules"].values():
         scored["tasks"] = [task for task in scored["tasks"] if task["task"] != "piqa"]
     (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
     reseal(folder)
-    shown = lines(make(TableRequest(layout, "runs", mapped(tmp_path, rows={"one": str(folder)}))))["one"]
-    assert shown[0] == shown[2] == shown[3] == "-"
-    assert shown[1] != "-"
+    shown = lines(filled(layout, tmp_path, rows={"one": str(finished.folder), "two": str(folder)}))
+    assert [[value == "-" for value in row] for row in shown.values()] == [
+        [False] * 4, [True, False, True, True], [True] * 4
+    ]  # fmt: skip
 
 
 def test_seeds_are_averaged_with_their_deviation(layout: str, tmp_path: Path, finished: Run) -> None:
     seeds = [altered(finished, tmp_path / f"seed{n}", shift) for n, shift in enumerate((0.0, 0.1, 0.25))]
-    found = measured(layout, tmp_path, rows={"one": seeds}).numbers["one"]
+    number = measured(layout, tmp_path, rows={"one": seeds}).numbers["one"]["piqa"]
     each = [float(measured(layout, tmp_path, rows={"one": seed}).numbers["one"]["piqa"].value) for seed in seeds]
     assert len(set(each)) == 3
-    assert float(found["piqa"].value) == pytest.approx(statistics.mean(each))
-    assert float(found["piqa"].spread or 0) == pytest.approx(statistics.stdev(each))
-    table = make(TableRequest(layout, "runs", mapped(tmp_path, rows={"one": seeds}), spreads=True))
+    assert float(number.value) == pytest.approx(statistics.mean(each))
+    assert float(number.spread or 0) == pytest.approx(statistics.stdev(each))
+    table = filled(layout, tmp_path, rows={"one": seeds}, options={"spreads": True})
     assert any("standard deviation over seeds" in plain(note) for note in table.notes)
-    with pytest.raises(UsageError, match="row 'one': two runs are of one checkpoint"):
-        measured(layout, tmp_path, rows={"one": [seeds[0], seeds[0]]})
-    checkpoint = finished.manifest["specification"]["checkpoint"]
-    again = altered(finished, tmp_path / "again", dtype="bfloat16", checkpoint=checkpoint)
+    again = altered(finished, tmp_path / "again", dtype="bfloat16",
+                    checkpoint=finished.manifest["specification"]["checkpoint"])  # fmt: skip
     with pytest.raises(UsageError, match="row 'one': two runs are of one checkpoint"):
         measured(layout, tmp_path, rows={"one": [str(finished.folder), again]})
 
 
 def test_both_shows_the_difference_of_what_is_printed(tmp_path: Path, finished: Run) -> None:
-    path = mapped(tmp_path, rows={"vanilla_125m": str(finished.folder)})
-    table = make(TableRequest("main_res", "both", path))
-    cells = table.sections[0].lines[0].cells
-    for cell, published in zip(
-        cells, ("51.3", "44.3", "24.7", "29.7", "62.8", "23.8", "57.1", "24.9", "39.8"), strict=True
-    ):
-        assert Fraction(cell.value) - Fraction(published) == Fraction(cell.difference)
-        assert cell.difference[0] in "+-"
-    assert all(cell.difference == "" for cell in table.sections[0].lines[1].cells)
+    table = filled("main_res", tmp_path, "both", rows={"vanilla_125m": str(finished.folder)})
+    published = [Fraction(value) for value in lines(make(TableRequest("main_res")))["vanilla_125m"]]
+    first, second = table.sections[0].lines[:2]
+    assert [Fraction(cell.value) - Fraction(cell.difference) for cell in first.cells] == published
+    assert all(cell.difference[0] in "+-" for cell in first.cells)
+    assert all(cell.difference == "" for cell in second.cells)
 
 
 @pytest.mark.parametrize(
@@ -147,139 +110,178 @@ def test_what_was_measured_otherwise_is_rejected_or_marked(
     layout: str, tmp_path: Path, finished: Run, changes: dict[str, Any], manifest: dict[str, Any], word: str
 ) -> None:
     rows = {"one": str(finished.folder), "two": altered(finished, tmp_path / "other", 0.0, manifest, **changes)}
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=rf"row 'two'.*{tmp_path / 'other'}.*{word}.*row 'one'.*--allow-mixed"):
         measured(layout, tmp_path, rows=rows)
-    for part in ("row 'two'", str(tmp_path / "other"), "row 'one'", word, "--allow-mixed"):
-        assert part in str(caught.value)
-    found = measured(layout, tmp_path, mixed=True, rows=rows)
-    [note] = [plain(note) for note in found.notes if plain(note).startswith(f"{found.row_marks['two']}: ")]
+    table = filled(layout, tmp_path, rows=rows, options={"mixed": True})
+    letter = table.sections[0].lines[1].label[-1]
+    assert letter.superscript
+    [note] = [plain(note) for note in table.notes if plain(note).startswith(f"{letter.text}: ")]
     assert word in note
-    label = make(TableRequest(layout, "runs", mapped(tmp_path, rows=rows), mixed=True)).sections[0].lines[1].label
-    assert label[-1] == (found.row_marks["two"], False, False, False, False, True)
+    if manifest:  # one rule for all makes runs of two rules alike
+        numbers = measured(layout, tmp_path, rule="acc_norm", rows=rows).numbers
+        assert numbers["one"] == numbers["two"]
 
 
-def test_one_rule_for_all_makes_runs_of_two_rules_alike(layout: str, tmp_path: Path, finished: Run) -> None:
-    rows = {"one": str(finished.folder), "two": altered(finished, tmp_path / "other", 0.0, {"rule": "acc"})}
-    found = measured(layout, tmp_path, rule="acc_norm", rows=rows)
-    assert found.rule == "acc_norm"
-    assert found.numbers["one"] == found.numbers["two"]
-
-
-def test_unofficial_documents_are_said(layout: str, tmp_path: Path, finished: Run) -> None:
-    found = measured(layout, tmp_path, rows={"one": str(finished.folder)})
-    assert any("not the official documents of winogrande" in plain(note) for note in found.notes)
-    assert found.row_marks == {"one": "a"}
-    table = make(TableRequest(layout, "runs", mapped(tmp_path, rows={"one": str(finished.folder)})))
-    for form in ("csv", "terminal", "markdown", "html", "latex"):
-        said = printed(table, form).replace(r"\_", "_")
-        assert "not the official documents of winogrande" in said, form
-        assert re.search(r"One( \[a]|(<sup>|\\textsuperscript{)a[<}])", said), form
-    rows = list(csv.reader(io.StringIO(printed(table, "csv"))))
-    assert {len(row) for row in rows} == {len(rows[0])}
-    assert [row[0] for row in rows] == ["key", "one", "two", "three", "note", "note"]
-
-
-def test_invalid_runs(layout: str, tmp_path: Path, finished: Run) -> None:
-    begun = Path(altered(finished, tmp_path / "begun"))
-    (begun / RESULTS).unlink()
-    with pytest.raises(RunError, match=r"row 'one': run .*begun is not finished"):
-        measured(layout, tmp_path, rows={"one": str(begun)})
+def test_unknown_names(layout: str, tmp_path: Path, finished: Run) -> None:
     with pytest.raises(UsageError, match="row 'one': unknown run 'nowhere'"):
         measured(layout, tmp_path, rows={"one": "nowhere"})
-    with pytest.raises(UnknownNameError, match=r"unknown row of table own 'oen': did you mean 'one'"):
-        measured(layout, tmp_path, rows={"oen": str(finished.folder)})
-    with pytest.raises(UnknownNameError, match=r"unknown rule of run .* 'acc_nrom': did you mean 'acc_norm'"):
+    with pytest.raises(UnknownNameError, match="'acc_norm'"):
         measured(layout, tmp_path, rule="acc_nrom", rows={"one": str(finished.folder)})
-    other = altered(finished, tmp_path / "other", suite="zeroshot9")
-    with pytest.raises(UsageError, match=r"row 'one': run .*other is of suite zeroshot9, but table own"):
-        measured(layout, tmp_path, rows={"one": other})
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "word"),
+    [
+        ({"rows": {"one": []}}, TableError, r"'rows\.one' is "),
+        ({"rows": {"one": ["a", ""]}}, TableError, r"'rows\.one\[1\]' is "),
+        ({"rule": "acc"}, TableError, "'rows', .* or 'values'"),
+        ({"rows": {"one": "a\0b"}}, UsageError, "row 'one'"),
+    ],
+)
+def test_invalid_mappings(tmp_path: Path, content: dict[str, Any], kind: type[EvalkitError], word: str) -> None:
+    with pytest.raises(kind, match=word):
+        read_mapping(mapped(tmp_path, **content))
 
 
 def test_the_other_reading_of_mmlu_fills_its_column_under_a_note(finished: Run, tmp_path: Path) -> None:
     other = Path(altered(finished, tmp_path / "other", suite="zeroshot8_text"))
-    manifest = (other / "manifest.json").read_text(encoding="utf-8")
-    results = (other / RESULTS).read_text(encoding="utf-8")
-    (other / "manifest.json").write_text(manifest.replace('"mmlu"', '"mmlu_continuation"'), encoding="utf-8")
-    (other / RESULTS).write_text(results.replace('"mmlu"', '"mmlu_continuation"'), encoding="utf-8")
+    for name in ("manifest.json", RESULTS):
+        text = (other / name).read_text(encoding="utf-8").replace('"mmlu"', '"mmlu_continuation"')
+        (other / name).write_text(text, encoding="utf-8")
     content = json.loads((other / "manifest.json").read_text(encoding="utf-8"))
     content["id"] = specification_id(content["specification"])
     (other / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
     reseal(other)
-    rows = {"vanilla_125m": str(finished.folder), "intg_125m": str(other)}
-    found = measured("main_res", tmp_path, rows=rows)
+    found = measured("main_res", tmp_path, rows={"vanilla_125m": str(finished.folder), "intg_125m": str(other)})
     assert found.numbers["intg_125m"]["mmlu"] == found.numbers["vanilla_125m"]["mmlu"]
     assert any("MMLU (text) in the column of MMLU" in str(note) for note in found.notes)
 
 
-def test_what_no_run_measures_comes_from_a_csv(tmp_path: Path, finished: Run) -> None:
-    own = tmp_path / "suiteless.yaml"
-    own.write_text(yaml.safe_dump({key: value for key, value in OWN.items() if key != "suite"}), encoding="utf-8")
-    with pytest.raises(UsageError, match=r"row 'one': table suiteless shows .*values: FILE\.csv"):
-        measured(str(own), tmp_path, rows={"one": str(finished.folder)})
+def test_what_no_run_measures_comes_from_a_csv(tmp_path: Path, layout: str, finished: Run) -> None:
+    suiteless = written(tmp_path / "suiteless.yaml", **{key: value for key, value in OWN.items() if key != "suite"})
+    with pytest.raises(UsageError, match=r"row 'one': table suiteless.*values: FILE\.csv"):
+        measured(suiteless, tmp_path, rows={"one": str(finished.folder)})
     values = tmp_path / "mine.csv"
     values.write_text("model,passage_count,trec\nintg_1b,3.5,\n", encoding="utf-8")
-    path = mapped(tmp_path, values=str(values))
-    shown = lines(make(TableRequest("app_long_contx", "both", path)))
-    assert shown["passage_count"] == ["-", "-", "3.50"]
-    assert shown["trec"] == ["-", "-", "-"]
-    assert make(TableRequest("app_long_contx", "both", path)).sections[4].lines[0].cells[2].difference == "+1.69"
-    for text, word in (("model,passage_cuont\nintg_1b,1\n", "passage_cuont"), ("model,trec\nme,1\n", "'me'"),
-                       ("model,trec\nintg_1b,x\n", "'x' is not a number")):  # fmt: skip
-        values.write_text(text, encoding="utf-8")
-        with pytest.raises(EvalkitError, match=word):
-            make(TableRequest("app_long_contx", "runs", path))
-
-
-def test_averages_are_never_given(tmp_path: Path, layout: str) -> None:
-    values = tmp_path / "mine.csv"
+    table = filled("app_long_contx", tmp_path, "both", values=str(values))
+    assert (lines(table)["passage_count"], lines(table)["trec"]) == (["-", "-", "3.50"], ["-"] * 3)
+    assert table.sections[4].lines[0].cells[2].difference == "+1.69"
+    alone = filled("app_long_contx", tmp_path, values=str(values), options={"drop_empty": True})
+    assert [[plain(label) for label in group.labels] for group in alone.columns] == [["Intg"]]
+    values.write_text("model,trec\nme,1\n", encoding="utf-8")
+    with pytest.raises(UnknownNameError, match="'me'"):
+        filled("app_long_contx", tmp_path, values=str(values))
     values.write_text("model,piqa,Average\none,1,2\n", encoding="utf-8")
     with pytest.raises(TableError, match="averages are computed"):
         measured(layout, tmp_path, values=str(values))
 
 
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [
-        ("rows: [a]", "'rows' is "),
-        ("rows: {one: []}", r"'rows\.one' is "),
-        ("rows: {one: 3}", r"'rows\.one' is "),
-        ("rows: {one: [a, '']}", r"'rows\.one\[1\]' is "),
-        ("row: {one: a}", "unknown key 'row': did you mean 'rows'"),
-        ("rule: acc", "must have 'rows', of models and their run folders, or 'values'"),
-        ("- a", "valid dictionary"),
-        ("rows: {}\nruels: acc", "unknown key 'ruels': did you mean 'rule'"),
-        ("rows: {", "line 1: not valid YAML"),
-        ("rows: ''\nrule: acc", "'rows' is "),
-        ("rows: {}\nrule: ''", "'rule' is "),
-        ("values: 2.5", "'values' is "),
-    ],
-)
-def test_invalid_mappings(tmp_path: Path, content: str, word: str) -> None:
-    path = tmp_path / "mapping.yaml"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(TableError, match=word):
-        read_mapping(path)
+def test_without_empty_rows_marks_averages_and_notes_stay(finished: Run, tmp_path: Path) -> None:
+    rows = {key: altered(finished, tmp_path / key, 0.01 * number)
+            for number, key in enumerate(("diff_125m", "intg_125m", "intg_all_1b"))}  # fmt: skip
+    whole, left = (filled("main_res", tmp_path, "both", rows=rows, options={"spreads": True, "drop_empty": drop})
+                   for drop in (False, True))  # fmt: skip
+    assert [line.key for line in left.lines] == ["diff_125m", "intg_125m", "intg_1b", "intg_all_1b"]
+    cells = {line.key: line.cells for line in whole.lines}
+    assert all(line.cells == cells[line.key] for line in left.lines)
+    assert left.notes == whole.notes
+    assert any(cell.bold for line in left.lines for cell in line.cells)
+    with pytest.raises(UsageError, match="--drop-empty"):
+        filled("main_res", tmp_path, rows={}, options={"drop_empty": True})
 
 
-@pytest.mark.parametrize("content", ['values: "a\\0b.csv"', 'rows: {one: "a\\0b"}', 'rows: {one: [a, "a\\0b"]}'])
-def test_paths_of_mappings_that_no_file_has(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "mapping.yaml"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(UsageError, match=rf"^mapping of runs {path}.* holds a NUL character$"):
-        read_mapping(path)
+@pytest.mark.parametrize("outcome", ["bits_per_byte", "margin"])
+def test_a_table_of_a_continuous_outcome(finished: Run, tmp_path: Path, outcome: str) -> None:
+    """Means over documents with three decimals; the best is the lowest, except of margins."""
+    better = Path(altered(finished, tmp_path / "b"))
+    scores = pd.read_parquet(better / SCORES)
+    scores["ll_continuation"] += np.where(scores["choice"] == scores["gold"], 3.0, 0.0)
+    scores.to_parquet(better / SCORES)
+    reseal(better)
+    rows = {"diff_125m": str(finished.folder), "intg_125m": str(better)}
+    table = filled("main_res", tmp_path, rows=rows, options={"outcome": outcome, "drop_empty": True})
+    key = f"margin:{finished.manifest['rule']}" if outcome == "margin" else outcome
+    expected = {metric.task: metric.value for metric in benchmark_of(finished).metrics(finished, key)}
+    [first, second] = [line for line in table.lines if line.cells]
+    for task, value in expected.items():
+        assert first.cells[list(load_layout("main_res").measures).index(task)].value == f"{value:.3f}"
+    for cell, other in zip(first.cells, second.cells, strict=True):
+        difference = float(cell.value) - float(other.value)
+        assert difference <= 0 if outcome == "margin" else difference >= 0
+        assert (cell.bold, other.bold) == (difference == 0, True)
+    assert first.cells != second.cells
+    assert f"Bold: {'highest' if outcome == 'margin' else 'lowest'} in each section." in plain(table.caption)
+    assert any(f"outcome {key}" in plain(note) for note in table.notes)
+    with pytest.raises(UsageError, match=f"--outcome {outcome}"):
+        filled("main_res", tmp_path, "both", rows=rows, options={"outcome": outcome})
 
 
-# Significance
+# Significant leads: compare's own tests, corrected over the whole table
+
+TASKS = ("arc_easy", "piqa", "boolq")
+N = 60
 
 
-def test_a_clear_lead_is_marked_and_a_small_one_is_not(layout: str, tmp_path: Path, finished: Run) -> None:
-    """With p-values put in the place of the test: only the best number, only where p is below 0.05."""
-    rows = {"one": altered(finished, tmp_path / "a", 0.2), "two": str(finished.folder)}
-    path = mapped(tmp_path, rows=rows)
-    for p, expected in ((0.001, True), (0.2, False)):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("evalkit.tables.row_models.p_value", lambda *_, p=p: p)
-            table = make(TableRequest(layout, "runs", path, significance=True))
-        leads = {line.key: [cell.significant for cell in line.cells] for line in table.sections[0].lines}
-        assert leads == {"one": [expected] * 4, "two": [False] * 4, "three": [False] * 4}
-    assert load_run(rows["one"]).manifest["id"] != finished.manifest["id"]
+def won(wins: int, losses: int) -> list[list[int]]:
+    """Answers of two runs: so many documents only the first has right, so many only the second."""
+    rest = N - wins - losses
+    return [[1] * wins + [0] * losses + [1] * rest, [0] * wins + [1] * losses + [1] * rest]
+
+
+def of_answers(folder: Path, model: str, clusters: list[int] | None = None, **right: list[int]) -> str:
+    tables = {task: scores_of(task, answers, clusters=clusters if task == "boolq" else None)
+              for task, answers in right.items()}  # fmt: skip
+    return str(make_run(folder, tables, model=f"org/{model}"))
+
+
+def leading(folder: Path, rule: str | None = "acc", values: str | None = None, **rows: list[str]) -> set[str]:
+    """The measures of which row one's lead is significant."""
+    layout = written(folder / "leads.yaml", **OWN | {"columns": [{"items": dict.fromkeys(TASKS)}]})
+    content = {"rows": rows} | ({"values": values} if values else {})
+    table = filled(layout, folder, options={"significance": True, "rule": rule}, **content)
+    one, *others = table.lines
+    assert not any(cell.significant for line in others for cell in line.cells)
+    return {task for task, cell in zip(TASKS, one.cells, strict=True) if cell.significant}
+
+
+def test_holm_over_the_leads_of_the_table(tmp_path: Path) -> None:
+    pairs = {"arc_easy": won(12, 1), "piqa": won(10, 2), "boolq": won(9, 3)}
+    ps = [stats.binomtest(losses, wins + losses).pvalue for wins, losses in ((12, 1), (10, 2), (9, 3))]
+    assert 3 * ps[0] < 0.05 < 2 * ps[1] and ps[1] < 0.05  # the second is significant alone, and not among three
+    one, two = (of_answers(tmp_path, name, **{task: pair[side] for task, pair in pairs.items()})
+                for side, name in enumerate(("one", "two")))  # fmt: skip
+    assert leading(tmp_path, one=[one], two=[two]) == {"arc_easy"}
+    (tmp_path / "mine.csv").write_text("model,piqa\ntwo,3\n", encoding="utf-8")
+    assert leading(tmp_path, values=str(tmp_path / "mine.csv"), one=[one]) == set()  # the next best is of no run
+
+
+def test_documents_of_one_source_are_together(tmp_path: Path) -> None:
+    """Ten documents won are a lead; ten documents of two passages are not."""
+    right = {"arc_easy": won(0, 0), "piqa": won(10, 0), "boolq": won(10, 0)}
+    passages = [number // 5 * 5 for number in range(N)]
+    one, two = (of_answers(tmp_path, name, passages, **{task: pair[side] for task, pair in right.items()})
+                for side, name in enumerate(("one", "two")))  # fmt: skip
+    assert leading(tmp_path, one=[one], two=[two]) == {"piqa"}
+
+
+def test_several_seeds_must_agree(tmp_path: Path) -> None:
+    """Three seeds that all lead mark the lead; where one seed alone makes it, nothing is marked."""
+    dice = np.random.default_rng(5)
+    low = [(dice.random(N) < 0.3).astype(int).tolist() for _ in range(3)]
+    high = [np.maximum(row, dice.random(N) < 0.6).astype(int).tolist() for row in low]
+    two = [of_answers(tmp_path, f"two{n}", arc_easy=row, piqa=row, boolq=row) for n, row in enumerate(low)]
+    one = [of_answers(tmp_path, f"one{n}", arc_easy=row, piqa=low[n] if n else row, boolq=low[n])
+           for n, row in enumerate(high)]  # fmt: skip
+    assert leading(tmp_path, one=one, two=two) == {"arc_easy"}
+
+
+def test_leads_that_cannot_be_tested(tmp_path: Path, layout: str) -> None:
+    right = {task: won(8, 0) for task in TASKS}
+    one = of_answers(tmp_path, "one", **{task: pair[0] for task, pair in right.items()})
+    fewer = of_answers(tmp_path, "two", **{task: pair[1][:-1] for task, pair in right.items()})
+    with pytest.raises(UsageError, match=r"'one' and 'two'.*arc_easy"):
+        leading(tmp_path, one=[one], two=[fewer])
+    (tmp_path / "mine.csv").write_text("model,piqa\none,3\n", encoding="utf-8")
+    unmarked = written(tmp_path / "plain.yaml", **OWN | {"marks": {}})
+    with pytest.raises(UsageError, match="table plain marks no best numbers"):
+        filled(unmarked, tmp_path, values=str(tmp_path / "mine.csv"), options={"significance": True})

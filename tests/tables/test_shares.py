@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 import yaml
 
-from evalkit.errors import EvalkitError, TableError, UnknownNameError, UsageError
+from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.reporting.table import Table, plain
 from evalkit.runs.folder import Run
+from evalkit.tables.fill import Number
 from evalkit.tables.layout import load_layout
-from evalkit.tables.measured import Measured, RunMapping, measure
+from evalkit.tables.measured import measure
 from evalkit.tables.request import TableRequest, make
+from evalkit.tables.rows import RunMapping
 from tests.benchmarks.attention.made_ranks import TASKS, made_ranks
 from tests.printed import printed
-from tests.tables.test_measured import lines, mapped
+from tests.tables.runs import lines, mapped, written
+from tests.tables.test_layout import PAIRED
 
 TABLE = "anly_rank_main"
 BASE = np.array([[2.0, 3.0, 90.0]] * 5)
@@ -38,46 +41,43 @@ def ranks(last: Any, before: Any, third: Any, *, layers: int = 20) -> dict[int, 
 @pytest.fixture
 def small(tmp_path: Path) -> dict[str, Run]:
     """Vanilla and two models of 125M."""
-    return {
-        "vanilla": made_ranks(tmp_path / "runs", "llama-125m-vanilla", ranks(BASE, BASE, BASE)),
+    drawn = {
+        "vanilla": (BASE, BASE, BASE),
         # Above 3 on 2, 4 and 5 of 5 documents; a tie is not above
-        "diff": made_ranks(
-            tmp_path / "runs",
-            "llama-125m-diff",
-            ranks(heads(4, 4, 3, 2, 1), heads(4, 4, 4, 4, 3), heads(4, 4, 4, 4, 4)),
-        ),
-        "intg": made_ranks(
-            tmp_path / "runs", "llama-125m-intg", ranks(heads(1, 1, 1, 1, 1), heads(1, 1, 1, 1, 9), BASE)
-        ),
+        "diff": (heads(4, 4, 3, 2, 1), heads(4, 4, 4, 4, 3), heads(4, 4, 4, 4, 4)),
+        "intg": (heads(1, 1, 1, 1, 1), heads(1, 1, 1, 1, 9), BASE),
     }
+    return {name: made_ranks(tmp_path / "runs", f"llama-125m-{name}", ranks(*of)) for name, of in drawn.items()}
 
 
 def of_runs(*runs: Run, **options: Any) -> Table:
     return make(TableRequest(TABLE, "runs", runs=tuple(str(run.folder) for run in runs), **options))
 
 
-def measured(**runs: Run | list[Run]) -> Measured:
-    """Map runs to keys written with _ for the slash."""
-    given = {key.replace("_", "/"): run if isinstance(run, list) else [run] for key, run in runs.items()}
-    return measure(load_layout(TABLE), RunMapping(None, given))
+def numbers(base: Run | list[Run], row: str, run: Run | list[Run]) -> dict[str, Number]:
+    """The numbers of a row of 125M, of one run or several of it and of its baseline."""
+    given = {"baseline/125m": base, f"{row}/125m": run}
+    rows = {key: runs if isinstance(runs, list) else [runs] for key, runs in given.items()}
+    return measure(load_layout(TABLE), RunMapping(None, rows)).numbers[row]
 
 
-def test_shares_by_hand(small: dict[str, Run]) -> None:
-    shown = lines(of_runs(*small.values()))
+def test_shares_and_their_errors_by_hand(small: dict[str, Run]) -> None:
+    table = of_runs(*small.values(), spreads=True)
+    shown = lines(table)
     assert shown["diff"] == ["40%", "80%", "100%", "-", "-", "-"]
     assert shown["intg"] == ["0%", "20%", "0%", "-", "-", "-"]
     assert shown["cog"] == ["-"] * 6
-
-
-def test_the_error_is_that_of_a_share_of_documents(small: dict[str, Run]) -> None:
-    found = measured(baseline_125m=small["vanilla"], diff_125m=small["diff"]).numbers["diff"]
-    assert found["125m_last1"].value == 40
+    assert [cell.spread for cell in table.sections[0].lines[1].cells[:3]] == ["24", "20", "0"]
+    notes = "\n".join(map(plain, table.notes))
+    assert "±: standard error over documents." in notes
+    assert "200 random documents of each task (seed 0), gold continuations" in notes
+    row = next(line for line in printed(table, "latex").splitlines() if "Diff" in line)
+    assert row.replace(r"\phantom{0}", "").replace(r"\scriptsize", "") == (
+        r"\textsc{Diff} & 40\%\,{$\pm$24} & 80\%\,{$\pm$20} & 100\%\,{$\pm$0} & - & - & - \\"
+    )
+    found = numbers(small["vanilla"], "diff", small["diff"])
     assert float(found["125m_last1"].spread or 0) == pytest.approx(100 * math.sqrt(0.4 * 0.6 / 4))
     assert float(found["125m_last2"].spread or 0) == pytest.approx(100 * math.sqrt(0.8 * 0.2 / 4))
-    assert found["125m_last3"].spread == 0
-    table = of_runs(*small.values(), spreads=True)
-    assert [cell.spread for cell in table.sections[0].lines[1].cells[:3]] == ["24", "20", "0"]
-    assert "±: standard error over documents." in [plain(note) for note in table.notes]
 
 
 def test_layers_count_from_the_models_last(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_layers_count_from_the_models_last(tmp_path: Path) -> None:
     assert lines(of_runs(one, two))["diff"] == ["-", "-", "-", "20%", "0%", "100%"]
     few = dict.fromkeys((15, 16, 17), BASE)
     low = [made_ranks(root, f"llama-125m-{name}", few, layers=[15, 16, 17]) for name in ("vanilla", "cog")]
-    with pytest.raises(UsageError, match=r"'125m_last1' of row 'cog/125m': --rule rank@-1: .* layers 15 to 17"):
+    with pytest.raises(UsageError, match=r"'125m_last1' of row 'cog/125m': .* layers 15 to 17"):
         of_runs(*low)
 
 
@@ -96,10 +96,10 @@ def test_random_ranks_as_numpy_counts_them(tmp_path: Path) -> None:
     random = np.random.default_rng(5)
     tasks = {"piqa": 31, "boolq": 22, "mmlu": 17}
     drawn = {n: ranks(*random.gamma(4, 5, (3, 70, 8)).astype(np.float32)) for n in ("vanilla", "cog")}
-    for one in drawn.values():
-        one[16] = random.gamma(4, 5, (70, 8))
-    runs = [made_ranks(tmp_path, f"llama-125m-{name}", one, tasks=tasks) for name, one in drawn.items()]
-    found = measured(baseline_125m=runs[0], cog_125m=runs[1]).numbers["cog"]
+    for of_model in drawn.values():
+        of_model[16] = random.gamma(4, 5, (70, 8))
+    base, cog = (made_ranks(tmp_path, f"llama-125m-{name}", of, tasks=tasks) for name, of in drawn.items())
+    found = numbers(base, "cog", cog)
     for place in (1, 2, 3):
         above = np.median(drawn["cog"][20 - place], axis=1) > np.median(drawn["vanilla"][20 - place], axis=1)
         assert float(found[f"125m_last{place}"].value) == pytest.approx(100 * above.sum() / 70)
@@ -114,45 +114,36 @@ def test_seeds_are_compared_with_every_baseline(tmp_path: Path, small: dict[str,
 
     bases = [small["vanilla"], seed("v2", "llama-125m-vanilla", heads(5, 5, 5, 5, 5))]
     seeds = [small["diff"], seed("d2", "llama-125m-diff", heads(4, 4, 4, 4, 9))]
-    found = measured(baseline_125m=bases, diff_125m=seeds)
-    number = found.numbers["diff"]["125m_last1"]
+    number = numbers(bases, "diff", seeds)["125m_last1"]
     assert number.value == 40  # (40 + 0 + 100 + 20) / 4
     assert float(number.spread or 0) == pytest.approx(40 / 2**0.5)  # of 20 and 60
-    assert "Means over several runs: 'baseline/125m' (2 runs), 'diff/125m' (2 runs)." in map(plain, found.notes)
     # One run against two baselines: the error over documents of the mean of both
-    number = measured(baseline_125m=bases, diff_125m=seeds[1]).numbers["diff"]["125m_last1"]
+    number = numbers(bases, "diff", seeds[1])["125m_last1"]
     each = np.array([0.5, 0.5, 0.5, 0.5, 1.0])
     assert (number.value, float(number.spread or 0)) == (60, pytest.approx(100 * each.std(ddof=1) / 5**0.5))
-    table = of_runs(*bases, *seeds, spreads=True)
-    assert "±: standard deviation over seeds (rows of several runs)." in [plain(note) for note in table.notes]
+    notes = list(map(plain, of_runs(*bases, *seeds, spreads=True).notes))
+    assert "±: standard deviation over seeds (rows of several runs)." in notes
+    assert "Means over several runs: 'baseline/125m' (2 runs), 'diff/125m' (2 runs)." in notes
 
 
-def test_a_missing_baseline_is_named(small: dict[str, Run]) -> None:
-    words = r"row 'diff/125m' has a run, but the baseline .* has none: llama-125m-vanilla; .*\(row 'baseline/125m'\)$"
-    with pytest.raises(UsageError, match=words):
-        of_runs(small["diff"])
-    assert set(lines(of_runs(small["vanilla"]))["diff"]) == {"-"}
-
-
-def test_runs_of_other_documents_are_rejected(tmp_path: Path, small: dict[str, Run]) -> None:
+def test_runs_of_other_documents_are_rejected(tmp_path: Path, small: dict[str, Run], finished: Run) -> None:
     def diff(name: str, **changes: Any) -> Run:
         return made_ranks(tmp_path / "more", "llama-125m-diff", ranks(BASE, BASE, BASE), name=name, **changes)
 
-    refused = [
+    seed = diff("b", seed=1)
+    for run, words in (
         (diff("a", documents={"piqa": "0" * 64, "boolq": "hash of boolq"}), "documents of piqa 000000000000"),
-        (diff("b", seed=1), r"200 random documents of each task \(seed 1\), row 'baseline/125m'"),
-        (diff("c", sample=5), r"5 random documents of each task \(seed 0\)"),
+        (seed, r"200 random documents of each task \(seed 1\), row 'baseline/125m'"),
         (diff("d", continuation="all"), "measured with all continuations"),
         (diff("e", version=2), "benchmark version 2"),
-        (diff("f", first=1), "row 'diff/125m': run .* was not measured on the same documents of piqa, boolq as its"),
-        (diff("g", tasks={"piqa": 5}), "not measured on the same documents of boolq"),
-    ]
-    for run, words in refused:
+        (diff("f", first=1), "row 'diff/125m': .* same documents of piqa, boolq"),
+        (diff("g", tasks={"piqa": 5}), "same documents of boolq"),
+        (finished, "of suite zeroshot8, but table anly_rank_main shows suite attention"),
+    ):
         with pytest.raises(UsageError, match=words):
             of_runs(small["vanilla"], run)
-    other = refused[1][0]
-    table = of_runs(small["vanilla"], other, mixed=True)
-    assert any(plain(note).startswith(f"a: {other.folder.name}: 200 random documents") for note in table.notes)
+    table = of_runs(small["vanilla"], seed, mixed=True)
+    assert any(plain(note).startswith(f"a: {seed.folder.name}: 200 random documents") for note in table.notes)
     assert table.sections[0].lines[1].label[-1].text == "a"
     sources = {task: {"source": "mine", "official": False, "count": 9} for task in TASKS}
     own = made_ranks(tmp_path / "more", "llama-125m-vanilla", ranks(BASE, BASE, BASE), manifest={"documents": sources})
@@ -160,90 +151,37 @@ def test_runs_of_other_documents_are_rejected(tmp_path: Path, small: dict[str, R
     assert f"baseline/125m: {own.folder.name}: not the official documents of piqa, boolq." in notes
 
 
-def test_runs_without_ranks_or_of_another_suite(tmp_path: Path, small: dict[str, Run], finished: Run) -> None:
-    with pytest.raises(UsageError, match=r"is of suite zeroshot8, but table anly_rank_main shows suite attention"):
-        of_runs(small["vanilla"], finished)
-    layout = yaml.safe_load(load_layout(TABLE).path.read_text("utf-8"))
-    layout["pairs"]["125m"]["measures"]["125m_last1"] = "entropy@-1"
-    path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump(layout, sort_keys=False), "utf-8")
-    with pytest.raises(UsageError, match="table own, '125m_last1' of row 'diff/125m': unknown measure of run"):
-        make(TableRequest(str(path), "runs", runs=(str(small["vanilla"].folder), str(small["diff"].folder))))
+def test_rows_are_named_by_size_and_values_may_fill_others(tmp_path: Path, small: dict[str, Run]) -> None:
+    def filled(source: str = "runs", **content: Any) -> Table:
+        return make(TableRequest(TABLE, source, mapped(tmp_path, **content)))
 
-
-def test_rows_are_named_by_size(tmp_path: Path, small: dict[str, Run]) -> None:
     rows = {"baseline/125m": str(small["vanilla"].folder), "cog/125m": str(small["diff"].folder)}
-    table = make(TableRequest(TABLE, "both", mapped(tmp_path, rows=rows)))
-    assert lines(table)["cog"][:3] == ["40%", "80%", "100%"]
-    assert [cell.difference for cell in table.sections[0].lines[0].cells[:3]] == ["-18", "+10", "+0"]
-    assert any("row 'cog/125m' is llama-125m-cog" in plain(note) for note in table.notes)
-    with pytest.raises(UnknownNameError, match="unknown row of table anly_rank_main 'diff'"):
-        make(TableRequest(TABLE, "runs", mapped(tmp_path, rows={"diff": str(small["diff"].folder)})))
-    with pytest.raises(UnknownNameError, match="cog/1b"):
-        make(TableRequest(TABLE, "runs", mapped(tmp_path, rows=rows | {"cog/1b": str(small["diff"].folder)})))
-
-
-def test_values_of_a_csv(tmp_path: Path, small: dict[str, Run]) -> None:
     values = tmp_path / "mine.csv"
     values.write_text("model,125m_last1,1b_last3\nintg,61.5,7\n", encoding="utf-8")
-    rows = {"baseline/125m": str(small["vanilla"].folder), "diff/125m": str(small["diff"].folder)}
-    shown = lines(make(TableRequest(TABLE, "runs", mapped(tmp_path, rows=rows, values=str(values)))))
-    assert (shown["intg"], shown["diff"][0]) == (["62%", "-", "-", "-", "-", "7%"], "40%")
-    alone = lines(make(TableRequest(TABLE, "runs", mapped(tmp_path, values=str(values)))))
-    assert alone["intg"] == shown["intg"]
-    rows |= {"intg/125m": str(small["intg"].folder)}
+    table = filled("both", rows=rows, values=str(values))
+    assert (lines(table)["cog"][:3], lines(table)["intg"]) == (["40%", "80%", "100%"], ["62%", *["-"] * 4, "7%"])
+    assert [cell.difference for cell in table.sections[0].lines[0].cells[:3]] == ["-18", "+10", "+0"]
+    assert any("row 'cog/125m' is llama-125m-cog" in plain(note) for note in table.notes)
+    for name in ("diff", "cog/1b"):
+        with pytest.raises(UnknownNameError, match=f"row of table {TABLE} '{name}'"):
+            filled(rows=rows | {name: str(small["diff"].folder)})
     with pytest.raises(TableError, match="row 'intg' has both a run and numbers in"):
-        make(TableRequest(TABLE, "runs", mapped(tmp_path, rows=rows, values=str(values))))
+        filled(rows=rows | {"intg/125m": str(small["intg"].folder)}, values=str(values))
 
 
-def test_options_that_do_not_fit(small: dict[str, Run]) -> None:
+def test_options_that_do_not_fit(tmp_path: Path, small: dict[str, Run]) -> None:
     runs = (small["vanilla"], small["diff"])
-    with pytest.raises(UsageError, match="measures of table anly_rank_main have their own rules; omit --rule rank"):
-        of_runs(*runs, rule="rank")
-    with pytest.raises(UsageError, match=r"--significance tests means, .* shares of documents; omit it"):
-        of_runs(*runs, significance=True)
-    table = of_runs(*runs, drop_empty=True)
-    assert [line.key for line in table.sections[0].lines] == ["diff"]
-
-
-def test_latex(small: dict[str, Run]) -> None:
-    text = printed(of_runs(*small.values(), spreads=True), "latex")
-    row = next(line for line in text.splitlines() if "Diff" in line)
-    assert row.replace(r"\phantom{0}", "").replace(r"\scriptsize", "") == (
-        r"\textsc{Diff} & 40\%\,{$\pm$24} & 80\%\,{$\pm$20} & 100\%\,{$\pm$0} & - & - & - \\"
-    )
-    assert "200 random documents of each task (seed 0), gold continuations" in text
-
-
-PAIRED = {
-    "suite": "attention",
-    "pairs": {"s": {"baseline": "llama-125m-vanilla", "measures": {"x": "rank@-1"}}},
-    "rows": [{"items": {"a": {"model": {"s": "llama-125m-diff"}}}}],
-    "columns": [{"items": {"x": "X"}}],
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"suite": None}, "'pairs' are of runs of one suite; add 'suite'"),
-        ({"pairs": {}, "suite": "zeroshot8"}, "'a': model of 's': the layout has no 'pairs'"),
-        ({"pairs": {"t": PAIRED["pairs"]["s"]}}, "'a': model of 's': unknown size 's'"),  # type: ignore[index]
-        ({"pairs": {"s": {"baseline": "v", "measures": {"y": "rank"}}}}, "'pairs': unknown measure 'y'"),
-        ({"columns": [{"items": {"x": "X", "y": "Y"}}]}, "'y' is in 0 sizes of 'pairs'; name it in one"),
-        ({"rows": [{"items": {"a": {"model": "llama-125m-diff"}}}]}, r"'a' needs its model of each size: 'model: \{s:"),
-        ({"rows": [{"items": {"baseline": {"model": {"s": "v"}}}}]}, "'baseline' stands for the models of 'pairs'"),
-        ({"pairs": {"s": {"baseline": "v", "measures": {}}}}, "measures"),
-        ({"pairs": {"s": {"measures": {"x": "rank"}}}}, "baseline"),
-        ({"columns": [{"items": {"x": {"model": {"s": "v"}}}}]}, "'x' is a measure"),
-    ],
-)
-def test_invalid_layouts(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
-    content = {key: value for key, value in (PAIRED | changes).items() if value is not None}
-    path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False), "utf-8")
-    with pytest.raises(EvalkitError, match=word):
-        load_layout(str(path))
+    for options, words in (({"rule": "rank"}, "--rule rank"), ({"significance": True}, "--significance")):
+        with pytest.raises(UsageError, match=f"{TABLE}.*{words}"):
+            of_runs(*runs, **options)
+    assert [line.key for line in of_runs(*runs, drop_empty=True).lines] == ["diff"]
+    with pytest.raises(UsageError, match=r"'diff/125m'.* has none: llama-125m-vanilla; .*'baseline/125m'"):
+        of_runs(small["diff"])
+    layout = yaml.safe_load(load_layout(TABLE).path.read_text("utf-8"))
+    layout["pairs"]["125m"]["measures"]["125m_last1"] = "entropy@-1"
+    path = written(tmp_path / "own.yaml", **layout)
+    with pytest.raises(UsageError, match="table own, '125m_last1' of row 'diff/125m': unknown measure of run"):
+        make(TableRequest(path, "runs", runs=tuple(str(run.folder) for run in runs)))
 
 
 def test_a_layout_of_ones_own(tmp_path: Path, small: dict[str, Run]) -> None:
@@ -255,9 +193,8 @@ def test_a_layout_of_ones_own(tmp_path: Path, small: dict[str, Run]) -> None:
         "rows": [{"items": {"x": "X", "y": "Y"}}],
         "decimals": 1,
     }
-    path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False), "utf-8")
-    assert list(load_layout(str(path)).assigned) == ["baseline/s", "a/s"]
-    table = make(TableRequest(str(path), "runs", runs=tuple(str(small[name].folder) for name in ("intg", "diff"))))
+    path = written(tmp_path / "own.yaml", **content)
+    assert list(load_layout(path).assigned) == ["baseline/s", "a/s"]
+    table = make(TableRequest(path, "runs", runs=tuple(str(small[name].folder) for name in ("intg", "diff"))))
     # Layer 16 is the same in both; sums of the others by hand: diff 12, 12, 11, 10, 8; intg 5, 5, 5, 5, 13
     assert lines(table) == {"x": ["80.0"], "y": ["80.0"]}

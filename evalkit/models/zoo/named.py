@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,9 +75,10 @@ class _ModelsFile(FileSettings):
     models: Annotated[Named[dict[str, Any]], Field(min_length=1)]
 
 
-def models() -> list[NamedModel]:
+@cache
+def models() -> tuple[NamedModel, ...]:
     """Return the models shipped with evalkit, in the order of their files."""
-    return [model for path in sorted(_shipped().values()) for model in read_models(path)]
+    return tuple(model for path in sorted(_shipped().values()) for model in read_models(path))
 
 
 def named_model(given: str) -> NamedModel:
@@ -85,7 +87,7 @@ def named_model(given: str) -> NamedModel:
     if not file.endswith(SUFFIXES):
         known, name = models(), given
     else:
-        known = read_models(Path(file))
+        known = tuple(read_models(Path(file)))
         if not name and len(known) > 1:
             raise UsageError(f"{file} holds {len(known)} models; name one, such as {file}:{known[0].name}")
     for model in known:

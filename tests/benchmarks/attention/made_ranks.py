@@ -10,7 +10,7 @@ import numpy as np
 from evalkit.runs.folder import Run
 from numpy.typing import NDArray
 from tests.benchmarks.attention.made import sequence, write_analysis
-from tests.tables.test_row_models import loaded
+from tests.tables.runs import loaded
 
 TASKS = {"piqa": 3, "boolq": 2}
 """Task → documents of the runs made here, unless others are given."""
