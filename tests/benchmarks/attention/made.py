@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.benchmark import Attention
 from evalkit.benchmarks.attention.documents import AnalysedSequence

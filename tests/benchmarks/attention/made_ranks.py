@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evalkit.runs.folder import Run
 from numpy.typing import NDArray
+
+from evalkit.runs.folder import Run
 from tests.benchmarks.attention.made import sequence, write_analysis
 from tests.tables.runs import loaded
 

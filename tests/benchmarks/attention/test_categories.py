@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from evalkit.benchmarks.attention.categories import (
     CATEGORY_OF_TAG,
     OTHER,
@@ -29,8 +32,6 @@ from evalkit.data.wheels import fetch_wheel_member
 from evalkit.errors import DataError, EvalkitError, UsageError
 from evalkit.models.loading.locate import locate, silent
 from evalkit.models.loading.spec import tokenizer_alone
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 FUNCTION_WORDS = {"the": "DET", "in": "ADP", "do": "AUX", "n't": "PART", "is": "AUX", "it": "PRON"}
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
+
 from evalkit.benchmarks.attention.categories import Word
 from evalkit.benchmarks.attention.documents import (
     AttentionRequest,
@@ -21,7 +23,6 @@ from evalkit.benchmarks.request import request_of
 from evalkit.errors import DataError, EvalkitError, ScoringError
 from evalkit.models.loading.locate import silent
 from tests.questions import question
-from transformers import AutoTokenizer
 
 
 def plan_of(checkpoint: Path, **options: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+
 from evalkit.benchmarks.attention.figure_runs import AnalysedRun, run_differences
 from evalkit.benchmarks.attention.figures import figure_notes, make, write
 from evalkit.benchmarks.attention.groups import KINDS, FigureRequest

@@ -10,6 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    MambaConfig,
+    RwkvConfig,
+)
+
 from evalkit.benchmarks.attention import attention_calls
 from evalkit.benchmarks.attention.attention_calls import NAME, CallMap, MapBlocks, Unrecorded, recording
 from evalkit.benchmarks.attention.map_blocks import MapReader, attention_map, stream_attention_maps
@@ -19,14 +28,6 @@ from tests.benchmarks.attention.architectures import model_named
 from tests.models.variants import literal
 from tests.models.variants.building import FAMILIES, LAYERS, VANILLA, VARIANTS, causal, model_of
 from tests.models.variants.building import attention_of as attention_module
-from transformers import (
-    AttentionInterface,
-    AutoModelForCausalLM,
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    MambaConfig,
-    RwkvConfig,
-)
 
 TOKENS = np.arange(3, 26)
 IDS = torch.arange(3, 15).repeat(2, 1)

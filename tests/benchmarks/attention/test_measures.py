@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from evalkit.benchmarks.attention.attention_calls import MapBlocks, WholeMap
 from evalkit.benchmarks.attention.documents import Reading
 from evalkit.benchmarks.attention.groups import CATEGORIES, GROUPS

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import evalkit
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import evalkit
 from evalkit.benchmarks.attention.documents import AttentionRequest, batches_of, plan_attention
 from evalkit.benchmarks.attention.groups import MEASURES
 from evalkit.benchmarks.attention.map_blocks import stream_attention_maps
@@ -28,7 +30,6 @@ from tests.benchmarks.attention import plainly
 from tests.benchmarks.attention.made import made_run, whole_table
 from tests.models.variants.building import VARIANTS
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 WITHOUT_TAGGER = "bos,entropy,negative,sink,distance,similarity,rank,all_tokens"
 
