@@ -20,7 +20,6 @@ _CPU_TOKENS = 2048
 """Enough to saturate two cores; more only costs memory (measured: docs/measurements/performance.md)."""
 _GPU_TOKENS = 65536
 _ROW = 2048
-"""Assumed length of a token's mask row."""
 _SHARE = 0.25
 """Share of the memory beside the weights that one batch may use by the estimate below."""
 

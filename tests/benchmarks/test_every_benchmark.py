@@ -18,7 +18,8 @@ import pandas as pd
 import pytest
 
 from evalkit.benchmarks.base import Budget
-from evalkit.benchmarks.registry import GROUP, benchmark, benchmark_of, differences, kind_of_suite
+from evalkit.benchmarks.differences import differences
+from evalkit.benchmarks.registry import GROUP, benchmark, benchmark_of, kind_of_suite
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.run_listing import list_found
 from evalkit.benchmarks.session import ModelHolder, run_plan

@@ -186,13 +186,11 @@ class Harness(HFLM):  # type: ignore[misc]
         ]
 
     def texts(self, prompts: Sequence[Prompt]) -> list[str]:
-        """Return the answer to each prompt of a batch, in order."""
         generations = self.generator.generate(prompts, self._say)
         pairs = zip(prompts, generations, strict=True)
         return [answer_text(self.tokenizer, prompt, generation.tokens) for prompt, generation in pairs]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return (log-likelihood, is greedy) of each request, in order."""
         return [answer for [answer] in self._answers(requests)]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
