@@ -24,7 +24,7 @@ _OWN = {
     "prompt_variants": "prompt_variants.benchmark:PromptVariants",
     "lm_eval": "lm_eval.benchmark:LMEval",
     "longbench": "longbench.benchmark:LongBench",
-    "needle": "needle.benchmark:Needle",
+    "needle": "needle:Needle",
     "attention": "attention.benchmark:Attention",
     "perplexity": "perplexity.benchmark:Perplexity",
 }

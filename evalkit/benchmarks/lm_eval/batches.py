@@ -34,8 +34,7 @@ from evalkit.benchmarks.request import TaskTokens, spread
 from evalkit.compatibility.lm_eval import generation_arguments
 from evalkit.display import Say
 from evalkit.errors import ScoringError, UsageError
-from evalkit.generation.capacity import Capacity
-from evalkit.generation.prompts import Decoding, Prompt, Stops
+from evalkit.generation.prompts import Capacity, Decoding, Prompt, Stops
 from evalkit.inputs.values import check_text, whole
 from evalkit.models.context.extension import refuse_generation
 from evalkit.models.loading.load import LoadedModel
@@ -90,9 +89,7 @@ def _settings_of(request: ModelRequest) -> _Settings:
 
 
 def validate_generation(requests: Sequence[ModelRequest], loaded: LoadedModel, window: int) -> None:
-    """Raise an error for a request that needs more new tokens than the context window, `window`, or settings that are
-    not supported; and if the model's context extension supports scoring only.
-    """
+    """Refuse requests of more new tokens than `window`, of unknown settings, or for a model that only scores."""
     from evalkit.generation.rows import check_settings
 
     checked: set[str] = set()

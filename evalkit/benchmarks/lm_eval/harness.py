@@ -168,8 +168,7 @@ class Harness(HFLM):  # type: ignore[misc]
 
     def text_facts(self, budget: int | None) -> TextFacts:
         """Return the facts for batches of at most `budget` tokens of keys and values; None: as many as fit."""
-        from evalkit.generation.capacity import capacity_of
-        from evalkit.generation.prompts import end_tokens
+        from evalkit.generation.prompts import capacity_of, end_tokens
 
         capacity = capacity_of(self.generator, budget, self.max_length)
         most = min(capacity.most_rows, self._most_texts or capacity.most_rows)
