@@ -26,12 +26,11 @@ import torch
 from transformers import GenerationConfig, StoppingCriteria
 
 from evalkit.benchmarks.longbench.data import load_rows
-from evalkit.benchmarks.longbench.prompts import generation_requests
+from evalkit.benchmarks.longbench.official import generation_requests
 from evalkit.benchmarks.longbench.protocol import find_task
 from evalkit.data.sampling import FirstDocuments
-from evalkit.generation.capacity import capacity_of
 from evalkit.generation.generator import Generator
-from evalkit.generation.prompts import Prompt, Stops, end_tokens
+from evalkit.generation.prompts import Prompt, Stops, capacity_of, end_tokens
 from evalkit.models.loading.load import LoadedModel, load
 from evalkit.models.loading.locate import locate
 

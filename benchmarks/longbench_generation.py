@@ -19,13 +19,11 @@ import torch
 from versus_lm_eval import matrices, matrix_rate
 
 from evalkit.benchmarks.longbench.data import LongBenchDocument, load_rows
-from evalkit.benchmarks.longbench.metrics import score_prediction
-from evalkit.benchmarks.longbench.prompts import generation_requests
+from evalkit.benchmarks.longbench.official import generation_requests, score_prediction
 from evalkit.benchmarks.longbench.protocol import Task, find_task
 from evalkit.data.sampling import FirstDocuments
-from evalkit.generation.capacity import measure_capacity
 from evalkit.generation.generator import Generator
-from evalkit.generation.prompts import CHUNK, Prompt, end_tokens
+from evalkit.generation.prompts import CHUNK, Prompt, end_tokens, measure_capacity
 from evalkit.generation.rows import Generation
 from evalkit.models.loading.load import LoadedModel, load
 from evalkit.models.loading.locate import locate

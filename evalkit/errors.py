@@ -78,7 +78,8 @@ class UnknownNameError(UsageError):
         # lm-eval has thousands of tasks: listing the first twenty would not help
         many = len(names) > _MAX_LISTED
         shown = f"{len(names):,} names" if many else ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-        super().__init__(f"unknown {kind} '{name}': {hint} Known: {shown}")
+        known_names = f"{hint} Known: {shown}" if names else "there is none; leave it out"
+        super().__init__(f"unknown {kind} '{name}': {known_names}")
 
 
 class CheckpointError(EvalkitError):

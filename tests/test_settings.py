@@ -10,7 +10,7 @@ import click
 import pytest
 
 import evalkit
-from evalkit.benchmarks.needle.benchmark import NeedleRequest
+from evalkit.benchmarks.needle import NeedleRequest
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import SuiteRequest
 from evalkit.cli.parameters import Command

@@ -20,7 +20,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from evalkit.benchmarks.outcomes import Label
+from evalkit.benchmarks.outcomes import Label, metrics_report
 from evalkit.display import Say
 from evalkit.errors import UsageError
 from evalkit.inputs.validated import Stored
@@ -105,12 +105,10 @@ class Plan(Protocol):
     """A validated run that is not computed yet."""
 
     @property
-    def request(self) -> Request:
-        """The model, the folders and the benchmark's settings."""
+    def request(self) -> Request: ...
 
     @property
-    def checkpoint(self) -> Checkpoint:
-        """The evaluated checkpoint."""
+    def checkpoint(self) -> Checkpoint: ...
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -146,15 +144,61 @@ class lazy:
         return self if instance is None else resolve_name(self._name)
 
 
-class Abilities:
-    """What a benchmark may lack: for each ability the default of those that lack it.
+class Benchmark(ABC):
+    """One kind of run. It has no state: everything about a run is in its plan.
 
-    Wherever a `rule` is an argument, here and in `Benchmark`, None is the run's own; a run without scores for a rule
-    raises `UnknownNameError`.
+    What a kind must have comes first; any of it can be `lazy`. What it may have follows, with the default of those
+    that lack it. Every method may raise an `EvalkitError`: for an invalid request, checkpoint or document, or a damaged
+    run. Wherever a `rule` is an argument, None is the run's own; a run without scores for a rule raises
+    `UnknownNameError`.
     """
 
     kind: ClassVar[str]
     """Name in manifests and in the registry."""
+    row: ClassVar[type[Row]]
+    """Type of the journal's rows."""
+    key: ClassVar[tuple[str, ...]]
+    """Columns of `row` that identify its subject, such as a document. All rows with one key are in one batch."""
+    request: Any
+    """The request type, whose fields are the settings; see `request.request_of`."""
+    facts: Any
+    """The dataclass of `Computer.facts`, which is restored from the manifest."""
+
+    @abstractmethod
+    def plan(self, request: Any, say: Say) -> Plan:
+        """Validate a request and make the plan of its run."""
+
+    @abstractmethod
+    def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
+        """Return whether rows are missing; stored rows are those with `(task, *values of the key) in finished`."""
+
+    @abstractmethod
+    def setup(self, plan: Any) -> Any:
+        """Return what `computer` needs of a plan: plain data, with a few documents at most."""
+
+    @abstractmethod
+    def computer(self, setup: Any, loaded: LoadedModel, budget: Budget, say: Say) -> Computer:
+        """Prepare the run's model for its batches, with the plan's `setup`."""
+
+    @abstractmethod
+    def batches(self, plan: Any, facts: Any, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
+        """Plan all batches, independently of the journal, and leave out those that it already has.
+
+        Errors of documents may also be raised while the batches are iterated.
+        """
+
+    @abstractmethod
+    def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
+        """Write tables from `FinishedRows.rows`, `table` or `batches`; call `RunWriter.save_results` last."""
+
+    @abstractmethod
+    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
+        """Return the metrics of a finished run; the most important metric of a task comes first."""
+
+    @abstractmethod
+    def comparable(self, run: Run) -> Comparable:
+        """Return the documents of a finished run with their scores, if it has scores of single documents."""
+
     results_form: ClassVar[type[Stored]] = StoredResults
     """Schema of its results.json, beyond the keys that every benchmark has."""
     files: ClassVar[tuple[str, ...]] = ()
@@ -173,36 +217,29 @@ class Abilities:
         return frozenset({"token_budget", "device_map"})
 
     def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
-        """Yield the first prompts of each task as the model reads them, formatted for a terminal.
-
-        Raises:
-            UsageError: the benchmark cannot show its prompts.
-        """
+        """Yield the first prompts of each task as the model reads them, formatted for a terminal."""
         raise UsageError(f"--show-prompts: benchmark {self.kind} does not support it; leave it out")
 
     def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-        """Estimate the tokens of each task of a whole run from `sample` documents of each, without a model.
-
-        Raises:
-            UsageError: the benchmark cannot estimate them.
-            EvalkitError: a sampled document cannot be computed.
-        """
+        """Estimate the tokens of each task of a whole run from `sample` documents of each, without a model."""
         raise UsageError(f"benchmark {self.kind} cannot estimate its tokens")
 
-    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
-        """Yield the documents of a finished run as people read them, by task; no `tasks`: of all.
+    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
+        """Return the printed report of a finished run; `detail`: with the subtasks of tasks that have them."""
+        return metrics_report(run, self.metrics(run, rule))
 
-        Raises:
-            EvalkitError: the run is damaged.
-        """
+    def rescored(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
+        """Return the report of a finished run's choices under a rule; arguments as of `report`."""
+        from evalkit.benchmarks.multiple_choice.results_report import choices_report
+
+        return choices_report(run, rule, detail)
+
+    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """Yield the documents of a finished run as people read them, by task; no `tasks`: of all."""
         return iter(())
 
     def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-        """Return the figures of finished runs, each with a unique name.
-
-        Raises:
-            EvalkitError: a run is damaged.
-        """
+        """Return the figures of finished runs, each with a unique name."""
         return []
 
     def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
@@ -219,12 +256,6 @@ class Abilities:
         shown = f" ({rule or run.rule})" if run.rule else ""
         return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{shown}"
 
-    def rescored(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """Return the report of a finished run's choices under a rule; arguments as of `Benchmark.report`."""
-        from evalkit.benchmarks.multiple_choice.results_report import choices_report
-
-        return choices_report(run, rule, detail)
-
     def label(self, run: Run, task: str) -> Label:
         """Return the printed label of a task or an average."""
         return Label(task, task)
@@ -236,77 +267,3 @@ class Abilities:
             UsageError: runs of this kind are exported in another format, which the message names.
         """
         return None
-
-
-class Benchmark(Abilities, ABC):
-    """One kind of run. It has no state: everything about a run is in its plan.
-
-    What a kind must have is here; any of it can be `lazy`. What it may have is in `Abilities`.
-    """
-
-    row: ClassVar[type[Row]]
-    """Type of the journal's rows."""
-    key: ClassVar[tuple[str, ...]]
-    """Columns of `row` that identify its subject, such as a document. All rows with one key are in one batch."""
-    request: Any
-    """The request type, whose fields are the settings; see `request.request_of`."""
-    facts: Any
-    """The dataclass of `Computer.facts`, which is restored from the manifest."""
-
-    @abstractmethod
-    def plan(self, request: Any, say: Say) -> Plan:
-        """Validate a request and make the plan of its run.
-
-        Raises:
-            EvalkitError: the request, the checkpoint or the documents are invalid.
-        """
-
-    @abstractmethod
-    def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
-        """Return whether rows are missing; stored rows are those with `(task, *values of the key) in finished`."""
-
-    @abstractmethod
-    def setup(self, plan: Any) -> Any:
-        """Return what `computer` needs of a plan: plain data, with a few documents at most.
-
-        Raises:
-            EvalkitError: a document is invalid.
-        """
-
-    @abstractmethod
-    def computer(self, setup: Any, loaded: LoadedModel, budget: Budget, say: Say) -> Computer:
-        """Prepare the run's model for its batches, with the plan's `setup`.
-
-        Raises:
-            EvalkitError: the model cannot compute the plan.
-        """
-
-    @abstractmethod
-    def batches(self, plan: Any, facts: Any, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
-        """Plan all batches, independently of the journal, and leave out those that it already has.
-
-        Raises:
-            EvalkitError: a document cannot be computed; may also be raised while the batches are iterated.
-        """
-
-    @abstractmethod
-    def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
-        """Write tables from `FinishedRows.rows`, `table` or `batches`; call `RunWriter.save_results` last."""
-
-    @abstractmethod
-    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """Return the metrics of a finished run; the most important metric of a task comes first."""
-
-    @abstractmethod
-    def comparable(self, run: Run) -> Comparable:
-        """Return the documents of a finished run with their scores.
-
-        Raises:
-            EvalkitError: the run has no scores of single documents, or a table is damaged.
-        """
-
-    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """Return the printed report of a finished run; `detail`: with the subtasks of tasks that have them."""
-        from evalkit.benchmarks.outcomes import metrics_report
-
-        return metrics_report(run, self.metrics(run, rule))

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.document_views import TaskView
-    from evalkit.generation.capacity import GeneratingFacts
-    from evalkit.generation.prompts import Prompt
+    from evalkit.generation.prompts import GeneratingFacts, Prompt
     from evalkit.models.loading.load import LoadedModel
 
 
@@ -84,11 +83,10 @@ def context_of(model: ModelSpec, checkpoint: Checkpoint, what: str) -> int:
         refuse_generation(extension, what)
         return extension.target
     _, window = configured_window(config_of(checkpoint, silent))
-    if window is None or window > MOST_TOKENS:
-        above = f"of {window or 0:,} tokens, above the {MOST_TOKENS:,} positions that float32 can distinguish"
-        stored = "no context window" if window is None else f"a context window {above}"
+    if window is None or window > MOST_TOKENS:  # float32 cannot distinguish more positions
         raise UsageError(
-            f"{checkpoint.given}: its config has {stored}; give the real one as --context and --context-original"
+            f"{checkpoint.given}: its config has no context window of at most {MOST_TOKENS:,} tokens; "
+            "give the real one as --context and --context-original"
         )
     return window
 
@@ -176,7 +174,7 @@ class GenerationRequest:
 class GeneratedBenchmark(Benchmark):
     """Base class of benchmarks with generated answers, each of which has one score."""
 
-    facts = lazy("evalkit.generation.capacity:GeneratingFacts")
+    facts = lazy("evalkit.generation.prompts:GeneratingFacts")
     row = GeneratedAnswer
     key = ("id",)
     files: ClassVar[tuple[str, ...]]
@@ -192,7 +190,7 @@ class GeneratedBenchmark(Benchmark):
     def generation_requests(
         self, plan: Any, task: str, ends: frozenset[int], tokenizer: Any
     ) -> Sequence[GenerationRequest]:
-        """Return the generation requests of a task's documents, in order; `ends` are the model's end tokens."""
+        """Return the requests of a task's documents, in order; `ends` are the model's end tokens."""
 
     @abstractmethod
     def table_row(self, task: str, document: Any, answer: GeneratedAnswer) -> dict[str, Any]:
@@ -214,7 +212,6 @@ class GeneratedBenchmark(Benchmark):
         return Measure(f"{self.metric} in %", True, self.metric)
 
     def metric_of(self, task: str) -> str:
-        """Return the name of a task's metric."""
         return self.metric
 
     def groups(self, run: Run) -> Mapping[str, Sequence[str]]:
@@ -229,16 +226,13 @@ class GeneratedBenchmark(Benchmark):
         return bool(self._unfinished_tasks(plan, finished))
 
     def setup(self, plan: Any) -> int:
-        """Return the context window, in tokens."""
         return int(plan.manifest["context"])
 
     def computer(self, setup: int, loaded: LoadedModel, budget: Budget, say: Say) -> _GenerationComputer:
         return _GenerationComputer(loaded, budget.kept, setup, say)
 
     def batches(self, plan: Any, facts: GeneratingFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
-        """Batch the prompts of the tasks that lack an answer."""
-        room, batches = facts.room, []
-        unfinished = self._unfinished_tasks(plan, finished)
+        room, batches, unfinished = facts.room, [], self._unfinished_tasks(plan, finished)
         say(f"tokenising the prompts of {len(unfinished)} task{'s' * (len(unfinished) > 1)}")
         for task in unfinished:
             requests = self.generation_requests(plan, task, frozenset(facts.ends), tokenizer)
@@ -260,8 +254,7 @@ class GeneratedBenchmark(Benchmark):
         counts = []
         for task, documents in plan.tasks.items():
             # Prompts of generated answers are longer than others
-            sampled = [documents[place] for place in spread(len(documents), sample // 4)]
-            part = replace(plan, tasks={task: sampled})
+            part = replace(plan, tasks={task: [documents[place] for place in spread(len(documents), sample // 4)]})
             prompts = [request.prompt for request in self.generation_requests(part, task, frozenset(), tokenizer)]
             scale = len(documents) / len(prompts)
             alone = sum(len(prompt.tokens) for prompt in prompts)
@@ -287,10 +280,7 @@ class GeneratedBenchmark(Benchmark):
             for id, document in zip(self.ids(plan, task), documents, strict=True):
                 if id not in answers:
                     # Happens only if lines of the journal were removed while it was read
-                    raise RunError(
-                        f"the journal of {writer.folder} lacks {task} document {id}; delete the folder and run the "
-                        "command again"
-                    )
+                    raise RunError(f"the journal of {writer.folder} lacks {task} document {id}; delete the folder")
                 rows.append(self.table_row(task, document, answers[id]))
         table = pd.DataFrame(rows)
         results = self.results(plan, table)
@@ -330,9 +320,8 @@ class _ComparableAnswers(GradedAnswers):
 
 class _GenerationComputer:
     def __init__(self, loaded: LoadedModel, budget: int | None, context: int, say: Say) -> None:
-        from evalkit.generation.capacity import GeneratingFacts, measure_capacity
         from evalkit.generation.generator import generator_of
-        from evalkit.generation.prompts import end_tokens
+        from evalkit.generation.prompts import GeneratingFacts, end_tokens, measure_capacity
 
         self._generator, self._tokenizer, self._say = generator_of(loaded, say), loaded.tokenizer, say
         room = measure_capacity(loaded.model, self._generator, budget, context)

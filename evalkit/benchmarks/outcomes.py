@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from evalkit.runs.folder import Run
     from evalkit.stats.estimates import Floats
 
-
 CONTENT = "content"
 """Column of documents with the hash of their content, where runs of other programs number them in their own way."""
-SELECTION = ("limit", "documents")
-"""Of what must agree for documents to be paired by number, what need not if they are paired by content."""
+LOWER_IS_BETTER = " ↓"
+"""Mark after the metric's name, explained by `LOWER_NOTE`."""
+LOWER_NOTE = "↓: lower is better"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ class Measure:
 
     @property
     def is_share(self) -> bool:
-        """Whether scores lie between 0 and 1."""
         return self.bounds == (0.0, 1.0)
 
     @property
@@ -108,11 +107,7 @@ class Measure:
 
 
 class Comparable(ABC):
-    """Documents and scores of a run, for paired comparison. Tables are read on first use.
-
-    Args:
-        run: a finished run.
-    """
+    """Documents and scores of a finished run, for paired comparison. Tables are read on first use."""
 
     checked: Sequence[str]
     """Columns of `documents` that must be equal for two documents to be the same."""
@@ -131,22 +126,10 @@ class Comparable(ABC):
     def documents(self) -> pd.DataFrame:
         """One row for each document: task, subtask, doc_id, cluster (`CLUSTER`) and the `checked` columns."""
 
-    def of_letters(self, key: str) -> frozenset[str]:
-        """Return the tasks whose answers are letters, of which a continuous outcome mostly measures the format.
-
-        Args:
-            key: of the outcome; of a rule, or of an outcome that compares the letters with each other, there is none.
-        """
-        return frozenset()
-
     @property
     @abstractmethod
     def rules(self) -> Sequence[str]:
         """The rules that the run has scores for."""
-
-    def beside(self, rule: str) -> str | None:
-        """Return the continuous outcome that is reported beside a rule's accuracy, a further key; None without one."""
-        return None
 
     @abstractmethod
     def by_rule(self, rule: str) -> Floats:
@@ -161,14 +144,25 @@ class Comparable(ABC):
         name = self.measure(rule).name
         return [other for other in self.rules if self.measure(other).name == name]
 
-    def check_alike(self, other: Comparable) -> None:
-        """Raise a `UsageError` if the scores of another run mean something else than these, whatever the documents."""
-        return
+    def of_letters(self, key: str) -> frozenset[str]:
+        """Return the tasks whose answers are letters, of which a continuous outcome mostly measures the format.
+
+        Of a rule, or of an outcome that compares the letters with each other, there is none.
+        """
+        return frozenset()
+
+    def beside(self, rule: str) -> str | None:
+        """Return the continuous outcome that is reported beside a rule's accuracy, a further key; None without one."""
+        return None
 
     @property
     def has_contents(self) -> bool:
         """Whether `documents` have hashes of their content (`CONTENT`): other selections can then be paired."""
         return False
+
+    def check_alike(self, other: Comparable) -> None:
+        """Raise a `UsageError` if the scores of another run mean something else than these, whatever the documents."""
+        return
 
     def must_agree(self, task: str) -> dict[str, str]:
         """Return what must be equal for a task's documents to be the same: name → value, empty if unknown."""
@@ -197,8 +191,7 @@ class GradedAnswers(Comparable):
         measures: Mapping[str, Measure],
     ) -> None:
         super().__init__(run)
-        self.checked = checked
-        self.groups = groups
+        self.checked, self.groups = checked, groups
         self.group_sizes = {group: len(members) for group, members in groups.items()}
         self._load, self._measures = load, measures
 
@@ -239,11 +232,6 @@ class GradedAnswers(Comparable):
         )
 
 
-LOWER_IS_BETTER = " ↓"
-"""Mark after the metric's name, explained by `LOWER_NOTE`."""
-LOWER_NOTE = "↓: lower is better"
-
-
 def run_content(run: Run, **more: Any) -> dict[str, Any]:
     """Return the JSON content of a run: results.json with the run's id, its folder and further keys."""
     return {"run": run.manifest["id"], "folder": str(run.folder)} | more | dict(run.stored)
@@ -251,15 +239,13 @@ def run_content(run: Run, **more: Any) -> dict[str, Any]:
 
 def metrics_report(run: Run, metrics: Sequence[Metric]) -> Report:
     """Return a report with one line for each metric."""
-    headers = ["task", "metric", "n", "value", "± SE"]
-    table = simple_table(run.suite, headers, list(map(_cells, metrics)), texts=2)
+    rows = []
+    for metric in metrics:
+        layer = "" if metric.layer is None else f", layer {metric.layer}"
+        name = metric.name + layer + (LOWER_IS_BETTER if metric.higher_is_better is False else "")
+        task = metric.task + ("*" if metric.official is False else "")
+        error = "–" if metric.stderr is None else f"± {fixed(metric.stderr, 4)}"
+        rows.append([task, name, f"{metric.n:,}", fixed(metric.value, 4), error])
+    table = simple_table(run.suite, ["task", "metric", "n", "value", "± SE"], rows, texts=2)
     notes = [*mixture(run.manifest), *([LOWER_NOTE] if any(m.higher_is_better is False for m in metrics) else [])]
     return Report((table,), notes=tuple(notes), content=run_content(run), records=list(map(asdict, metrics)))
-
-
-def _cells(metric: Metric) -> list[str]:
-    layer = "" if metric.layer is None else f", layer {metric.layer}"
-    name = metric.name + layer + (LOWER_IS_BETTER if metric.higher_is_better is False else "")
-    task = metric.task + ("*" if metric.official is False else "")
-    error = "–" if metric.stderr is None else f"± {fixed(metric.stderr, 4)}"
-    return [task, name, f"{metric.n:,}", fixed(metric.value, 4), error]

@@ -35,7 +35,6 @@ from evalkit.runs.folder import specification_id
 
 Value = TypeVar("Value")
 
-
 _lock = threading.RLock()
 _blocks = 0
 """Number of blocks of `remembering` that have begun and not ended."""
@@ -62,13 +61,9 @@ def remembering() -> Iterator[None]:
 
 
 def remembered(kind: str, key: Hashable, make: Callable[[], Value], most: int = 4) -> Value:
-    """Return the value of a key; within `remembering`, the one that was made for it before.
+    """Return the value of a key, everything that it depends on; within `remembering`, the one made for it before.
 
-    Args:
-        kind: kind of the value.
-        key: everything that the value depends on.
-        make: makes the value, which nobody may change.
-        most: number of values of this kind that are kept.
+    Nobody may change the value. `most` values of a kind are kept.
     """
     if not _blocks:
         return make()
@@ -150,20 +145,23 @@ def request_of(kind: type[RequestType], model: str | Path | ModelSpec, options: 
     Raises:
         UsageError: an option does not exist, or its value is invalid.
     """
-    if isinstance(model, ModelSpec):
-        check_names(options, kind)
-        return kind(model, **fitted(kind, options))
-    check_names(options, ModelSpec, kind)
-    of_model = {name: value for name, value in options.items() if name in settings_of(ModelSpec)}
-    spec = model_spec(model, **of_model)
-    return kind(spec, **fitted(kind, {name: value for name, value in options.items() if name not in of_model}))
+    of_model = {}
+    if not isinstance(model, ModelSpec):
+        check_names(options, ModelSpec, kind)
+        of_model = {name: value for name, value in options.items() if name in settings_of(ModelSpec)}
+        model = model_spec(model, **of_model)
+    own = {name: value for name, value in options.items() if name not in of_model}
+    check_names(own, kind)
+    return kind(model, **fitted(kind, own))
 
 
 def provenance(model: ModelSpec, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the provenance in every manifest: model, date, command, hardware and versions."""
+    path = {"folder": checkpoint.folder, "gguf": checkpoint.gguf}.get(checkpoint.kind)
     return {
         "model": model.named,
-        "path": _path_of(checkpoint),
+        # None for a model of the hub or in memory
+        "path": None if path is None else str(values.path("--model", path.resolve())),
         "revision": checkpoint.revision,
         **({"live": True} if checkpoint.kind == "live" else {}),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -189,12 +187,6 @@ def plain_manifest(
         **more,
         **provenance(model, checkpoint),
     }
-
-
-def _path_of(checkpoint: Checkpoint) -> str | None:
-    """Return the absolute path of a local checkpoint; None if it is from the hub or in memory."""
-    path = {"folder": checkpoint.folder, "gguf": checkpoint.gguf}.get(checkpoint.kind)
-    return None if path is None else str(values.path("--model", path.resolve()))
 
 
 def numerics(model: ModelSpec, checkpoint: Checkpoint, limit: int | None, say: Say = silent) -> dict[str, Any]:
@@ -281,10 +273,6 @@ def spread(count: int, most: int, block: int = 1) -> list[int]:
 
 
 def shared_library(request: SuiteRequest, say: Say) -> Library:
-    """Return the library with a request's documents; within `remembering` each document is read once.
-
-    Raises:
-        DataError: `data_dir` is not a folder that can be read.
-    """
+    """Return the library with a request's documents; within `remembering` each document is read once."""
     data_dir, unofficial = request.data_dir, request.allow_unofficial_data
     return remembered("library", (data_dir, unofficial), lambda: Library(data_dir, unofficial, say))

@@ -71,11 +71,7 @@ def evaluate(
 
 
 def planned(model: str | Path | ModelSpec, options: Mapping[str, Any], say: Say) -> Plan:
-    """Plan a run with the benchmark that has the suite; `model` and `options` as of `request_of`.
-
-    Raises:
-        EvalkitError: the options, the checkpoint or the documents are invalid.
-    """
+    """Plan a run with the benchmark that has the suite; `model` and `options` as of `request_of`."""
     chosen = _benchmark_of(options.get("suite"))
     given = {name: value for name, value in options.items() if name != "suite" or name in settings_of(chosen.request)}
     return chosen.plan(request_of(chosen.request, model, given), say)
@@ -102,13 +98,9 @@ def given_options(
     named: Callable[[str], str] = str,
     where: str = "settings",
 ) -> dict[str, Any]:
-    """Return the arguments that differ from their defaults, merged with the benchmark's own settings.
+    """Return the arguments of `evaluate` that differ from their defaults, merged with the benchmark's own settings.
 
-    Args:
-        arguments: of `evaluate`, by name.
-        settings: settings of the suite's benchmark, by name.
-        named: argument → its name in messages.
-        where: how `settings` are given, for messages.
+    In messages, an argument is `named(argument)`, and `where` says how settings are given.
 
     Raises:
         UsageError: the benchmark has no such argument or setting, or an argument of `evaluate` is given as a setting.

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from itertools import takewhile
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
 from evalkit.benchmarks.registry import benchmark_of
@@ -91,13 +90,6 @@ class ListedRun:
         origin = "imported" if self.imported else ""
         return ", ".join(filter(None, (shots, self.documents, self.context, self.windows, origin)))
 
-    @property
-    def searched(self) -> str:
-        """Text that a filter searches, in lower case."""
-        about = (Path(self.folder).name, self.state, self.id, self.created, self.model, self.revision, self.path,
-                 self.suite, self.template, self.dtype, self.settings, self.rule)  # fmt: skip
-        return " ".join(map(str, about)).lower()
-
 
 def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun]:
     """Return the runs under a folder whose description contains each word of a text; case is ignored.
@@ -107,51 +99,24 @@ def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun
     Raises:
         RunError: the folder cannot be read.
     """
-    runs = [
-        ListedRun(str(run.folder), "damaged", notes=(run.why,)) if isinstance(run, DamagedRun) else _listed(run)
-        for run in scan(root)
-    ]
-    words = text.lower().split()
+
+    def has_words(run: ListedRun) -> bool:
+        about = (Path(run.folder).name, run.state, run.id, run.created, run.model, run.revision, run.path, run.suite,
+                 run.template, run.dtype, run.settings, run.rule)  # fmt: skip
+        return all(word in " ".join(map(str, about)).lower() for word in text.lower().split())
+
     orders: dict[str, Any] = {
         "date": lambda run: run.created,
         "name": lambda run: run.folder,
         "model": lambda run: by_number(run.checkpoint),
         "score": lambda run: float("inf") if run.score is None else -run.score,
     }
-    return sorted((run for run in runs if all(word in run.searched for word in words)), key=orders[sort])
+    return sorted(filter(has_words, map(_listed, scan(root))), key=orders[sort])
 
 
-def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report:
-    """Return a report with one line for each run found in a folder by a filter; notes have errors and warnings."""
-    headers = ["id", "date", "suite", "dtype", "settings", "result", "checkpoint"]
-    rows = [
-        [run.id[:_ID_SHOWN], run.created[:10], f"{run.suite} {run.template}".strip(), run.dtype, run.settings,
-         run.result or run.state, run.checkpoint]
-        for run in runs
-    ]  # fmt: skip
-    # Empty columns are dropped to save width
-    shown = [column for column in range(len(headers)) if any(row[column] for row in rows)]
-    rows = [[row[column] for column in shown] for row in rows]
-    headers = [headers[column] for column in shown]
-    notes = [f"{run.id[:_ID_SHOWN] or Path(run.folder).name}: {note}" for run in runs for note in run.notes]
-    if kept := [run.id[:_ID_SHOWN] for run in runs if run.state == "finished" and not (run.journal or run.imported)]:
-        notes.append(f"stored without a journal, so their tables cannot be recomputed: {', '.join(kept)}")
-    content = [asdict(run) for run in runs]
-    records = [
-        {name: "; ".join(value) if isinstance(value, tuple) else value for name, value in record.items()}
-        for record in content
-    ]
-    none = f"none in {root}" + (f" with {text}" if text.strip() else "")
-    return Report(
-        (simple_table("runs", headers, rows, texts=len(shown)),) if runs else (),
-        () if runs else (none,),
-        notes=tuple(notes),
-        content=content,
-        records=records,
-    )
-
-
-def _listed(run: Run) -> ListedRun:
+def _listed(run: Run | DamagedRun) -> ListedRun:
+    if isinstance(run, DamagedRun):
+        return ListedRun(str(run.folder), "damaged", notes=(run.why,))
     manifest, specification = run.manifest, run.manifest["specification"]
     extension = specification.get("context_extension")
     about: dict[str, Any] = {
@@ -184,11 +149,34 @@ def _listed(run: Run) -> ListedRun:
     return ListedRun(state="finished", score=score, result=result, **about)
 
 
-_NONE = "–"
+def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report:
+    """Return a report with one line for each run found in a folder by a filter; notes have errors and warnings."""
+    headers = ["id", "date", "suite", "dtype", "settings", "result", "checkpoint"]
+    rows = [
+        [run.id[:_ID_SHOWN], run.created[:10], f"{run.suite} {run.template}".strip(), run.dtype, run.settings,
+         run.result or run.state, run.checkpoint]
+        for run in runs
+    ]  # fmt: skip
+    # Empty columns are dropped to save width
+    shown = [column for column in range(len(headers)) if any(row[column] for row in rows)]
+    rows = [[row[column] for column in shown] for row in rows]
+    headers = [headers[column] for column in shown]
+    notes = [f"{run.id[:_ID_SHOWN] or Path(run.folder).name}: {note}" for run in runs for note in run.notes]
+    if kept := [run.id[:_ID_SHOWN] for run in runs if run.state == "finished" and not (run.journal or run.imported)]:
+        notes.append(f"stored without a journal, so their tables cannot be recomputed: {', '.join(kept)}")
+    content = [asdict(run) for run in runs]
+    records = [
+        {name: "; ".join(value) if isinstance(value, tuple) else value for name, value in record.items()}
+        for record in content
+    ]
+    if not runs:
+        none = f"none in {root}" + (f" with {text}" if text.strip() else "")
+        return Report((), (none,), notes=tuple(notes), content=content, records=records)
+    table = simple_table("runs", headers, rows, texts=len(shown))
+    return Report((table,), notes=tuple(notes), content=content, records=records)
 
 
-@dataclass(frozen=True)
-class SummarisedRun:
+class SummarisedRun(NamedTuple):
     """A checkpoint with its run."""
 
     model: str
@@ -201,62 +189,64 @@ class SummarisedRun:
     message: str = ""
     """Why it is not finished, or what was left out."""
 
-    @cached_property
-    def metrics(self) -> dict[str, Metric]:
-        """Task → its first metric."""
-        metrics: dict[str, Metric] = {}
-        for metric in benchmark_of(self.run).metrics(self.run, self.rule) if self.run else ():
-            metrics.setdefault(metric.task, metric)
-        return metrics
 
-    @cached_property
-    def average(self) -> dict[str, Any] | None:
-        """The stored average over all tasks, None if there is none."""
-        averages = benchmark_of(self.run).stored_averages(self.run, self.rule) if self.run else []
-        return dict(averages[-1]) if averages else None
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """Keys of its record in JSON and CSV."""
-        identity = (self.run.manifest["id"], str(self.run.folder)) if self.run else (None, None)
-        return {"model": self.model, "state": self.state, "message": self.message, "run": identity[0],
-                "folder": identity[1]}  # fmt: skip
-
-
-def summary_report(runs: Sequence[SummarisedRun]) -> Report:
-    """Return a report with a line for each checkpoint, in order."""
-    tasks = list(dict.fromkeys(task for run in runs for task in run.metrics))
-    averages = [run.average if len(tasks) > 1 else None for run in runs]
-    name = next((average["name"] for average in averages if average), None)
-    folder, labels = _labels([run.model for run in runs])
-    rows = []
-    for label, run, average in zip(labels, runs, averages, strict=True):
-        cells = [_cell(run.metrics.get(task)) for task in tasks]
-        rows.append([label, *cells, *([percent(average["accuracy"]) if average else _NONE] if name else [])])
-    headers = ["checkpoint", *(_heading(task, runs) for task in tasks), *([name] if name else [])]
-    metrics = [metric for run in runs for metric in run.metrics.values()]
+def summary_report(summarised: Sequence[SummarisedRun]) -> Report:
+    """Return a report with a line for each checkpoint, in order: the first metric of each task, and the average."""
+    metrics: list[dict[str, Metric]] = []
+    averages: list[dict[str, Any] | None] = []
+    for entry in summarised:
+        firsts, average = dict[str, Metric](), None
+        if entry.run:
+            kind = benchmark_of(entry.run)
+            for metric in kind.metrics(entry.run, entry.rule):
+                firsts.setdefault(metric.task, metric)
+            average = next(reversed(kind.stored_averages(entry.run, entry.rule)), None)
+        metrics.append(firsts)
+        averages.append(average)
+    tasks = list(dict.fromkeys(task for firsts in metrics for task in firsts))
+    headers = ["checkpoint"]
+    for task in tasks:
+        run = next(entry.run for entry, firsts in zip(summarised, metrics, strict=True) if entry.run and task in firsts)
+        measured = [firsts[task] for firsts in metrics if task in firsts]
+        mark = "*" if any(metric.official is False for metric in measured) else ""
+        lower = LOWER_IS_BETTER if measured[0].higher_is_better is False else ""
+        headers.append(f"{benchmark_of(run).label(run, task).short}{mark}{lower}")
+    folder, labels = _labels([entry.model for entry in summarised])
+    cells = [[_cell(firsts.get(task)) for task in tasks] for firsts in metrics]
+    rows = [[label, *row] for label, row in zip(labels, cells, strict=True)]
+    if len(tasks) > 1 and any(averages):
+        headers.append(next(average["name"] for average in averages if average))
+        for row, average in zip(rows, averages, strict=True):
+            row.append(percent(average["accuracy"]) if average else _NONE)
     notes = [f"checkpoints are in {folder}"] if folder else []
-    notes += [f"{run.model}: {run.state}: {run.message}" for run in runs if run.message]
-    notes += [f"{run.model}: {note}" for run in runs if run.run for note in mixture(run.run.manifest)]
-    if any(metric.official is False for metric in metrics):
+    notes += [f"{entry.model}: {entry.state}: {entry.message}" for entry in summarised if entry.message]
+    notes += [f"{entry.model}: {note}" for entry in summarised if entry.run for note in mixture(entry.run.manifest)]
+    every = [metric for firsts in metrics for metric in firsts.values()]
+    if any(metric.official is False for metric in every):
         notes.append("*: not the official documents of the task")
-    if any(metric.higher_is_better is False for metric in metrics):
+    if any(metric.higher_is_better is False for metric in every):
         notes.append(LOWER_NOTE)
-    return Report(
-        (simple_table("summary", headers, rows),),
-        (f"{sum(run.run is not None for run in runs)} of {len(runs)} checkpoints are finished{_shared(runs)}",),
-        notes=tuple(notes),
-        content=[
-            run.about | {"tasks": [asdict(metric) for metric in run.metrics.values()], "average": run.average}
-            for run in runs
-        ],
-        records=[
-            run.about
-            | {task: metric.value for task, metric in run.metrics.items()}
-            | {"average": run.average["accuracy"] if run.average else None}
-            for run in runs
-        ],
-    )
+    content, records = list[dict[str, Any]](), list[dict[str, Any]]()
+    for entry, firsts, average in zip(summarised, metrics, averages, strict=True):
+        identity = (entry.run.manifest["id"], str(entry.run.folder)) if entry.run else (None, None)
+        about = {"model": entry.model, "state": entry.state, "message": entry.message, "run": identity[0],
+                 "folder": identity[1]}  # fmt: skip
+        content.append(about | {"tasks": [asdict(metric) for metric in firsts.values()], "average": average})
+        values = {task: metric.value for task, metric in firsts.items()}
+        records.append(about | values | {"average": average["accuracy"] if average else None})
+    count = sum(entry.run is not None for entry in summarised)
+    verdict = f"{count} of {len(summarised)} checkpoints are finished{_shared(summarised)}"
+    table = simple_table("summary", headers, rows)
+    return Report((table,), (verdict,), notes=tuple(notes), content=content, records=records)
+
+
+_NONE = "–"
+
+
+def _cell(metric: Metric | None) -> str:
+    if metric is None or metric.value is None:
+        return _NONE
+    return percent(metric.value / metric.whole) if metric.whole else fixed(metric.value, 4)
 
 
 def _labels(models: Sequence[str]) -> tuple[str, list[str]]:
@@ -268,26 +258,12 @@ def _labels(models: Sequence[str]) -> tuple[str, list[str]]:
     return str(PurePath(*common)), [str(PurePath(*PurePath(model).parts[len(common) :])) for model in models]
 
 
-def _shared(runs: Sequence[SummarisedRun]) -> str:
+def _shared(summarised: Sequence[SummarisedRun]) -> str:
     """Describe what all runs share: the suite and, where rules apply, template and rule."""
-    for summarised in runs:
-        if (run := summarised.run) is not None:
+    for entry in summarised:
+        if (run := entry.run) is not None:
             several = "prompts" in run.manifest["specification"]
             prompts = f"mean over {run.template} and other prompts" if several else f"{run.template} prompts"
-            by_rule = f", {prompts}, rule {summarised.rule or run.rule}" if "rules" in run.stored else ""
+            by_rule = f", {prompts}, rule {entry.rule or run.rule}" if "rules" in run.stored else ""
             return f" on {run.suite}{by_rule}"
     return ""
-
-
-def _heading(task: str, runs: Sequence[SummarisedRun]) -> str:
-    """Return the label of a task, with marks for unofficial documents and for a metric of which lower is better."""
-    measured = [(run.run, run.metrics[task]) for run in runs if run.run and task in run.metrics]
-    (run, metric), mark = measured[0], "*" if any(metric.official is False for _, metric in measured) else ""
-    lower = LOWER_IS_BETTER if metric.higher_is_better is False else ""
-    return f"{benchmark_of(run).label(run, task).short}{mark}{lower}"
-
-
-def _cell(metric: Metric | None) -> str:
-    if metric is None or metric.value is None:
-        return _NONE
-    return percent(metric.value / metric.whole) if metric.whole else fixed(metric.value, 4)

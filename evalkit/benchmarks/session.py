@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from evalkit.benchmarks.base import Batch, Budget, Plan, Planned
 from evalkit.benchmarks.registry import benchmark
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from evalkit.models.loading.spec import ModelSpec
     from evalkit.runs.columns import Rows
 
-
 Prefetched = TypeVar("Prefetched")
 
 
@@ -42,7 +41,7 @@ def prefetched(
 ) -> Iterator[Prefetched]:
     """Yield batches, while a thread takes the next one from the iterator and makes it ready by `warm`.
 
-    `stop` makes the iterator raise an exception soon; it is called where the batches are not needed any more.
+    `stop` is called where no more batches are needed; it makes the iterator raise an exception soon.
     """
 
     def following() -> Prefetched | None:
@@ -98,10 +97,10 @@ class ModelHolder:
 
 
 def load_checked(model: ModelSpec, checkpoint: Checkpoint, specification: Mapping[str, Any], say: Say) -> LoadedModel:
-    """Load the model of a run, of which `specification` has the fingerprint, and report what was loaded.
+    """Load the model of a run and report what was loaded.
 
     Raises:
-        CheckpointError: it cannot be loaded, or its files have changed since the run's id was computed.
+        CheckpointError: it cannot be loaded, or its files have changed since the run's specification was made.
     """
     loaded = model.load(checkpoint, say)
     check_identity(checkpoint.given, specification, loaded)
@@ -110,14 +109,11 @@ def load_checked(model: ModelSpec, checkpoint: Checkpoint, specification: Mappin
     return loaded
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A model that is ready to compute a run: what planning and the manifest need to know about it."""
+class Prepared(NamedTuple):
+    """What planning and the manifest need to know about a model that is ready to compute; see `Computer`."""
 
     facts: Any
-    """See `Computer.facts`."""
     about: dict[str, Any]
-    """See `Computer.about`."""
     place: BatchDevice
     """Device of most batches."""
     tokenizer: Any
@@ -127,10 +123,8 @@ class OpenRun:
     """A run whose folder this process writes: its journal, missing batches and results. Use `opened`."""
 
     def __init__(self, plan: Plan, writer: RunWriter, say: Say) -> None:
-        self.plan = plan
+        self.plan, self._writer, self._say = plan, writer, say
         self._kind = kind = benchmark(plan.manifest["kind"])
-        self._writer = writer
-        self._say = say
         self.is_missing = False
         """Whether there is something to compute."""
         # Another process may have finished the run before this one had the lock
@@ -176,11 +170,7 @@ class OpenRun:
         return planned
 
     def store(self, batch: Batch, rows: Rows, seconds: float, place: BatchDevice, packed: bytes | None = None) -> None:
-        """Add a computed batch to the journal, with the seconds and the device that it took.
-
-        Raises:
-            RunError: it could not be written; earlier batches are unaffected.
-        """
+        """Add a computed batch to the journal. Raises `RunError` if that fails; earlier batches are unaffected."""
         self.finished.append(Entry(*batch.key, round(seconds, 4), place), rows, packed)
 
     def report(self, done: float, seconds_left: float | None) -> None:
@@ -212,12 +202,7 @@ def finished(plan: Plan, say: Say) -> Run | None:
 
 @contextmanager
 def opened(plan: Plan, say: Say) -> Iterator[OpenRun]:
-    """Open the folder of a run for writing.
-
-    Raises:
-        RunInUseError: another process has it open.
-        RunError: it cannot be written or read.
-    """
+    """Open the folder of a run for writing. Raises a `RunInUseError` if another process has it open, or `RunError`."""
     with open_run(plan.folder.parent, plan.folder.name, plan.manifest, say) as writer:
         yield OpenRun(plan, writer, say)
 
@@ -225,10 +210,8 @@ def opened(plan: Plan, say: Say) -> Iterator[OpenRun]:
 def run_plan(plan: Plan, progress: Progress, holder: ModelHolder | None = None) -> Run:
     """Compute the missing batches of a run in this process, write its results and open it.
 
-    The holder loads the model and keeps it for further runs.
-
-    Raises:
-        EvalkitError: the run cannot be computed or saved; the message is one line.
+    The holder loads the model and keeps it for further runs. Raises an `EvalkitError` if the run cannot be computed or
+    saved.
     """
     if (run := finished(plan, progress.say)) is not None:
         return run

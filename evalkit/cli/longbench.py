@@ -134,15 +134,14 @@ def score(
     evalkit longbench score pred/llama2-7b-chat-4k
     evalkit longbench score --e pred_e/llama2-7b-chat-4k --format latex
     """
-    from evalkit.benchmarks.longbench.official_format import read_predictions
+    from evalkit.benchmarks.longbench.data import read_predictions
     from evalkit.benchmarks.longbench.results import longbench_report, score_generations
 
     suite: Literal["longbench", "longbench-e"] = "longbench-e" if is_e else "longbench"
-    predictions = read_predictions(files, suite)
-    results = score_generations(predictions.generations, suite, edit_similarity)
-    printer(longbench_report(results, predictions.notes))
+    generations, notes = read_predictions(files, suite)
+    printer(longbench_report(score_generations(generations, suite, edit_similarity), notes))
     if plot:
-        _draw_lengths(predictions.generations, plot, edit_similarity)
+        _draw_lengths(generations, plot, edit_similarity)
 
 
 def _draw_lengths(generations: pd.DataFrame, plot: Path, edit_similarity: EditVariant) -> None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evalkit.benchmarks.differences import document_difference
 from evalkit.benchmarks.outcomes import CONTENT, Comparable, Label, Measure
-from evalkit.benchmarks.registry import benchmark_of, document_difference
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run

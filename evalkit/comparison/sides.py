@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from evalkit.benchmarks.registry import differences
+from evalkit.benchmarks.differences import differences
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.escape import printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, read_json

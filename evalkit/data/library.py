@@ -32,9 +32,7 @@ class Documents:
     source: str
     """Provenance, for people: "hub allenai/ai2_arc"."""
     content_hash: str
-    """Hash of the content that determines an evaluation."""
     official: bool
-    """Whether they are the pinned official split."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ class FirstDocuments:
 
     @property
     def specification(self) -> dict[str, Any]:
-        """The entries of a run's specification."""
         return {"limit": self.count}
 
     def places(self, task: str, strata: Sequence[str]) -> list[int]:
@@ -55,7 +54,6 @@ class DocumentSample:
 
     @property
     def specification(self) -> dict[str, Any]:
-        """The entries of a run's specification."""
         return {"limit": None, "sample": self.count, "seed": self.seed}
 
     def places(self, task: str, strata: Sequence[str]) -> list[int]:

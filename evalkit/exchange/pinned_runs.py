@@ -43,23 +43,18 @@ from evalkit.runs.writing import RunWriter
 _POOLED = "mmlu_pooled"
 """evalkit's leaf task with the documents of all subjects, of which it takes one in turn."""
 _SHOWN = 60
-"""Most characters of a document in a message."""
 _RULE, _LOGGED = "acc", "logged"
 """Rule of the run; name of the template where the prompts are none of evalkit's."""
 
 
 class MatchedTask(NamedTuple):
-    """A sample file with the pinned question of each document."""
-
     task: str
-    """Task of the suite, e.g. "mmlu"."""
     log: LoggedTask
     documents: list[tuple[LoggedSample, Question]]
     """In the order of the questions."""
     places: list[int]
     """Place of each question in the task, from 0."""
     strata: Sequence[str]
-    """Leaf task of each pinned question of the task."""
     plain: bool
     """Whether the requests are those of template `plain`, with as many solved examples as the log says."""
 

@@ -2,8 +2,9 @@
 
 In: a model and a batch of prompts. Out: a `Generation` for each. Prefill takes one prompt at a time, in chunks of a
 fixed size that start at multiples of it, so a prompt's keys and values do not depend on its batch. A prefix shared with
-an earlier prompt of the batch is copied. Rows that have ended leave the batch. Models that do not run on this cache
-generate one prompt at a time with transformers' `generate` (`rows.py`).
+an earlier prompt of the batch is copied. Prompts are left-padded to end in the same column of a static cache, so all
+write the keys and values of their next token to the next column; rows that have ended leave the batch. Models that do
+not run on this cache generate one prompt at a time with transformers' `generate` (`rows.py`).
 """
 
 from __future__ import annotations
@@ -13,28 +14,140 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from evalkit.compatibility.transformers import keeps_state
+from evalkit.compatibility.transformers import attention_of, keeps_state
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, ScoringError, first_line
-from evalkit.generation.cache import Storage, chunked_attention
 from evalkit.generation.prompts import CHUNK, Ints, Prompt, shared_tokens
 from evalkit.generation.rows import NOT_FINITE_ADVICE, Generation, choose, generate_with_transformers, sampler_of
 from evalkit.models.loading.load import LoadedModel
 from evalkit.models.memory import check_room, is_out_of_memory, refuse_to_split
 from evalkit.models.parts import cache_reset_lengths, dynamic_modules, forget_lengths
 from evalkit.scoring.architecture import memory_beside_weights, rotary_lengths
+from evalkit.scoring.attention import SPECIAL, attention_named
 
+NAME = "evalkit_chunks"
+"""Name under which the attention of prompt chunks is registered with transformers."""
 _CHECKED_TOKENS = 16
 """Tokens on which the cache is checked before generation."""
 _CACHE_TOLERANCE = 0.05
 """Tolerance of the cache check. With the cache, the token that is the argmax without a cache may be this far below the
 largest logit, as a share of the range from the mean logit to the largest. Rounding gives 0.01 in bfloat16; logits of
 another context differ by about 1."""
+
+
+def chunked_attention(model: Any) -> AbstractContextManager[None]:
+    """Switch a model to attention that copies less if it uses transformers' `sdpa` on a CPU."""
+    # Other models compare the config's name in their own code and treat an unknown name as eager attention
+    if not (
+        model.is_backend_compatible()
+        and attention_of(model.config.get_text_config()) == "sdpa"
+        and model.get_output_embeddings().weight.device.type == "cpu"
+    ):
+        return nullcontext()
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)
+    return attention_named(model, NAME)
+
+
+def _mask(*sizes: Any, dtype: torch.dtype = torch.float32, **settings: Any) -> torch.Tensor | None:
+    """Return transformers' boolean mask as an additive mask, [batch, 1, queries, keys]."""
+    visible: torch.Tensor | None = sdpa_mask(*sizes, **settings)
+    if visible is None or visible.dtype != torch.bool:
+        return visible
+    # Not minus infinity: a row without a visible key would be NaN
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    **settings: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention with transformers' signature: queries [batch, heads, tokens, size] → [batch, tokens, heads, size]."""
+    # transformers' own function handles or rejects special arguments
+    if attention_mask is None or query.shape[2] == 1 or any(settings.get(name) is not None for name in SPECIAL):
+        attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **settings)
+        return attended, None
+    shared = query.shape[1] != key.shape[1]
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=shared
+    )
+    return attended.transpose(1, 2).contiguous(), None
+
+
+class _Storage:
+    """Keys and values of every layer, [rows, heads, columns, size]; a layer is allocated at its first write."""
+
+    def __init__(self, layers: int, rows: int, columns: int) -> None:
+        self._rows, self._columns = rows, columns
+        self.layers: list[tuple[torch.Tensor, ...]] = [()] * layers
+
+    def view(self, rows: slice, start: int, used: int) -> Cache:
+        """Return a cache over some rows that starts at column `start` and contains `used` tokens."""
+        return Cache(layers=[_LayerView(self, layer, rows, start, used) for layer in range(len(self.layers))])
+
+    def copy(self, source: tuple[int, int], target: tuple[int, int], tokens: int) -> None:
+        """Copy some tokens of one row to another; both are given as (row, first column)."""
+        (row, start), (other, begin) = source, target
+        for layer in self.layers:
+            for states in layer:
+                states[other, :, begin : begin + tokens] = states[row, :, start : start + tokens]
+
+    def put(self, layer: int, rows: slice, column: int, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Write new keys and values, [rows, heads, tokens, size], from a column on; return all of the layer."""
+        if not self.layers[layer]:
+            # Zeros, since masked columns are multiplied too: attention weight 0 times NaN is NaN
+            self.layers[layer] = tuple(
+                states.new_zeros(self._rows, states.shape[1], self._columns, states.shape[3]) for states in new
+            )
+        for stored, states in zip(self.layers[layer], new, strict=True):
+            stored[rows, :, column : column + states.shape[2]] = states
+        return self.layers[layer]
+
+    def without_ended(self, rows: Sequence[Generation], used: int) -> list[Generation]:
+        """Move the rows that have not ended to the first places, and return them in that order."""
+        live = [row for row in rows if not row.ended]
+        free = sorted(set(range(len(live))) - {row.place for row in live})
+        for row in live:
+            if row.place >= len(live):
+                target = free.pop()
+                self.copy((row.place, row.start), (target, row.start), used - row.start)
+                row.place = target
+        return sorted(live, key=lambda row: row.place)
+
+
+class _LayerView(DynamicLayer):  # type: ignore[misc]
+    def __init__(self, storage: _Storage, layer: int, rows: slice, start: int, used: int) -> None:
+        super().__init__()
+        self._storage, self._layer, self._rows, self._start, self._used = storage, layer, rows, start, used
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new keys and values, [rows, heads, tokens, size]; return all keys and values so far."""
+        stored = self._storage.put(self._layer, self._rows, self._start + self._used, key_states, value_states)
+        self._used += key_states.shape[2]
+        keys, values = (states[self._rows, :, self._start : self._start + self._used] for states in stored)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return self._used
 
 
 class Generator:
@@ -80,7 +193,7 @@ class Generator:
                 raise CheckpointError(f"the logits of {name} are not numbers; {NOT_FINITE_ADVICE}")
             if keeps_state(self._model):
                 return f"{name} has a recurrent state and no key-value cache"
-            storage, half = Storage(self._layers, 1, _CHECKED_TOKENS), _CHECKED_TOKENS // 2
+            storage, half = _Storage(self._layers, 1, _CHECKED_TOKENS), _CHECKED_TOKENS // 2
             try:
                 parts = [
                     self._model(input_ids=part, past_key_values=storage.view(slice(0, 1), 0, used), use_cache=True)
@@ -89,8 +202,9 @@ class Generator:
             except Exception as error:  # an architecture of any kind may fail in any way
                 return f"{name} does not run on evalkit's cache ({type(error).__name__}: {first_line(error)[:120]})"
         sizes: Counter[torch.device] = Counter()
-        for states in storage.states():
-            sizes[states.device] += states[0, :, 0].numel() * states.element_size()
+        for layer in storage.layers:
+            for states in layer:
+                sizes[states.device] += states[0, :, 0].numel() * states.element_size()
         if not sizes.total():
             return f"{name} has no key-value cache"
         cached = torch.cat([part.logits[0].float() for part in parts])
@@ -140,32 +254,34 @@ class Generator:
             for row in rows:
                 generate_with_transformers(self._model, row)
             return rows
-        longest = max(len(prompt.tokens) for prompt in prompts)
-        columns = longest + max(prompt.max_new_tokens for prompt in prompts)
+        used = max(len(prompt.tokens) for prompt in prompts)
+        columns = used + max(prompt.max_new_tokens for prompt in prompts)
         check_room(self.device, len(prompts) * columns * self.token_bytes)
-        batch = _Batch(Storage(self._layers, len(prompts), columns), rows, longest)
+        storage = _Storage(self._layers, len(prompts), columns)
         for place, row in enumerate(rows):
             started = time.perf_counter()
-            row.place = place
-            row.append(*choose([row], self._prefill(batch, row)))
+            row.place, row.start = place, used - len(row.prompt.tokens)
+            row.append(*choose([row], self._prefill(storage, row, rows[:place])))
             row.seconds = row.prompt_seconds = time.perf_counter() - started
-        while batch.drop_ended():
-            self._step(batch)
+        live = storage.without_ended(rows, used)
+        while live:
+            self._step(storage, live, used)
+            used += 1
+            live = storage.without_ended(live, used)
         return rows
 
-    def _prefill(self, batch: _Batch, row: Generation) -> torch.Tensor:
+    def _prefill(self, storage: _Storage, row: Generation, earlier: Sequence[Generation]) -> torch.Tensor:
         """Copy what an earlier row shares, compute the rest; return the logits [1, vocabulary] of the next token."""
-        tokens, earlier = row.prompt.tokens, batch.rows[: row.place]
+        tokens = row.prompt.tokens
         shared = [shared_tokens(other.prompt.tokens, tokens, self.chunk) for other in earlier]
         if done := max(shared, default=0):
             source = earlier[shared.index(done)]
-            batch.storage.copy_tokens((source.place, batch.start(source)), (row.place, batch.start(row)), done)
+            storage.copy((source.place, source.start), (row.place, row.start), done)
             row.reused = done
         forget_lengths(self._dynamic)
-        cache = batch.storage.view(slice(row.place, row.place + 1), batch.start(row), done)
-        return self._forward_chunks(cache, tokens, done)
+        return self._forward_chunks(storage.view(slice(row.place, row.place + 1), row.start, done), tokens, done)
 
-    def _forward_chunks(self, cache: Any, tokens: Ints, done: int) -> torch.Tensor:
+    def _forward_chunks(self, cache: Cache, tokens: Ints, done: int) -> torch.Tensor:
         """Run tokens from index `done` on through the model in chunks; return logits [1, vocabulary] after the last."""
         ids = torch.from_numpy(tokens[None]).to(self.device)
         logits = torch.empty(0)
@@ -175,21 +291,23 @@ class Generator:
             logits = self._logits(input_ids=part, position_ids=positions, past_key_values=cache)
         return logits
 
-    def _step(self, batch: _Batch) -> None:
-        """Generate one token for every row that has not ended."""
-        started, live = time.perf_counter(), batch.live
+    def _step(self, storage: _Storage, live: Sequence[Generation], used: int) -> None:
+        """Generate one token for every row that has not ended, after `used` columns."""
+        started = time.perf_counter()
         lengths = [len(row.prompt.tokens) + len(row.tokens) for row in live]
         if lengths[0] in self._recomputed_lengths:  # only for batches of one
-            logits = self._forward_chunks(batch.storage.view(slice(0, 1), 0, 0), live[0].all_tokens, 0)
+            logits = self._forward_chunks(storage.view(slice(0, 1), 0, 0), live[0].all_tokens, 0)
         else:
+            starts, mask = np.array([row.start for row in live]), None
+            if starts.any():
+                mask = torch.from_numpy((np.arange(used + 1) >= starts[:, None]).astype(np.int64)).to(self.device)
             logits = self._logits(
                 input_ids=torch.tensor([[row.tokens[-1]] for row in live], device=self.device),
                 position_ids=torch.tensor([[length - 1] for length in lengths], device=self.device),
-                attention_mask=batch.mask(self.device),
-                past_key_values=batch.storage.view(slice(0, len(live)), 0, batch.used),
+                attention_mask=mask,
+                past_key_values=storage.view(slice(0, len(live)), 0, used),
             )
         chosen = choose(live, logits)
-        batch.used += 1
         share = (time.perf_counter() - started) / len(live)
         for row, token in zip(live, chosen, strict=True):
             row.append(token)
@@ -207,34 +325,3 @@ def generator_of(loaded: LoadedModel, say: Say) -> Generator:
     if generator.without_cache:
         say(f"{generator.without_cache}: its texts are generated one by one with transformers")
     return generator
-
-
-class _Batch:
-    """A batch during generation; rows that have not ended come first in the storage."""
-
-    def __init__(self, storage: Storage, rows: Sequence[Generation], longest: int) -> None:
-        self.storage, self.rows, self._longest, self.used = storage, rows, longest, longest
-        self.live = list(rows)
-
-    def start(self, row: Generation) -> int:
-        """Return the first column of a row's prompt; those to its left are padding."""
-        return self._longest - len(row.prompt.tokens)
-
-    def drop_ended(self) -> bool:
-        """Move live rows into the places of ended rows; return whether any row is live."""
-        live = [row for row in self.live if not row.ended]
-        free = sorted(set(range(len(live))) - {row.place for row in live})
-        for row in live:
-            if row.place >= len(live):
-                start, target = self.start(row), free.pop()
-                self.storage.copy_tokens((row.place, start), (target, start), self.used - start)
-                row.place = target
-        self.live = sorted(live, key=lambda row: row.place)
-        return bool(live)
-
-    def mask(self, device: Any) -> torch.Tensor | None:
-        """Return the attention mask [rows, used + 1], ones for tokens; None without padding."""
-        starts = np.array([self.start(row) for row in self.live])
-        if not starts.any():
-            return None
-        return torch.from_numpy((np.arange(self.used + 1) >= starts[:, None]).astype(np.int64)).to(device)

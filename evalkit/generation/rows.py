@@ -31,7 +31,7 @@ _ONLY_ONE = ("num_beams", "num_beam_groups", "num_return_sequences")
 """Settings whose only supported value is 1."""
 _UNSUPPORTED = ("penalty_alpha", "dola_layers", "stop_strings", "token_healing", "max_time", "assistant_early_exit")
 """Settings of a model's generation config with which `generate` does not choose token by token."""
-_NO_BEAMS = "evalkit generates one text at a time, without beams"
+_ONE_BY_ONE = "evalkit generates one text at a time, token by token"
 NOT_FINITE_ADVICE = "its weights may be damaged, or its dtype too narrow: try --dtype float32"
 
 
@@ -55,26 +55,23 @@ class Sampler(NamedTuple):
 
 
 def sampler_of(model: Any, prompt: Prompt) -> Sampler | None:
-    """Return the sampler of a prompt; None: the argmax. Raises `UsageError` for a setting that is not supported."""
+    """Return the sampler of a prompt; None: the argmax.
+
+    Raises `UsageError` for a setting that is not supported, and what transformers raises for others; `check_settings`
+    has found both before.
+    """
     if prompt.decoding is None:
         return None
     for name, value in prompt.decoding.settings.items():
-        if name in _ONLY_ONE:
-            if value not in (None, 1):
-                raise UsageError(f"{name} is {value!r:.40}, and {_NO_BEAMS}")
-        elif name not in _SUPPORTED:
-            raise UsageError(f"'{name}' is not a generation setting that evalkit supports")
+        if name not in _SUPPORTED and not (name in _ONLY_ONE and value in (None, 1)):
+            raise UsageError(f"generation setting {name} is {value!r:.40}, which is not supported; {_ONE_BY_ONE}")
     with quiet():
         config = generation_config_of(model, dict(prompt.decoding.settings))
-        if (config.num_beams or 1) > 1:
-            raise UsageError(f"the model's generation config has num_beams {config.num_beams}: {_NO_BEAMS}")
-        if other := next((name for name in _UNSUPPORTED if getattr(config, name, None)), None):
-            raise UsageError(f"the model's generation config has {other}, which evalkit does not support")
+        names = [name for name in _UNSUPPORTED if getattr(config, name, None)]
+        if names := names + ["num_beams"] * ((config.num_beams or 1) > 1):
+            raise UsageError(f"the model's generation config has {names[0]}, which is not supported; {_ONE_BY_ONE}")
         config.max_length = prompt.columns
-        try:
-            processors = logits_processors(model, config, torch.from_numpy(prompt.tokens[None]).to(model.device))
-        except (ValueError, TypeError, IndexError) as error:
-            raise _rejected(error) from error
+        processors = logits_processors(model, config, torch.from_numpy(prompt.tokens[None]).to(model.device))
     if not config.do_sample:
         return Sampler(processors, None) if processors else None
     return Sampler(processors, torch.Generator().manual_seed(prompt.decoding.seed))
@@ -82,17 +79,13 @@ def sampler_of(model: Any, prompt: Prompt) -> Sampler | None:
 
 def check_settings(model: Any, settings: Mapping[str, Any]) -> None:
     """Raise a `UsageError` for settings that `sampler_of` rejects, or that fail on a first token."""
-    sampler = sampler_of(model, Prompt(0, np.zeros(1, np.int64), 1, decoding=Decoding(settings)))
-    if sampler is not None:
-        ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-        try:
+    try:
+        sampler = sampler_of(model, Prompt(0, np.zeros(1, np.int64), 1, decoding=Decoding(settings)))
+        if sampler is not None:
+            ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
             sampler.processors(ids, torch.zeros(1, model.config.get_text_config().vocab_size, device=model.device))
-        except (ValueError, TypeError, IndexError) as error:
-            raise _rejected(error) from error
-
-
-def _rejected(error: Exception) -> UsageError:
-    return UsageError(f"transformers rejects its settings ({first_line(error)})")
+    except (ValueError, TypeError, IndexError) as error:
+        raise UsageError(f"transformers rejects its settings ({first_line(error)})") from error
 
 
 class Generation:
@@ -106,8 +99,8 @@ class Generation:
 
     def __init__(self, prompt: Prompt, sampler: Sampler | None, tokenizer: Any) -> None:
         self.prompt, self.sampler = prompt, sampler
-        self.place = 0
-        """Row index in the batch's `Storage`."""
+        self.place = self.start = 0
+        """Row and first column of its prompt in the storage of its batch."""
         self.tokens: list[int] = []
         """Generated token ids, the end token included."""
         self.ended = ""
@@ -134,12 +127,12 @@ class Generation:
         self.tokens.append(token)
         if token in self.prompt.stops.ends:
             self.ended = "end"
-        elif self._is_enough():
+        elif self._has_stop_text():
             self.ended = "enough"
         elif len(self.tokens) >= self.prompt.max_new_tokens:
             self.ended = "length"
 
-    def _is_enough(self) -> bool:
+    def _has_stop_text(self) -> bool:
         stops = self.prompt.stops
         for window, texts in self._until.items():
             last = self._tokenizer.decode(self.tokens[-window:])

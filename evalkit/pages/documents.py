@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from evalkit.benchmarks.differences import document_difference
 from evalkit.benchmarks.document_views import AnswerView, ChoiceText, ChoiceView, Piece, TaskView
-from evalkit.benchmarks.registry import benchmark_of, document_difference
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import Say
 from evalkit.errors import RunError

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
-from evalkit.benchmarks.registry import benchmark_of, differences
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import EvalkitError
 from evalkit.pages.page import PageFigure, Panel, svg_of
 from evalkit.pages.provenance import provenance_panel

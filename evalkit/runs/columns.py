@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from evalkit.errors import first_line
 
 Rows: TypeAlias = Sequence[tuple[Any, ...]] | pa.RecordBatch | pa.Table
-"""Rows of a computed batch."""
 
 MAX_BYTES = 256 << 20
 """Largest uncompressed size of a batch's columns."""
@@ -108,7 +107,6 @@ def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def _checked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Validate a batch against a schema; return it with exactly that schema."""
     if batch.schema.names != schema.names:
         raise ValueError(f"its columns are {', '.join(batch.schema.names)[:200]}; expected {', '.join(schema.names)}")
     for column, field in zip(batch.columns, schema, strict=True):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.inputs import values
 from evalkit.paths import RUNS
-from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, folder_name, is_file, load_run
+from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, is_file, load_run
 
 if TYPE_CHECKING:
     from evalkit.models.loading.locate import Checkpoint
@@ -33,10 +33,16 @@ _GENERIC = re.compile(
 
 @dataclass(frozen=True)
 class DamagedRun:
-    """A run folder that cannot be opened."""
-
     folder: Path
     why: str
+
+
+def folder_name(model: str, suite: str, template: str, dtype: str, identity: str) -> str:
+    """Return a readable, unique folder name: `<model>-<suite>-<template>-<dtype>-<id>`, at most 128 characters."""
+    # A long model name loses its beginning, since a training step is at its end
+    protocol = f"{suite}-{template}"[:50]
+    safe = re.sub(r"[^\w.-]+", "_", f"{model[-50:]}-{protocol}-{dtype}", flags=re.ASCII).strip("._-")
+    return f"{safe}-{identity}"
 
 
 def run_folder(output: Path, checkpoint: Checkpoint, suite: str, template: str, manifest: Mapping[str, Any]) -> Path:
@@ -74,7 +80,6 @@ def root_of_runs() -> Path:
 
 
 def find_run(given: str, root: Path) -> Run:
-    """Find a finished run under a folder of runs."""
     run = find_any_run(given, root)
     run.require_finished()
     return run

@@ -64,8 +64,6 @@ class StoredTask(Stored):
 
 
 class StoredAverage(Stored):
-    """A mean over tasks."""
-
     name: str
     accuracy: float
     stderr: float | None
@@ -137,7 +135,6 @@ class _Manifest(Stored):
 
 
 def digest(content: bytes) -> str:
-    """Return the SHA-256 of bytes in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -174,14 +171,6 @@ def specification_id(specification: Mapping[str, Any]) -> str:
     """Return the id of a specification: twelve hexadecimal digits of its hash."""
     text = json.dumps(specification, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-
-
-def folder_name(model: str, suite: str, template: str, dtype: str, identity: str) -> str:
-    """Return a readable, unique folder name: `<model>-<suite>-<template>-<dtype>-<id>`, at most 128 characters."""
-    # A long model name loses its beginning, since a training step is at its end
-    protocol = f"{suite}-{template}"[:50]
-    safe = re.sub(r"[^\w.-]+", "_", f"{model[-50:]}-{protocol}-{dtype}", flags=re.ASCII).strip("._-")
-    return f"{safe}-{identity}"
 
 
 @dataclass(frozen=True)

@@ -61,10 +61,8 @@ class Entry:
     batch: int
     """Number of the batch in its task's plan; -1 for rows that need no batch."""
     seconds: float
-    """Wall time of the batch."""
     place: BatchDevice
     offset: int = field(default=0, compare=False)
-    """Byte offset of the line in the file."""
 
 
 def seconds_in(path: Path) -> float:
@@ -216,7 +214,6 @@ class FinishedRows:
 
     def __init__(self, journal: Journal, key: Sequence[str]) -> None:
         self.entries: list[Entry] = []
-        """Entries in file order."""
         self.seconds: dict[str, float] = {}
         """Seconds spent on each task of the journal."""
         self._journal = journal
@@ -272,5 +269,4 @@ class FinishedRows:
         self._keys |= keys
 
     def _keys_of(self, entry: Entry, batch: pa.RecordBatch) -> Iterator[Key]:
-        """Yield the key of each row."""
         return zip([entry.task] * batch.num_rows, *(batch[name].to_pylist() for name in self._columns), strict=True)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 GROUP = "evalkit.rules"
-"""Group of entry points."""
 
 
 class RuleChoices(NamedTuple):
@@ -37,7 +36,6 @@ class RuleChoices(NamedTuple):
     starts: NDArray[np.int64]
     """First row of the document in the table."""
     prediction: NDArray[np.int64]
-    """Index of the predicted choice."""
     tie: NDArray[np.bool_]
     """Whether several choices have the highest score."""
 
@@ -58,8 +56,6 @@ def best_choices(scores: Floats, choice: NDArray[np.int64]) -> RuleChoices:
 
 @dataclass(frozen=True)
 class Rule:
-    """A scoring rule."""
-
     name: str
     description: str
     formula: str

@@ -36,7 +36,6 @@ class ScoreRow(NamedTuple):
     doc_id: int
     choice: int
     choices: int
-    """Number of choices of the document."""
     gold: int
     ll_special: float | None
     ll_instruction: float | None
@@ -109,7 +108,6 @@ class ContinuousOutcome:
 
     name: str
     title: str
-    """Name in texts."""
     description: str
     formula: str
     higher_is_better: bool

@@ -26,8 +26,6 @@ from evalkit.runs.score_table import outcome_of
 
 
 class BatchDevice(NamedTuple):
-    """Device, hardware, kernel, host and threads of a batch."""
-
     device: str
     """Torch's name of the device: "cpu", "cuda:1"; "cuda:0+cuda:1" of a model that is spread over both."""
     hardware: str
@@ -36,7 +34,6 @@ class BatchDevice(NamedTuple):
     """Attention kernel. Scored batches: one of `scoring.forward.KERNELS`, or "alone" without shared prefixes. Generated
     batches: the model's own implementation."""
     host: str
-    """Network name of the machine."""
     threads: int = 0
     """Threads of a CPU, whose number changes the last bits; 0 for other devices, and where it is unknown."""
 
@@ -111,7 +108,6 @@ class Trait:
     """One setting that a run's scores depend on."""
 
     name: str
-    """Name of the setting: "dtype"."""
     value: str
     """Value in this run, printed after the name: "bfloat16"."""
     words: str
@@ -177,7 +173,6 @@ def summary(run: Run, rule: str | None = None) -> str:
 
 
 def _limit(specification: Mapping[str, Any]) -> tuple[str, str]:
-    """Return which documents of each task are read: short, and in words."""
     if size := specification.get("sample"):
         seed = f"(seed {specification['seed']})"
         return f"{size:,} random {seed}", f"{size:,} random documents of each task {seed}"
@@ -287,7 +282,6 @@ def unofficial(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def unofficial_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return a note for each kind of unofficial material in a run."""
     return [f"not the official {kind} of {', '.join(tasks)}" for kind, tasks in unofficial(manifest).items()]
 
 

@@ -57,7 +57,6 @@ LEASE = 120.0
 _PATIENCE = 0.2
 """Seconds to wait for the lock, which `is_locked` of another process may hold for a moment."""
 _ATTEMPTS = 20
-"""At creating a folder that other processes remove."""
 _GROUP = 32 << 20
 """Bytes of a table that are buffered before a row group is written."""
 
@@ -256,7 +255,6 @@ def open_run(
 
 
 def _load_same(folder: Path, manifest: Mapping[str, Any]) -> Run:
-    """Open a folder's run, which must be the run of a manifest."""
     run = load_run(folder)
     if run.manifest["id"] != manifest["id"]:
         raise RunError(f"run folder {folder} belongs to another specification; choose another --output")
@@ -297,7 +295,6 @@ class RunWriter:
         return finished
 
     def remove_results(self) -> None:
-        """Delete results.json, so that the run is incomplete."""
         try:
             (self.folder / RESULTS).unlink(missing_ok=True)
         except OSError as error:
@@ -324,7 +321,6 @@ class RunWriter:
         self._save_sealed(RESULTS, {"run": self.manifest["id"], "files": files, **content})
 
     def save_table(self, name: str, table: pd.DataFrame) -> None:
-        """Write a Parquet file of the folder."""
         import pyarrow as pa
 
         content = pa.Table.from_pandas(table, preserve_index=False)

@@ -41,7 +41,6 @@ factor of the logits → [1, heads, queries, size]."""
 _PIECE = 64
 """Tile boundaries are at multiples of this from the start of a branch, or where a branch ends."""
 _WIDEST = 512
-"""Maximum tokens of a tile."""
 _OVERHEAD = 2**20
 """Fixed cost of a tile in units of (query, key) pairs × heads × head size: about 50 µs."""
 _BLOCK = 128
@@ -81,7 +80,6 @@ class Tile(NamedTuple):
 
     start: int
     end: int
-    """One past its last token."""
     keys: NDArray[np.int64]
     """[keys] the ancestors of its first token, then its own tokens."""
 

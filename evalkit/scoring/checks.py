@@ -179,7 +179,6 @@ def _failure_of(check: Callable[[], str]) -> str:
 
 
 def _key_of(model: Any) -> str:
-    """Return everything that determines whether prefixes can be shared, but the weights."""
     # Masks follow the devices of a model that is spread over several
     places = getattr(model, "hf_device_map", {})
     layout = [f"{name} {device}" for name, device in places.items()] if len(set(places.values())) > 1 else []

@@ -25,7 +25,6 @@ DENSE_TOKENS = 512
 _LONGEST = 4096
 """Maximum tokens of sequences in the start-up check; longer sequences are checked when they occur."""
 _LEAST_ROW = 256
-"""Minimum tokens of the rows that are checked."""
 _LEAST_LONGEST = 64
 """Minimum tokens of their longest sequence, where the context window allows it."""
 
@@ -75,7 +74,6 @@ class Engine:
         self.why_not = ""
         """The reason if prefixes are not shared, otherwise empty."""
         self.checked = False
-        """Whether `check` has run."""
         self._checked = BatchLengths(0, 0)
         """Lengths up to which sharing has been checked."""
         self._failures: dict[BatchLengths, str] = {}
@@ -85,7 +83,6 @@ class Engine:
 
     @property
     def kernel(self) -> str:
-        """The tree attention kernel in use, one of `forward.KERNELS`."""
         return self._forward.kernel
 
     def check(self, sequences: Sequences, alone: bool = False) -> None:

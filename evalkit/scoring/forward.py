@@ -154,8 +154,6 @@ def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Trunk:
-    """A prefix after its forward pass: scores, and keys and values of each layer."""
-
     tokens: Ints
     scores: Scores
     """Of its tokens; of the first token of a sequence for the empty trunk."""
@@ -226,7 +224,6 @@ class Forward:
 
     @torch.inference_mode()
     def score(self, tree: Tree, trunk: Trunk) -> Scores:
-        """Score every pair of a tree that is built for the trunk's length."""
         hidden = self._tree_states(tree, trunk)
         # The trunk's last token predicts too: its state is appended to the nodes
         nodes = np.where(tree.pair_nodes == TRUNK, len(tree.tokens), tree.pair_nodes).astype(np.int64)

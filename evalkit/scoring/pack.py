@@ -31,7 +31,6 @@ from evalkit.scoring.tree import Ints, Tree, build_tree, trunk_length
 
 Places = NDArray[np.int64]
 _AT_ONCE = 2**20
-"""Tokens compared at a time."""
 MIN_TRUNK = 8
 """Minimum tokens of a trunk; a shorter trunk costs less inside the trees than in a separate forward pass."""
 MIN_SAVING = 256
@@ -42,11 +41,9 @@ class SequenceSet(NamedTuple):
     """The sequences of an item, such as the choices of a question; they are scored in the same batch."""
 
     label: str
-    """The item's name in messages."""
     group: str
     """Items of one group are likely to share a prefix, such as those of an MMLU subject."""
     sequences: Sequence[Ints]
-    """Token ids, each [length]."""
     is_scored: Sequence[NDArray[np.bool_]]
     """For each sequence, [length] whether each token is to be scored."""
 
@@ -58,7 +55,6 @@ class Sequences:
     tokens: Ints
     """[tokens] ids of all sequences, one after the other."""
     is_scored: NDArray[np.bool_]
-    """[tokens] whether each is to be scored."""
     starts: Places
     """[sequences + 1] first token of each sequence, and the end of the last."""
     first: Places
@@ -159,9 +155,7 @@ class SampledGroup(NamedTuple):
     sequences: Sequence[Ints]
     """Of the sampled documents; token ids, each [length]."""
     sampled: int
-    """Number of sampled documents."""
     documents: int
-    """Number of all documents of the group."""
 
 
 def estimated_tokens(groups: Sequence[SampledGroup]) -> tuple[float, float]:
@@ -183,21 +177,16 @@ def estimated_tokens(groups: Sequence[SampledGroup]) -> tuple[float, float]:
 
 
 def distinct_tokens(sequences: Sequence[Ints]) -> int:
-    """Return the nodes of the prefix tree of sequences."""
     masks = [np.zeros(len(sequence), np.bool_) for sequence in sequences]
     return int(Sequences.of([SequenceSet("", "", sequences, masks)]).nodes[0]) if sequences else 0
 
 
 @dataclass(frozen=True)
 class TreeBatch:
-    """The sequences of one forward pass."""
-
     trunk: Ints
     """[trunk length] tokens before every sequence; empty without a trunk."""
     items: tuple[int, ...]
-    """The caller's numbers of the items."""
     sequences: Sequences
-    """Of the items, in order."""
 
     @cached_property
     def sets(self) -> list[SequenceSet]:
@@ -214,7 +203,6 @@ class TreeBatch:
         return TreeBatch(self.trunk, items, Sequences.of(self.sets[place] for place in places))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the fields only."""
         return {name: vars(self)[name] for name in self.__dataclass_fields__}
 
 
@@ -231,7 +219,6 @@ class PlannedBatch(NamedTuple):
 
 
 def batches_of(sequences: Sequences, budget: int) -> list[TreeBatch]:
-    """Return the planned batches with their sequences."""
     return [planned.of(sequences) for planned in plan(sequences, budget)]
 
 

@@ -83,7 +83,6 @@ class Probe:
     """A row of tokens, and the sequence that each of them belongs to."""
 
     sequences: tuple[Ints, ...]
-    """The distinct sequences, each [length]."""
     tree: Tree
     """[nodes] the whole row, without a trunk; it has no pairs, since hidden states are compared."""
     owner: NDArray[np.int64]

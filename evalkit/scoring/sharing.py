@@ -53,7 +53,6 @@ _EXCLUDED = -1e4
 _SMALL = 128
 """Nodes of the row on which the effect of one masked token is measured."""
 _CHUNK = 4096
-"""Number of states compared at a time."""
 
 
 class BatchLengths(NamedTuple):
@@ -64,8 +63,6 @@ class BatchLengths(NamedTuple):
 
 
 class SharingCheck:
-    """Comparisons of one model with its own forward pass."""
-
     def __init__(self, model: Any) -> None:
         self._model = model
         self._half = model.dtype in HALF

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from evalkit.benchmarks.registry import benchmark_of, differences
+from evalkit.benchmarks.differences import differences
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.comparison import compare_sides
 from evalkit.comparison.comparison_report import page_unit
 from evalkit.comparison.curves import curve

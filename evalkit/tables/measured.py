@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.multiple_choice.suites import filled
 from evalkit.benchmarks.outcomes import Comparable
-from evalkit.benchmarks.registry import benchmark_of, differences
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.comparison import p_value
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side

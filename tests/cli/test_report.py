@@ -13,7 +13,7 @@ import pytest
 from evalkit.cli import main
 from evalkit.reporting.decimals import percent
 from evalkit.runs.folder import Run
-from tests.pages.made import finished_run
+from tests.comparison.made import finished_run
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from evalkit.generation.capacity import Capacity, MeasuredCapacity, measure_capacity
 from evalkit.generation.generator import Generator
-from evalkit.generation.prompts import Prompt, shared_tokens
+from evalkit.generation.prompts import Capacity, MeasuredCapacity, Prompt, measure_capacity, shared_tokens
 from tests.generation.made import prompts, tokens
 from tests.models.variants.building import VANILLA, model_of
 

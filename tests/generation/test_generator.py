@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from evalkit.errors import CheckpointError, ScoringError
-from evalkit.generation.cache import NAME, chunked_attention
-from evalkit.generation.generator import Generator
+from evalkit.generation.generator import NAME, Generator, chunked_attention
 from evalkit.generation.prompts import Prompt, Stops
 from tests.devices import CUDA, DEVICES, cuda_memory_of, most_cuda_memory
 from tests.generation.made import NEW, by_transformers, prompts, tokens

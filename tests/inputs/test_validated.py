@@ -12,7 +12,7 @@ from hypothesis import given
 from pydantic import AfterValidator, Field
 
 from evalkit.benchmarks.lm_eval.harness import Harness
-from evalkit.benchmarks.needle.benchmark import NeedleRequest
+from evalkit.benchmarks.needle import NeedleRequest
 from evalkit.benchmarks.request import SuiteRequest, request_of
 from evalkit.errors import TableError, UsageError
 from evalkit.inputs.validated import (

@@ -29,6 +29,7 @@ from evalkit.runs.journal import Entry, FinishedRows, Journal
 from evalkit.runs.traits import BatchDevice
 from evalkit.runs.writing import open_run
 from tests.journals import line_of
+from tests.marks import fast
 from tests.runs.conftest import MANIFEST, RESULT
 
 RUN = "0123456789ab"
@@ -92,14 +93,15 @@ def reread(path: Path) -> tuple[list[Written], list[str]]:
 # Damage
 
 
-def test_torn_at_every_byte(path: Path) -> None:
+@pytest.mark.parametrize("step", fast([7], [7, 1]))
+def test_torn_at_every_byte(path: Path, step: int) -> None:
     """A kill in the middle of a write loses that entry and no other, and writing goes on after it."""
     assert reread(path) == ([], [])
     whole = written(path)
     assert reread(path) == (ENTRIES, [])
     ends = [at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]
     assert [entry.offset for entry, _ in journal(path).read()] == [0, *ends[:-1]]
-    for size in range(len(whole) + 1):
+    for size in sorted({*range(0, len(whole) + 1, step), *ends, *(end - 1 for end in ends)}):
         path.write_bytes(whole[:size])
         # The line feed alone may be missing: then the entry is whole
         kept = sum(end - 1 <= size for end in ends)

@@ -15,7 +15,7 @@ import pandas as pd
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.groups import MEASURES, Band, layer_of
 from evalkit.benchmarks.attention.results import DOCUMENT, DOCUMENTS, HEAD, HEADS, SAMPLE, documents_of, with_values
-from evalkit.benchmarks.registry import differences
+from evalkit.benchmarks.differences import differences
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
 from evalkit.reporting.figures import short_name

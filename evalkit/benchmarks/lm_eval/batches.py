@@ -34,8 +34,7 @@ from evalkit.benchmarks.request import TaskTokens, spread
 from evalkit.compatibility.lm_eval import generation_arguments
 from evalkit.display import Say
 from evalkit.errors import ScoringError, UsageError
-from evalkit.generation.capacity import Capacity
-from evalkit.generation.prompts import Decoding, Prompt, Stops
+from evalkit.generation.prompts import Capacity, Decoding, Prompt, Stops
 from evalkit.inputs.values import check_text, whole
 from evalkit.models.context.extension import refuse_generation
 from evalkit.models.loading.load import LoadedModel
@@ -45,25 +44,19 @@ from evalkit.runs.journal import FinishedRows
 from evalkit.scoring.pack import SampledGroup, Sequences, SequenceSet, TreeBatch, estimated_tokens, plan
 
 NEW_TOKENS = 256
-"""Default number of generated tokens; lm-eval's default."""
 _EMPTY_TEXTS = -1
 """Number of the batch of a task's empty texts, which have no tokens to score."""
 _CANDIDATES = 8
-"""Requests among which the start-up check chooses."""
 _BLOCK = 4
-"""Documents next to each other in a sample."""
 
 
 @dataclass(frozen=True)
 class TextFacts:
-    """Facts about the model that planning of generated texts needs."""
-
     ends: tuple[int, ...]
     """Token ids that end a text."""
     new_tokens: int | None
     """max_new_tokens of the model's generation config, which overrides the task's in `generate`; None if not set."""
     capacity: Capacity
-    """Memory limits of a batch."""
 
 
 class _Settings(NamedTuple):
@@ -96,9 +89,7 @@ def _settings_of(request: ModelRequest) -> _Settings:
 
 
 def validate_generation(requests: Sequence[ModelRequest], loaded: LoadedModel, window: int) -> None:
-    """Raise an error for a request that needs more new tokens than the context window, `window`, or settings that are
-    not supported; and if the model's context extension supports scoring only.
-    """
+    """Refuse requests of more new tokens than `window`, of unknown settings, or for a model that only scores."""
     from evalkit.generation.rows import check_settings
 
     checked: set[str] = set()
@@ -166,10 +157,7 @@ def answer_text(tokenizer: Any, prompt: Prompt, tokens: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """Facts about the model that planning needs."""
-
     token_budget: int
-    """Most tokens of a scored batch."""
     shares: bool
     """Whether shared prefixes are computed once."""
     window: int
@@ -177,7 +165,6 @@ class RequestFacts:
     """The token that precedes a text without context."""
     prefix_text: str
     texts: TextFacts | None
-    """None if no text is generated."""
 
 
 @dataclass(frozen=True)

@@ -36,16 +36,12 @@ class _LMEvalMetric(Stored):
 
 
 class _LMEvalGroup(StoredTask):
-    """A group in results.json."""
-
     n: int
     num_fewshot: int | None
     metrics: list[_LMEvalMetric]
 
 
 class _LMEvalTask(_LMEvalGroup):
-    """A task in results.json."""
-
     seconds: float | None
     """None for an imported log."""
     compared: str | None
@@ -81,7 +77,6 @@ class LMEval(Benchmark):
     prompts = lazy("evalkit.benchmarks.lm_eval.views:shown_requests")
 
     def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:
-        """Return whether any request has no answer yet."""
         return any(unanswered(finished, members) for members in plan.requests.values())
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
@@ -112,7 +107,6 @@ class LMEval(Benchmark):
         ]
 
     def suites(self) -> dict[str, str]:
-        """Return the one suite name for all of lm-eval's tasks."""
         return {LM_EVAL: "any of lm-eval's tasks, with their own prompts and metrics"}
 
     def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
@@ -120,7 +114,6 @@ class LMEval(Benchmark):
         return super().options_outside_id(options) | {"log_samples"}
 
     def label(self, run: Run, task: str) -> Label:
-        """Return the label that evalkit's suites use."""
         return label_of(task)
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:

@@ -168,8 +168,7 @@ class Harness(HFLM):  # type: ignore[misc]
 
     def text_facts(self, budget: int | None) -> TextFacts:
         """Return the facts for batches of at most `budget` tokens of keys and values; None: as many as fit."""
-        from evalkit.generation.capacity import capacity_of
-        from evalkit.generation.prompts import end_tokens
+        from evalkit.generation.prompts import capacity_of, end_tokens
 
         capacity = capacity_of(self.generator, budget, self.max_length)
         most = min(capacity.most_rows, self._most_texts or capacity.most_rows)
@@ -186,13 +185,11 @@ class Harness(HFLM):  # type: ignore[misc]
         ]
 
     def texts(self, prompts: Sequence[Prompt]) -> list[str]:
-        """Return the answer to each prompt of a batch, in order."""
         generations = self.generator.generate(prompts, self._say)
         pairs = zip(prompts, generations, strict=True)
         return [answer_text(self.tokenizer, prompt, generation.tokens) for prompt, generation in pairs]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return (log-likelihood, is greedy) of each request, in order."""
         return [answer for [answer] in self._answers(requests)]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Evaluation results in lm-eval's form."""
-
     entries: Mapping[str, Any]
     """Of `evaluate`: results, groups, group_subtasks, configs, versions, n-shot, higher_is_better, n-samples."""
     settings: Mapping[str, Any]

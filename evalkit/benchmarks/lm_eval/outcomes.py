@@ -31,8 +31,6 @@ DOCUMENTS = "documents.parquet"
 
 
 class DocumentScore(NamedTuple):
-    """The value of one metric for one document."""
-
     task: str
     doc_id: int
     content: str
@@ -132,7 +130,6 @@ def write_tables(
 
 
 def task_outcomes(run: Run) -> Comparable:
-    """Return the documents of a finished run of lm-eval's tasks."""
     if not run.manifest["groups"] and any(task.get("compared") for task in run.stored["tasks"]):
         return TaskMetrics(run)
     return TaskChoices(run)

@@ -71,13 +71,11 @@ class TaskPlan:
 
     @property
     def folder(self) -> Path:
-        """The run's folder, which may not exist yet."""
         names = "+".join(self.tasks.names)
         return run_folder(self.request.output, self.checkpoint, LM_EVAL, names, self.manifest)
 
 
 def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
-    """Validate a request and resolve it into a plan."""
     if not request.tasks:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
     refuse_duplicate_tasks(request.tasks)

@@ -37,7 +37,6 @@ class RequestRow(NamedTuple):
     number: int
     part: int
     digest: str
-    """Digest of the request's text."""
     parts: int
     """Number of windows of the text; 1 for a request that is not split, 0 for a text without tokens."""
     likelihood: float | None
@@ -47,7 +46,6 @@ class RequestRow(NamedTuple):
     cut: int
     """Context tokens truncated on the left to fit the context window."""
     text: str | None
-    """The generated text."""
 
 
 KEY = RequestRow._fields[:4]
@@ -55,8 +53,6 @@ KEY = RequestRow._fields[:4]
 
 
 class ModelRequest(NamedTuple):
-    """A request to the model."""
-
     kind: str
     """lm-eval's request type: "loglikelihood", "loglikelihood_rolling" or "generate_until"."""
     task: str | None
@@ -72,12 +68,10 @@ class ModelRequest(NamedTuple):
 
     @property
     def journal(self) -> str:
-        """The task name in the journal."""
         return f"{self.kind} {self.task}"
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
         return "a request" if self.task is None else f"{self.task} document {self.doc_id}"
 
     @property
@@ -145,13 +139,11 @@ class Encoding:
     prefix_id: int
     """The token that precedes a text without context: BOS, or EOS if there is no BOS."""
     window: int
-    """Largest number of tokens that the model reads."""
     add_bos: bool | None = None
     """Whether texts begin with the BOS token; None: the tokenizer's default."""
 
     @cached_property
     def prefix_text(self) -> str:
-        """The text of the prefix token."""
         return str(self.tokenizer.decode(self.prefix_id))
 
     def special(self, text: str, prefix: str | None) -> Text:
@@ -160,7 +152,6 @@ class Encoding:
         return text, not begins and (True if self.add_bos is None else self.add_bos)
 
     def ids(self, texts: Iterable[Text]) -> dict[Text, list[int]]:
-        """Return the token ids of texts."""
         encoded: dict[Text, list[int]] = {}
         distinct = dict.fromkeys(texts)
         with _tokenizer_threads():
@@ -214,7 +205,6 @@ class Continuation(NamedTuple):
 
     @property
     def row(self) -> RequestRow:
-        """The journal's row, without the answer."""
         return self.request.row(len(self.context), len(self.continuation), self.cut, self.window, self.windows)
 
 

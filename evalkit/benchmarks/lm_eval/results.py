@@ -50,15 +50,12 @@ class StoredAnswers(LM):  # type: ignore[misc]
             yield [first, *(self._rows[request.key(window)[1:]] for window in range(1, first.parts))]
 
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-        """Return (log-likelihood, is greedy) of each request."""
         return [(_likelihood(row), bool(row.greedy)) for [row] in self.rows(requests)]
 
     def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-        """Return the log-likelihood of each text, summed over its windows."""
         return [sum(map(_likelihood, rows)) for rows in self.rows(requests)]
 
     def generate_until(self, requests: list[Any]) -> list[str]:
-        """Return the generated text of each request."""
         return [str(row.text) for [row] in self.rows(requests)]
 
 
@@ -117,7 +114,6 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
 
 
 def _evaluated(plan: TaskPlan, answers: StoredAnswers, writer: RunWriter) -> dict[str, Any]:
-    """Return the result of lm-eval's `evaluate`, with samples."""
     tasks = plan.tasks
     _ = plan.requests
     for name, task in tasks.tasks.items():

@@ -45,7 +45,6 @@ _CACHE = "lm-eval-tasks"
 _LOCAL = ("json", "parquet", "csv", "text", "arrow", "pandas")
 """Builders of the `datasets` library that read files; any other value is a name on the hub or a folder."""
 _SOURCES = {"dataset_path", "custom_dataset"}
-"""Keys of a task's documents."""
 
 
 @contextlib.contextmanager
@@ -75,7 +74,6 @@ def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
 
 @contextlib.contextmanager
 def log_from(level: int) -> Iterator[None]:
-    """Set the level of lm-eval's log within the context."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(level)
@@ -105,7 +103,6 @@ class RandomState:
     numpy: Any
 
     def restore(self) -> None:
-        """Set both generators to this state."""
         import numpy as np
 
         random.setstate(self.python)
@@ -113,7 +110,6 @@ class RandomState:
 
 
 def random_state() -> RandomState:
-    """Return the current state."""
     import numpy as np
 
     return RandomState(random.getstate(), np.random.get_state())
@@ -124,7 +120,6 @@ class TaskSet:
     """The loaded lm-eval tasks and groups of a run."""
 
     names: tuple[str, ...]
-    """The requested names."""
     tasks: dict[str, Any] = field(default_factory=dict)
     """Leaf tasks by name, in the requested order."""
     groups: dict[str, Any] = field(default_factory=dict)

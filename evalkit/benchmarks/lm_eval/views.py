@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 
 NO_SAMPLES = "the run has no sample files, which store the texts; repeat its command with --log-samples"
-"""Why texts are missing."""
 
 
 def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]:

@@ -25,7 +25,7 @@ from evalkit.benchmarks.generated import (
     context_of,
     generated_plan,
 )
-from evalkit.benchmarks.longbench.metrics import score_prediction
+from evalkit.benchmarks.longbench.official import generation_requests, score_prediction
 from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, TASKS, SuiteName, find_task, suite_tasks
 from evalkit.benchmarks.longbench.results import (
     GENERATIONS,
@@ -65,7 +65,7 @@ _MARGIN = 692
 
 @dataclass(frozen=True)
 class LongBenchRequest(DocumentRequest):
-    """The request for a LongBench run. For the default context window, see `_paper_context`."""
+    """Settings of a LongBench run. For the default context window, see `_paper_context`."""
 
     suite: SuiteName = setting("longbench", "16 tasks, or the 13 of LongBench-E with scores by length.")
     tasks: tuple[str, ...] = setting((), "Only these, separated by commas.", "all")
@@ -106,24 +106,26 @@ class LongBench(GeneratedBenchmark):
 
     def plan(self, request: LongBenchRequest, say: Say) -> DocumentPlan:
         """Make the plan; its manifest's optional "left_out" has a line for each reason why tasks are left out."""
-        from evalkit.benchmarks.longbench.data import check_data_dir, load_rows
+        from evalkit.benchmarks.longbench.data import load_rows
 
         checkpoint = request.model.locate(say)
         known = {task.name: task for task in suite_tasks(request.suite)}
         for name in request.tasks:
             if name not in known:
                 raise UnknownNameError(f"{request.suite} task", name, known)
-        check_data_dir(request.data_dir)
         loaded: dict[str, TaskDocuments] = {}
-        errors: dict[str, DataError] = {}
+        tasks_by_error: dict[str, list[str]] = {}
         for name, task in known.items():
             if not request.tasks or name in request.tasks:
                 try:
                     with doing("reading documents"):
                         loaded[name] = load_rows(task, request.data_dir, request.selection, request.suite, say)
                 except DataError as error:
-                    errors[name] = error
-        left_out = _group_errors(errors)
+                    tasks_by_error.setdefault(str(error).replace(name, "<task>"), []).append(name)
+        left_out = [
+            error.replace("<task>", names[0]) if len(names) == 1 else f"{', '.join(names)}: {error}"
+            for error, names in tasks_by_error.items()
+        ]
         if not loaded:
             raise DataError("; ".join(left_out))
         for line in left_out:
@@ -131,10 +133,8 @@ class LongBench(GeneratedBenchmark):
         request = replace(request, model=_paper_context(request.model, checkpoint, say))
         context = context_of(request.model, checkpoint, LONGBENCH)
         most_new = max(known[name].max_new_tokens for name in loaded)
-        settings = {
-            "suite": request.suite,
-            "max_prompt_tokens": max_prompt_tokens(request.max_prompt_tokens, context, most_new),
-        }
+        most = max_prompt_tokens(request.max_prompt_tokens, context, most_new)
+        settings = {"suite": request.suite, "max_prompt_tokens": most}
         plan = generated_plan(LONGBENCH, request, checkpoint, context, loaded, settings, say, request.chat)
         return replace(plan, manifest=plan.manifest | ({"left_out": left_out} if left_out else {}))
 
@@ -144,8 +144,6 @@ class LongBench(GeneratedBenchmark):
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any
     ) -> list[GenerationRequest]:
-        from evalkit.benchmarks.longbench.prompts import generation_requests
-
         most, context = plan.manifest["specification"]["max_prompt_tokens"], plan.manifest["context"]
         return generation_requests(find_task(task), plan.tasks[task], tokenizer, ends, most, context, plan.request.chat)
 
@@ -164,8 +162,7 @@ class LongBench(GeneratedBenchmark):
         }
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
-        official = official_tasks(plan.manifest)
-        scores = score_generations(table, plan.request.suite, "difflib", official)
+        scores = score_generations(table, plan.request.suite, "difflib", official_tasks(plan.manifest))
         averages = [
             {"name": mean["name"], "accuracy": (mean["all"]["score"] or 0.0) / 100, "stderr": None}
             for mean in (scores["plain_mean"], scores["mean_of_groups"])
@@ -173,7 +170,6 @@ class LongBench(GeneratedBenchmark):
         return scores | {"averages": averages}
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """Return LongBench's scores in percent, rounded to two decimals as its official code prints them."""
         self.refuse_rule(run, rule)
         return [
             Metric(
@@ -232,23 +228,11 @@ def _groups(suite: str) -> dict[str, tuple[str, ...]]:
     return {group: tuple(task.name for task in tasks if task.group == group) for group in GROUPS}
 
 
-def _group_errors(errors: Mapping[str, DataError]) -> list[str]:
-    """Return a message for all tasks with the same error."""
-    tasks_by_message: dict[str, list[str]] = {}
-    for task, error in errors.items():
-        tasks_by_message.setdefault(str(error).replace(task, "<task>"), []).append(task)
-    return [
-        str(errors[tasks[0]]) if len(tasks) == 1 else f"{', '.join(tasks)}: {common}"
-        for common, tasks in tasks_by_message.items()
-    ]
-
-
 def _paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelSpec:
     """Return the model with the paper's context window if the user gives none: a shorter window is extended by YaRN.
 
-    The run is the same as one with that context given explicitly. A checkpoint whose own window is at least as long, or
-    not in its config, is not changed. One whose window cannot be extended is a `CheckpointError`: unchanged, its scores
-    would not be comparable with others'.
+    A checkpoint whose own window is at least as long, or not in its config, is not changed. One whose window cannot be
+    extended is a `CheckpointError`: unchanged, its scores would not be comparable with others'.
     """
     if model.context is not None:
         return model

@@ -1,8 +1,8 @@
-"""LongBench's documents.
+"""LongBench's official files: documents, and predictions of its official code.
 
-In: a task. Out: its validated documents, from the folder of `--data-dir`, else from data.zip of THUDM/LongBench in the
-Hugging Face cache or on the hub. Every file is compared with its official hash. A file with other content is accepted
-if its rows are valid, and is marked as not official. Errors name file, line and field.
+In: a task, and a folder or the hub's data.zip; or files of predictions. Out: validated documents, whose file is
+compared with its official hash (another one is marked as not official); or a generations table, and the reverse, for
+the official scorer. Errors name file, line and field.
 """
 
 from __future__ import annotations
@@ -12,22 +12,27 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
+from math import gcd
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from evalkit.benchmarks.generated import TaskDocuments
-from evalkit.benchmarks.longbench.prompts import template
-from evalkit.benchmarks.longbench.protocol import E_TASKS, SuiteName, Task
+from evalkit.benchmarks.longbench.official import template
+from evalkit.benchmarks.longbench.protocol import E_TASKS, TASKS, SuiteName, Task
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection, FirstDocuments
 from evalkit.data.sources import Hub, Record, did_you_mean, text, value, wrong
 from evalkit.data.wheels import say_on_stderr
 from evalkit.display import Say
-from evalkit.errors import DataError, UsageError, reading_as
+from evalkit.errors import DataError, UnknownNameError, UsageError, reading_as
 from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, Unreadable, parse_json, read_bytes
+from evalkit.runs.folder import MANIFEST
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OFFICIAL_BLOBS: dict[str, str] = {
     "2wikimqa": "4973a61d19d8def6ecc20b92dba0a472e65a825f",
@@ -113,15 +118,40 @@ def load_rows(
     if suite == "longbench-e" and not task.in_e:
         raise UsageError(f"LongBench-E has no task {task.name}; its tasks are {', '.join(E_TASKS)}")
     name = f"{task.name}_e" if suite == "longbench-e" else task.name
+    content, source = _content(task, name, data_dir, say, hub)
+    content = content.replace(b"\r\n", b"\n")
+    digest = blob_hash(content)
+    official_name = next((stem for stem, pinned in OFFICIAL_BLOBS.items() if pinned == digest), None)
+    if official_name not in (None, name):
+        raise DataError(f"{source}: this is the official file of {official_name}, where {name}'s was expected")
+    lines_of: dict[str, int] = {}
+
+    def parse(record: Record, index: int, line: int) -> LongBenchDocument:
+        document = _document(task, record, index, official_name is not None, lines_of)
+        lines_of[document.id] = line
+        return document
+
+    most = selection.count if isinstance(selection, FirstDocuments) else None
+    rows = _parse_lines(content, source, task, parse, most)
+    return TaskDocuments(rows, source, digest, official_name is not None).selected(task.name, selection)
+
+
+def _content(task: Task, name: str, data_dir: Path | None, say: Say, hub: Hub) -> tuple[bytes, str]:
+    """Return a task's file and its provenance, from the folder, else from the hub."""
     file_name, absent = f"{name}.jsonl", ""
     if data_dir is not None:
         folder = data_dir.expanduser()
-        check_data_dir(data_dir)
-        if (path := _file_of(folder, name)) is not None:
-            with reading_as(f"{path} ({task.name})", "rows", DataError):
-                content = read_bytes(path, MOST_DOCUMENT_BYTES)
-            return _rows(task, name, content, f"data-dir {path}", selection)
-        hint = did_you_mean(folder, lambda beneath: _has_documents(beneath / file_name))
+        if not folder.is_dir():
+            raise DataError(f"--data-dir {data_dir}: expected a folder with <task>.jsonl files, found none there")
+        for parent in (folder, folder / "data"):
+            path = parent / file_name
+            if os.path.lexists(path):  # if it is no readable file, no other source is used either
+                with reading_as(f"{path} ({task.name})", "rows", DataError):
+                    return read_bytes(path, MOST_DOCUMENT_BYTES), f"data-dir {path}"
+            for other in (path.with_suffix(".json"), path.with_suffix(".parquet")):
+                if other.exists():
+                    raise DataError(f"{other} is not LongBench's official file; give {file_name} of its {ARCHIVE}")
+        hint = did_you_mean(folder, lambda beneath: (beneath / file_name).is_file())
         absent = f"no {file_name} in {folder}{hint}; "
     archive = hub.file(REPOSITORY, ARCHIVE, say)
     if archive is None:
@@ -134,15 +164,7 @@ def load_rows(
         zipfile.ZipFile(archive) as opened,
     ):
         [member, *_] = [member for member in opened.namelist() if Path(member).name == file_name]
-        content = opened.read(member)
-    return _rows(task, name, content, f"hub {REPOSITORY}, {member}", selection)
-
-
-def _has_documents(path: Path) -> bool:
-    """Return whether a file has documents; files of predictions have the same names, but no context."""
-    with suppress(OSError, Unreadable):
-        return b'"context"' in read_bytes(path, MOST_DOCUMENT_BYTES)
-    return False
+        return opened.read(member), f"hub {REPOSITORY}, {member}"
 
 
 def blob_hash(content: bytes) -> str:
@@ -150,50 +172,12 @@ def blob_hash(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def check_data_dir(folder: Path | None) -> None:
-    """Raise a `DataError` for a `--data-dir` that is no folder."""
-    if folder is not None and not folder.expanduser().is_dir():
-        raise DataError(f"--data-dir {folder}: expected a folder with <task>.jsonl files, found none there")
-
-
-def _file_of(folder: Path, name: str) -> Path | None:
-    """Return the file of a task; an unreadable file is returned too, so that reading it raises an error."""
-    for parent in (folder, folder / "data"):
-        if os.path.lexists(path := parent / f"{name}.jsonl"):
-            return path
-        for other in (parent / f"{name}.json", parent / f"{name}.parquet"):
-            if other.exists():  # not another source, which the user does not expect
-                raise DataError(
-                    f"{other}: LongBench's documents are read from its official files, here {name}.jsonl; "
-                    f"unpack {ARCHIVE} of the dataset {REPOSITORY}"
-                )
-    return None
-
-
-def _rows(task: Task, name: str, content: bytes, source: str, selection: DocumentSelection) -> TaskDocuments:
-    content = content.replace(b"\r\n", b"\n")
-    sha = blob_hash(content)
-    official_name = next((stem for stem, pinned in OFFICIAL_BLOBS.items() if pinned == sha), None)
-    if official_name not in (None, name):
-        raise DataError(f"{source}: this is the official file of {official_name}, where {name}'s was expected")
-    seen: dict[str, int] = {}
-
-    def parse(record: Record, index: int, line: int) -> LongBenchDocument:
-        if official_name is None:
-            _reject_another_or_reworked(task, record)
-        return _document(task, record, index, line, seen, official_name is not None)
-
-    most = selection.count if isinstance(selection, FirstDocuments) else None
-    rows = parse_lines(content, source, task, "rows", parse, most)
-    return TaskDocuments(rows, source, sha, official_name is not None).selected(task.name, selection)
-
-
-def parse_lines(
-    content: bytes, source: str, task: Task, what: str, parse: Callable[[Record, int, int], Parsed], most: int | None
+def _parse_lines(
+    content: bytes, source: str, task: Task, parse: Callable[[Record, int, int], Parsed], most: int | None = None
 ) -> list[Parsed]:
     """Parse the first `most` records of JSON lines by `parse`, which receives a record, its index and its line.
 
-    Blank lines and a byte-order mark, which editors write, are no content. `what` the lines are is for messages.
+    Blank lines and a byte-order mark, which editors write, are no content.
     """
     parsed: list[Parsed] = []
     for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
@@ -208,20 +192,20 @@ def parse_lines(
                 reason = error.reason if isinstance(error, Unreadable) else error
                 raise DataError(f"{source}, line {number} ({task.name}): {reason}") from error
     if not parsed:
-        raise DataError(f"{source} ({task.name}): expected {what}, found none")
+        raise DataError(f"{source} ({task.name}): expected JSON lines, found none")
     return parsed
 
 
-def _document(
-    task: Task, record: Record, index: int, line: int, seen: dict[str, int], official: bool
-) -> LongBenchDocument:
-    """Return the document of a record; `seen` has the lines of earlier ids, by which a resumed run finds a row."""
+def _document(task: Task, record: Record, index: int, official: bool, lines_of: Mapping[str, int]) -> LongBenchDocument:
+    """Return the document of a record; `lines_of`: id, by which a resumed run finds a row, → line, of those before."""
+    if not official:
+        _reject_another_or_reworked(task, record)
     context = text(record, "context")
     question = text(record, "input", may_be_empty=True)
-    answers = texts(record, "answers")
+    answers = _texts(record, "answers")
     if not any(answer.strip() for answer in answers):
         raise wrong("answers", "at least one gold answer", list(answers))
-    classes = () if record.get("all_classes") is None else texts(record, "all_classes")
+    classes = () if record.get("all_classes") is None else _texts(record, "all_classes")
     if task.metric == "classification" and not set(answers) <= set(classes):
         raise wrong("all_classes", f"the labels of {task.name}, including the gold answer", record.get("all_classes"))
     if task.metric == "retrieval" and not all("Paragraph " in answer for answer in answers):
@@ -231,24 +215,21 @@ def _document(
         identity = f"content-{hashlib.sha256(content.encode('ascii')).hexdigest()[:24]}"
     else:
         identity = text(record, "_id")
-        if identity in seen and not official:
-            raise DataError(f"field '_id': {identity!a} is in line {seen[identity]} already; were rows appended?")
+        if identity in lines_of and not official:
+            raise DataError(f"field '_id': {identity!a} is in line {lines_of[identity]} already; were rows appended?")
     names = (identity if copy == 1 else f"{identity}-{copy}" for copy in count(1))
-    unique = next(name for name in names if name not in seen)
-    seen[unique] = line
-    return LongBenchDocument(task.name, unique, index, context, question, answers, words(record), classes)
+    unique = next(name for name in names if name not in lines_of)
+    return LongBenchDocument(task.name, unique, index, context, question, answers, _words(record), classes)
 
 
-def words(record: Record) -> int:
-    """Return the stored length of a row in words."""
+def _words(record: Record) -> int:
     length = value(record, "length", "an integer")
     if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < 2**31:
         raise wrong("length", "a number of words", length)
     return length
 
 
-def texts(record: Record, field: str) -> tuple[str, ...]:
-    """Return a field that is a list of strings."""
+def _texts(record: Record, field: str) -> tuple[str, ...]:
     expected = "a list of strings that is not empty"
     items = value(record, field, expected)
     if not isinstance(items, list) or not items:
@@ -261,17 +242,128 @@ def _reject_another_or_reworked(task: Task, record: Record) -> None:
     stored = record.get("dataset", task.name)
     if stored not in (task.name, f"{task.name}_e"):  # LongBench-E's rows have either
         raise DataError(f"field 'dataset': expected '{task.name}', found {ascii(stored)[:60]}: another task's file")
-    start = template(task).split("{context}")[0]
-    context, question, cue = record.get("context"), record.get("input"), _CUES.get(task.name)
+    start = template(task).split("{context}")[0].rstrip()
+    context, question, cue = record.get("context"), record.get("input"), _CUES.get(task.name, "")
     if names := [name for name in _REWORKED if name in record]:
         reason = f"it has a field '{names[0]}', official rows do not"
-    elif isinstance(context, str) and len(start) > 20 and context.startswith(start.rstrip()):
+    elif isinstance(context, str) and len(start) > 20 and context.startswith(start):
         reason = "the prompt is already in its 'context'"
-    elif cue and isinstance(question, str) and not question.rstrip().endswith(cue):
+    elif isinstance(question, str) and not question.rstrip().endswith(cue):
         reason = f"its 'input' does not end with '{cue}'"
     else:
         return
-    raise DataError(
-        f"a re-worked copy of LongBench ({reason}); its scores would not be LongBench's: use the files of data.zip "
-        "from THUDM/LongBench"
-    )
+    raise DataError(f"a re-worked copy of LongBench ({reason}); use the files of data.zip from {REPOSITORY}")
+
+
+def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> tuple[pd.DataFrame, list[str]]:
+    """Read the official code's files `<task>.jsonl` or `<task>_e.jsonl`, or folders of them.
+
+    A line is a JSON object with `pred`, `answers`, `all_classes` and, for LongBench-E, `length`. Returns a generations
+    table (see `results`), and notes on irregular files, to print with the scores.
+    """
+    import pandas as pd
+
+    notes: list[str] = []
+    files: dict[str, Path] = {}
+    for file in chain.from_iterable(_files(path, notes) for path in paths):
+        if (name := _task_of(file)) not in TASKS:
+            raise UnknownNameError(f"LongBench task in the file name {file.name}:", file.stem, TASKS)
+        if name in files:
+            raise DataError(f"{files[name]} and {file} are both of {name}; give one of them")
+        files[name] = file
+    if suite == "longbench-e" and (absent := [name for name in files if not TASKS[name].in_e]):
+        skipped = ", ".join(str(files.pop(name)) for name in absent)
+        notes.append(f"skipped, since LongBench-E has no such task: {skipped}")
+    if not files:
+        raise DataError(f"no predictions to score: {'; '.join(notes)}")
+    rows_of = {file: _predictions(TASKS[name], file, suite) for name, file in files.items()}
+    return pd.DataFrame(list(chain.from_iterable(rows_of.values()))), notes + _miscounted(rows_of, suite)
+
+
+def _files(path: Path, notes: list[str]) -> list[Path]:
+    """Return the file, or a folder's files of English tasks; add a note on files that evalkit does not score."""
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    if path.name == "result.json":  # written by the official scorer to the same folder
+        notes.append(f"{path} is skipped: it contains scores")
+        return []
+    if not path.is_dir():
+        return [path]
+    if (path / MANIFEST).is_file():
+        raise DataError(f"{path} is a run of evalkit; use evalkit longbench rescore {path}")
+    files = sorted(path.glob("*.jsonl"))
+    if not files:
+        hint = did_you_mean(path, lambda beneath: sum(_task_of(file) in TASKS for file in beneath.glob("*.jsonl")))
+        raise DataError(f"{path}: expected a folder with <task>.jsonl files, found none{hint}")
+    if other := [file.name for file in files if file.stem in OFFICIAL_BLOBS and _task_of(file) not in TASKS]:
+        notes.append(f"skipped, since only the English tasks are scored: {', '.join(other)}")
+    return [file for file in files if file.name not in other]
+
+
+def _task_of(file: Path) -> str:
+    return file.stem.removesuffix("_e")
+
+
+def _predictions(task: Task, path: Path, suite: SuiteName) -> list[dict[str, Any]]:
+    def parse(record: Record, index: int, _line: int) -> dict[str, Any]:
+        prediction, answers = text(record, "pred", may_be_empty=True), _texts(record, "answers")
+        classes = value(record, "all_classes", "a list of labels, or null")
+        if classes not in (None, []):
+            _texts(record, "all_classes")
+        elif task.metric == "classification":
+            raise wrong("all_classes", f"the labels of {task.name}", classes)
+        return {
+            "task": task.name,
+            "id": str(index),
+            "index": index,
+            # The official scorer uses the length for LongBench-E only
+            "length": _words(record) if suite == "longbench-e" or "length" in record else None,
+            "prediction": prediction,
+            "answers": json.dumps(answers),
+            "all_classes": json.dumps(classes),
+            "truncated": 0,
+        }
+
+    with reading_as(f"{path} ({task.name})", "predictions", DataError):
+        return _parse_lines(read_bytes(path, MOST_DOCUMENT_BYTES), str(path), task, parse)
+
+
+def _miscounted(rows_of: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteName) -> list[str]:
+    """Return a note on files that do not have one row for each document, if there are any.
+
+    The official code appends to the file of an earlier run. Documents are identified by gold answers and length. Some
+    official documents agree in both, so a file counts as a rerun only if every document occurs several times, or if it
+    has too many rows. The number of LongBench-E's documents is not known here.
+    """
+    irregular: list[str] = []
+    advice = ""
+    for path, rows in rows_of.items():
+        copies = Counter((row["answers"], row["length"]) for row in rows)
+        times, official = gcd(*copies.values()), TASKS[rows[0]["task"]].documents
+        is_rerun = times > 1 and len(rows) > times
+        if is_rerun:
+            irregular.append(f"{path.name} {len(rows)} for {len(rows) // times} (each {times} times)")
+        elif suite == "longbench" and len(rows) != official:
+            irregular.append(f"{path.name} {len(rows)} for {official}")
+        if is_rerun or (suite == "longbench" and len(rows) > official):
+            advice = (
+                "; delete rows of appended runs: all are scored, as in the official code, and intervals are too narrow"
+            )
+            advice = f"; score LongBench-E's files with --e{advice}" if suite == "longbench" else advice
+    return [f"more or fewer rows than documents: {', '.join(irregular)}{advice}"] if irregular else []
+
+
+def write_predictions(generations: pd.DataFrame, folder: Path) -> list[Path]:
+    """Write a generations table for the official scorer, a file for each task; existing files are replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, rows in generations.groupby("task", sort=False):
+        columns = (rows["prediction"], rows["answers"], rows["all_classes"], rows["length"].tolist())
+        lines = [
+            {"pred": prediction, "answers": json.loads(answers), "all_classes": json.loads(classes), "length": length}
+            for prediction, answers, classes, length in zip(*columns, strict=True)
+        ]
+        content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        written.append(folder / f"{name}.jsonl")
+        written[-1].write_bytes(content.encode())
+    return written

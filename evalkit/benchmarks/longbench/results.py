@@ -1,4 +1,4 @@
-"""LongBench's scores: generations tables → the score of every task, group and mean, their report and figures.
+"""LongBench's scores: a generations table → the score of every task, group and mean, their report and figures.
 
 In: a generations table, one row for each (task, document) with columns `task`, `length`, `prediction`, `answers` and
 `all_classes` (both JSON lists) and `truncated`. Scores are 100 times the mean over rows, rounded to two decimals, as
@@ -20,7 +20,7 @@ from zlib import crc32
 import numpy as np
 
 from evalkit.benchmarks.generated import about_run
-from evalkit.benchmarks.longbench.metrics import EditVariant, score_prediction
+from evalkit.benchmarks.longbench.official import EditVariant, score_prediction
 from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, TASKS, SuiteName, Task, find_task, suite_tasks
 from evalkit.display import doing
 from evalkit.errors import DataError, RunError
@@ -33,7 +33,6 @@ from evalkit.stats.estimates import Floats, error_of_mean, percentile_interval, 
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 GENERATIONS = "generations.parquet"
 SOURCE = "source"
@@ -42,7 +41,6 @@ BUCKETS: tuple[str, ...] = ("0-4k", "4-8k", "8k+")
 """LongBench-E's buckets by the stored length in words: below 4,000, below 8,000, and 8,000 or more."""
 BANDS: tuple[str, ...] = ("<2k", "2-4k", "4-8k", "8-16k", "16k+")
 """Bands of the stored length in the figure. They include LongBench-E's bucket limits."""
-MEAN_OF_GROUPS, PLAIN_MEAN = "Mean of groups", "Plain mean"
 _BUCKET_EDGES, _BAND_EDGES = (4000, 8000), (2000, 4000, 8000, 16000)
 _SEED, _RESAMPLES = 20240, 2000
 _NUMBERS = ("score", "low", "high")
@@ -74,20 +72,13 @@ def score_generations(
     variant: EditVariant = "difflib",
     official: Mapping[str, bool] | None = None,
 ) -> dict[str, Any]:
-    """Score a generations table.
+    """Score a generations table, with a variant of the edit similarity.
 
-    Args:
-        generations: the generations table, see the module.
-        suite: the benchmark; LongBench-E has scores by length too.
-        variant: of the edit similarity.
-        official: task → whether its documents are the official ones; unknown for missing tasks.
-
-    Returns:
-        The scores as in results.json: `tasks` in the paper's order, `groups`, `mean_of_groups` (the average of the
-        LongBench paper) and `plain_mean` (over tasks). Each has `all` and, for LongBench-E, `buckets` in the order of
-        `BUCKETS`, with `n` rows; `score` in percent, rounded to two decimals, None without rows, also of a part of a
-        mean; `low` and `high`, the bounds of the interval, None for fewer than two documents. The name of a mean has
-        "(2 of 3 tasks)" if tasks are missing.
+    Returns the scores as in results.json: `tasks` in the paper's order, `groups`, `mean_of_groups` (the average of the
+    LongBench paper) and `plain_mean` (over tasks). Each has `all` and, for LongBench-E, `buckets` in the order of
+    `BUCKETS`, with `n` rows; `score` in percent, rounded to two decimals, None without rows, also of a part of a
+    mean; `low` and `high`, the bounds of the interval, None for fewer than two documents. The name of a mean has
+    "(2 of 3 tasks)" if tasks are missing. `official`, of the documents, is None for a task that is not in the argument.
     """
     if generations.empty:
         raise DataError("there are no generations to score")
@@ -97,7 +88,7 @@ def score_generations(
     for task in sorted(rows_of, key=list(TASKS.values()).index):
         rows = rows_of[task]
         with doing(f"scoring {task.name}"):
-            scores = score_rows(task, rows, variant)
+            scores = _score_rows(task, rows, variant)
         parts = [np.ones(len(rows), bool)]
         if suite == "longbench-e":
             buckets = bucket(rows["length"].to_numpy())
@@ -105,7 +96,7 @@ def score_generations(
         # Predictions of the official code have no column `source`
         sources = rows[SOURCE].to_numpy() if SOURCE in rows else np.arange(len(rows))
         means[task.name] = np.stack(
-            [_means(task.name, number, scores[part], sources[part]) for number, part in enumerate(parts)]
+            [_resampled(task.name, number, scores[part], sources[part]) for number, part in enumerate(parts)]
         )
         about = {"task": task.name, "group": task.group, "metric": task.metric}
         truncated = int(rows["truncated"].astype(bool).sum())
@@ -130,12 +121,12 @@ def score_generations(
         "tasks": list(tasks.values()),
         "groups": groups,
         # A missing task changes its group's mean too, so tasks are counted and not groups
-        "mean_of_groups": mean(MEAN_OF_GROUPS, tasks, by_group, len(full)),
-        "plain_mean": mean(PLAIN_MEAN, tasks, means.values(), len(full)),
+        "mean_of_groups": mean("Mean of groups", tasks, by_group, len(full)),
+        "plain_mean": mean("Plain mean", tasks, means.values(), len(full)),
     }
 
 
-def score_rows(task: Task, rows: pd.DataFrame, variant: EditVariant = "difflib") -> Floats:
+def _score_rows(task: Task, rows: pd.DataFrame, variant: EditVariant) -> Floats:
     """Return the score of each row, from 0 to 1, in the table's order."""
     scores = np.empty(len(rows))
     columns = zip(rows["prediction"], rows["answers"], rows["all_classes"], strict=True)
@@ -153,7 +144,7 @@ def bucket(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.searchsorted(_BUCKET_EDGES, np.asarray(lengths), side="right")
 
 
-def _means(task: str, part: int, scores: Floats, sources: np.ndarray) -> Floats:
+def _resampled(task: str, part: int, scores: Floats, sources: np.ndarray) -> Floats:
     """Return [1 + resamples] the rounded mean in percent and resampled means, whole documents at a time.
 
     NaN without rows; without an interval, for a single document, all but the first are NaN.
@@ -181,7 +172,6 @@ def _scores(sizes: Sequence[int], means: Floats) -> dict[str, Any]:
 
 
 def _parts(scored: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the scores of all rows and of each bucket of a task or a mean."""
     return [scored["all"], *scored["buckets"]]
 
 
@@ -242,7 +232,8 @@ class BandScore(NamedTuple):
     """The mean score of one task in one band, in percent."""
 
     task: str
-    band: str
+    band: int
+    """Index in `BANDS`."""
     n: int
     score: float
     stderr: float | None
@@ -253,15 +244,15 @@ def scores_by_length(generations: pd.DataFrame, variant: EditVariant = "difflib"
     """Return mean scores by task and band, tasks in the paper's order; bands without rows are omitted."""
     if generations["length"].isna().any():
         raise DataError("scores by length: some predictions have no field 'length'; leave out --plot")
-    bands: list[BandScore] = []
+    points: list[BandScore] = []
     for name, task in TASKS.items():
         rows = generations[generations["task"] == name]
-        scores = 100 * score_rows(task, rows, variant)
-        numbers = np.searchsorted(_BAND_EDGES, rows["length"].to_numpy(), side="right")
-        for number in np.unique(numbers).tolist():
-            part = scores[numbers == number]
-            bands.append(BandScore(name, BANDS[number], len(part), float(part.mean()), error_of_mean(part)))
-    return bands
+        scores = 100 * _score_rows(task, rows, variant)
+        bands = np.searchsorted(_BAND_EDGES, rows["length"].to_numpy(), side="right")
+        for band in np.unique(bands).tolist():
+            part = scores[bands == band]
+            points.append(BandScore(name, band, len(part), float(part.mean()), error_of_mean(part)))
+    return points
 
 
 def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
@@ -278,8 +269,8 @@ def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
 def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant = "difflib") -> None:
     """Draw each task's score by the stored length of its rows, one panel for each group of tasks."""
     check_figure_path(path)
-    bands = scores_by_length(generations, variant)
-    groups = [group for group in GROUPS if any(TASKS[band.task].group == group for band in bands)]
+    points = scores_by_length(generations, variant)
+    groups = [group for group in GROUPS if any(TASKS[point.task].group == group for point in points)]
     columns = min(3, len(groups))
     rows = -(-len(groups) // columns)
     figure = new_figure(3.4 * columns, 2.9 * rows)
@@ -287,28 +278,24 @@ def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant =
     for axes in panels[len(groups) :]:
         axes.axis("off")
     for number, (axes, group) in enumerate(zip(panels, groups, strict=False)):
-        _draw_group(axes, group, bands)
+        members = [name for name in TASKS if TASKS[name].group == group]
+        drawn = [name for name in members if any(point.task == name for point in points)]
+        for place, name in enumerate(drawn):
+            of_task = [point for point in points if point.task == name]
+            offset = 0.1 * (place - (len(drawn) - 1) / 2)  # so that error bars do not overlap
+            positions, means = [point.band + offset for point in of_task], [point.score for point in of_task]
+            look, errors = line_look(members.index(name)), [point.stderr or 0.0 for point in of_task]
+            axes.errorbar(positions, means, errors, ms=4, lw=1.4, capsize=2, label=LABELS[name], **look)
+        axes.set_title(group, fontsize=10)
+        axes.set_xticks(range(len(BANDS)), BANDS)
+        axes.set_xlim(-0.4, len(BANDS) - 0.6)
+        axes.set_ylim(-2, 102)
+        axes.grid(axis="y", color="#dddddd", lw=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=8, frameon=False)
         if number % columns == 0:
             axes.set_ylabel("score")
         if number + columns >= len(groups):
             axes.set_xlabel("length in words")
             axes.tick_params(labelbottom=True)
     save_figure(figure, path)
-
-
-def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
-    axes.set_title(group, fontsize=10)
-    looks = {name: line_look(place) for place, name in enumerate(t for t in TASKS if TASKS[t].group == group)}
-    drawn = list(dict.fromkeys(band.task for band in bands if band.task in looks))
-    for place, name in enumerate(drawn):
-        points = [band for band in bands if band.task == name]
-        offset = 0.1 * (place - (len(drawn) - 1) / 2)  # so that error bars do not overlap
-        positions = [BANDS.index(point.band) + offset for point in points]
-        means, errors = [point.score for point in points], [point.stderr or 0.0 for point in points]
-        axes.errorbar(positions, means, errors, ms=4, lw=1.4, capsize=2, label=LABELS[name], **looks[name])
-    axes.set_xticks(range(len(BANDS)), BANDS)
-    axes.set_xlim(-0.4, len(BANDS) - 0.6)
-    axes.set_ylim(-2, 102)
-    axes.grid(axis="y", color="#dddddd", lw=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)

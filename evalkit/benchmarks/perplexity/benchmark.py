@@ -11,21 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Batch, Batches, Benchmark, Budget, Planned
 from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
 from evalkit.benchmarks.perplexity import results
-from evalkit.benchmarks.perplexity.texts import TextDocument, read_texts
 from evalkit.benchmarks.perplexity.windows import (
     KEY,
     LONG,
     PerplexityFacts,
     PositionRow,
+    TextDocument,
     content_of,
     longest_shared,
     packed,
+    read_texts,
     rows_of,
     windows_of,
 )
@@ -106,16 +107,9 @@ class PerplexityRequest(DocumentRequest):
     )
 
 
-class PerplexitySetup(NamedTuple):
-    """What scoring needs of a plan."""
-
-    first: TextDocument
-    """The beginning of the first document."""
-    window: int | None
-    """Requested tokens of a window; None: the model's."""
-    stride: int | None
-    is_long: bool
-    """Whether every document is likely to fill a window that is a batch by itself."""
+_Setup = tuple[TextDocument, int | None, int | None, bool]
+"""The beginning of the first document; requested tokens of a window (None: the model's) and stride; whether every
+document is likely to fill a window that is a batch by itself."""
 
 
 class Perplexity(Benchmark):
@@ -152,27 +146,25 @@ class Perplexity(Benchmark):
     def is_missing(self, plan: DocumentPlan, finished: FinishedRows) -> bool:
         return not all(_is_finished(document, finished) for document in _documents(plan))
 
-    def setup(self, plan: DocumentPlan) -> PerplexitySetup:
+    def setup(self, plan: DocumentPlan) -> _Setup:
         documents = _documents(plan)
         first = replace(documents[0], text=documents[0].text[:_CHECKED_CHARACTERS])
         # Where a document is short, its window is scored alone too
         is_long = len(documents) == 1 or all(len(document.content) >= _BYTES_PER_TOKEN * LONG for document in documents)
-        return PerplexitySetup(first, _requested(plan), plan.request.stride, is_long)
+        return first, _requested(plan), plan.request.stride, is_long
 
-    def computer(self, setup: PerplexitySetup, loaded: LoadedModel, budget: Budget, say: Say) -> _WindowScoring:
+    def computer(self, setup: _Setup, loaded: LoadedModel, budget: Budget, say: Say) -> _WindowScoring:
         return _WindowScoring(setup, loaded, budget, say)
 
     def batches(
         self, plan: DocumentPlan, facts: PerplexityFacts, tokenizer: Any, finished: FinishedRows, say: Say
     ) -> Planned:
-        """Plan the batches of windows that have no rows; work is counted in bytes."""
         documents = _documents(plan)
         total = sum(len(document.content) for document in documents)
         done = sum(len(document.content) for document in documents if _is_finished(document, finished))
         return Planned(_missing_batches(plan, facts, tokenizer, finished), float(total), float(done))
 
     def token_counts(self, plan: DocumentPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-        """Count the tokens of a sample of each task's documents."""
         window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
         window = min(window, _requested(plan) or window)
         prefix = next(token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None)
@@ -201,7 +193,6 @@ class Perplexity(Benchmark):
         ]
 
     def comparable(self, run: Run) -> GradedAnswers:
-        """Return the documents with their bits per byte, under the rule "perplexity"."""
         groups = {"Average": tuple(run.manifest["documents"])}
         return GradedAnswers(run, lambda: results.scored_documents(run), ("bytes",), groups, {PERPLEXITY: _MEASURE})
 
@@ -247,28 +238,24 @@ def _missing_batches(plan: DocumentPlan, facts: PerplexityFacts, tokenizer: Any,
 
 
 class _WindowScoring:
-    """Computer of batches of windows."""
-
-    def __init__(self, setup: PerplexitySetup, loaded: LoadedModel, budget: Budget, say: Say) -> None:
+    def __init__(self, setup: _Setup, loaded: LoadedModel, budget: Budget, say: Say) -> None:
         from evalkit.scoring.architecture import auto_budget
         from evalkit.scoring.engine import Engine
 
-        window = min(loaded.window, setup.window or loaded.window)
-        if setup.stride is not None and setup.stride > window:
-            raise UsageError(f"--stride {setup.stride}: more than the context window of {window:,} tokens; give fewer")
+        first, requested, stride, is_long = setup
+        window = min(loaded.window, requested or loaded.window)
+        if stride is not None and stride > window:
+            raise UsageError(f"--stride {stride}: more than the context window of {window:,} tokens; give fewer")
         prefix = loaded.eos_id if loaded.bos_id is None else loaded.bos_id
         if prefix is None:
-            raise CheckpointError(
-                f"{loaded.name}: its tokenizer has neither a BOS nor an EOS token, and a document needs one as prefix; "
-                "give another --tokenizer"
-            )
+            raise CheckpointError(f"{loaded.name}: its tokenizer has no BOS or EOS token; give another --tokenizer")
         tokens = budget.scored or auto_budget(loaded.model)
         self._engine = engine = Engine(loaded.model, tokens, say, remembers=loaded.stock, files=loaded.files)
         facts = PerplexityFacts(window, engine.budget, prefix, loaded.tokenizer.decode(prefix))
-        first = windows_of(setup.first, loaded.tokenizer, facts, setup.stride)[:1]
+        windows = windows_of(first, loaded.tokenizer, facts, stride)[:1]
         # The check of sharing takes as long as some windows, and is not needed where each is a batch by itself
-        alone = setup.is_long and window >= longest_shared(tokens)
-        engine.check(content_of(setup.first.task, tuple(first)).batch.sequences, alone)
+        alone = is_long and window >= longest_shared(tokens)
+        engine.check(content_of(first.task, tuple(windows)).batch.sequences, alone)
         self.facts = replace(facts, token_budget=engine.budget)
         self.about: dict[str, Any] = {
             "token_budget": engine.budget,

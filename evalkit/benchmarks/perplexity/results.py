@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, run_content
-from evalkit.benchmarks.perplexity.texts import TextDocument
-from evalkit.benchmarks.perplexity.windows import WIDTH
+from evalkit.benchmarks.perplexity.windows import WIDTH, TextDocument
 from evalkit.errors import RunError
 from evalkit.escape import counted
 from evalkit.models.context.extension import Extension
@@ -83,7 +82,7 @@ class PositionBin(NamedTuple):
 def write_results(
     documents_of: Mapping[str, Sequence[TextDocument]], finished: FinishedRows, writer: RunWriter
 ) -> None:
-    """Write the tables and the results of a run from the journal; `documents_of`: task → its documents."""
+    """Write the tables and the results of a run from the journal."""
     import pandas as pd
 
     documents, positions = [], []
@@ -103,10 +102,8 @@ def write_results(
         table = pd.DataFrame(about).join(sums, on="document")
         if (lacking := table["scored"] != table["bytes"]).any():
             # Happens only if lines of the journal were removed while it was read
-            raise RunError(
-                f"the journal of {writer.folder} lacks a part of {table['place'][lacking.argmax()]}; delete the folder "
-                "and run the command again"
-            )
+            lost = table["place"][lacking.argmax()]
+            raise RunError(f"the journal of {writer.folder} lacks a part of {lost}; delete the folder")
         table["bits_per_byte"] = table["nats"] / math.log(2) / table["bytes"]
         documents.append(table[list(DOCUMENT_COLUMNS)])
         binned = rows.groupby(["document", "position"])[["tokens", "bytes", "nats"]].sum().reset_index()
@@ -165,23 +162,22 @@ def position_bins(tables: Sequence[pd.DataFrame], most: int = _TABLE_BINS) -> li
     width = WIDTH
     while max(table["position"].max() for table in tables) > most * width:
         width *= 2
-    bins = []
+    bins: list[list[PositionBin]] = []
     for table in tables:
         groups = table.assign(bin=(table["position"] - 1) // width)
         sums = groups.groupby(["bin", "task", "document"], sort=True)[["tokens", "bytes", "nats"]].sum().reset_index()
-        bins.append([_bin(int(members["bin"].iloc[0]), width, members) for _, members in sums.groupby("bin")])
+        bins.append([])
+        for _, members in sums.groupby("bin"):
+            size, nats, first = int(members["bytes"].sum()), members["nats"], int(members["bin"].iloc[0]) * width + 1
+            value = stderr = freedom = None
+            if size:
+                bits = ratio(nats.to_numpy(np.float64) / math.log(2), members["bytes"].to_numpy(np.float64))
+                value = bits.value
+                if not math.isnan(bits.variance):
+                    stderr, freedom = bits.stderr, bits.freedom
+            counts = (len(members), int(members["tokens"].sum()), size, float(nats.sum()))
+            bins[-1].append(PositionBin(first, first + width - 1, *counts, value, stderr, freedom))
     return bins
-
-
-def _bin(number: int, width: int, members: pd.DataFrame) -> PositionBin:
-    size, nats = int(members["bytes"].sum()), float(members["nats"].sum())
-    first = number * width + 1
-    counts = (first, first + width - 1, len(members), int(members["tokens"].sum()), size, nats)
-    if not size:
-        return PositionBin(*counts, None, None, None)
-    estimate = ratio(members["nats"].to_numpy(np.float64) / math.log(2), members["bytes"].to_numpy(np.float64))
-    known = not math.isnan(estimate.variance)
-    return PositionBin(*counts, estimate.value, *((estimate.stderr, estimate.freedom) if known else (None, None)))
 
 
 def scored_documents(run: Run) -> pd.DataFrame:
@@ -224,10 +220,6 @@ def methods_report(runs: Mapping[str, Run]) -> Report:
     return Report(tables, notes=notes, content=content, records=records)
 
 
-def _bins_of(runs: Sequence[Run], most: int) -> list[list[PositionBin]]:
-    return position_bins([run.table(POSITIONS, POSITION_COLUMNS) for run in runs], most)
-
-
 def _value(bits: float | None, stderr: float | None) -> tuple[str, str]:
     return fixed(bits, _PLACES), "–" if stderr is None else f"± {fixed(stderr, _PLACES)}"
 
@@ -240,7 +232,7 @@ def _sums(values: Mapping[str, Any]) -> list[str]:
 
 def _positions(runs: Mapping[str, Run]) -> Table:
     """Return bits per byte by position: of one run with more columns, of several a column each."""
-    by_run = _bins_of(list(runs.values()), _TABLE_BINS)
+    by_run = position_bins([run.table(POSITIONS, POSITION_COLUMNS) for run in runs.values()])
     longest = max(by_run, key=len)
     trained = min((window for run in runs.values() if (window := _trained_window(run))), default=math.inf)
     rows = [[f"{bin.first:,}–{bin.last:,}" + "*" * (bin.first > trained)] for bin in longest]
@@ -293,7 +285,7 @@ def _trained_window(run: Run) -> int | None:
 
 
 def _exceeded_window(run: Run) -> int | None:
-    """Return the window of training, if positions are past it."""
+    """Return the context window of training, if positions are past it."""
     window = _trained_window(run)
     return window if window and run.stored["positions"][-1]["first"] > window else None
 
@@ -318,10 +310,12 @@ def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> Non
     lines = wrapped(_figure_notes(runs), _WIDTH)
     figure = new_figure(_WIDTH, _HEIGHT + notes_height(lines))
     panel = figure.subplots()
-    for number, (name, bins) in enumerate(zip(names, _bins_of(runs, _FIGURE_BINS), strict=True)):
+    by_run = position_bins([run.table(POSITIONS, POSITION_COLUMNS) for run in runs], _FIGURE_BINS)
+    for number, (name, bins) in enumerate(zip(names, by_run, strict=True)):
         kept = [bin for bin in bins if bin.bits_per_byte is not None]
-        middles = np.array([(bin.first + bin.last) / 2 for bin in kept])
-        values, halves = np.array([bin.bits_per_byte for bin in kept], float), np.array([_half(bin) for bin in kept])
+        middles = [(bin.first + bin.last) / 2 for bin in kept]
+        values = np.array([bin.bits_per_byte for bin in kept], float)
+        halves = np.array([_half_interval(bin) for bin in kept])
         style: dict[str, Any] = {"linewidth": 1.5, "markersize": 3.5, "linestyle": dashes(number)} | line_look(number)
         panel.plot(middles, values, label=short_name(name), **style)
         band: dict[str, Any] = {"where": ~np.isnan(halves), "color": style["color"], "alpha": 0.15, "lw": 0}
@@ -341,15 +335,13 @@ def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> Non
     save_figure(figure, path)
 
 
-def _half(bin: PositionBin) -> float:
-    """Return half of the width of a bin's 95 % interval; NaN of one document."""
-    if bin.stderr is None or bin.freedom is None:
+def _half_interval(bin: PositionBin) -> float:
+    if bin.stderr is None or bin.freedom is None:  # of one document
         return math.nan
     return t_quantile((1 + CONFIDENCE) / 2, bin.freedom) * bin.stderr
 
 
 def _figure_notes(runs: Sequence[Run]) -> str:
-    """Return what the documents, the bands and the dotted line are."""
     whole, texts = runs[0].stored["whole"], ", ".join(runs[0].manifest["documents"])
     sentences = [f"{texts}: {counted(whole['n'], 'document')}, {whole['bytes']:,} bytes."]
     if whole["n"] == 1:

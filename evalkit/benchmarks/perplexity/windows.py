@@ -1,28 +1,35 @@
-"""Windows of a document, and batches of windows.
+"""Documents of a perplexity run, their windows, and batches of windows.
 
-In: a text, a tokenizer, a context window. Out: sequences in which each token is scored once, batches of them, and the
-rows of their log-probabilities. Without a stride these are the windows of lm-eval's rolling log-likelihood: the tokens
-are those of lm-eval's `tok_encode`, which include what the tokenizer adds by itself; a prefix token (BOS, or EOS where
-there is none) comes before the first; each later window repeats one token; and the last window is as long as the
-others, with more context.
+In: files and folders of `--text`, a tokenizer, a context window. Out: tasks of texts; sequences in which each token is
+scored once, batches of them, and the rows of their log-probabilities. Without a stride these are the windows of
+lm-eval's rolling log-likelihood: the tokens are those of lm-eval's `tok_encode`, which include what the tokenizer adds
+by itself; a prefix token (BOS, or EOS where there is none) comes before the first; each later window repeats one token;
+and the last window is as long as the others, with more context.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.errors import ScoringError
+from evalkit.benchmarks.generated import TaskDocuments
+from evalkit.data.sources import read
+from evalkit.errors import DataError, ScoringError, UsageError
+from evalkit.escape import printable
+from evalkit.inputs.reading import MOST_TEXT_BYTES, decoded, read_as
+from evalkit.inputs.values import by_number, check_text
 from evalkit.scoring.tree import Ints
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.perplexity.texts import TextDocument
     from evalkit.scoring.pack import TreeBatch
 
 Counts = NDArray[np.int64]
@@ -36,18 +43,93 @@ _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted({*range(256)} - {*_PRINTABLE})
 _SPELLING = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + n) for n, byte in enumerate(_OTHERS)}
 """Byte → its character in byte-level vocabularies, GPT-2's and all later ones."""
+_OTHER_ENDINGS = (".json", ".parquet", ".csv", ".tsv", ".gz", ".zst", ".zip", ".xz", ".bz2", ".pdf", ".docx")
+"""Of files that are no plain text, though some of them could be read as one."""
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """A token that stands for one byte, in tokenizers that fall back to bytes."""
+
+
+@dataclass(frozen=True)
+class TextDocument:
+    """A document to score."""
+
+    task: str
+    number: int
+    """From 0, within its task."""
+    text: str
+    place: str
+    """Where it is, for messages: "wiki.jsonl, line 3"."""
+
+    @cached_property
+    def content(self) -> bytes:
+        """The text in UTF-8, whose bytes are counted."""
+        return self.text.encode()
+
+
+def read_texts(given: Sequence[Path], key: str) -> dict[str, TaskDocuments]:
+    """Read the files and folders of `--text`, with the text of .jsonl files' objects under a key.
+
+    A task is named after its file or folder, without the ending; its digest is of all documents, in order.
+    """
+    if not given:
+        raise UsageError("name a text: --text FILE, a .txt file, a .jsonl file with a text on each line, or a folder")
+    tasks: dict[str, TaskDocuments] = {}
+    for path, files in _sources([path.expanduser() for path in given]):
+        name = printable(path.name if path.is_dir() else path.stem)
+        if name in tasks:
+            raise UsageError(f"--text {path} and {tasks[name].source} would both be task {name}; rename one")
+        documents = []
+        for number, (text, place) in enumerate(_texts(files, name, key)):
+            check_text(text, f"--text {place}")
+            documents.append(TextDocument(name, number, text, place))
+        if not documents:
+            raise DataError(f"--text {path}: has no documents; give a file with one JSON object on each line")
+        digest = hashlib.sha256(b"".join(hashlib.sha256(document.content).digest() for document in documents))
+        tasks[name] = TaskDocuments(documents, str(path), digest.hexdigest())
+    return tasks
+
+
+def _sources(given: Sequence[Path]) -> Iterator[tuple[Path, list[Path]]]:
+    """Yield (the source of a task, its files)."""
+    for path in given:
+        if not path.is_dir():
+            if path.suffix.lower() in _OTHER_ENDINGS:
+                raise UsageError(f"--text {path}: {path.suffix} files are not read; give .txt or .jsonl")
+            yield path, [path]
+            continue
+        inside = sorted(path.iterdir(), key=lambda file: by_number(file.name))
+        texts, lines = ([file for file in inside if file.suffix == ending] for ending in (".txt", ".jsonl"))
+        if not texts and not lines:
+            raise UsageError(f"--text {path}: the folder has no .txt or .jsonl files")
+        if texts:
+            yield path.resolve(), texts
+        yield from ((file, [file]) for file in lines)
+
+
+def _texts(files: Sequence[Path], task: str, key: str) -> Iterator[tuple[str, str]]:
+    """Yield (text, place) of each line of a .jsonl file, and of other files as a whole."""
+    for path in files:
+        if path.suffix == ".jsonl":
+            for line, record in read(path, task):
+                text = record.get(key) if isinstance(record, dict) else None
+                if not isinstance(text, str) or not text:
+                    raise DataError(
+                        f"--text {path}, {line}: expected an object with a text under '{key}', found {record!r:.60}; "
+                        "name the key of the text with --key, and remove empty documents"
+                    )
+                yield text, f"{path}, {line}"
+        else:  # a byte order mark is not a part of the text
+            text = read_as(path, DataError, "--text", MOST_TEXT_BYTES, decoded).removeprefix("\ufeff")
+            if not text:
+                raise DataError(f"--text {path}: the file is empty; give a file with a text")
+            yield text, str(path)
 
 
 def token_bytes(text: str, spans: NDArray[np.int64], added: NDArray[np.bool_], pieces: Sequence[str]) -> Counts:
     """Return the bytes of each token, [tokens]; their sum is the length of the text in UTF-8.
 
-    Args:
-        text: the text.
-        spans: [tokens, 2] first character of each token, and the end of the last.
-        added: [tokens] whether the tokenizer added it; it has no bytes unless no other token has.
-        pieces: [tokens] the tokens as the vocabulary spells them.
+    `spans`: [tokens, 2] first character of each token, and the end of its last. `added`: [tokens] whether the tokenizer
+    added it; it has no bytes unless no other token has. `pieces`: [tokens] as the vocabulary spells them.
     """
     sizes = np.zeros(len(spans), np.int64)
     kept = np.flatnonzero(~(added & (spans[:, 0] == spans[:, 1])))
@@ -58,7 +140,10 @@ def token_bytes(text: str, spans: NDArray[np.int64], added: NDArray[np.bool_], p
     if "".join(spelled) == text.encode().decode("latin-1").translate(_SPELLING):
         sizes[kept] = [len(piece) for piece in spelled]
         return sizes
-    offsets = _byte_offsets(text)
+    # Where each character begins in UTF-8, and the end of the last, [characters + 1]
+    codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
+    offsets = np.concatenate(([0], np.cumsum(widths))).astype(np.int64)
     starts, stops = spans[kept, 0], np.maximum.accumulate(spans[kept, 1])
     # A token that begins before the end of an earlier one shares a character with it; so does one without characters
     fresh = np.ones(len(kept), bool)
@@ -77,27 +162,17 @@ def token_bytes(text: str, spans: NDArray[np.int64], added: NDArray[np.bool_], p
     return sizes
 
 
-def _byte_offsets(text: str) -> Counts:
-    """Return where each character begins in UTF-8, and the end of the last, [characters + 1]."""
-    codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
-    sizes = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
-    return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
-
-
 def _shared(pieces: Sequence[str], total: int, gap: int) -> list[int]:
     """Share all bytes of tokens that have a character in common; only some vocabularies spell the gap before it."""
     # Byte-level vocabularies spell each byte as one character; others spell characters, or single bytes
-    for sizes in ([len(piece) for piece in pieces], [_spelled(piece) for piece in pieces]):
+    spelled = [1 if _BYTE.fullmatch(piece) else len(piece.replace("▁", " ").encode()) for piece in pieces]
+    for sizes in ([len(piece) for piece in pieces], spelled):
         if sum(sizes) == total:
             return sizes
         if sum(sizes) == total - gap:
             return [sizes[0] + gap, *sizes[1:]]
     cuts = [total * number // len(pieces) for number in range(len(pieces) + 1)]
     return [stop - start for start, stop in pairwise(cuts)]
-
-
-def _spelled(piece: str) -> int:
-    return 1 if _BYTE.fullmatch(piece) else len(piece.replace("▁", " ").encode())
 
 
 @dataclass(frozen=True)
@@ -136,11 +211,7 @@ class TextWindow:
 def windows_of(
     document: TextDocument, tokenizer: Any, facts: PerplexityFacts, stride: int | None = None
 ) -> list[TextWindow]:
-    """Return the windows of a document; each after the first scores `stride` tokens, by default the whole window.
-
-    Raises:
-        ScoringError: the document has no tokens.
-    """
+    """Return the windows of a document; each after the first scores `stride` tokens, by default the whole window."""
     encoding = tokenizer(
         document.text,
         add_special_tokens=not document.text.startswith(facts.prefix_text),
@@ -196,7 +267,7 @@ class WindowsContent(NamedTuple):
 
 
 def packed(windows: Iterable[TextWindow], budget: int) -> Iterator[tuple[TextWindow, ...]]:
-    """Group windows, in order, up to a token budget; long ones, and any larger than half of it, stay alone."""
+    """Group windows, in order, up to a token budget; those of at least `longest_shared` tokens stay alone."""
     members: list[TextWindow] = []
     tokens = 0
     for window in windows:

@@ -357,11 +357,8 @@ def test_samples_have_the_models_probabilities(kind: str, tokenizer: Any) -> Non
         ({"tempreature": 0.6}, "tempreature"),
         ({"do_sample": True, "temperature": 0.0}, "temperature"),
         ({"until": [3]}, "until"),
-        ({"max_gen_toks": 0}, "max_gen_toks"),
         ({"max_gen_toks": LONGER}, "max_gen_toks"),
         ({"do_sample": "no"}, "do_sample"),
-        pytest.param({"penalty_alpha": 0.6}, "penalty_alpha", marks=pytest.mark.hostile),
-        pytest.param({"do_sample": True, "temperature": 0.7, "top_k": -3}, "top_k", marks=pytest.mark.hostile),
         pytest.param({"max_gen_toks": "many"}, "many", marks=pytest.mark.hostile),
         pytest.param({"bad_words_ids": [[1, 9000]]}, "9000", marks=pytest.mark.hostile),
     ],
@@ -374,11 +371,7 @@ def test_unsupported_settings_are_named(settings: dict[str, Any], noun: str, tok
         Harness(loaded_model("llama", tokenizer)).generate_until(instances)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"num_beams": 4}, {"penalty_alpha": 0.6}, {"stop_strings": ["a"]}, {"bad_words_ids": [[9000]]}],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", [{"num_beams": 4}, {"stop_strings": ["a"]}], ids=str)
 def test_a_model_that_asks_for_something_else_is_refused(settings: dict[str, Any], tokenizer: Any) -> None:
     loaded = loaded_model("llama", tokenizer)
     for name, value in settings.items():

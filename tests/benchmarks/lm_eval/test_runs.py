@@ -18,7 +18,7 @@ from lm_eval.tasks import TaskManager
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView
 from evalkit.benchmarks.lm_eval.requests import RequestRow
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.benchmarks.run import evaluate
+from evalkit.benchmarks.run import evaluate, planned
 from evalkit.comparison.comparison import compare
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
@@ -129,6 +129,7 @@ def test_the_numbers_are_lm_evals(whole: Run, model: Path, tasks: Path) -> None:
     assert np.isfinite(whole.scores["ll_continuation"]).all() and (whole.scores["n_continuation"] > 0).all()
 
 
+@pytest.mark.slow
 def test_the_average_of_zeroshot8_is_evalkits(checkpoint: Path, real_documents: Path, tmp_path: Path) -> None:
     """Under lm-eval: unweighted over eight tasks, of which MMLU is one."""
     library = Library(real_documents, allow_unofficial=True)
@@ -195,20 +196,23 @@ def test_mutual_information_fills_the_unconditional_column(run: Evaluate, tmp_pa
     assert task.accuracy == exported(mutual)["results"]["made_mutual"]["acc_mutual_info,none"]
 
 
-def test_what_changes_the_numbers_is_another_run(run: Evaluate, tmp_path: Path) -> None:
+def test_what_changes_the_numbers_is_another_run(model: Path, tmp_path: Path) -> None:
     """Selection, examples, dtype, documents, code beside the task files, and the aggregation of a group."""
-    elsewhere = made_tasks(tmp_path / "elsewhere")
-    common = {"tasks": ("made_pair",), "include_path": elsewhere}
-    runs = [run(**common), run(**common, limit=3), run(**common, num_fewshot=1), run(**common, dtype="bfloat16")]
-    (elsewhere / "code.py").write_text("VALUE = 1\n", encoding="utf-8")
-    runs.append(run(**common))
-    group = elsewhere / "made_pair.yaml"
+    folder = made_tasks(tmp_path / "tasks")
+
+    def named(**options: Any) -> Path:
+        common = {"suite": "lm_eval", "tasks": ("made_pair",), "include_path": folder, "output": tmp_path}
+        return planned(str(model), common | options, silent).folder
+
+    names = [named(), named(limit=3), named(num_fewshot=1), named(dtype="bfloat16")]
+    (folder / "code.py").write_text("VALUE = 1\n", encoding="utf-8")
+    names.append(named())
+    group = folder / "made_pair.yaml"
     group.write_text(group.read_text(encoding="utf-8").replace("weight_by_size: true", "weight_by_size: false"))
-    runs.append(run(**common))
+    names.append(named())
     document = {"question": "Why?", "choices": ["a", "b"], "gold": 1}
-    (elsewhere / "made_choice.jsonl").write_text(json.dumps(document) + "\n", encoding="utf-8")
-    runs.append(run(**common))
-    assert len({each.folder for each in runs}) == len(runs)
+    (folder / "made_choice.jsonl").write_text(json.dumps(document) + "\n", encoding="utf-8")
+    assert len({*names, named()}) == 7
 
 
 def test_an_answer_to_another_question_is_not_taken(run: Evaluate) -> None:
@@ -224,36 +228,6 @@ def test_an_answer_to_another_question_is_not_taken(run: Evaluate) -> None:
         journal.append(entry, rows)
     again = run(tasks=("made_choice",))
     pd.testing.assert_frame_equal(again.scores, first.scores, check_exact=True)
-
-
-def test_an_interrupted_run_resumes(run: Evaluate, whole: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted after every few batches, at any kind of request: nothing is scored twice, and no bit differs."""
-    append, written = Journal.append, []
-
-    def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
-        appended = append(journal, entry, rows)
-        written.append((entry.task, entry.batch))
-        if len(written) % 3 == 0:
-            raise KeyboardInterrupt
-        return appended
-
-    monkeypatch.setattr(Journal, "append", interrupt)
-    resumed, interrupted = None, 0
-    while resumed is None:
-        try:
-            resumed = run()
-        except KeyboardInterrupt:
-            interrupted += 1
-    assert interrupted > 3 and len(written) == len(set(written))
-    kinds = {task.partition(" ")[0] for task, _ in written}
-    assert kinds == {"loglikelihood", "loglikelihood_rolling", "generate_until"}
-    pd.testing.assert_frame_equal(resumed.scores, whole.scores, check_exact=True)
-    assert exported(resumed)["results"] == exported(whole)["results"]
-    answers = [
-        [(entry.task, entry.batch, row) for entry, rows in entries_of(each, RequestRow) for row in rows]
-        for each in (resumed, whole)
-    ]
-    assert answers[0] == answers[1]
 
 
 def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

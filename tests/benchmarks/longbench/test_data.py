@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.benchmarks.generated import TaskDocuments
-from evalkit.benchmarks.longbench import prompts
+from evalkit.benchmarks.longbench import official
 from evalkit.benchmarks.longbench.data import (
     OFFICIAL_BLOBS,
     LongBenchDocument,
     blob_hash,
     load_rows,
 )
-from evalkit.benchmarks.longbench.prompts import prompt_text, template
+from evalkit.benchmarks.longbench.official import prompt_text, template
 from evalkit.benchmarks.longbench.protocol import E_TASKS, GROUPS, TASKS, suite_tasks
 from evalkit.data import sources
 from evalkit.data.sampling import FirstDocuments
@@ -40,14 +40,14 @@ def load(folder: Path, task: str = "hotpotqa", **options: Any) -> TaskDocuments:
 
 
 def test_constants_are_the_official_ones() -> None:
-    official = facts("protocol")
-    assert list(TASKS) == list(official["tasks"])
+    expected = facts("protocol")
+    assert list(TASKS) == list(expected["tasks"])
     for name, task in TASKS.items():
-        fact = official["tasks"][name]
+        fact = expected["tasks"][name]
         keys = ("group", "metric", "max_new_tokens", "documents", "prompt_sha256")
         assert [getattr(task, key) for key in keys] == [fact[key] for key in keys]
-        assert task.chat == (name not in official["chat_wrapper_skipped"])
-        assert task.first_line_only == (name in official["first_line_only"])
+        assert task.chat == (name not in expected["chat_wrapper_skipped"])
+        assert task.first_line_only == (name in expected["first_line_only"])
         assert task.newline_ends == (name == "samsum")
     assert sum(task.documents for task in TASKS.values()) == 3750
     assert set(GROUPS) == {task.group for task in TASKS.values()}
@@ -74,7 +74,7 @@ def test_rows_are_inserted_verbatim(context: str, question: str) -> None:
 
 @pytest.mark.parametrize("content", [None, b"a: [", b"other: 1", b"7", b"\xff", b'doc_to_text: "{{context}} new"'])
 def test_another_lm_eval_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> None:
-    monkeypatch.setattr(prompts, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    monkeypatch.setattr(official, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
     template.cache_clear()
     if content is not None:
         write(tmp_path / "tasks" / "longbench" / "trec.yaml", [content])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalkit.benchmarks.longbench.metrics import (
+from evalkit.benchmarks.longbench.official import (
     classification,
     code_line,
     count,

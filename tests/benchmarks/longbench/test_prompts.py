@@ -15,8 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.longbench.metrics import code_line, first_line, score_prediction
-from evalkit.benchmarks.longbench.prompts import CODE_LINE, FIRST_LINE, fit_prompt, stops_of
+from evalkit.benchmarks.longbench.official import (
+    CODE_LINE,
+    FIRST_LINE,
+    code_line,
+    first_line,
+    fit_prompt,
+    score_prediction,
+    stops_of,
+)
 from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.errors import DataError, TemplateError
 from evalkit.generation.generator import Generator

@@ -15,8 +15,7 @@ import torch
 
 from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.longbench.benchmark import LongBench, max_prompt_tokens
-from evalkit.benchmarks.longbench.metrics import score_prediction
-from evalkit.benchmarks.longbench.prompts import prompt_text
+from evalkit.benchmarks.longbench.official import prompt_text, score_prediction
 from evalkit.benchmarks.longbench.protocol import TASKS, suite_tasks
 from evalkit.benchmarks.longbench.results import load_generations, report_of
 from evalkit.benchmarks.registry import benchmark_of
@@ -114,8 +113,6 @@ def test_tasks_without_documents_are_left_out(model: Path, tmp_path: Path) -> No
     assert [("line 1 (trec)" in line, "qasper" in line) for line in plan.manifest["left_out"]] == [
         (False, True), (True, False)]  # fmt: skip
     assert [line for line in said if "left out" in line] == [f"left out: {line}" for line in plan.manifest["left_out"]]
-    # Files of the same names with predictions are not documents
-    write(tmp_path / "a_predictions" / "qasper.jsonl", [{"pred": "", "answers": [""], "all_classes": None}])
     inner = write(tmp_path / "rows" / "qasper.jsonl", [record("qasper")]).parent
     with pytest.raises(DataError, match=str(inner)):
         planned(model, tmp_path, "qasper")

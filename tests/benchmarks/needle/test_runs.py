@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from evalkit.benchmarks.generated import GeneratedAnswer
-from evalkit.benchmarks.needle.benchmark import NEEDLES, Needle, NeedleRequest
+from evalkit.benchmarks.needle import NEEDLES, Needle, NeedleRequest
 from evalkit.benchmarks.request import request_of
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.needle.text import BUILT_IN, Haystack, NeedleCase, is_found, pattern_of
+from evalkit.benchmarks.haystack import BUILT_IN, Haystack, NeedleCase
 from evalkit.errors import DataError
 from tests.tiny import tiny_tokenizer
 
@@ -80,16 +80,16 @@ def test_the_built_in_text() -> None:
      ("2 220 526", False), ("2220526,1234567", True), ("1,2220526", True), ("2,2205260", False)],
 )  # fmt: skip
 def test_found(answer: str, found: bool) -> None:
-    assert is_found(CASE, answer) == found
+    assert CASE.is_found(answer) == found
 
 
 @given(st.lists(PIECES, max_size=8).map("".join), st.lists(PIECES, max_size=4).map("".join))
 def test_generation_stops_where_the_needle_is_found(answer: str, more: str) -> None:
     """Whatever would have been written after it; and a secret after which the text goes on ends it."""
-    if re.search(pattern_of(CASE), answer):
-        assert is_found(CASE, answer + more)
-    if is_found(CASE, answer + " a"):
-        assert re.search(pattern_of(CASE), answer + " a")
+    if re.search(CASE.pattern, answer):
+        assert CASE.is_found(answer + more)
+    if CASE.is_found(answer + " a"):
+        assert re.search(CASE.pattern, answer + " a")
 
 
 @given(st.text(min_size=1, max_size=3000).filter(str.strip))

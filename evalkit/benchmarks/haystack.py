@@ -46,7 +46,6 @@ _WORDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _CITIES = ("Lisbon", "Oslo", "Prague", "Vienna", "Dublin", "Athens", "Warsaw", "Helsinki", "Madrid", "Bern", "Riga",
            "Cairo", "Lima", "Seoul", "Nairobi", "Quito")  # fmt: skip
-_INTRODUCTION = "A secret number is hidden in the following text. Read it carefully and remember the number.\n\n"
 _PIECE = re.compile(r".{1,400}?(?:[.!?。！？]+\s+|[。！？\n]\s*|\Z)|.{400}", re.DOTALL)
 """A sentence with the white space after it; at most 400 characters of text without sentences."""
 
@@ -75,6 +74,32 @@ class NeedleCase:
     @property
     def _hash(self) -> int:
         return int.from_bytes(sha256(f"{self.length} {self.depth:g} {self.repeat}".encode()).digest()[:16], "big")
+
+    def is_found(self, answer: str) -> bool:
+        """Return whether an answer contains the secret as a number; commas between thousands are ignored."""
+        return self.secret in re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer))
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression for the secret and the end of its number, commas between thousands allowed.
+
+        Generation can stop at a match: `is_found` is then true of any continuation.
+        """
+        first, second, third = self.secret[:-6], self.secret[-6:-3], self.secret[-3:]
+        written = "|".join((self.secret, f"{first}{second},{third}", f"{first},{second},{third}"))
+        return rf"(?<!\d)(?:{written})(?:[^\d,]|,\D|,\d{{1,2}}\D|,\d{{4}})"
+
+    def text(self, sentences: Sequence[str], place: int, cue: bool) -> str:
+        """Return the prompt with the needle after `place` sentences.
+
+        With a cue, it ends with the beginning of the answer, for models that only continue a text.
+        """
+        needle = f"The secret number of {self.city} is {self.secret}. "
+        text = "".join((*sentences[:place], needle, *sentences[place:])).rstrip()
+        question = f"Question: What is the secret number of {self.city}?"
+        answer = f"\nAnswer: The secret number of {self.city} is" if cue else " Answer with the number alone."
+        introduction = "A secret number is hidden in the following text. Read it carefully and remember the number."
+        return f"{introduction}\n\n{text}\n\n{question}{answer}"
 
 
 class Haystack:
@@ -106,12 +131,12 @@ class Haystack:
         """Return the token ids of a case's prompt, with as many sentences as fit into its length.
 
         Text is encoded with special tokens and chat template; `size` is the number of tokens of a sentence inside a
-        text. With a cue, the prompt ends with the beginning of the answer, for models that only continue a text.
+        text. For the cue, see `NeedleCase.text`.
         """
         source, sentences, ends = self.sentences(case.repeat), list[str](), [0]
         best: Sequence[int] = ()
         fit, number = 0, 0  # sentences known to fit, sentences tried
-        room = case.length - len(encode(_prompt(case, [], 0, cue)))
+        room = case.length - len(encode(case.text([], 0, cue)))
         while True:
             # A sentence has about as many tokens in a text as alone, so a few rounds are enough
             while ends[number] < room:
@@ -122,7 +147,7 @@ class Haystack:
             tokens: Sequence[int] = ()
             while number > fit:
                 place = min(range(number + 1), key=lambda n: abs(ends[n] - case.depth / 100 * ends[number]))
-                tokens = encode(_prompt(case, sentences[:number], place, cue))
+                tokens = encode(case.text(sentences[:number], place, cue))
                 if len(tokens) <= case.length:
                     break
                 number -= 1
@@ -132,29 +157,6 @@ class Haystack:
         if not fit:
             raise UsageError(f"--lengths {case.length}: no room for a needle and a sentence; give longer ones")
         return best
-
-
-def is_found(case: NeedleCase, answer: str) -> bool:
-    """Return whether an answer contains the case's secret as a number; commas between thousands are ignored."""
-    return case.secret in re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer))
-
-
-def pattern_of(case: NeedleCase) -> str:
-    """Return a regular expression for the secret and the end of its number, commas between thousands allowed.
-
-    Generation can stop at a match: `is_found` is then true of any continuation.
-    """
-    first, second, third = case.secret[:-6], case.secret[-6:-3], case.secret[-3:]
-    written = "|".join((case.secret, f"{first}{second},{third}", f"{first},{second},{third}"))
-    return rf"(?<!\d)(?:{written})(?:[^\d,]|,\D|,\d{{1,2}}\D|,\d{{4}})"
-
-
-def _prompt(case: NeedleCase, sentences: Sequence[str], place: int, cue: bool) -> str:
-    needle = f"The secret number of {case.city} is {case.secret}. "
-    text = "".join((*sentences[:place], needle, *sentences[place:]))
-    question = f"Question: What is the secret number of {case.city}?"
-    answer = f"\nAnswer: The secret number of {case.city} is" if cue else " Answer with the number alone."
-    return f"{_INTRODUCTION}{text.rstrip()}\n\n{question}{answer}"
 
 
 def _sentence(repeat: int, number: int) -> str:

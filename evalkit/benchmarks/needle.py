@@ -9,10 +9,10 @@ heatmap.png, .pdf
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,7 +27,7 @@ from evalkit.benchmarks.generated import (
     context_of,
     generated_plan,
 )
-from evalkit.benchmarks.needle.text import Haystack, NeedleCase, is_found, pattern_of
+from evalkit.benchmarks.haystack import Haystack, NeedleCase
 from evalkit.benchmarks.outcomes import Measure, Metric, run_content
 from evalkit.benchmarks.request import Request
 from evalkit.display import Say
@@ -109,11 +109,8 @@ class Needle(GeneratedBenchmark):
         if not depths or not all(0 <= depth <= 100 for depth in depths):
             shown = ", ".join(f"{depth:g}" for depth in depths)
             raise UsageError(f"--depths {shown}: expected percentages from 0 to 100")
-        if (count := len(lengths) * len(depths) * request.repeats) > _MAX_CASES:
-            raise UsageError(
-                f"{count:,} needles, more than the maximum of {_MAX_CASES:,}; "
-                "lower --repeats, or give fewer lengths or depths"
-            )
+        if (needles := len(lengths) * len(depths) * request.repeats) > _MAX_CASES:
+            raise UsageError(f"{needles:,} needles, more than the maximum of {_MAX_CASES:,}; lower --repeats")
         cases = [NeedleCase(*case) for case in product(lengths, depths, range(request.repeats))]
         grid = {"lengths": lengths, "depths": depths, "repeats": request.repeats, "text": haystack.identity}
         tasks = {NEEDLE: TaskDocuments(cases, haystack.source)}
@@ -137,8 +134,8 @@ class Needle(GeneratedBenchmark):
         for number, case in enumerate(plan.tasks[task]):
             tokens = np.asarray(plan.haystack.prompt(case, encode, size, cue=not chat), np.int64)
             # The next token may continue the number with a digit
-            stops = Stops(ends, pattern=pattern_of(case), unsearched_tail=1)
-            digest = hashlib.sha256(tokens.astype("<i8").tobytes()).hexdigest()
+            stops = Stops(ends, pattern=case.pattern, unsearched_tail=1)
+            digest = sha256(tokens.astype("<i8").tobytes()).hexdigest()
             requests.append(GenerationRequest(str(number), Prompt(number, tokens, MAX_NEW_TOKENS, stops), digest))
         return requests
 
@@ -155,7 +152,7 @@ class Needle(GeneratedBenchmark):
             "new_tokens": answer.new_tokens,
             "ended": answer.ended,
             "seconds": answer.seconds,
-            "found": is_found(document, answer.text),
+            "found": document.is_found(answer.text),
         }
 
     def results(self, plan: NeedlePlan, table: pd.DataFrame) -> dict[str, Any]:
@@ -192,7 +189,6 @@ class Needle(GeneratedBenchmark):
         return table.assign(task=NEEDLE, id=cases, source=cases, references=references, score=score)
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """Return the percentage of needles found, by depth and length; other arguments change nothing."""
         stored = run.stored
         lengths, texts, [task] = stored["lengths"], stored["repeats"], stored["tasks"]
         by_depth = list(zip(stored["depths"], stored["found"], strict=True))
@@ -214,7 +210,6 @@ class Needle(GeneratedBenchmark):
         return Report((table,), notes=notes, content=run_content(run), records=records)
 
     def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-        """Return the heatmap of each run."""
         words = "Needles found in %, by length of the text and depth in it"
         return [
             RunFigure(f"heatmap-{run.manifest['id']}", f"{words}: {name}.", partial(draw_heatmap, run.stored))
