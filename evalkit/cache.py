@@ -3,7 +3,7 @@
 In: a kind, and a key of everything that a value depends on, the computing code included (`source_digest`). Out: the
 value's bytes. Its file begins with a digest of kind, key and content, so neither damage nor a file of another key is
 read. Writing is atomic and best effort: if it fails, the value is computed again the next time. What each kind saves
-is measured in docs/measurements/performance.md; one that saves little has no place here.
+is measured in docs/measurements/commands.md; one that saves little has no place here.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from evalkit.studies.study_file import read_study
 from evalkit.tables.layout import layout_names
 from tests.benchmarks.attention.made import made_run
 from tests.cli.conftest import Command, complains, completed
+from tests.comparison.made import finished_run
 from tests.documents import rewrite
-from tests.pages.made import finished_run
 from tests.studies.conftest import computed_study, study
 from tests.studies.made import write_study
 from tests.studies.test_tables import own, with_tables
