@@ -3,7 +3,7 @@
 In: a kind, and a key of everything that a value depends on, the computing code included (`source_digest`). Out: the
 value's bytes. Its file begins with a digest of kind, key and content, so neither damage nor a file of another key is
 read. Writing is atomic and best effort: if it fails, the value is computed again the next time. What each kind saves
-is measured in docs/measurements/performance.md; one that saves little has no place here.
+is measured in docs/measurements/commands.md; one that saves little has no place here.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ _SEAL = hashlib.sha256().digest_size
 
 
 def cache_dir() -> Path:
-    """Return the cache's folder, which need not exist.
-
-    `EVALKIT_CACHE`, else `XDG_CACHE_HOME/evalkit`, else `~/.cache/evalkit`.
-    """
+    """Return the cache's folder: `EVALKIT_CACHE`, else `XDG_CACHE_HOME/evalkit`, else `~/.cache/evalkit`."""
     if (given := os.environ.get("EVALKIT_CACHE")) is not None:
         return values.path("EVALKIT_CACHE", given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -81,6 +78,16 @@ def write_cached_bytes(kind: str, key: str, content: bytes | memoryview) -> None
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, [_seal(kind, key, content), content])
     make_room()
+
+
+def _file(kind: str, key: str) -> Path:
+    return cache_dir() / kind / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _seal(kind: str, key: str, content: bytes | memoryview) -> bytes:
+    digest = hashlib.sha256(json.dumps([kind, key]).encode() + b"\n")
+    digest.update(content)
+    return digest.digest()
 
 
 def mark_used(entry: Path) -> None:
@@ -143,16 +150,6 @@ def locked(name: str, say: Say) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _file(kind: str, key: str) -> Path:
-    return cache_dir() / kind / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-
-def _seal(kind: str, key: str, content: bytes | memoryview) -> bytes:
-    digest = hashlib.sha256(json.dumps([kind, key]).encode() + b"\n")
-    digest.update(content)
-    return digest.digest()
 
 
 @functools.cache

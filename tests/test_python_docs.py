@@ -1,4 +1,4 @@
-"""docs/python.md: its code runs, and its tables of columns are those of the tables."""
+"""docs/python.md: its code runs. docs/reference/columns.md: its columns are those of the tables."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from tests.documents import made_up
 from tests.tiny import tiny_checkpoint
 from tests.training.trainers import trainer_of
 
-PAGE = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).parents[1] / "docs"
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (DOCS / "python.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+COLUMNS = (DOCS / "reference" / "columns.md").read_text(encoding="utf-8")
 
 
 def columns_after(text: str) -> dict[str, str]:
     """Return column → dtype of the first table of columns after a text of the page."""
-    [table] = re.findall(r"\| column \| dtype \|.*?(?=\n\n)", PAGE[PAGE.index(text) :], re.DOTALL)[:1]
+    [table] = re.findall(r"\| column \| dtype \|.*?(?=\n\n)", COLUMNS[COLUMNS.index(text) :], re.DOTALL)[:1]
     return dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", table, re.MULTILINE))
 
 
@@ -74,7 +75,7 @@ def test_its_code_runs(place: Path, simple_evaluate: list[Any], capsys: pytest.C
 
 
 def test_its_columns_are_the_tables(place: Path, finished: evalkit.Run) -> None:
-    assert columns_after("### The score table") == columns_of(finished.scores)
+    assert columns_after("## The score table") == columns_of(finished.scores)
     checkpoint = place / "small" / "step1000"
     write(place / "rows" / "qasper.jsonl", [record("qasper")])
     longbench = evalkit.evaluate(checkpoint, suite="longbench", tasks="qasper", data_dir=place / "rows", context="none")

@@ -12,12 +12,12 @@ import torch
 
 from evalkit.compatibility.transformers import attention_of
 from evalkit.models.context.stretch import BY_LENGTH_TYPE
-from evalkit.models.loading.config import WINDOW_KEYS
+from evalkit.models.loading.files import WINDOW_KEYS
 from evalkit.models.memory import device_bytes
 from evalkit.models.parts import computing_devices, layers_of
 
 _CPU_TOKENS = 2048
-"""Enough to saturate two cores; more only costs memory (measured: docs/measurements/performance.md)."""
+"""Enough to saturate two cores; more only costs memory (measured: docs/measurements/commands.md)."""
 _GPU_TOKENS = 65536
 _ROW = 2048
 _SHARE = 0.25

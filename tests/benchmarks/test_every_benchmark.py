@@ -12,140 +12,41 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import pandas as pd
 import pytest
 
 from evalkit.benchmarks.base import Budget
 from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.registry import GROUP, benchmark, benchmark_of, kind_of_suite
-from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.run_listing import list_found
-from evalkit.benchmarks.session import ModelHolder, run_plan
+from evalkit.benchmarks.session import ModelHolder
 from evalkit.cli import main
 from evalkit.cli.listing import suites
 from evalkit.comparison.comparison import Comparison, compare
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side
-from evalkit.display import Progress
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.exchange.exports import export_run
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
 from evalkit.runs.journal import Entry, FinishedRows, Journal
 from evalkit.tables.measured import accuracies
-from tests.benchmarks.longbench.made import record, write
+from tests.benchmarks.kinds import KINDS, files, made, options_of, plan, same
 from tests.devices import needs_cuda
-from tests.documents import made_up
 from tests.marks import fast
 from tests.printed import printed
 from tests.sealed import read, reseal
-from tests.tiny import tiny_checkpoint
 
 Made = Callable[..., Run]
-
-
-class Kind(NamedTuple):
-    """A small run of many batches."""
-
-    budget: int | None
-    labels: set[str]
-    """How its tasks are printed."""
-    options: dict[str, Any]
-    """Those of every command."""
-    settings: dict[str, Any]
-    """The benchmark's own, by `--set`; paths are relative to the folder of files."""
-
-
-CHOICES = {"data_dir": Path("documents"), "allow_unofficial_data": True, "tasks": ("piqa", "boolq")}
-LABELS = {"PIQA", "BoolQ"}
-KINDS = {
-    "multiple_choice": Kind(128, LABELS, CHOICES, {}),
-    "prompt_variants": Kind(128, LABELS, CHOICES | {"vary": ("template",), "limit": 6}, {}),
-    "lm_eval": Kind(128, LABELS, CHOICES, {}),
-    "longbench": Kind(
-        500,
-        {"Qasper"},
-        {"data_dir": Path("rows"), "context": "none", "tasks": "qasper"},
-        {"max_prompt_tokens": 300},
-    ),
-    "needle": Kind(400, {"needle"}, {}, {"lengths": (200, 300), "depths": (0, 50), "repeats": 1}),
-    "attention": Kind(None, LABELS, CHOICES | {"sample": 7}, {"measures": ("bos", "entropy", "similarity")}),
-    "perplexity": Kind(128, {"lines"}, {}, {"text": Path("lines.jsonl"), "stride": 100}),
-    "copying": Kind(60, {"Copying"}, {}, {"lists": 12}),
-    "norms": Kind(60, {"norms"}, {}, {"count": 12}),
-}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two checkpoints, documents of suites and rows of LongBench."""
-    folder = tmp_path_factory.mktemp("files")
-    for seed in (0, 1):
-        tiny_checkpoint(folder / f"model{seed}", seed=seed, window=1024)
-    made_up(folder / "documents", count=12)
-    texts = [" ".join(f"word{n}" for n in range(start, start + 150)) for start in range(0, 600, 100)]
-    write(folder / "rows" / "qasper.jsonl", [record("qasper", n, context=text) for n, text in enumerate(texts)])
-    write(folder / "lines.jsonl", [{"text": text} for text in texts])
-    return folder
-
-
-def options_of(kind: str, files: Path, output: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a run, and the settings of its benchmark."""
-    about = KINDS[kind]
-    common = {"output": output, "device": "cpu", "dtype": "float32", "token_budget": about.budget}
-    suite = {} if kind in ("multiple_choice", "prompt_variants") else {"suite": kind}
-    both = [
-        {name: files / value if isinstance(value, Path) else value for name, value in part.items()}
-        for part in (about.options, about.settings)
-    ]
-    return common | suite | both[0], both[1]
-
-
-def asked(kind: str, files: Path, output: Path) -> dict[str, Any]:
-    """The arguments of a run of a kind."""
-    options, settings = options_of(kind, files, output)
-    return options | settings
-
-
-class Silent(Progress):
-    """Prints nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(live=False)
-
-    def say(self, line: str) -> None:
-        """Nothing."""
-
-
-def plan(kind: str, files: Path, output: Path, seed: int = 0, **changes: Any) -> Any:
-    return planned(files / f"model{seed}", asked(kind, files, output) | changes, silent)
-
-
-def made(kind: str, files: Path, output: Path, seed: int = 0, **changes: Any) -> Run:
-    """A finished run of a kind."""
-    return run_plan(plan(kind, files, output, seed, **changes), Silent())
+__all__ = ["files"]  # a fixture
 
 
 def batches_in(output: Path) -> int:
     """The lines of the journal of the only run there."""
     return sum(path.read_bytes().count(b"\n") for path in output.glob(f"*/{JOURNAL}"))
-
-
-def tables(run: Run) -> dict[str, pd.DataFrame]:
-    """Everything computed, except times."""
-    names = [name for name in run.files if name.endswith(".parquet")]
-    assert names
-    return {name: run.table(name, ()).drop(columns="seconds", errors="ignore") for name in names}
-
-
-def same(found: Run, expected: Run) -> None:
-    """Equal to the last bit."""
-    assert tables(found).keys() == tables(expected).keys()
-    for name, table in tables(expected).items():
-        pd.testing.assert_frame_equal(tables(found)[name], table, check_exact=True)
 
 
 @pytest.fixture(scope="module")

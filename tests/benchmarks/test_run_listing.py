@@ -12,11 +12,11 @@ import pytest
 from evalkit.benchmarks.run_listing import list_found, runs_report
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
-from tests.comparison.conftest import Make, make
+from tests.comparison.made import three_tasks
 from tests.printed import printed
 from tests.sealed import read, reseal
 
-__all__ = ["_no_settings", "evalkit", "make"]
+__all__ = ["_no_settings", "evalkit"]
 
 
 def changed(folder: Path, results: dict[str, Any] | None = None, **manifest: Any) -> Path:
@@ -32,7 +32,7 @@ def average(accuracy: float) -> dict[str, Any]:
 
 
 @pytest.fixture
-def runs(make: Make, tmp_path: Path) -> Path:
+def runs(tmp_path: Path) -> Path:
     """Four runs of checkpoints of two trainings, in float32 and bfloat16, on another context, and of few documents."""
     extension = {"method": "yarn", "original": 2048, "target": 8192, "factor": 4.0}
     made = [
@@ -43,7 +43,7 @@ def runs(make: Make, tmp_path: Path) -> Path:
     ]
     for training, step, accuracy, day, specification in made:
         model = f"/long/way/to/the/checkpoints/of/{training}/checkpoint-{step}"
-        folder = make(model, **specification)
+        folder = three_tasks(tmp_path / "runs", model, **specification)
         changed(folder, average(accuracy), path=model, created=f"2026-11-{day}T00:00:00+00:00")
     return tmp_path / "runs"
 

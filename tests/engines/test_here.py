@@ -10,15 +10,15 @@ import pytest
 
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import ModelHolder, run_plan
+from evalkit.models.live import state_digest
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import ModelSpec
-from evalkit.models.modules import state_digest
 from evalkit.runs.folder import MANIFEST, load_run
 from evalkit.runs.writing import locked
 from evalkit.studies.running import Job, Outcome, run_here
 from tests.benchmarks.conftest import plugin
+from tests.benchmarks.kinds import KINDS, files, options_of, same
 from tests.benchmarks.lm_eval.made import write_task
-from tests.benchmarks.test_every_benchmark import KINDS, files, options_of, same
 from tests.studies.tiny_studies import Told
 
 

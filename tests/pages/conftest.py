@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evalkit.runs.folder import Run
-from tests.pages.made import finished_run
+from tests.comparison.made import finished_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -14,8 +14,7 @@ from evalkit.comparison.sides import Side, sides_of
 from evalkit.pages.comparisons import comparison_panels, curve_panel
 from evalkit.pages.page import Panel
 from evalkit.runs.folder import SCORES, Run, load_run
-from tests.comparison.made import make_longbench
-from tests.pages.made import finished_run
+from tests.comparison.made import finished_run, make_longbench
 from tests.pages.test_overview import rows_of
 
 

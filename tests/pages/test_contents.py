@@ -9,8 +9,7 @@ import pytest
 from evalkit.errors import UsageError
 from evalkit.pages.report import contents_of_runs
 from evalkit.runs.folder import load_run
-from tests.comparison.made import make_longbench
-from tests.pages.made import finished_run
+from tests.comparison.made import finished_run, make_longbench
 
 
 def test_runs_of_one_model_are_named_by_their_suites(tmp_path: Path) -> None:

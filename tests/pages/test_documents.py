@@ -20,7 +20,7 @@ from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.rules import decide, find_rule, row_scores
 from evalkit.runs.score_table import SEGMENTS
-from tests.pages.made import finished_run
+from tests.comparison.made import finished_run
 from tests.pages.test_blocks import decoded
 from tests.sealed import specification, write_run
 

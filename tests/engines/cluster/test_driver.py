@@ -19,9 +19,9 @@ from evalkit.runs.writing import is_locked
 from evalkit.studies.cluster.driver import ClusterRunner
 from evalkit.studies.cluster.resources import ClusterOptions
 from evalkit.studies.running import Job
+from tests.benchmarks.kinds import made, plan
+from tests.benchmarks.kinds import same as same_run
 from tests.benchmarks.longbench.made import record, write
-from tests.benchmarks.test_every_benchmark import made, plan
-from tests.benchmarks.test_every_benchmark import same as same_run
 from tests.documents import made_up
 from tests.engines.cluster.conftest import (
     Nodes,
