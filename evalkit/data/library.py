@@ -65,8 +65,8 @@ class Library:
     ) -> None:
         self._data_dir = None if data_dir is None else data_dir.expanduser()
         if self._data_dir is not None and not self._data_dir.is_dir():
-            found = "a file" if self._data_dir.exists() else "nothing there"
-            raise DataError(f"--data-dir {self._data_dir}: expected a folder with <task>.jsonl files, found {found}")
+            actual = "a file" if self._data_dir.exists() else "nothing there"
+            raise DataError(f"--data-dir {self._data_dir}: expected a folder with <task>.jsonl files, found {actual}")
         if self._data_dir is not None and not os.access(self._data_dir, os.R_OK | os.X_OK):
             raise DataError(f"--data-dir {self._data_dir}: the folder cannot be read; check its permissions")
         self._allow_unofficial = allow_unofficial

@@ -37,9 +37,10 @@ class FirstDocuments:
         names = {name: number for number, name in enumerate(dict.fromkeys(strata))}
         turns = Counter[str]()
 
-        def turn(place: int) -> tuple[int, int]:
-            turns[strata[place]] += 1
-            return turns[strata[place]], names[strata[place]]
+        def turn(document: int) -> tuple[int, int]:
+            stratum = strata[document]
+            turns[stratum] += 1
+            return turns[stratum], names[stratum]
 
         return sorted(sorted(range(len(strata)), key=turn)[: self.count])
 
@@ -70,8 +71,8 @@ class DocumentSample:
         if total <= self.count:
             return list(range(total))
         members: dict[str, list[int]] = {}
-        for place, stratum in enumerate(strata):
-            members.setdefault(stratum, []).append(place)
+        for number, stratum in enumerate(strata):
+            members.setdefault(stratum, []).append(number)
         position = np.empty(total)
         for stratum, places in members.items():
             random = np.random.default_rng([self.seed, zlib.crc32(task.encode()), zlib.crc32(stratum.encode())])
@@ -118,13 +119,12 @@ def clusters_of(documents: Sequence[Mapping[str, Any]], metadata: Mapping[str, A
         return list(range(len(documents)))
     field, clusters = str(metadata["twins"]), list[int]()
     by_options: dict[frozenset[str], list[int]] = {}
-    for place, document in enumerate(documents):
+    for number, document in enumerate(documents):
         options = frozenset(str(document.get(name)).lower() for name in ("option1", "option2"))
         earlier = by_options.setdefault(options, [])
-        alike = (other for other in earlier if _are_alike(document[field], documents[other][field]))
-        twin = next(alike, None)
-        clusters.append(place if twin is None else clusters[twin])
-        earlier.append(place)
+        twin = next((other for other in earlier if _are_alike(document[field], documents[other][field])), None)
+        clusters.append(number if twin is None else clusters[twin])
+        earlier.append(number)
     return clusters
 
 

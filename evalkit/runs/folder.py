@@ -357,12 +357,10 @@ def _reading(folder: Path, name: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, RecursionError, OSError) as error:  # ArrowInvalid is a ValueError
+        rebuilt = MANIFEST if name == MANIFEST else RESULTS
+        advice = f"delete {rebuilt} and run its command again, which resumes from the journal"
         if not is_file(folder / JOURNAL):
             advice = f"restore the original file, or {WITHOUT_JOURNAL}"
-        elif name == MANIFEST:
-            advice = "delete it and run its command again, which resumes from the journal"
-        else:
-            advice = f"delete {RESULTS} and run its command again, which rebuilds it from the journal"
         trouble = f"cannot be read: {error.strerror or error}" if isinstance(error, OSError) else ""
         raise RunError(f"{folder / name} {trouble or f'is damaged ({first_line(error)})'}; {advice}") from error
 

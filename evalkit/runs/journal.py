@@ -198,8 +198,8 @@ class Journal:
                 f"or {WITHOUT_JOURNAL}"
             ) from error
         # A run has many entries but few tasks and devices: each text is in memory once
-        place = BatchDevice._make(sys.intern(part) if isinstance(part, str) else part for part in stored.place)
-        return Entry(sys.intern(stored.task), stored.batch, stored.seconds, place, offset), batch
+        device = BatchDevice._make(sys.intern(part) if isinstance(part, str) else part for part in stored.place)
+        return Entry(sys.intern(stored.task), stored.batch, stored.seconds, device, offset), batch
 
 
 Key = tuple[Hashable, ...]

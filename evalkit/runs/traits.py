@@ -91,7 +91,7 @@ def places(manifest: Mapping[str, Any]) -> list[BatchDevice]:
 
 def kinds(manifest: Mapping[str, Any]) -> list[str]:
     """Return the distinct kinds of devices of a finished run: "cpu x86_64", "cuda NVIDIA H100"."""
-    return list(dict.fromkeys(" ".join(place.kind) for place in places(manifest)))
+    return list(dict.fromkeys(" ".join(device.kind) for device in places(manifest)))
 
 
 def mixture(manifest: Mapping[str, Any]) -> list[str]:

@@ -216,7 +216,7 @@ def find_finished(
     def indexed(name: str) -> str:  # torch's default index is 0
         return name if ":" in name else f"{name}:0"
 
-    known = list(dict.fromkeys(place.device for place in places(run.manifest)))
+    known = list(dict.fromkeys(batches.device for batches in places(run.manifest)))
     if device != "auto" and known and indexed(device) not in map(indexed, known):
         say(f"this run is finished and was computed on {' and '.join(known)}; nothing is computed on {device}")
     return run

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -53,22 +53,6 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     if device.type == "cuda" and torch.cuda.is_available():
         return states.pin_memory().to(device, non_blocking=True)
     return states.to(device)
-
-
-class TreeAttention(Protocol):
-    """Attention between the tokens of one batch."""
-
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, product: Product | None
-    ) -> torch.Tensor:
-        """Return the attention output, [1, nodes, heads, size].
-
-        Args:
-            query: [1, heads, nodes, size].
-            key, value: [1, heads, trunk + nodes, size].
-            scale: factor of the logits; None: 1 / sqrt(size).
-            product: replaces softmax attention, where given.
-        """
 
 
 class Unsupported(Exception):
@@ -140,6 +124,11 @@ class TileLayout:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, product: Product | None
     ) -> torch.Tensor:
+        """Return the attention output, [1, nodes, heads, size].
+
+        `query` is [1, heads, nodes, size]; `key` and `value` are [1, heads, trunk + nodes, size]. The logits' factor
+        `scale` is 1 / sqrt(size) by default; a `product` replaces softmax attention.
+        """
         _, heads, tokens, size = query.shape
         output = query.new_empty(1, tokens, heads, value.shape[3])
         if query.device not in self._masks:
@@ -241,6 +230,8 @@ def _compiled(function: Any, device: str) -> Any:
     """Compile a function for CUDA; uncompiled FlexAttention materialises the whole [queries, keys] matrix."""
     return compile_for_any_size(function) if device == "cuda" else function
 
+
+TreeAttention: TypeAlias = TileLayout | FlexLayout
 
 _active: TreeAttention | None = None
 

@@ -229,8 +229,8 @@ class Engine:
             torch.cuda.empty_cache()
         self._say_once("memory", f"out of memory at {len(tree.tokens)} tokens a batch: such batches are halved")
         half = len(batch.items) // 2
-        parts = (range(half), range(half, len(batch.items)))
-        return [scores for part in parts for scores in self._shared_scores(batch.part(part))]
+        halves = batch.part(slice(half)), batch.part(slice(half, None))
+        return [scores for part in halves for scores in self._shared_scores(part)]
 
 
 def _longest_input(sequences: Sequences) -> int:

@@ -190,7 +190,7 @@ class TreeBatch:
 
     @cached_property
     def sets(self) -> list[SequenceSet]:
-        return [self.sequences[place] for place in range(len(self.items))]
+        return [self.sequences[item] for item in range(len(self.items))]
 
     @cached_property
     def tree(self) -> Tree:
@@ -198,9 +198,8 @@ class TreeBatch:
         sequences = [sequence for item in self.sets for sequence in item.sequences]
         return build_tree(sequences, [mask for item in self.sets for mask in item.is_scored], len(self.trunk))
 
-    def part(self, places: Sequence[int]) -> TreeBatch:
-        items = tuple(self.items[place] for place in places)
-        return TreeBatch(self.trunk, items, Sequences.of(self.sets[place] for place in places))
+    def part(self, members: slice) -> TreeBatch:
+        return TreeBatch(self.trunk, self.items[members], Sequences.of(self.sets[members]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: vars(self)[name] for name in self.__dataclass_fields__}
