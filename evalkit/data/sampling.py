@@ -26,10 +26,7 @@ class FirstDocuments:
         return {"limit": self.count}
 
     def places(self, task: str, strata: Sequence[str]) -> list[int]:
-        """Return the places of the documents, in order; `strata` has the stratum of each document, its subject.
-
-        The strata give their first documents cyclically and in order, so that a few documents cover several strata.
-        """
+        """Return the places of the first documents, in order; the `strata` of the documents give theirs cyclically."""
         if self.count is None or self.count >= len(strata):
             return list(range(len(strata)))
         if len(set(strata)) == 1:  # at once: a log may say that its task has millions

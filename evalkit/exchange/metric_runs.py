@@ -204,7 +204,6 @@ def _count(log: LoggedTask) -> int:
 
 
 def _entry(log: LoggedTask, metrics: Sequence[dict[str, Any]], request: Import) -> dict[str, Any]:
-    """Return a task's entry in results.json: the metrics that follow from its documents, whatever the log says."""
     if missing := sorted(_logged_values(log).keys() - {(metric["metric"], metric["filter"]) for metric in metrics}):
         names = ", ".join(f"{metric},{rule}" for metric, rule in missing)
         request.say(f"{log.path}: {names} of {log.task} cannot be computed from the documents and is left out")
@@ -271,7 +270,6 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
 
 
 def _is_plain_choice(log: LoggedTask, requests: Sequence[tuple[str, ...]]) -> bool:
-    """Whether lm-eval's own code has computed acc, with the target as the number of a choice."""
     is_choice = log.config.output_type == "multiple_choice" and not log.config.process_results
     return is_choice and len({texts[0] for texts in requests}) == 1
 

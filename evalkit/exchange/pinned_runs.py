@@ -84,8 +84,6 @@ def match(logs: Sequence[LoggedTask], library: Library, say: Say) -> tuple[list[
 
 
 class _PinnedTask:
-    """The pinned questions of a task, with the content of each."""
-
     def __init__(self, task: str, library: Library) -> None:
         self._task, self._library = task, library
         self._suite = suite_of("documents", [task])
@@ -129,7 +127,6 @@ class _PinnedTask:
             return []
 
     def _numbered(self, leaf: str) -> list[int]:
-        """Return the place of each document of a leaf task, in lm-eval's order."""
         if leaf != _POOLED:
             return [number for number, question in enumerate(self._questions) if question.subtask == leaf]
         seen: Counter[str] = Counter()
@@ -155,7 +152,6 @@ class _PinnedTask:
 
 
 def _has_choices(sample: LoggedSample, question: Question) -> bool:
-    """Whether the continuations are the question's, whatever separates them from the context."""
     requests, choices = len(sample.requests), len(question.continuations)
     if requests != choices:
         raise DataError(f"{sample.where} has {requests} requests, but its pinned document has {choices} choices")
@@ -164,7 +160,6 @@ def _has_choices(sample: LoggedSample, question: Question) -> bool:
 
 
 def _check(sample: LoggedSample, question: Question) -> None:
-    """Raise `DataError` if a line's scores are invalid, or contradict its pinned document or its own metrics."""
     likelihoods, sizes = np.array(sample.likelihoods), [len(choice) for choice in question.choices]
     if len(likelihoods) != len(sizes):
         raise DataError(f"{sample.where} must have a log-likelihood for each of its {len(sizes)} choices")
@@ -241,7 +236,6 @@ def _write(writer: RunWriter, matched: Sequence[MatchedTask]) -> None:
 
 
 def _part(task: str, members: Sequence[MatchedTask]) -> list[str]:
-    """Return a note if the log has only some subjects of a task; it names at most three."""
     logged = {question.subtask for part in members for _, question in part.documents}
     if len(logged) == (count := len(set(members[0].strata))):
         return []

@@ -1,14 +1,9 @@
 """Tree attention: attention over a tree of shared prefixes, in place of a model's own attention function.
 
-In: where each token's subtree ends. Out: a `TreeAttention` that transformers' attention modules call while `attending`
-is active; their keys and values are the trunk's, followed by the tree's. Two implementations give the same numbers:
-
-- `TileLayout`, for CPUs: the row is cut into tiles of neighbouring tokens, and each tile attends to the trunk, its
-  ancestors and itself. What the tree masks for a whole tile is never computed, so a row may contain a whole batch.
-- `FlexLayout`, for GPUs: FlexAttention with a block mask, which is computed from the ends and not from all pairs.
-
-Models whose attention does not use transformers' registry of attention functions use neither; they get the tree as an
-attention mask (`forward.py`).
+In: where each token's subtree ends. Out: a layout that transformers' attention modules call while `attending` is
+active; their keys and values are the trunk's, followed by the tree's. `TileLayout` (CPUs) cuts the row into tiles, each
+of which attends to the trunk, its ancestors and itself; `FlexLayout` (GPUs) is FlexAttention with a block mask. Models
+outside of transformers' registry of attention functions get the tree as an attention mask (`forward.py`).
 """
 
 from __future__ import annotations
@@ -186,7 +181,6 @@ class FlexLayout:
         return attended
 
     def _spread(self, states: torch.Tensor) -> torch.Tensor:
-        """Pad trunk and nodes of [1, heads, trunk + nodes, size] to whole blocks each."""
         nodes = _pad(states[:, :, self._trunk :], self._padded)
         return torch.cat((_pad(states[:, :, : self._trunk], self._gap), nodes), dim=2) if self._trunk else nodes
 
@@ -274,10 +268,7 @@ def _attention(
     product: Product | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend within the active tree; the function that transformers calls.
-
-    transformers passes no mask, since no mask function is registered under `NAME`.
-    """
+    """Attend within the active tree; transformers passes no mask, since no mask function is registered under `NAME`."""
     if attention_mask is not None:
         raise Unsupported("attention with a mask that the model makes itself")
     # Soft caps, attention sinks and position biases would be ignored silently

@@ -1,13 +1,9 @@
 """Token sequences of items in flat arrays, and their batches under a token budget.
 
-In: token ids, and which of them are to be scored. Out: `Sequences`, which hold those of a whole task; `PlannedBatch`es
-in the order in which they are run, and the `TreeBatch` of each; estimates of a task's tokens from a sample of its
-documents. The plan depends only on its arguments, so a resumed run plans the same batches and can skip the finished
-ones. A sequence as an object of its own takes more memory and time than its tokens, so planning has no loop over
-sequences.
-
-Items are sorted lexicographically by their tokens, so that neighbours share the longest prefixes (a passage, a twin's
-sentence, a subject's preamble). A batch is a contiguous part of that order, computed as one tree.
+In: token ids, and which are to be scored. Out: `Sequences` of a task; its `PlannedBatch`es in the order in which they
+run; estimates from a sample. The plan depends only on its arguments, so a resumed run plans the same batches. Items are
+sorted by their tokens, so that neighbours share the longest prefixes; a batch is part of that order, as one tree.
+Planning has no loop over sequences: as objects they take more memory and time than their tokens.
 """
 
 from __future__ import annotations
@@ -253,13 +249,11 @@ def return_freed_memory() -> None:
 
 
 def _largest(sequences: Sequences, planned: Sequence[PlannedBatch]) -> tuple[int, int]:
-    """Return the most tokens that an item has after its batch's trunk, and its number."""
     sizes = [(int(sequences.nodes[item]) - batch.trunk, item) for batch in planned for item in batch.items]
     return max(sizes, key=lambda size: size[0])
 
 
 def _trunk(sequences: Sequences, items: Places) -> int:
-    """Return the length of the trunk of items, which are in lexicographic order."""
     lowest, highest = sequences.extremes
     last = highest[items[np.argmax(sequences.ranks[highest[items]])]]
     common = int(sequences.common(lowest[items[:1]], np.array([last]))[0])
@@ -287,7 +281,6 @@ def _grouped(sequences: Sequences, order: Places, budget: int) -> list[Places]:
 
 
 def _cut(sequences: Sequences, items: Places, budget: int) -> Iterator[PlannedBatch]:
-    """Split items, in order, into batches of about the same number of tokens."""
     # In a single batch the tree shares the prefix anyway
     trunk = _trunk(sequences, items) if int(sequences.nodes[items].sum()) > budget else 0
     firsts = sequences.extremes[0][items]
