@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 
 class TaskDocuments(NamedTuple):
-    """The documents of a task."""
-
     documents: Sequence[Any]
     source: str
     """Provenance for messages, such as "data-dir DIR/qasper.jsonl"."""
@@ -51,12 +49,10 @@ class TaskDocuments(NamedTuple):
     """Whether they are the published ones; None if none are published."""
 
     def selected(self, task: str, selection: DocumentSelection) -> TaskDocuments:
-        """Return the documents that a request selects."""
         places = selection.places(task, [task] * len(self.documents))
         return self._replace(documents=tuple(self.documents[place] for place in places))
 
     def about(self) -> dict[str, Any]:
-        """Return the manifest's entry."""
         return {"source": self.source, "official": self.official, "count": len(self.documents)}
 
 
@@ -67,7 +63,6 @@ class DocumentPlan:
     request: Any
     checkpoint: Checkpoint
     tasks: Mapping[str, Sequence[Any]]
-    """Task → its documents."""
     manifest: dict[str, Any]
 
     @property
@@ -141,13 +136,11 @@ class GeneratedAnswer(NamedTuple):
     """The journal's row of a document."""
 
     id: str
-    """Document id, unique in its task."""
     prompt_sha256: str
     """Hash of the whole prompt, before truncation."""
     tokens_before: int
     """Tokens of the whole prompt."""
     tokens: int
-    """Tokens of the prompt after truncation."""
     truncated: bool
     reused: int
     """Prompt tokens whose keys and values were shared with another prompt."""
@@ -161,8 +154,6 @@ class GeneratedAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A document with the prompt that is sent to the model."""
-
     id: str
     prompt: Prompt
     """Its `index` names the document in the journal."""
@@ -208,14 +199,12 @@ class GeneratedBenchmark(Benchmark):
         """
 
     def measure(self) -> Measure:
-        """Return how documents are scored."""
         return Measure(f"{self.metric} in %", True, self.metric)
 
     def metric_of(self, task: str) -> str:
         return self.metric
 
     def groups(self, run: Run) -> Mapping[str, Sequence[str]]:
-        """Return average → its tasks."""
         return {"Average": tuple(run.manifest["documents"])}
 
     def ids(self, plan: Any, task: str) -> Sequence[str]:

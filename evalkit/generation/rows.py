@@ -28,7 +28,6 @@ _SUPPORTED = frozenset({
 })  # fmt: skip
 """Settings of transformers' generation config that a prompt may have."""
 _ONLY_ONE = ("num_beams", "num_beam_groups", "num_return_sequences")
-"""Settings whose only supported value is 1."""
 _UNSUPPORTED = ("penalty_alpha", "dola_layers", "stop_strings", "token_healing", "max_time", "assistant_early_exit")
 """Settings of a model's generation config with which `generate` does not choose token by token."""
 _ONE_BY_ONE = "evalkit generates one text at a time, token by token"
@@ -36,8 +35,6 @@ NOT_FINITE_ADVICE = "its weights may be damaged, or its dtype too narrow: try --
 
 
 class Sampler(NamedTuple):
-    """The token sampler of one prompt."""
-
     processors: Any
     """(token ids [1, length], logits [1, vocabulary]) → logits."""
     random: torch.Generator | None
@@ -123,7 +120,6 @@ class Generation:
         return np.concatenate([self.prompt.tokens, np.array(self.tokens, dtype=np.int64)])
 
     def append(self, token: int) -> None:
-        """Append a generated token and check the stopping criteria."""
         self.tokens.append(token)
         if token in self.prompt.stops.ends:
             self.ended = "end"
