@@ -178,9 +178,10 @@ def headline(run: Run) -> tuple[float, str]:
 
 
 def perplexity_report(run: Run) -> Report:
-    lines = [(task["task"], task) for task in run.stored["tasks"]]
-    ruled = {len(lines)} if len(lines) > 1 else ()
-    lines += [("all", run.stored["whole"])] if len(lines) > 1 else []
+    lines, ruled = [(task["task"], task) for task in run.stored["tasks"]], set[int]()
+    if len(lines) > 1:
+        ruled = {len(lines)}
+        lines.append(("all", run.stored["whole"]))
     rows = [[name, *_sums(values)] for name, values in lines]
     tables = (simple_table("perplexity", ["task", *_SUMS], rows, ruled=ruled), _positions({"": run}))
     records = [{"task": name} | dict(values) for name, values in lines]
