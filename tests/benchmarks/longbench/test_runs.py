@@ -23,9 +23,9 @@ from evalkit.errors import CheckpointError, DataError, ScoringError, UsageError
 from evalkit.generation.generator import Generator
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
+from tests.benchmarks.kinds import Lines
 from tests.benchmarks.longbench.made import evaluate_longbench, record, request, write
 from tests.benchmarks.longbench.test_prompts import official
-from tests.benchmarks.multiple_choice.test_evaluation import Lines
 from tests.fixtures import LONGBENCH_ROWS
 from tests.generation.made import by_transformers
 from tests.models.loading import edit_config, load_folder
