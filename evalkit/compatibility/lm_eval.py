@@ -90,11 +90,7 @@ def index_tasks(root: Path) -> dict[str, CatalogueEntry]:
 
 
 def index_of(entries: Mapping[str, CatalogueEntry], root: Path) -> dict[str, Any]:
-    """Return entries in lm-eval's own form; the inverse of `index_tasks`.
-
-    Raises:
-        KeyError: lm-eval does not have this kind.
-    """
+    """Return entries in lm-eval's own form, the inverse of `index_tasks`; a `KeyError` for an unknown kind."""
     entry, kinds = _of("lm_eval.tasks._index", "Entry"), _of("lm_eval.tasks._index", "Kind")
     names.check_parameters(_PACKAGE, entry, "name", None, None, None, set())
     return {
@@ -145,8 +141,7 @@ def processed_once() -> Iterator[None]:
 def without_bars(bootstrapping: Callable[[str, int], None]) -> Iterator[None]:
     """Hide the progress bars of building requests and of bootstrapping within the block; they have no public switch.
 
-    Args:
-        bootstrapping: called with (name of the statistic, samples) when a bootstrap begins, which can take minutes.
+    `bootstrapping` is called with (name of the statistic, samples) when a bootstrap begins, which can take minutes.
     """
     import tqdm  # type: ignore[import-untyped]
 
@@ -175,22 +170,14 @@ def fewshot_seed() -> int:
 
 
 def generation_arguments(given: Mapping[str, Any], new_tokens: int) -> dict[str, Any]:
-    """Return a request's normalised generation_kwargs: `until`, `max_gen_toks`, `do_sample`, `temperature` and others.
-
-    Args:
-        given: the task's generation_kwargs.
-        new_tokens: default of `max_gen_toks`.
-    """
+    """Return a task's generation_kwargs, normalised: `until`, `max_gen_toks` (by default `new_tokens`) and others."""
     return dict(names.call(_PACKAGE, _of("lm_eval.models.utils", "normalize_gen_kwargs"), dict(given), new_tokens))
 
 
 def rolling_windows(ids: Sequence[int], prefix: int, most: int) -> list[tuple[list[int], list[int]]]:
     """Return the disjoint windows, (context, continuation), that `loglikelihood_rolling` scores a text in.
 
-    Args:
-        ids: token ids of the text.
-        prefix: token before the first one.
-        most: largest number of tokens of a window.
+    `prefix` is the token before the first one; a window has at most `most` tokens.
     """
     cut, disjoint = _of("lm_eval.utils", "get_rolling_token_windows"), _of("lm_eval.utils", "make_disjoint_window")
     found: Iterable[Any] = names.call(_PACKAGE, cut, ids, prefix, max_seq_len=most, context_len=1)

@@ -58,15 +58,9 @@ def generation_config_of(model: Any, settings: dict[str, Any]) -> Any:
 def logits_processors(model: Any, config: Any, ids: Any) -> Any:
     """Return the logits processors that `generate` would apply to the tokens after a prompt.
 
-    The processors' classes are public; which of them apply, in what order and with which token ids is not.
-
-    Args:
-        model: a causal language model.
-        config: from `generation_config_of`, with `max_length` set; its special tokens become tensors.
-        ids: token ids of the prompt, [1, tokens], on the model's device.
-
-    Raises:
-        ValueError, TypeError, IndexError: transformers rejects a setting.
+    The processors' classes are public; which of them apply, in what order and with which token ids is not. `config` is
+    from `generation_config_of`, with `max_length` set; its special tokens become tensors. `ids` are [1, tokens], on the
+    model's device. Raises `ValueError`, `TypeError` or `IndexError` if transformers rejects a setting.
     """
     special = names.attribute(_PACKAGE, model, "_prepare_special_tokens")
     names.call(_PACKAGE, special, config, True, device=model.device)

@@ -8,19 +8,24 @@ folder and loaded from there.
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
+import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
+import xxhash
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from evalkit.compatibility.torch import unwrap_forward
-from evalkit.compatibility.transformers import attention_of, quiet
+from evalkit.compatibility.torch import compiled, hooks_of, is_wrapped_by_accelerate, unwrap_forward
+from evalkit.compatibility.transformers import attention_of, is_of_gradients, quiet
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, reading_as
 from evalkit.inputs import values
@@ -30,11 +35,21 @@ from evalkit.models.loading.checks import check_causal, check_numbers
 from evalkit.models.loading.files import GENERATION_CONFIG, generation_settings
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.load import LoadedModel
-from evalkit.models.loading.locate import ATTENTION, Checkpoint, silent
+from evalkit.models.loading.locate import ATTENTION, DTYPES, Checkpoint, silent
 from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec
 from evalkit.models.loading.tokenizer import disable_sampling, load_tokenizer, probe_ids
-from evalkit.models.modules import check_module, is_stock, preserved, state_digest, unwrapped
 from evalkit.paths import temporary_folder
+
+_DEVICES = ("cpu", "cuda", "mps")
+_SHARDED = {"FullyShardedDataParallel", "DTensor", "ShardedTensor"}
+"""Class names of modules and parameters that are sharded over processes."""
+_ADAPTED = "peft."
+"""Package of adapter modules; some of their settings are not in their tensors."""
+_TRAINING = ("training", "gradient_checkpointing")
+"""Attributes of modules that change training only."""
+_CHUNK = 2**24
+"""Numbers of a tensor that are hashed at a time."""
+_Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
 
 @dataclass(frozen=True)
@@ -96,15 +111,10 @@ class LiveSpec(ModelSpec):
 def live_model(
     model: torch.nn.Module, name: str | None, *, tokenizer: Any, device: str, dtype: str, attention: str, **others: Any
 ) -> Iterator[LiveSpec]:
-    """Yield the `LiveSpec` of a model in memory; restore the model at the end.
+    """Yield the `LiveSpec` of a `PreTrainedModel`, by default named after its class; restore the model at the end.
 
-    Args:
-        model: a `PreTrainedModel`; the wrappers of DDP, DataParallel and torch.compile are removed.
-        name: the model's name; None: the name of its class.
-        tokenizer: a `PreTrainedTokenizerBase`.
-        device, dtype: "auto", or the model's own.
-        attention: see `ModelSpec`.
-        **others: the other fields of `ModelSpec`, which must have their defaults.
+    The wrappers of DDP, DataParallel and torch.compile are removed. `device` and `dtype` are "auto" or the model's own;
+    the other fields of `ModelSpec` must have their defaults.
     """
     module = unwrapped(model)
     shown_name = type(module).__name__ if name is None else values.text("name", name)
@@ -119,7 +129,8 @@ def live_model(
             raise UsageError(
                 f"{option}: does not apply to a model in memory; leave it out, or save the model and give its folder"
             )
-    check_module(shown_name, module)
+    if why := _why_unsupported(module):
+        raise CheckpointError(f"{shown_name}: {why}")
     own_device, own_dtype = str(module.device), str(module.dtype).removeprefix("torch.")
     for option, requested, own in (("device", device, own_device), ("dtype", dtype, own_dtype)):
         if requested not in ("auto", own, own.partition(":")[0]):
@@ -128,7 +139,12 @@ def live_model(
             )
     with temporary_folder() as folder, preserved(module):
         try:
-            given_tokenizer = _tokenizer_copy(tokenizer)
+            # Without sampling, and without truncation and padding of its last call, which would be saved
+            given_tokenizer = deepcopy(tokenizer)
+            disable_sampling(given_tokenizer)
+            if backend := getattr(given_tokenizer, "backend_tokenizer", None):
+                backend.no_truncation()
+                backend.no_padding()
             _save_config_and_tokenizer(shown_name, module, given_tokenizer, folder)
             yield LiveSpec(
                 model=shown_name,
@@ -143,16 +159,6 @@ def live_model(
             )
         except CheckpointError as error:
             raise CheckpointError(str(error).replace(str(folder), shown_name)) from error
-
-
-def _tokenizer_copy(tokenizer: Any) -> Any:
-    """Copy a tokenizer without sampling, and without truncation and padding of its last call, which would be saved."""
-    copy = deepcopy(tokenizer)
-    disable_sampling(copy)
-    if backend := getattr(copy, "backend_tokenizer", None):
-        backend.no_truncation()
-        backend.no_padding()
-    return copy
 
 
 def _save_config_and_tokenizer(name: str, module: Any, tokenizer: Any, folder: Path) -> None:
@@ -182,3 +188,168 @@ def _set_attention(name: str, module: Any, attention: str) -> None:
             f"{name}: its attention is {own} and cannot be changed to {' or '.join(accepted)}; build the model with "
             f"attn_implementation={accepted[0]!r}"
         )
+
+
+# The state of a module
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the transformers model inside the wrappers of DDP, DataParallel and torch.compile, else raise."""
+    if isinstance(model, PreTrainedModel):
+        return model
+    if isinstance(model, (DistributedDataParallel, DataParallel)):
+        return unwrapped(model.module)
+    if isinstance(model, torch.nn.Module) and (inner := compiled(model)) is not None:
+        return unwrapped(inner)
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    expected = "expected a checkpoint folder, a hub name, a GGUF file, 'demo', or a transformers.PreTrainedModel"
+    if kind.startswith(_ADAPTED):
+        expected = "its adapter is not merged; evaluate copy.deepcopy(model).merge_and_unload()"
+    raise UsageError(f"model is a {kind}; {expected}")
+
+
+def _why_unsupported(module: Any) -> str:
+    """Return why a model cannot be evaluated in place; empty if it is complete on one device, in a usual dtype."""
+    parts, parameters = list(module.modules()), list(module.parameters())
+    kinds = {type(part).__name__ for part in (*parts, *parameters)}
+    sharded = kinds & _SHARDED or {"DeepSpeed ZeRO-3" for parameter in parameters if hasattr(parameter, "ds_id")}
+    if sharded:
+        return f"is sharded over processes ({min(sharded)}); save the complete model and evaluate its folder"
+    if any(type(part).__module__.startswith(_ADAPTED) for part in parts):
+        return "has adapters (peft); evaluate a copy in which they are merged into the weights"
+    if getattr(module, "is_quantized", False) or getattr(module.config, "quantization_config", None):
+        return "is quantised; quantised models are evaluated from files only; give the checkpoint folder"
+    tensors = [*parameters, *module.buffers()]
+    hooked = {str(device) for device in getattr(module, "hf_device_map", {}).values()}
+    devices = sorted(hooked if len(hooked) > 1 or hooked == {"disk"} else {str(tensor.device) for tensor in tensors})
+    if not devices or "meta" in devices:
+        return "has weights without data (device meta); load them first"
+    if len(devices) > 1:
+        return (
+            f"is spread over several devices ({', '.join(devices)}); evaluate its checkpoint folder with "
+            "device_map='auto', or move the model to one device"
+        )
+    if devices[0].partition(":")[0] not in _DEVICES:
+        return f"is on {devices[0]}; expected {', '.join(_DEVICES)}"
+    if str(module.dtype).removeprefix("torch.") not in DTYPES:
+        return f"computes in {module.dtype}; expected {', '.join(DTYPES)}"
+    if module.get_output_embeddings() is None:
+        return f"{type(module).__name__} has no output head; give a causal language model"
+    return ""
+
+
+def is_stock(module: Any) -> bool:
+    """Return whether a model computes what its class computes with its config and state.
+
+    It has the modules that its class builds, with the same scalar attributes, no other `forward` (that of accelerate,
+    which only adds autocast, is removed before scoring) and no hooks (but for that of activation checkpointing, which
+    changes no number). What differs is not covered by a fingerprint.
+    """
+    for part in module.modules():
+        if not all(map(is_of_gradients, hooks_of(part))) or (
+            "forward" in vars(part) and not is_wrapped_by_accelerate(part)
+        ):
+            return False
+    try:
+        with quiet(), torch.device("meta"):
+            built = type(module)(deepcopy(module.config))
+    except Exception:  # a class that takes more than a config
+        return False
+    return _attributes(built) == _attributes(module)
+
+
+def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:
+    """Return each module's class and the scalar attributes that its computation may depend on."""
+
+    def scalars(part: Any) -> dict[str, Any]:
+        return {
+            key: value
+            for key, value in vars(part).items()
+            if isinstance(value, (int, float, str, type(None))) and key not in _TRAINING and not key.startswith("_")
+        }
+
+    return {name: (type(part), scalars(part)) for name, part in module.named_modules()}
+
+
+@contextmanager
+def preserved(model: Any) -> Iterator[None]:
+    """Compute without gradients and autocast; restore a model and every random number generator at the end.
+
+    Restored are the attributes of every module (training mode, hooks, parameters, buffers and submodules by identity,
+    a `forward` of its own), the numbers in its buffers, and its configs. The numbers in its parameters and their
+    gradients are not: an evaluation does not change them.
+    """
+    containers: list[tuple[Any, Any]] = [(container, copy(container)) for container in _containers(model)]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    python, numpy = random.getstate(), np.random.get_state()
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    without_autocast = torch.autocast("cpu", enabled=False), torch.autocast(model.device.type, enabled=False)
+    with torch.random.fork_rng(devices=list(devices)), torch.no_grad(), without_autocast[0], without_autocast[1]:
+        try:
+            yield
+        finally:
+            for container, before in containers:
+                # In place, because handles of hooks refer to the container
+                if isinstance(container, list):
+                    container[:] = before
+                    continue
+                # Never empty meanwhile if no key differs, should an interrupt come
+                if not isinstance(container, dict) or list(container) != list(before):
+                    container.clear()
+                container.update(before)
+            for buffer, number in buffers:
+                if not torch.equal(buffer, number):
+                    buffer.copy_(number)
+            random.setstate(python)
+            np.random.set_state(numpy)
+            if mps is not None:
+                torch.mps.set_rng_state(mps)
+
+
+def _containers(model: Any) -> Iterator[_Container]:
+    """Yield all dicts, lists and sets of a model's state, each once."""
+    seen: set[int] = set()
+    todo: list[Any] = [vars(module) for module in model.modules()]
+    while todo:
+        container = todo.pop()
+        if id(container) in seen:
+            continue
+        seen.add(id(container))
+        yield container
+        for value in container.values() if isinstance(container, dict) else container:
+            if isinstance(value, (PreTrainedConfig, GenerationConfig)):
+                todo.append(vars(value))
+            elif isinstance(value, (dict, list, set)):
+                todo.append(value)
+
+
+def state_digest(model: torch.nn.Module) -> str:
+    """Hash a model's modules, parameters and buffers.
+
+    The class of each module is included, because a replaced module computes something else with the same tensors.
+    Buffers are included whether or not they are saved with a checkpoint, and tied tensors under each of their names.
+    """
+    digest = hashlib.sha256()
+    for name, module in sorted(model.named_modules()):
+        kind = type(module)
+        digest.update(f"module\t{name}\t{kind.__module__}.{kind.__qualname__}\n".encode())
+    known: dict[tuple[object, ...], str] = {}
+    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    for name, tensor in sorted((*parameters, *buffers), key=lambda entry: entry[0]):
+        # Tied tensors share memory
+        memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        if memory not in known or not tensor.numel():
+            known[memory] = _content_digest(tensor)
+        digest.update(f"tensor\t{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\t{known[memory]}\n".encode())
+    return digest.hexdigest()
+
+
+def _content_digest(tensor: torch.Tensor) -> str:
+    digest = xxhash.xxh3_128()
+    # A view, unless the tensor is not contiguous
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        chunk = flat[start : start + _CHUNK].cpu().contiguous()
+        digest.update(chunk.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

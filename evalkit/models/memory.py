@@ -1,22 +1,32 @@
-"""Memory: out-of-memory errors, and how much of a device's memory a process may use.
+"""Memory of devices: how much a process may use, running out of it, and which device holds which layers of a model.
 
 Limits of batches follow from a device's whole memory, not from what happens to be free, so that a plan is the same
-everywhere; where memory runs out, batches are split. On a CPU, memory of freed tensors is kept for the next ones.
+everywhere; where memory runs out, batches are split. On a CPU, memory of freed tensors is kept for the next ones. A
+model that no GPU holds is spread by accelerate: its hooks around each layer's forward pass move the layer's inputs to
+its device, and copy stored weights there while the layer runs.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from evalkit.errors import OutOfMemoryError
+from evalkit.compatibility.transformers import quiet
+from evalkit.display import Say
+from evalkit.errors import CheckpointError, OutOfMemoryError
+from evalkit.models.parts import layers_of
 
 _LARGEST_KEPT = 2**25 - 2**16
 """Bytes of a block just below the largest that glibc's thresholds adapt to, 32 MiB (`DEFAULT_MMAP_THRESHOLD_MAX`)."""
@@ -24,6 +34,13 @@ _KERNELS = "64"
 """Kernels that are kept: more than the shapes of a batch's products, which all layers share."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Memory limit of a container, in bytes, or "max"."""
+
+_WEIGHTS_SHARE = 0.75
+"""Share of a GPU's memory for weights; the rest is for states, keys and values."""
+_STORED = "cpu"
+"""Device that only stores layers beside GPUs."""
+_CACHES = ("past_key_values", "cache")
+"""Arguments of layers with keys and values, which are already on each layer's device."""
 
 _shares = {"memory": 1.0}
 """Share of each device's memory that this process may use."""
@@ -98,3 +115,148 @@ def refuse_to_split(what: str) -> None:
     """Raise `OutOfMemoryError` within `whole_batches`."""
     if not _splits.get():
         raise OutOfMemoryError(f"out of memory on {what}")
+
+
+# Layers on several devices
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The GPU, or "cpu" for a stored layer, of each layer."""
+
+    main: str
+    """GPU of everything outside of the layers."""
+    layers: tuple[str, ...]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Return the devices that compute, the main one first."""
+        return tuple(dict.fromkeys((self.main, *(device for device in self.layers if device != _STORED))))
+
+    def summary(self) -> dict[str, str]:
+        """Return device → its layers, from 0, such as {"cuda:0": "0-15", "cpu": "16-19"}."""
+        spans: dict[str, list[str]] = {}
+        for device, group in groupby(range(len(self.layers)), lambda layer: self.layers[layer]):
+            first, *others = group
+            spans.setdefault(device, []).append(f"{first}-{others[-1]}" if others else str(first))
+        return {device: ",".join(layers) for device, layers in spans.items()}
+
+    def describe(self) -> str:
+        """Return a line that says what is where."""
+        parts = [
+            f"layers {layers} {'stored on' if device == _STORED else 'on'} {device}"
+            for device, layers in self.summary().items()
+        ]
+        slow = f"; stored layers are copied to {self.main} each time they run, which is slow"
+        return f"embedding and head on {self.main}, {', '.join(parts)}{slow if _STORED in self.layers else ''}"
+
+
+def place_model(given: str, model: Any, device: str, spread_over_gpus: bool, say: Say) -> Placement | None:
+    """Move a model from the CPU to its device, or spread it over all GPUs if the first one is too small and it may be.
+
+    Return the placement of a model that is spread.
+    """
+    placement = None
+    if spread_over_gpus:
+        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        placement = automatic_placement(given, model, gpus)
+        whole = f"{(*gpus, _STORED)[0]} holds the whole model"
+        say(f"--device-map auto: {whole if placement is None else placement.describe()}")
+    try:
+        if placement is None:
+            model.to(device)
+        else:
+            dispatch(given, model, placement)
+    except torch.OutOfMemoryError as error:
+        devices = [device] if placement is None else placement.devices
+        raise CheckpointError(
+            f"{given}: does not fit into the free memory of {' and '.join(devices)}; free some, or give --device-map "
+            "auto with several GPUs or with enough memory beside one"
+        ) from error
+    return placement
+
+
+def automatic_placement(given: str, model: Any, gpus: Sequence[str]) -> Placement | None:
+    """Return the placement over all GPUs, balanced, the rest on the CPU; None if the first GPU holds the model."""
+    layers = layers_of(model)
+    sizes = [tensor_bytes(layer) for layer in layers]
+    rest = tensor_bytes(model) - sum(sizes)
+    memory = [int(device_bytes(gpu) * _WEIGHTS_SHARE) for gpu in gpus]
+    if not gpus or rest + sum(sizes) <= memory[0]:
+        return None
+    if not layers or rest + max(sizes) > memory[0]:
+        raise CheckpointError(
+            f"{given}: cannot be spread over devices: the embedding and head of {type(model).__name__} "
+            f"({rest / 2**30:.1f} GiB) beside one of its {len(layers)} layers do not fit into the memory of {gpus[0]}; "
+            "use a smaller dtype"
+        )
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    alone, kinds = torch.nn.ModuleList(layers), list({type(layer).__name__ for layer in layers})
+    room: dict[int | str, int] = {**dict(enumerate((memory[0] - rest, *memory[1:]))), _STORED: 2 * sum(sizes)}
+    device_map = infer_auto_device_map(alone, get_balanced_memory(alone, room, kinds), kinds, clean_result=False)
+    devices = (device_map[str(number)] for number in range(len(layers)))
+    return Placement(gpus[0], tuple(_STORED if device == _STORED else gpus[device] for device in devices))
+
+
+def tensor_bytes(module: Any) -> int:
+    """Return the bytes of a module's parameters and buffers; tied ones count once."""
+    tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def dispatch(given: str, model: Any, placement: Placement) -> None:
+    """Spread a model over devices by accelerate."""
+    from accelerate import dispatch_model
+
+    device_of = {id(layer): device for layer, device in zip(layers_of(model), placement.layers, strict=True)}
+    # The model, its base model, the list of layers
+    containers = [
+        module
+        for module in model.modules()
+        if id(module) not in device_of and any(id(part) in device_of for part in module.modules())
+    ]
+    device_map: dict[str, str] = {}
+    for name, module in model.named_modules():
+        is_inside = any(name.startswith(f"{mapped}.") for mapped in device_map)
+        if not is_inside and all(module is not container for container in containers):
+            device_map[name] = device_of.get(id(module), placement.main)
+    _check_spreadable(given, model, containers, device_map)
+    for container in containers:
+        for name, buffer in list(container.named_buffers(recurse=False)):
+            setattr(container, name, buffer.to(placement.main))
+    # accelerate recognises a shared weight by its address before it was moved: if that memory were freed, a stored
+    # weight could be read to the same address, and would be replaced by the shared one
+    names = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    addresses = [weight.data for weight in model.parameters() if names[id(weight)] > 1]
+    weakref.finalize(model, addresses.clear)
+    log = logging.getLogger("accelerate")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with quiet():
+            dispatch_model(model, device_map, placement.main, skip_keys=list(_CACHES))
+    finally:
+        log.setLevel(level)
+
+
+def _check_spreadable(given: str, model: Any, containers: Sequence[Any], device_map: dict[str, str]) -> None:
+    if getattr(model, "is_quantized", False):
+        raise CheckpointError(f"{given}: is quantised, which --device-map does not support; leave it out")
+    for module in containers:
+        for name, _ in module.named_parameters(recurse=False):
+            raise CheckpointError(
+                f"{given}: {type(module).__name__} has weights beside its layers ({name}), which --device-map does not "
+                "support; leave it out"
+            )
+    owner: dict[int, tuple[str, str]] = {}
+    for prefix, device in device_map.items():
+        for name, weight in model.get_submodule(prefix).named_parameters():
+            full = f"{prefix}.{name}"
+            other, where = owner.setdefault(id(weight), (full, device))
+            if other != full and (where != device or device == _STORED):
+                raise CheckpointError(
+                    f"{given}: {other} and {full} are one weight, and --device-map would place it on {where} and "
+                    f"{device}; leave it out"
+                )

@@ -12,7 +12,7 @@ import torch
 
 from evalkit.compatibility.transformers import attention_of
 from evalkit.models.context.stretch import BY_LENGTH_TYPE
-from evalkit.models.loading.config import WINDOW_KEYS
+from evalkit.models.loading.files import WINDOW_KEYS
 from evalkit.models.memory import device_bytes
 from evalkit.models.parts import computing_devices, layers_of
 

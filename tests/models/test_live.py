@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceCl
 import evalkit
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, EvalkitError, UsageError
-from evalkit.models.modules import is_stock, state_digest
+from evalkit.models.live import is_stock, state_digest
 from evalkit.runs.folder import Run
 from tests.marks import fast
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
@@ -315,7 +315,7 @@ def test_a_state_is_its_numbers_under_their_names(
     weight = model.model.layers[0].mlp.up_proj.weight
     weight.data = weight.data.t().contiguous().t()
     assert not weight.is_contiguous() and state_digest(model) == digest
-    monkeypatch.setattr("evalkit.models.modules._CHUNK", 1000)
+    monkeypatch.setattr("evalkit.models.live._CHUNK", 1000)
     assert state_digest(model) == digest
     with torch.no_grad():
         model.model.rotary_emb.inv_freq[-1] *= 2  # a buffer that no checkpoint has

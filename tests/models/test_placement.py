@@ -23,10 +23,9 @@ import evalkit
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.generation.generator import Generator
-from evalkit.models.loading import placement as placing
-from evalkit.models.loading.placement import Placement, automatic_placement, dispatch, tensor_bytes
+from evalkit.models import memory as placing
 from evalkit.models.loading.spec import model_spec
-from evalkit.models.memory import device_bytes
+from evalkit.models.memory import Placement, automatic_placement, device_bytes, dispatch, tensor_bytes
 from evalkit.models.parts import layers_of
 from evalkit.runs.folder import Run
 from evalkit.scoring.architecture import kernels_for, memory_beside_weights

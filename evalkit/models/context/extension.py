@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
-from evalkit.models.loading.config import WINDOW_KEYS
+from evalkit.models.loading.files import WINDOW_KEYS
 
 YARN, DYNAMIC_YARN, LINEAR, NTK, NONE = "yarn", "dynamic-yarn", "linear", "ntk", "none"
 METHODS = (YARN, DYNAMIC_YARN, LINEAR, NTK, NONE)
@@ -95,10 +95,7 @@ def plan_extension(
 ) -> Extension | None:
     """Plan a checkpoint's context extension; return None if config.json's own window is long enough.
 
-    Args:
-        config: the parsed config.json.
-        settings: of the user; without an original window, that of config.json is used.
-        say: called with the original window, and with warnings about settings without effect.
+    `say` is called with the original window, and with warnings about settings without effect.
 
     Raises:
         UnknownNameError: the method does not exist.
@@ -165,17 +162,9 @@ def rotary_frequencies(
       channels around them, as in the authors' code; section 3.2 defines it linear in the number of rotations.
     - dynamic-yarn: the same with s = max(1, l / L) of a sequence of l tokens (section 3.3).
 
-    Args:
-        extension: from `plan_extension`.
-        size: rotating channels of a head (or of a signal); even.
-        theta: base of the unstretched frequencies.
-        length: of the sequence in tokens, for "dynamic-yarn"; None: the target.
-
-    Returns:
-        [size / 2] radians per token, fastest channel first, and the attention scaling.
-
-    Raises:
-        CheckpointError: too few rotating channels for "ntk".
+    `size` is the even number of rotating channels of a head or signal, `theta` the base of the unstretched frequencies,
+    `length` that of the sequence in tokens, for "dynamic-yarn" (None: the target). Returns [size / 2] radians per
+    token, fastest channel first, and the attention scaling. Raises `CheckpointError` for too few channels for "ntk".
     """
     plain = theta ** (-np.arange(0, size, 2) / size)
     if extension.method == NONE:
@@ -219,15 +208,7 @@ def yarn_attention_factor(factor: float) -> float:
 
 
 def refuse_generation(extension: Extension, what: str) -> None:
-    """Raise if text is to be generated under frequencies that change with every token.
-
-    Args:
-        extension: of the model.
-        what: the benchmark or task that generates, for the message.
-
-    Raises:
-        UsageError: the method is "dynamic-yarn".
-    """
+    """Raise `UsageError` if `what` generates text under frequencies that change with every token ("dynamic-yarn")."""
     if extension.by_length:
         raise UsageError(
             f"{what} generates text, and under --context-method {extension.method} the frequencies of cached keys "
@@ -264,11 +245,7 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _configured_extension(text: Mapping[str, Any]) -> str:
-    """Describe the context extension in a config; empty if its rotary frequencies are unscaled.
-
-    Raises:
-        CheckpointError: it has several kinds of rotary embeddings.
-    """
+    """Describe the context extension in a config; empty if its rotary frequencies are unscaled."""
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if rope and all(isinstance(value, dict) for value in rope.values()):
         raise CheckpointError(

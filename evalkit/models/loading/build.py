@@ -6,7 +6,7 @@ meta device, so that a model far larger than its weights is rejected before memo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,8 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.errors import CheckpointError
-from evalkit.models.loading.config import quantization
-from evalkit.models.loading.files import GENERATION_CONFIG
+from evalkit.models.loading.files import GENERATION_CONFIG, quantization
 from evalkit.models.loading.snapshot import Snapshot
 
 _EXCESS, _PACKED = 2, 32
@@ -44,19 +43,11 @@ class _ReadOnceTensor:
 def build_model(
     files: Snapshot, config: Any, dtype: str, attention: str, remote: bool
 ) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
-    """Build a causal language model on the CPU.
+    """Build a causal language model on the CPU, with its own config or a transformers config in its place.
 
-    The tensors of `files` are emptied, so that each is freed once it is converted.
-
-    Args:
-        files: the checkpoint.
-        config: a transformers config in place of the checkpoint's; None: the checkpoint's.
-        dtype, attention: see `load`.
-        remote: whether the model class is defined by code in the folder.
-
-    Returns:
-        The model; transformers' `loading_info`; and the names of weights in integers or 8 bits that were loaded
-        without dequantisation.
+    `remote`: the model class is defined by code in the folder. The tensors of `files` are emptied, so that each is
+    freed once it is converted. Returns the model; transformers' `loading_info`; and the names of weights in integers or
+    8 bits that were loaded without dequantisation.
     """
     checkpoint, tensors, kind = files.checkpoint, files.weights.tensors, getattr(torch, dtype)
     with quiet():
@@ -65,7 +56,12 @@ def build_model(
         is_quantised = bool(quantization(checkpoint.config()))
         meta_model = _meta_model(checkpoint.given, config, kind, attention, remote)
         _check_size(checkpoint.given, meta_model, tensors, _PACKED if is_quantised else _EXCESS)
-        _check_duplicates(checkpoint.given, tensors, meta_model.base_model_prefix)
+        base = meta_model.base_model_prefix
+        for name in tensors:  # layers.0… and model.layers.0…; transformers could load either
+            if name.startswith(f"{base}.") and (bare := name.removeprefix(f"{base}.")) in tensors:
+                raise CheckpointError(
+                    f"{checkpoint.given}: holds {name} and {bare}, two tensors for one weight; remove one of them"
+                )
         if files.weights.rounded and _keeps_wider(meta_model, kind):
             tensors.clear()
             tensors |= files.unrounded()
@@ -116,7 +112,6 @@ def _meta_model(given: str, config: Any, dtype: torch.dtype, attention: str, rem
 
 
 def _check_size(given: str, model: Any, tensors: Mapping[str, torch.Tensor], excess: int) -> None:
-    """Raise if a model on the meta device is far larger than its files."""
     stored = sum(tensor.numel() for tensor in tensors.values())
     if sum(weight.numel() for weight in model.parameters()) > excess * stored:
         raise CheckpointError(
@@ -129,13 +124,6 @@ def _check_size(given: str, model: Any, tensors: Mapping[str, torch.Tensor], exc
             f"{given}: config.json describes a model with a buffer ({max(buffers, key=buffers.__getitem__)}) of "
             f"{max(buffers.values()):,} numbers; its number of positions is wrong"
         )
-
-
-def _check_duplicates(given: str, names: Collection[str], base: str) -> None:
-    """Raise if two tensors map to one parameter (layers.0… and model.layers.0…); transformers could load either."""
-    for name in names:
-        if name.startswith(f"{base}.") and (bare := name.removeprefix(f"{base}.")) in names:
-            raise CheckpointError(f"{given}: holds {name} and {bare}, two tensors for one weight; remove one of them")
 
 
 def _keeps_wider(model: Any, dtype: torch.dtype) -> bool:

@@ -18,8 +18,7 @@ from evalkit.compatibility.transformers import (
 )
 from evalkit.display import Say
 from evalkit.errors import CheckpointError
-from evalkit.models.loading.config import check_code, quantization
-from evalkit.models.loading.files import read_json, weight_indexes
+from evalkit.models.loading.files import check_code, quantization, read_json, weight_indexes
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.variants.settings import PREFIX
 
@@ -66,7 +65,14 @@ def register_type(config: Mapping[str, Any]) -> None:
 
 def check_supported(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
     """Raise a `CheckpointError` for a config.json by which evalkit cannot load a model, before its weights are read."""
-    _check_trust(checkpoint, config)
+    if not natively_known(config):
+        if not checkpoint.trust_remote_code:
+            advice = "; pass --trust-remote-code to run the checkpoint's own code if you trust its source"
+            raise CheckpointError(
+                f"{checkpoint.given}: config.json has model_type '{config.get('model_type')}', which transformers does "
+                f"not know{advice if 'auto_map' in config else ''}"
+            )
+        check_code(checkpoint.folder / "config.json", config.get("auto_map"))
     check_causal(checkpoint, config)
     _check_quantization(checkpoint, config)
     # evalkit hashes the default file
@@ -74,20 +80,6 @@ def check_supported(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
         raise CheckpointError(
             f"{checkpoint.given}: config.json names its weights in transformers_weights ({named!r:.60}); rename that "
             "file to model.safetensors and remove the key"
-        )
-
-
-def _check_trust(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    if natively_known(config):
-        return
-    kind = config.get("model_type")
-    if checkpoint.trust_remote_code:
-        check_code(checkpoint.folder / "config.json", config.get("auto_map"))
-    else:
-        advice = "; pass --trust-remote-code to run the checkpoint's own code if you trust its source"
-        raise CheckpointError(
-            f"{checkpoint.given}: config.json has model_type '{kind}', which transformers does not know"
-            f"{advice if 'auto_map' in config else ''}"
         )
 
 
@@ -121,7 +113,6 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
 
 
 def _named_class(config: dict[str, Any]) -> str:
-    """Return the class that config.json names, or ""."""
     return next(iter(config.get("architectures") or ()), "")
 
 
@@ -205,12 +196,8 @@ def check_stored(checkpoint: Checkpoint, config: Mapping[str, Any], tensors: Map
 def check_report(given: str, model: Any, report: Mapping[str, Any], codes: Collection[str], say: Say) -> None:
     """Raise a `CheckpointError` if weights of the model are random, or weights of the checkpoint were not loaded.
 
-    Args:
-        given: the checkpoint's name.
-        model: the loaded model.
-        report: transformers' `loading_info`.
-        codes: names of weights in integers or 8 bits that were loaded without dequantisation.
-        say: called for unexpected weights that belong to no layer or module of the model.
+    `report` is transformers' `loading_info`, `codes` are as of `build_model`; `say` is called for unexpected weights
+    that belong to no layer or module of the model.
     """
     if mismatched := sorted(report.get("mismatched_keys") or ()):
         shown = [f"{key} is {tuple(saved)}, not {tuple(expected)}" for key, saved, expected in mismatched]

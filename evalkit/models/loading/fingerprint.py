@@ -47,7 +47,6 @@ class Fingerprint:
 
     @property
     def combined(self) -> str:
-        """Return one digest of all three."""
         return _digest(asdict(self).items())
 
 
@@ -60,13 +59,8 @@ def hash_file(path: Path) -> str:
 def file_sha256(path: Path, content: str | None = None) -> str:
     """Return the SHA-256 of a file, from the cache if the file has not changed.
 
-    Args:
-        path: the file.
-        content: xxh3 of the bytes that were read from it. The cached digest is then that of equal bytes, whatever the
-            file's times are; without one, the file is hashed.
-
-    Raises:
-        CheckpointError: the file cannot be read, or has other content now.
+    `content` is the xxh3 of the bytes that were read from it: the cached digest is then that of equal bytes, whatever
+    the file's times are. Raises `CheckpointError` if the file cannot be read, or has other content now.
     """
     real = path.resolve()
     known = read_cached(_KIND, str(real)) or {}

@@ -86,15 +86,10 @@ def as_folder(checkpoint: Checkpoint, gguf: Path, say: Say) -> Iterator[Checkpoi
 
 
 def file_fingerprint(copy: Checkpoint, content: Checkpoint, actual: Fingerprint) -> Fingerprint:
-    """Return the fingerprint of the GGUF file of a dequantised copy.
+    """Return the fingerprint of the GGUF file of a dequantised copy from `as_folder`.
 
-    Args:
-        copy: from `as_folder`.
-        content: the checkpoint with its small files as they were loaded.
-        actual: fingerprint of what was loaded from the copy.
-
-    Raises:
-        CheckpointError: the copy has changed since it was written.
+    `content` is the checkpoint with its small files as loaded, `actual` the fingerprint of what was loaded. Raises
+    `CheckpointError` if the copy has changed since it was written.
     """
     recorded, loaded = read_json(copy.folder / _RECORD), _record(copy.folder.name, content.folder, actual)
     digest = copy.folder.name.partition("-")[0]

@@ -24,8 +24,8 @@ from evalkit.models.loading.locate import ATTENTION, DTYPES, Checkpoint, resolve
 from evalkit.models.zoo.shapes import shape_facts
 
 if TYPE_CHECKING:
-    from evalkit.models.loading.placement import Placement
     from evalkit.models.loading.snapshot import Weights
+    from evalkit.models.memory import Placement
 
 _FACTS = ("architecture", "parameters", "dtype", "device", "window", "bos_id", "eos_id", "attention")
 
@@ -35,33 +35,30 @@ class LoadedModel:
     """A model ready for scoring, with the facts that a run needs."""
 
     model: Any
-    """The transformers model: evaluation mode, no gradients."""
+    """In evaluation mode, without gradients."""
     tokenizer: Any
-    """The transformers tokenizer, with character offsets."""
+    """With character offsets."""
     name: str
     """Short name for tables."""
     architecture: str
-    """Name of the model's class."""
     parameters: int
     """Number of parameters; tied ones count once."""
     dtype: str
-    """Dtype of the weights: "float32", "bfloat16" or "float16"."""
+    """Of the weights: "float32", "bfloat16" or "float16"."""
     device: str
-    """Device of the weights, e.g. "cpu" or "cuda"; "cuda:0+cuda:1" of a model that is spread over both."""
+    """Of the weights: "cpu", "cuda"; "cuda:0+cuda:1" of a model that is spread over both."""
     window: int
-    """Context window in tokens."""
+    """In tokens; of the extension, if there is one."""
     bos_id: int | None
     eos_id: int | None
     attention: str
-    """Attention implementation: "sdpa" or "eager"."""
+    """Implementation: "sdpa" or "eager"."""
     extension: Extension | None = None
-    """Context extension, if any; `window` is then the extended window."""
     fingerprint: Fingerprint | None = None
     """Of the bytes that it was loaded from; None if it was not created by `load`."""
     generation: Mapping[str, Any] | None = None
     """The checkpoint's generation_config.json, if any; None for a GGUF file, whose fingerprint covers it."""
     placement: Placement | None = None
-    """Device of each layer, if the model is spread over several."""
     stock: bool = True
     """Whether the model is unmodified, so that a cached start-up check of its class and config applies."""
     files: str | None = None
@@ -125,16 +122,9 @@ def load(
     extension: Extension | None = None,
     say: Say = silent,
 ) -> LoadedModel:
-    """Load model and tokenizer of a checkpoint.
+    """Load model and tokenizer of a checkpoint from `locate`; `device`, `dtype` and `attention` may be "auto".
 
-    Args:
-        checkpoint: from `locate`; also determines the tokenizer and what is trusted.
-        device: "auto" (CUDA if available, else the CPU) or a torch device.
-        spread_over_gpus: whether a model larger than the first GPU is spread over all; `--device-map auto`.
-        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
-        attention: "auto", "sdpa" or "eager".
-        extension: context extension from `spec.extension_of`; None: no extension.
-        say: called with warnings.
+    With `spread_over_gpus`, a model larger than the first GPU is spread over all; `say` is called with warnings.
 
     Raises:
         CheckpointError: the checkpoint is incomplete, not causal, has no matching tokenizer, or cannot be extended.
@@ -142,9 +132,8 @@ def load(
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
     from evalkit.models.loading import gguf
-    from evalkit.models.loading.placement import place_model
     from evalkit.models.loading.snapshot import snapshot
-    from evalkit.models.memory import keep_few_kernels
+    from evalkit.models.memory import keep_few_kernels, place_model
     from evalkit.models.parts import resolve_device
 
     keep_few_kernels()

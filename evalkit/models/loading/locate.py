@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, first_line
-from evalkit.models.loading.config import check_types
 from evalkit.models.loading.files import (
     CHAT_TEMPLATES,
     TOKENIZER_PATTERNS,
     adapter_files,
+    check_types,
     code_files,
     read_json,
     safetensors_header,
@@ -101,13 +101,10 @@ def locate(
     trust_remote_code: bool = False,
     say: Say = silent,
 ) -> Checkpoint:
-    """Find a checkpoint; download it from the hub if necessary. Raises `CheckpointError`.
+    """Find a checkpoint: a folder, a `.gguf` file, a hub name with or without `@revision`, or "demo".
 
-    Args:
-        model: a folder, a `.gguf` file, a hub name with or without `@revision`, or "demo".
-        tokenizer: a folder or a hub name of a tokenizer that replaces the checkpoint's own.
-        allow_pickle, trust_remote_code: see `Checkpoint`; such files are downloaded from the hub only if true.
-        say: called before a download starts.
+    It is downloaded from the hub if necessary, pickles and code only if they are allowed. `tokenizer` is a folder or a
+    hub name. Raises `CheckpointError`.
     """
     return replace(
         _find(model, allow_pickle, trust_remote_code, say),

@@ -21,8 +21,7 @@ import xxhash
 from safetensors import safe_open
 
 from evalkit.errors import CheckpointError, reading_as
-from evalkit.models.loading.config import quantization
-from evalkit.models.loading.files import GENERATION_CONFIG, copy_files
+from evalkit.models.loading.files import GENERATION_CONFIG, copy_files, quantization
 from evalkit.models.loading.fingerprint import Fingerprint, combine, file_sha256, hash_file
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.paths import temporary_folder

@@ -67,7 +67,6 @@ class ModelSpec:
 
     @property
     def named(self) -> str:
-        """Return the model's name with the requested revision."""
         return f"{self.model}@{self.revision}" if self.revision else self.model
 
     def locate(self, say: Say = silent) -> Checkpoint:
@@ -76,7 +75,6 @@ class ModelSpec:
         return locate(self.named, tokenizer=self.tokenizer, say=say, **trust)
 
     def extension(self, checkpoint: Checkpoint, say: Say = silent) -> Extension | None:
-        """Plan the context extension of the checkpoint; return None if there is none."""
         settings = context_settings(self.context, self.context_method, self.context_original, self.context_config)
         return extension_of(checkpoint, settings, say)
 
@@ -97,12 +95,7 @@ class ModelSpec:
 
 
 def model_spec(model: str | Path, **options: Any) -> ModelSpec:
-    """Build a `ModelSpec` from keyword arguments; paths and numbers may be given as strings.
-
-    Args:
-        model: see `ModelSpec`.
-        **options: the other fields of `ModelSpec`; None: the default.
-    """
+    """Build a `ModelSpec` from its fields; paths and numbers may be given as strings, None is the default."""
     check_names(options, ModelSpec)
     spec = ModelSpec(name_or_path("--model", model), **fitted(ModelSpec, options))
     # Whether this machine has the device is checked when the model is loaded
@@ -118,8 +111,6 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
 
 
 class _ContextFile(FileSettings):
-    """Keys of a file in `configs/context` or of a user's file; None counts as absent."""
-
     context: Annotated[int, Field(ge=1)] | None = None
     original: Annotated[int, Field(ge=1)] | None = None
     method: str | None = None
@@ -138,12 +129,9 @@ def context_settings(
 ) -> ContextSettings | None:
     """Merge flags and a file into settings; return None if the context is not to be extended.
 
-    Args:
-        context: window to extend to, in tokens, or "none": no extension, even if a file asks for one.
-        method: one of `context.METHODS`; None: the file's, else "yarn".
-        original: window of training, in tokens; None: the file's, else the checkpoint's.
-        config: a name in `configs/context`, or a YAML file of the same form. The other arguments take precedence.
-        default: the context if neither flag nor file gives one; None: the model's own.
+    `context` (the window to extend to; "none": no extension, whatever a file asks for) and `original` (the window of
+    training) are in tokens. `config`, a name in `configs/context` or a YAML file, is overridden by the other arguments.
+    `default` is the context if neither flag nor file gives one.
     """
     if context == UNSTRETCHED:
         if flag := "--context-method" if method is not None else "--context-original" if original is not None else "":

@@ -15,8 +15,7 @@ from evalkit.compatibility.transformers import original_encoding, quiet, replace
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, first_line, reading_as
 from evalkit.models.loading.checks import register_type
-from evalkit.models.loading.config import check_code
-from evalkit.models.loading.files import read_json, tokenizer_files
+from evalkit.models.loading.files import check_code, read_json, tokenizer_files
 from evalkit.models.loading.locate import silent
 
 _PROBE = (

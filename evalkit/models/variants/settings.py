@@ -93,11 +93,9 @@ class Integral:
     """"logits": softmax of the mean; "probabilities": mean of the softmaxes."""
 
     def size(self, head_size: int) -> int:
-        """Return the channels of a signal."""
         return head_size // self.signals
 
     def factor(self, head_size: int) -> float:
-        """Return the factor of a signal's logits."""
         return float((self.size(head_size) if self.scale == "signal" else head_size) ** -0.5)
 
     def mean_factor(self, head_size: int) -> float:
@@ -128,8 +126,7 @@ class Variant:
 def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
     """Read the attention variant from the keys `ALL_KEYS` and `attention_dropout` of a config; None counts as absent.
 
-    Raises:
-        ValueError: a key is missing, has no meaning for this variant, or does not fit the shape.
+    Raises `ValueError` if a key is missing, has no meaning for this variant, or does not fit the shape.
     """
     name = _value(config, "attention_variant", "a config")
     others = {key for key in ALL_KEYS if config.get(key) is not None} - {"attention_variant", "variant_layers"}
@@ -154,8 +151,7 @@ def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
 def layers_of(which: str | Sequence[int], layers: int) -> tuple[int, ...]:
     """Return the layers, from 0, for "all", "none", "top 50%" or "bottom 50%"; a list is returned unchanged.
 
-    Raises:
-        ValueError: the text is not one of these, or the share is not an integer number of layers.
+    Raises `ValueError` for another text, and for a share that is no integer number of layers.
     """
     if isinstance(which, (list, tuple)):
         return tuple(which)

@@ -82,15 +82,10 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
 def convert(
     checkpoint: Checkpoint, output: Path, *, rope: str | None = None, pairing: str | None = None, say: Say = silent
 ) -> None:
-    """Convert a differential checkpoint and write it to a folder.
+    """Convert a differential checkpoint, a DiffLlama or one in the authors' layout, and write it to a new folder.
 
-    Args:
-        checkpoint: a DiffLlama, or one in the authors' layout.
-        output: the folder to write; must not exist or be empty.
-        rope: rotary layout of the authors' heads: "interleaved" (also None; channels 2i and 2i + 1 rotate together), or
-            "rotate_half" as in transformers (i and i + half).
-        pairing: which of the authors' heads form a pair: "adjacent" (also None) or "halves".
-        say: called with warnings.
+    Of the authors' heads, `rope` is the rotary layout: "interleaved" (also None; channels 2i and 2i + 1 rotate
+    together), or "rotate_half" as in transformers (i and i + half); `pairing` is "adjacent" (also None) or "halves".
     """
     if checkpoint.gguf is not None:
         raise CheckpointError(f"{checkpoint.given}: is a GGUF file; give a folder with config.json and safetensors")

@@ -185,15 +185,9 @@ def write_random(
     texts: Sequence[Path] = (),
     say: Say = silent,
 ) -> None:
-    """Write a checkpoint with random weights.
+    """Write a checkpoint with random weights of a seed and a dtype to a new folder.
 
-    Args:
-        model: the model to build.
-        output: the folder to write; must not exist or be empty.
-        seed, dtype: of the weights.
-        tokenizer: a folder or a hub name whose tokenizer files are copied.
-        texts: files or folders to train a tokenizer on instead; exactly one of both.
-        say: called with warnings.
+    Its tokenizer is copied from a folder or a hub name, or trained on `texts`, files or folders.
     """
     if dtype not in DTYPES:
         raise UnknownNameError("dtype", dtype, DTYPES)

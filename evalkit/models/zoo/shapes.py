@@ -14,8 +14,7 @@ from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
 from evalkit.errors import CheckpointError
-from evalkit.models.loading.config import MOST_LAYERS
-from evalkit.models.loading.files import safetensors_header
+from evalkit.models.loading.files import MOST_LAYERS, safetensors_header
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.variants.settings import KEYS, PREFIX, VANILLA, Differential, Shape, Variant, read_variant
 
