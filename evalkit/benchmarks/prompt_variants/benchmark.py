@@ -92,9 +92,9 @@ def _by_order(table: pd.DataFrame, part: TaskPart) -> Iterator[tuple[str, pd.Dat
     import numpy as np
 
     number, choice = np.divmod(table["choice"].to_numpy(), len(part.orders[0]))
-    for place, order in enumerate(part.orders):
-        chosen = number == place
+    for index, order in enumerate(part.orders):
+        chosen = number == index
         gold = np.argsort(order)[table["gold"].to_numpy()[chosen]]
         about = {"choice": choice[chosen], "choices": len(order), "gold": gold}
         scores = table[chosen].assign(**about) if len(part.orders) > 1 else table
-        yield order_name(order) if place else part.prompt, scores
+        yield order_name(order) if index else part.prompt, scores

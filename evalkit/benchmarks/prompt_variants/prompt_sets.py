@@ -154,7 +154,7 @@ def orders_of(questions: Sequence[Question], most: int) -> list[Order]:
     options = len(questions[0].choices)
     if most > 1 and any(len(question.choices) != options or _list_of(question) is None for question in questions):
         most = 1
-    return [tuple((place + shift) % options for place in range(options)) for shift in range(min(most, options))]
+    return [tuple((index + shift) % options for index in range(options)) for shift in range(min(most, options))]
 
 
 def in_orders(question: Question, orders: Sequence[Order]) -> Question:
@@ -175,7 +175,7 @@ def under_order(question: Question, order: Order) -> Question:
     if (listed := _list_of(question)) is None:
         raise DataError(f"{question.label}: its context does not list its options by letter; leave out choice_order")
     before, form, options, after = listed
-    context = before + _listed(form, [options[place] for place in order]) + after
+    context = before + _listed(form, [options[option] for option in order]) + after
     return replace(question, contexts=(context,) * len(question.contexts), gold=order.index(question.gold))
 
 

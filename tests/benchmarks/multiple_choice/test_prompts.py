@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from evalkit.benchmarks.multiple_choice.encoded import (
+from evalkit.benchmarks.multiple_choice.prompts import (
     CONTEXT,
     CONTINUATION,
     END,
     INSTRUCTION,
     SPECIAL,
+    Prompter,
     TokenSequence,
 )
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template, template_names
 from evalkit.errors import ScoringError, TemplateError
