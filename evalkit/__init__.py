@@ -49,22 +49,18 @@ if TYPE_CHECKING:
 # Not read from the installed metadata: the distribution named "evalkit" is another project
 __version__ = "0.1.0"
 
-_MODULES = {
-    "evaluate": "benchmarks.run",
-    "harness": "benchmarks.lm_eval.harness",
-    "Progress": "display",
-    "Run": "runs.folder",
-    "load_run": "comparison.api",
-    "compare": "comparison.api",
-    "AverageDifference": "comparison.differences",
-    "Comparison": "comparison.differences",
-    "TaskDifference": "comparison.differences",
-    "list_runs": "runs.finding",
-    "Average": "runs.accuracies",
-    "Results": "runs.accuracies",
-    "TaskResult": "runs.accuracies",
-    "TrainerCallback": "studies.training",
+_NAMES = {
+    "benchmarks.lm_eval.harness": ["harness"],
+    "benchmarks.run": ["evaluate"],
+    "comparison.api": ["compare", "load_run"],
+    "comparison.differences": ["AverageDifference", "Comparison", "TaskDifference"],
+    "display": ["Progress"],
+    "runs.accuracies": ["Average", "Results", "TaskResult"],
+    "runs.finding": ["list_runs"],
+    "runs.folder": ["Run"],
+    "studies.training": ["TrainerCallback"],
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Average",

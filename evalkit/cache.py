@@ -38,10 +38,7 @@ _SEAL = hashlib.sha256().digest_size
 
 
 def cache_dir() -> Path:
-    """Return the cache's folder, which need not exist.
-
-    `EVALKIT_CACHE`, else `XDG_CACHE_HOME/evalkit`, else `~/.cache/evalkit`.
-    """
+    """Return the cache's folder: `EVALKIT_CACHE`, else `XDG_CACHE_HOME/evalkit`, else `~/.cache/evalkit`."""
     if (given := os.environ.get("EVALKIT_CACHE")) is not None:
         return values.path("EVALKIT_CACHE", given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -81,6 +78,16 @@ def write_cached_bytes(kind: str, key: str, content: bytes | memoryview) -> None
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, [_seal(kind, key, content), content])
     make_room()
+
+
+def _file(kind: str, key: str) -> Path:
+    return cache_dir() / kind / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _seal(kind: str, key: str, content: bytes | memoryview) -> bytes:
+    digest = hashlib.sha256(json.dumps([kind, key]).encode() + b"\n")
+    digest.update(content)
+    return digest.digest()
 
 
 def mark_used(entry: Path) -> None:
@@ -143,16 +150,6 @@ def locked(name: str, say: Say) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _file(kind: str, key: str) -> Path:
-    return cache_dir() / kind / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-
-def _seal(kind: str, key: str, content: bytes | memoryview) -> bytes:
-    digest = hashlib.sha256(json.dumps([kind, key]).encode() + b"\n")
-    digest.update(content)
-    return digest.digest()
 
 
 @functools.cache

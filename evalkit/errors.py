@@ -32,10 +32,9 @@ _MAX_LISTED = 200
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of another library's error message; the error's class if the message is empty.
+    """Return the first line of another library's error message, after a heading ("…:") the next one too.
 
-    A heading ("Validation error for field 'x':") is joined with the next line. A `KeyError`, whose message is only the
-    key, is prefixed with its class.
+    A `KeyError`, whose message is only the key, and an empty message begin with the error's class.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, KeyError) or not lines:
@@ -54,7 +53,7 @@ class EvalkitError(Exception):
 
 
 class SeveralErrors(EvalkitError):
-    """Problems that are independent of each other, all at once; `summary` is what has them."""
+    """Independent problems, all at once; `summary` is what has them."""
 
     def __init__(self, summary: str, problems: Sequence[str]) -> None:
         super().__init__(f"{summary}: {'; '.join(problems)}")
@@ -131,12 +130,9 @@ def reading_as(path: str | Path, form: str, kind: Callable[[str], EvalkitError])
     except OSError as error:
         raise kind(f"{path}: cannot be read: {error.strerror or error}") from error
     except Exception as error:
-        raise kind(f"{path}: cannot be read as {form} ({type(error).__name__}: {_reason(error)})") from error
-
-
-def _reason(error: Exception) -> str:
-    """Return the reason of a reader's error; of pydantic's, the first invalid key and what is wrong with it."""
-    if type(error).__name__ == "ValidationError" and (errors := getattr(error, "errors", None)):
-        first = errors(include_url=False)[0]
-        return f"'{'.'.join(map(str, first['loc']))}': {first['msg']}" if first["loc"] else str(first["msg"])
-    return str(error).strip() or "no reason is given"
+        reason = str(error).strip() or "no reason is given"
+        if type(error).__name__ == "ValidationError" and (errors := getattr(error, "errors", None)):  # of pydantic
+            first = errors(include_url=False)[0]
+            key = ".".join(map(str, first["loc"]))
+            reason = f"'{key}': {first['msg']}" if key else str(first["msg"])
+        raise kind(f"{path}: cannot be read as {form} ({type(error).__name__}: {reason})") from error

@@ -20,7 +20,7 @@ from tests.benchmarks.lm_eval.made import CHOICE, write_task
 from tests.cli.test_root import Command, Outcome, _no_settings, complains, evalkit, run
 from tests.documents import made_up, rewrite
 from tests.inputs.test_reading import BOMB
-from tests.pages.test_blocks import decoded as block_of
+from tests.pages.test_contents import decoded as block_of
 
 __all__ = ["_no_settings", "evalkit", "run"]  # fixtures
 

@@ -42,63 +42,6 @@ def _listed(
     return Report((table,), notes=tuple(notes))
 
 
-def machine(data_dir: Path | None, output: Path) -> Report:
-    """Return a report for bug reports and first runs; problems are marked with "!"."""
-    rows = [*_versions(), *_device(), *_documents(data_dir), *_disk(output)]
-    problems = sum(row[0] == "!" for row in rows)
-    return _listed(
-        "doctor", "|what|state", rows, [f"{problems} problem(s), marked !" if problems else "no problems found"]
-    )
-
-
-def _versions() -> list[list[str]]:
-    rows = [["", "python", platform.python_version()], ["", "evalkit", __version__]]
-    for name in _PACKAGES:
-        tested = _TESTED.get(name, "")
-        try:
-            installed = version(name)
-        except PackageNotFoundError:
-            rows.append(["!", name, f"not installed: pip install {name}{tested and f'=={tested}'}"])
-            continue
-        wrong = tested not in ("", installed)
-        rows.append(["!" if wrong else "", name, installed + (f" (evalkit needs {tested})" if wrong else "")])
-    return rows
-
-
-def _device() -> list[list[str]]:
-    with doing("importing torch", slow=imports("torch")):
-        import torch
-    memory = psutil.virtual_memory()
-    rows = [
-        ["", "processor", f"{platform.machine()}, {torch.get_num_threads()} threads"],
-        ["", "memory", f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"],
-    ]
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        free, total = torch.cuda.mem_get_info(index)
-        state = f"{torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-        rows.append(["", f"GPU {index}", state])
-    return rows if torch.cuda.is_available() else [*rows, ["", "GPU", "none that torch can use"]]
-
-
-def _documents(data_dir: Path | None) -> list[list[str]]:
-    library = Library(data_dir)
-    absent = [task for task in TASKS if library.where(task).source == "absent"]
-    rows = [["", "documents", f"{len(TASKS) - len(absent)} of {len(TASKS)} tasks here (evalkit data)"]]
-    if absent:
-        rows.append(["!", "absent", f"{', '.join(absent)}: evalkit data --fetch, --data-dir, or the hub during a run"])
-    return rows
-
-
-def _disk(output: Path) -> list[list[str]]:
-    rows = []
-    used = size_of(*(cache_dir() / kind for kind in (*COMPUTED, *DOWNLOADED)))
-    for name, folder, state in (("cache", cache_dir(), f"{used / 2**20:,.0f} MiB used, "), ("runs", output, "")):
-        existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-        free = shutil.disk_usage(existing).free
-        rows.append(["!" if free < _SCRATCH else "", name, f"{folder}, {state}{free / 2**30:.1f} GiB free"])
-    return rows
-
-
 def suites() -> Report:
     """Return the suites of all benchmarks with their tasks."""
     rows = []
@@ -174,15 +117,9 @@ _ADVICE = (
 
 
 def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> Report:
-    """Return a report of local documents, with their provenance and whether they are the official ones.
+    """Return the local documents of tasks and sets of few-shot examples, and whether they are the official ones.
 
-    Args:
-        data_dir: the user's folder of documents.
-        chosen: tasks, or sets of few-shot examples, to show; empty: all.
-        fetch: download absent documents.
-
-    Raises:
-        DataError: a download failed.
+    None chosen: of all. `fetch`: download absent ones; raises a `DataError` if that fails.
     """
     known = TASKS | EXAMPLES
     library = Library(data_dir)
@@ -202,3 +139,46 @@ def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> Re
             errors.append(f"{task}: {error}")
         rows.append([task, location.source, state, f"{known[task].count:,}"])
     return _listed("documents", "task|from|state|documents", rows, [*errors, *([_ADVICE] if absent else [])], texts=3)
+
+
+def machine(data_dir: Path | None, output: Path) -> Report:
+    """Return versions, device, documents and disk, for bug reports and first runs; problems are marked with "!"."""
+    rows = [["", "python", platform.python_version()], ["", "evalkit", __version__]]
+    for name in _PACKAGES:
+        tested = _TESTED.get(name, "")
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            rows.append(["!", name, f"not installed: pip install {name}{tested and f'=={tested}'}"])
+            continue
+        wrong = tested not in ("", installed)
+        rows.append(["!" if wrong else "", name, installed + (f" (evalkit needs {tested})" if wrong else "")])
+    rows += _device()
+    library = Library(data_dir)
+    absent = [task for task in TASKS if library.where(task).source == "absent"]
+    rows.append(["", "documents", f"{len(TASKS) - len(absent)} of {len(TASKS)} tasks here (evalkit data)"])
+    if absent:
+        rows.append(["!", "absent", f"{', '.join(absent)}: evalkit data --fetch, --data-dir, or the hub during a run"])
+    used = size_of(*(cache_dir() / kind for kind in (*COMPUTED, *DOWNLOADED)))
+    for name, folder, state in (("cache", cache_dir(), f"{used / 2**20:,.0f} MiB used, "), ("runs", output, "")):
+        existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+        free = shutil.disk_usage(existing).free
+        rows.append(["!" if free < _SCRATCH else "", name, f"{folder}, {state}{free / 2**30:.1f} GiB free"])
+    problems = sum(row[0] == "!" for row in rows)
+    note = f"{problems} problem(s), marked !" if problems else "no problems found"
+    return _listed("doctor", "|what|state", rows, [note])
+
+
+def _device() -> list[list[str]]:
+    with doing("importing torch", slow=imports("torch")):
+        import torch
+    memory = psutil.virtual_memory()
+    rows = [
+        ["", "processor", f"{platform.machine()}, {torch.get_num_threads()} threads"],
+        ["", "memory", f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"],
+    ]
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        free, total = torch.cuda.mem_get_info(index)
+        state = f"{torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        rows.append(["", f"GPU {index}", state])
+    return rows if torch.cuda.is_available() else [*rows, ["", "GPU", "none that torch can use"]]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from evalkit.errors import CheckpointError, UnknownNameError
 from evalkit.inputs import values
 from evalkit.models.loading.locate import looks_like_path, read_config
 from evalkit.models.variants.settings import KEYS, Differential, Integral
-from evalkit.models.zoo.named import SUFFIXES, NamedModel, models, named_model
+from evalkit.models.zoo.named import SUFFIXES, models, named_model
 from evalkit.models.zoo.shapes import (
     ModelShape,
     cache_bytes_per_token,
@@ -21,61 +20,43 @@ from evalkit.models.zoo.shapes import (
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 
-_HEADERS = ("name", "backbone", "attention", "layers", "of the paper's", "heads × signals", "parameters")
-
 
 def models_report() -> Report:
-    """Report on the models shipped with evalkit, one row each."""
-    records = [_record(model) for model in models()]
-    table = simple_table("models", _HEADERS, [_row(record) for record in records], texts=5)
-    return Report(
-        (table,), content=records, records=[record | {"layers": layer_ranges(record["layers"])} for record in records]
-    )
+    """Return the models shipped with evalkit, one row each."""
+    rows, content = [], list[dict[str, Any]]()
+    for model in models():
+        shape = model.shape
+        variant, attention = shape.variant, shape.attention
+        signals = variant.settings.signals if isinstance(variant.settings, Integral) else None
+        total, ranges = parameters(shape).total, layer_ranges(variant.layers)
+        content.append({
+            "name": model.name, "description": model.description, "backbone": shape.backbone, "attention": variant.name,
+            "layers": list(variant.layers), "of_layers": attention.layers, "heads": attention.heads, "signals": signals,
+            "parameters": total,
+        })  # fmt: skip
+        layers = f"{ranges}/{attention.layers}" if variant.layers else ""
+        heads = f"{attention.heads} × {signals}" if signals else str(attention.heads)
+        rows.append([model.name, shape.backbone, variant.name, layers, model.description, heads, f"{total:,}"])
+    headers = ("name", "backbone", "attention", "layers", "of the paper's", "heads × signals", "parameters")
+    records = [record | {"layers": layer_ranges(record["layers"])} for record in content]
+    return Report((simple_table("models", headers, rows, texts=5),), content=content, records=records)
 
 
 def model_report(given: str) -> Report:
-    """Report shapes, sizes and attention settings of a named model, a model in a user's file, or a checkpoint folder.
+    """Return shapes, sizes and attention settings of a named model, a model in a user's file, or a checkpoint folder.
 
     Raises:
         UsageError: the model is not found, or its description is invalid.
         CheckpointError: the folder's config.json is for another architecture, or invalid.
     """
     folder = values.path("model", given).expanduser()
-    if looks_like_path(given) and not given.partition(":")[0].endswith(SUFFIXES):
-        return _folder_report(given, folder)
-    try:
-        model = named_model(given)
-    except UnknownNameError:
-        if not folder.is_dir():
-            raise
-        return _folder_report(given, folder)
-    return Report(_facts(model.config, model.shape), (f"{model.name}: {model.description}", str(model.source)))
-
-
-def _record(model: NamedModel) -> dict[str, Any]:
-    shape = model.shape
-    settings = shape.variant.settings
-    return {
-        "name": model.name,
-        "description": model.description,
-        "backbone": shape.backbone,
-        "attention": shape.variant.name,
-        "layers": list(shape.variant.layers),
-        "of_layers": shape.attention.layers,
-        "heads": shape.attention.heads,
-        "signals": settings.signals if isinstance(settings, Integral) else None,
-        "parameters": parameters(shape).total,
-    }
-
-
-def _row(record: dict[str, Any]) -> list[str]:
-    layers = f"{layer_ranges(record['layers'])}/{record['of_layers']}" if record["layers"] else ""
-    heads = f"{record['heads']} × {record['signals']}" if record["signals"] else str(record["heads"])
-    about = [record[key] for key in ("name", "backbone", "attention")]
-    return [*about, layers, record["description"], heads, f"{record['parameters']:,}"]
-
-
-def _folder_report(given: str, folder: Path) -> Report:
+    if not looks_like_path(given) or given.partition(":")[0].endswith(SUFFIXES):
+        try:
+            named = named_model(given)
+            return Report(_facts(named.config, named.shape), (f"{named.name}: {named.description}", str(named.source)))
+        except UnknownNameError:
+            if not folder.is_dir():
+                raise
     if not folder.is_dir():
         raise CheckpointError(f"{given}: folder not found")
     config = read_config(folder)
@@ -89,13 +70,22 @@ def _facts(config: dict[str, Any], shape: ModelShape) -> tuple[Table, ...]:
     attention, variant, count = shape.attention, shape.variant, parameters(shape)
     where = f"{variant.name} in layers {layer_ranges(variant.layers)} (from 0)" if variant.layers else "vanilla"
     others = ", vanilla in the others" if 0 < len(variant.layers) < attention.layers else ""
+    heads, settings = f"{attention.heads} of {attention.head_size} channels", variant.settings
+    if attention.kv_heads != attention.heads:
+        heads += f", {attention.kv_heads} of keys and values"
+    if isinstance(settings, Integral):
+        heads += f"; {settings.signals} signals of {settings.size(attention.head_size)} in each (d_h)"
+    elif isinstance(settings, Differential):
+        size = settings.size(attention.head_size)
+        pairs = attention.heads * attention.head_size // (2 * size)
+        heads += f"; {pairs} pairs of maps of {size} (d_h), with values of {2 * size}"
     rows = [
         ("backbone", f"{shape.backbone}; model type {config['model_type']}"),
         ("layers", f"{attention.layers}; hidden size {shape.hidden:,}, intermediate size {shape.intermediate:,}"),
         ("vocabulary", f"{shape.vocabulary:,}, output head {'tied' if shape.tied else 'of its own'}"),
         ("window", f"{shape.window:,} tokens"),
         ("attention", where + others),
-        ("heads", _heads(shape)),
+        ("heads", heads),
         ("parameters", f"{count.total:,}: {count.embedding:,} in the embedding, {count.rest:,} in the rest"),
         ("FLOPs", f"{flops_per_token(shape, shape.window):,} per token forward, at {shape.window:,} tokens"),
         ("", "2 (layers × matrices + vocabulary × hidden) + 2 × layers × heads × head size × (tokens + 1)"),
@@ -109,18 +99,3 @@ def _facts(config: dict[str, Any], shape: ModelShape) -> tuple[Table, ...]:
     title = "As set in config.json (docs/reference/models.md has what else each could be)"
     readings = [(key, str(config[key])) for key in KEYS[variant.name]]
     return facts, simple_table("settings", ["key", "value"], readings, texts=2, title=title)
-
-
-def _heads(shape: ModelShape) -> str:
-    """Describe the heads of the model's attention."""
-    attention, settings = shape.attention, shape.variant.settings
-    text = f"{attention.heads} of {attention.head_size} channels"
-    if attention.kv_heads != attention.heads:
-        text += f", {attention.kv_heads} of keys and values"
-    if isinstance(settings, Integral):
-        text += f"; {settings.signals} signals of {settings.size(attention.head_size)} in each (d_h)"
-    elif isinstance(settings, Differential):
-        size = settings.size(attention.head_size)
-        pairs = attention.heads * attention.head_size // (2 * size)
-        text += f"; {pairs} pairs of maps of {size} (d_h), with values of {2 * size}"
-    return text

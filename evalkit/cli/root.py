@@ -89,21 +89,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     # At the exit, Python would search all objects for cyclic garbage, whose memory is released anyway
     atexit.register(gc.freeze)
-    given, is_debug = _without_debug(sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    ends = given.index("--") if "--" in given else len(given)
+    kept = [text for number, text in enumerate(given) if text != "--debug" or number > ends]
+    is_debug = len(kept) < len(given) or os.environ.get("EVALKIT_DEBUG", "") not in ("", "0", "false")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names may contain characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
     with _termination_as_interrupt() as signals, _errors_of_threads(is_debug), shown_activity():
-        code = _exit_code(given, is_debug)
+        code = _exit_code(kept, is_debug)
     # click, and Ray while it waits, raise another exception in place of the handler's
     sys.exit(143 if signals and code == 130 else code)
-
-
-def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the arguments without `--debug`, which may stand anywhere, and whether it is given."""
-    ends = arguments.index("--") if "--" in arguments else len(arguments)
-    kept = [text for number, text in enumerate(arguments) if text != "--debug" or number > ends]
-    return kept, len(kept) < len(arguments) or os.environ.get("EVALKIT_DEBUG", "") not in ("", "0", "false")
 
 
 @contextmanager

@@ -8,6 +8,8 @@ The text is in page.md.j2.
 from __future__ import annotations
 
 import argparse
+import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -37,6 +39,8 @@ MEASURES = {
 }
 WORDS = {2: "two", 3: "three", 4: "four", 5: "five"}
 LEVEL = 0.05
+WIDTH = 132
+"""Characters of a line of prose."""
 TABLES = ("facts", "training", "outcomes", "differences", "needed", "attention", "needle")
 Tables = dict[str, list[Row]]
 
@@ -63,7 +67,7 @@ def main() -> None:
 def page(tables: Tables) -> str:
     """Return the whole page."""
     loader = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, keep_trailing_newline=True)
-    return loader.get_template("page.md.j2").render(
+    text = loader.get_template("page.md.j2").render(
         **facts(tables["facts"]),
         findings=list(findings(tables["differences"])),
         levels=levels(tables["outcomes"]),
@@ -75,6 +79,17 @@ def page(tables: Tables) -> str:
         needles=needles(tables["needle"]),
         needed=needed(tables["needed"]),
     )
+    return "\n\n".join(map(wrapped, text.rstrip("\n").split("\n\n"))) + "\n"
+
+
+def wrapped(block: str) -> str:
+    """Return a paragraph or list in lines of at most `WIDTH` characters; headings, tables, images and code stay."""
+    if block.startswith(("#", "|", "![", "```")):
+        return block
+    indent = "  " if block.startswith("- ") else ""
+    items = re.split(r"\n(?=- )", block) if indent else [block]
+    fill = textwrap.TextWrapper(WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False).fill
+    return "\n".join(map(fill, items))
 
 
 def facts(rows: list[Row]) -> dict[str, Any]:

@@ -1,57 +1,31 @@
-"""The command line through its real entry point: output, exit codes, and errors of bad input."""
+"""The command line through its real entry point: settings from three places, errors, signals, completion, start-up."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import click
 import pytest
 import yaml
-from click.shell_completion import BashComplete
 
-from evalkit.cli import main
 from evalkit.cli.root import cli
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import FORMATS
 from evalkit.runs.folder import Run, load_run
 from tests.arguments import arguments
-from tests.documents import made_up
+from tests.cli.conftest import Command, Outcome, _no_settings, complains, completed, evalkit
+from tests.test_api import heavy_after
 
-
-class Outcome(NamedTuple):
-    """Outcome of a command."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Isolate tests from the environment and working folder of the test process."""
-    for name in [name for name in os.environ if name.startswith("EVALKIT_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def evalkit(capsys: pytest.CaptureFixture[str]) -> Command:
-    def run(*arguments: object) -> Outcome:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main([str(argument) for argument in arguments])
-        return Outcome(int(left.value.code or 0), *capsys.readouterr())
-
-    return run
+__all__ = ["_no_settings", "evalkit"]  # fixtures, which other folders import from here
 
 
 @pytest.fixture
@@ -62,24 +36,9 @@ def run(evalkit: Command, checkpoint: Path, documents: Path) -> Command:
     return lambda *more: evalkit("run", *arguments(common, more))
 
 
-def complains(outcome: Outcome, code: int, *words: str) -> None:
-    """Check that only the last line is an error, with these words, and that there is no traceback."""
-    assert outcome.code == code, outcome
-    assert "Traceback" not in outcome.err
-    *news, last = outcome.err.splitlines()
-    assert last.startswith("evalkit: ")
-    assert not any(line.startswith("evalkit:") for line in news)
-    for word in words:
-        assert word in last, last
-    assert outcome.out == ""
-
-
-def nothing_whole(output: Path = Path("runs")) -> None:
-    """Check that no run folder under the output counts as finished."""
-    assert not any(load_run(path.parent).complete for path in output.glob("*/manifest.json"))
-
-
-def test_a_run_prints_its_table_and_opens_again_at_once(run: Command) -> None:
+def test_a_run_prints_its_table_and_opens_again_at_once(
+    run: Command, evalkit: Command, checkpoint: Path, documents: Path
+) -> None:
     first = run()
     assert first.code == 0
     lines = first.out.splitlines()
@@ -89,9 +48,9 @@ def test_a_run_prints_its_table_and_opens_again_at_once(run: Command) -> None:
     content = json.loads(run("--format", "json", "--rule", "acc_norm").out)
     assert content.items() >= json.loads(json.dumps(finished.results("acc_norm").to_json())).items()
     assert (content["run"], content["folder"]) == (finished.manifest["id"], str(finished.folder))
-
-
-# Settings from three places
+    # The checkpoint is an argument or an option
+    options = ["--data-dir", documents, "--allow-unofficial-data", "--tasks", "piqa,boolq", "-L", 2, "--output", "runs"]
+    assert evalkit("run", checkpoint, *options).out == first.out
 
 
 def test_command_line_over_environment_over_file(
@@ -113,29 +72,6 @@ def test_command_line_over_environment_over_file(
     assert limit_and_rule("-L", "3", "--rule", "ppl", "--token_budget", "512") == (3, "ppl")
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("limt: 3", ["settings.yaml", "limt", "limit"]),
-        ("- model", ["settings.yaml"]),
-        ("a: [", ["settings.yaml", "line 1"]),
-        ("limit: many", ["settings.yaml", "limit", "many"]),
-        ("limit: 2.7", ["settings.yaml", "limit", "2.7"]),
-        ("limit: [1, 2]", ["settings.yaml", "limit"]),
-        ("log-samples: maybe", ["settings.yaml", "log-samples", "maybe"]),
-        ("tasks: []", ["settings.yaml", "tasks"]),
-        ("data_dir: a\ndata-dir: b", ["settings.yaml", "data-dir"]),
-        ("set: [window]", ["--set", "window"]),
-        ("set: [[a]]", ["settings.yaml", "set"]),
-        ("revision: 0123", ["x@0123"]),
-    ],
-)
-def test_config_values_are_taken_as_they_are_written(evalkit: Command, content: str, words: list[str]) -> None:
-    Path("settings.yaml").write_text(content, encoding="utf-8")
-    outcome = evalkit("run", "--config", "settings.yaml", "--model", "./x")
-    complains(outcome, 1 if "@" in words[0] else 2, *words)
-
-
 def test_variables_of_one_command_break_no_other(evalkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVALKIT_SUITE", "zeroshot8")
     complains(evalkit("longbench", "--model", "demo", "--tasks", "x"), 2, "longbench", "'x'")
@@ -145,98 +81,46 @@ def test_variables_of_one_command_break_no_other(evalkit: Command, monkeypatch: 
     complains(evalkit("table", "main_res"), 2, "EVALKIT_FORMAT")
 
 
-def test_the_checkpoint_is_given_once(run: Command, evalkit: Command, checkpoint: Path, documents: Path) -> None:
-    options = ["--data-dir", documents, "--allow-unofficial-data", "--tasks", "piqa,boolq", "-L", 2, "--output", "runs"]
-    assert evalkit("run", checkpoint, *options).out == run().out
-    complains(evalkit("run", checkpoint, "--model", checkpoint), 2, "given twice")
-    complains(evalkit("run", "--model", "a", "--model", "b"), 2, "--model", "a, b")
-
-
-# Errors of bad input
-
-
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("content", "words"),
     [
-        (["rnu"], ["rnu", "'run'"]),
-        (["run", "--modle", "x"], ["--modle", "--model"]),
-        (["run", "--model", "x", "--token-budget", "many"], ["--token-budget", "'many'", "auto"]),
-        (["run", "--model", "x", "--show-prompts", "-1"], ["--show-prompts", "-1"]),
-        (["run", "--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
-        (["run", "--watch", ".", "--dry-run"], ["--watch and --dry-run"]),
-        (["ls", "rules", "more"], ["more"]),
-        (["rescore", ""], ["RUN"]),
-        (["data", "--tasks", "piqqa"], ["'piqqa'", "'piqa'"]),
-        (["compare", "a", "b", "--margin", "1"], ["--margin", "--fail-if-worse"]),
-        (["compare", "a", "b", "--fail-if-worse", "--margin", "nan"], ["nan"]),
-        (["table", "main_res", "--output", "."], ["--output ."]),
+        ("limt: 3", ["settings.yaml", "limt", "limit"]),
+        ("- model", ["settings.yaml"]),
+        ("a: [", ["settings.yaml", "line 1"]),
+        ("limit: 2.7", ["settings.yaml", "limit", "2.7"]),
+        ("limit: [1, 2]", ["settings.yaml", "limit"]),
+        ("log-samples: maybe", ["settings.yaml", "log-samples", "maybe"]),
+        ("tasks: []", ["settings.yaml", "tasks"]),
+        ("data_dir: a\ndata-dir: b", ["settings.yaml", "data-dir"]),
+        ("set: [window]", ["--set", "window"]),
+        ("revision: 0123", ["x@0123"]),
     ],
 )
-def test_invalid_commands(evalkit: Command, arguments: list[str], words: list[str]) -> None:
-    outcome = evalkit(*arguments)
-    complains(outcome, 2, *words)
-    assert len(outcome.err.splitlines()) == 1
+def test_config_values_are_taken_as_they_are_written(evalkit: Command, content: str, words: list[str]) -> None:
+    Path("settings.yaml").write_text(content, encoding="utf-8")
+    outcome = evalkit("run", "--config", "settings.yaml", "--model", "./x")
+    complains(outcome, 1 if "@" in words[0] else 2, *words)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        # lm-eval's catalogue is read first
-        pytest.param(["--tasks", "piqa,bolq"], ["'bolq'", "'boolq'"], marks=pytest.mark.slow),
-        (["--template", "isnt"], ["'isnt'", "'inst'"]),
-        (["--rule", "acc-norm"], ["'acc-norm'", "'acc_norm'"]),
-        (["--dtype", "fp32"], ["'fp32'"]),
-        (["--limit", "0"], ["--limit", "0"]),
-        (["--set", "limit=3"], ["--set", "limit"]),
-        (["--set", "lengths=3"], ["'lengths'"]),
-    ],
-)
-def test_names_that_do_not_exist(run: Command, arguments: list[str], words: list[str]) -> None:
-    complains(run(*arguments), 2, *words)
-    assert not Path("runs").exists()
+def test_every_command_that_prints_a_table_has_the_same_formats() -> None:
+    def commands(group: click.Group) -> Iterator[click.Command]:
+        for command in group.commands.values():
+            yield from commands(command) if isinstance(command, click.Group) else [command]
 
-
-def _configure(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
-
-
-def _empty(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (_empty, ["broken", "config.json"]),
-        (lambda folder: (folder / "model.safetensors").unlink(), ["broken", "safetensors"]),
-        (lambda folder: (folder / "tokenizer.json").unlink(), ["broken", "tokenizer"]),
-        (lambda folder: _configure(folder, model_type="bert", architectures=["BertForMaskedLM"]), ["BertForMaskedLM"]),
-    ],
-)
-def test_invalid_checkpoints(run: Command, checkpoint: Path, damage: Callable[[Path], Any], words: list[str]) -> None:
-    damage(shutil.copytree(checkpoint, Path("broken")))
-    complains(run("--model", "./broken"), 1, *words)
-    nothing_whole()
-
-
-def test_a_subject_without_documents(run: Command) -> None:
-    path = made_up(Path("documents")) / "mmlu.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if "anatomy" not in line), encoding="utf-8")
-    complains(run("--data-dir", "documents", "--tasks", "mmlu"), 1, "mmlu", "subject anatomy")
-    nothing_whole()
+    options = [option for command in commands(cli) for option in command.params if "--format" in option.opts]
+    assert len(options) == 19
+    assert all(isinstance(option.type, click.Choice) and tuple(option.type.choices) == FORMATS for option in options)
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a file system where nobody may write")
-def test_an_output_that_cannot_be_written(run: Command) -> None:
+def test_what_cannot_be_read_or_written(run: Command, checkpoint: Path) -> None:
     Path("file").touch()
     for output in ("file", "file/below", "/proc/runs"):
         complains(run("--output", output), 1, output, "--output")
-
-
-# Other commands
+    broken = shutil.copytree(checkpoint, Path("broken"))
+    (broken / "model.safetensors").unlink()
+    complains(run("--model", "./broken"), 1, "broken", "safetensors")
+    assert not Path("runs").exists()
 
 
 def test_doctor(evalkit: Command, documents: Path) -> None:
@@ -249,15 +133,14 @@ def test_doctor(evalkit: Command, documents: Path) -> None:
 # As a process
 
 
-@pytest.mark.parametrize("arguments", [["run", "--help"], ["rescore", "RUN"]], ids=["help", "rescore"])
-def test_starts_without_anything_heavy(arguments: list[str], finished: Run) -> None:
-    words = [str(finished.folder) if word == "RUN" else word for word in arguments]
-    command = [sys.executable, "-X", "importtime", "-m", "evalkit", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "click" in imported
-    assert imported.isdisjoint({"torch", "transformers", "datasets", "lm_eval"})
-    assert "pandas" not in imported or arguments[0] == "rescore"
+def test_what_reads_or_lists_starts_without_anything_heavy(finished: Run) -> None:
+    start = "import sys\nfrom evalkit.cli.root import cli\nfor words in {}: cli.main(words, standalone_mode=False)"
+    listing = [["models", "show", "llama-1.2b-diff"], ["figure", "--list"], ["table", "main_res"], ["ls", "runs"]]
+    helps = "try: cli.main(['run', '--help'], standalone_mode=False)\nexcept SystemExit: pass"
+    light = f"{start.format(listing)}\n{helps}\nassert 'matplotlib' not in sys.modules"
+    assert heavy_after(light) == set()
+    reading = [["rescore", str(finished.folder)], ["show", str(finished.folder), "--task", "piqa", "--wrong"]]
+    assert heavy_after(start.format(reading)) & {"torch", "transformers"} == set()
 
 
 def test_a_reader_that_leaves_gets_no_traceback() -> None:
@@ -309,14 +192,65 @@ def test_an_error_in_a_thread_is_one_line(evalkit: Command, monkeypatch: pytest.
     assert "IndexError" in outcome.err
 
 
+# Signals: SIGTERM ends a command as Ctrl-C does; tests/test_kills.py sends both during scoring
+
+LOADING = """
+import evalkit.models.loading.load as module
+module.load = lambda *_, **__: (print("reached", flush=True), time.sleep(300))
+"""
+IN_THE_ENCODER = """
+import evalkit.benchmarks.multiple_choice.prompts as module
+encode = module.Prompter.encode
+def slowly(*arguments, **options):
+    for sequence in encode(*arguments, **options):
+        if threading.current_thread() is not threading.main_thread():
+            print("reached", flush=True)
+            time.sleep(0.2)
+        yield sequence
+module.Prompter.encode = slowly
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+@pytest.mark.slow
+@pytest.mark.parametrize("patch", [LOADING, IN_THE_ENCODER], ids=["while the model loads", "while a thread encodes"])
+def test_sigterm_interrupts_a_run_before_anything_is_scored(
+    checkpoint: Path, documents: Path, tmp_path: Path, patch: str
+) -> None:
+    options = ["run", "--model", str(checkpoint), "--data-dir", str(documents), "--allow-unofficial-data",
+               "--tasks", "mmlu", "--output", str(tmp_path / "runs")]  # fmt: skip
+    script = f"import threading, time\n{patch}\nfrom evalkit.cli import main\nmain({options!r})"
+    pipe, environment = subprocess.PIPE, os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True, env=environment)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "reached\n"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert err.splitlines()[-1].startswith("evalkit: interrupted")
+    assert "Traceback" not in err
+    assert not list((tmp_path / "runs").glob("*"))  # nothing was scored
+
+
+def test_handlers_are_restored_and_those_of_others_stay(evalkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminated() -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return Report(())
+
+    monkeypatch.setattr("evalkit.cli.listing.rules", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    assert evalkit("ls", "rules").code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+    caught: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _: caught.append(number))
+    try:
+        assert evalkit("ls", "rules").code == 0
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert caught == [signal.SIGTERM]
+
+
 # Completion
-
-
-def completed(*words: str) -> list[str]:
-    """Return the completions of the last word; "file" where a path is accepted."""
-    *before, begun = words
-    items = BashComplete(cli, {}, "evalkit", "_EVALKIT_COMPLETE").get_completions(before, begun)
-    return [item.value if item.type == "plain" else item.type for item in items]
 
 
 @pytest.mark.parametrize(
@@ -328,10 +262,8 @@ def completed(*words: str) -> list[str]:
         (["run", "--suite", "my_suite.y"], ["file"]),
         (["run", "--tasks", "piqa,arc_"], ["piqa,arc_easy", "piqa,arc_challenge"]),
         (["rescore", "x", "--rule", "acc_n"], ["acc_norm"]),
-        (["export", "x", "--to", "h"], ["hub"]),
         (["table", "main"], ["main_res"]),
         (["run", "--data-dir", "here"], ["file"]),
-        (["export", "x"], ["file"]),
         (["nonsense", "--x"], []),
     ],
 )

@@ -35,7 +35,7 @@ LINE = re.compile(rf"step ([\d,]+): .*\d+\.\d ± \d+\.\d \(ppl\)({CHANGE})?")
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait less in this process; the commands that tests start wait as long as they do for users."""
+    """Wait less in this process; commands in processes of their own wait as long as they do for users."""
     monkeypatch.setattr("evalkit.studies.watch.Watcher", partial(Watcher, settled=0.2, poll=0.02, stalled=0.6))
 
 
@@ -130,35 +130,20 @@ def test_checkpoints_that_fail_are_named_and_the_others_go_on(
     assert err.splitlines()[-1].startswith("evalkit: not evaluated: checkpoint-10: ") and "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    ("more", "nouns"),
-    [
-        (["--watch", "TRAINING", "--model", "demo"], ["--model", "--watch"]),
-        (["--watch", "TRAINING", "demo"], ["CKPT", "--watch"]),
-        (["--watch", "TRAINING", "--show-prompts", "1"], ["--show-prompts", "--watch"]),
-        (["--watch", "TRAINING", "--format", "json"], ["--format", "--watch"]),
-        (["--watch", "TRAINING", "--plot", "curve.txt"], ["--plot curve.txt", ".pdf"]),
-        (["--watch", "TRAINING", "--suite", "zeroshot9"], ["'zeroshot9'"]),
-        (["--watch", "TRAINING", "--tasks", "piqq"], ["piqq"]),  # not reported for each checkpoint
-        (["--watch", "TRAINING/nowhere"], ["nowhere", "folder"]),
-        (["demo", "--until", "5"], ["--until", "--watch"]),
-        (["demo", "--idle", "5"], ["--idle", "--watch"]),
-        (["demo", "--plot", "a.png"], ["--plot", "--watch"]),
-    ],
-)
-def test_options_that_do_not_apply(
-    more: list[str], nouns: list[str], training: Path, capsys: pytest.CaptureFixture[str]
+def test_nothing_appears(training: Path, documents: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = command(arguments(training, documents, "--idle", "0.001"), capsys)
+    assert code == 1 and str(training) in err.splitlines()[-1]
+    code, _, err = command(["run", "--watch", str(training / "nowhere")], capsys)
+    assert code == 2 and "nowhere" in err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_misspelt_task_is_not_reported_for_each_checkpoint(
+    training: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made(training, 10)
-    code, _, err = command(["run", *(word.replace("TRAINING", str(training)) for word in more)], capsys)
-    assert code == 2 and all(noun in err.splitlines()[-1] for noun in nouns), err
-
-
-def test_nothing_appears(training: Path, documents: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (training / "logs").mkdir()
-    code, _, err = command(arguments(training, documents, "--idle", "0.001"), capsys)
-    assert code == 1
-    assert str(training) in err.splitlines()[-1]
+    code, _, err = command(["run", "--watch", str(training), "--tasks", "piqq"], capsys)
+    assert code == 2 and "piqq" in err.splitlines()[-1]
 
 
 def start(options: list[str]) -> subprocess.Popen[str]:

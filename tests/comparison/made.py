@@ -1,4 +1,4 @@
-"""Finished run folders made of right and wrong answers, without a model."""
+"""Finished run folders made of right and wrong answers, without a model, and their comparison by `evalkit.compare`."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evalkit.comparison.comparison import compare
-from evalkit.comparison.differences import Comparison
-from evalkit.comparison.pairing import pair
-from evalkit.comparison.sides import Side
-from evalkit.runs.folder import LM_EVAL, SCORES, Run, load_run
+import evalkit
+from evalkit import Comparison
+from evalkit.runs.accuracies import summarise_all
+from evalkit.runs.folder import LM_EVAL, RESULTS, SCORES, Run, load_run
 from evalkit.runs.score_table import CLUSTER, ScoreRow
 from tests import sealed
-from tests.sealed import write_run
 
 CHOICES = 4
+N = {"arc_easy": 60, "boolq": 40, "mmlu": 57}
+PASSAGES = [number - number % 2 for number in range(N["boolq"])]
+SUBJECTS = [f"mmlu_{number % 19}" for number in range(N["mmlu"])]
 Runs = Run | Path | Sequence[Run | Path]
 
 
-def side(name: str, runs: Runs) -> Side:
-    listed = [runs] if isinstance(runs, (Run, Path)) else runs
-    return Side(name, tuple(run if isinstance(run, Run) else load_run(run) for run in listed))
-
-
-def compared(a: Runs, b: Runs, rule: str | None = None) -> Comparison:
+def compared(a: Runs, b: Runs, rule: str | None = None, outcome: str | None = None) -> Comparison:
     """Compare two runs, or groups of runs, called a and b."""
-    return compare(pair(side("a", a), side("b", b), {}), rule)
+    sides = {name: [runs] if isinstance(runs, (Run, Path)) else runs for name, runs in (("a", a), ("b", b))}
+    [comparison] = evalkit.compare(groups=sides, rule=rule, outcome=outcome)
+    return comparison
+
+
+def answers(seed: int, share: float, n: int) -> list[int]:
+    """Random right answers (1); a higher share includes those of a lower one with the same seed."""
+    return (np.random.default_rng(seed).random(n) < share).astype(int).tolist()
 
 
 def scores_of(
@@ -52,7 +55,7 @@ def scores_of(
     table["choices"], table["gold"] = CHOICES, 0
     for segment in ("special", "instruction", "context", "end", "unconditional"):
         table[f"ll_{segment}"] = np.nan
-    first, second = (table["choice"] == place for place in (0, 1))
+    first, second = (table["choice"] == choice for choice in (0, 1))
     # Right: the gold option has the highest log-likelihood. Wrong: the second one does, in total or per character
     good = np.repeat(np.asarray(right, bool), CHOICES)
     long_good = np.repeat(np.asarray(right if norm_right is None else norm_right, bool), CHOICES)
@@ -75,24 +78,19 @@ def make_run(
     manifest: Mapping[str, Any] | None = None,
     **specification: Any,
 ) -> Path:
-    """Write a finished run.
+    """Write a finished run of score tables by task, without results of its own.
 
-    Args:
-        root: folder of runs.
-        tables: score tables by task.
-        model: its name; also stands for its weights.
-        groups: averages; one over all tasks if not given.
-        manifest: other entries of it.
-        specification: other entries of the specification.
+    The model's name also stands for its weights; `groups` are averages (one over all tasks if not given), `manifest`
+    and `specification` further entries of both.
     """
-    own = {
+    common = {
         "suite": "zeroshot8",
         "documents": {task: f"hash of {task}" for task in tables},
         "template": "hash of plain",
         "unconditional": False,
         "num_fewshot": 0,
     }
-    about = sealed.specification(model, **own) | specification
+    about = sealed.specification(model, **common) | specification
     named = dict(groups or {"Average": list(tables)})
     content = {
         "specification": about,
@@ -105,10 +103,40 @@ def make_run(
     } | dict(manifest or {})
     scored = {"n": 1, "accuracy": 0.0, "stderr": None, "chance": 0.25, "seconds": 0.0}
     measured = {"n": 1, "num_fewshot": None, "metrics": [], "seconds": 0.0, "compared": None}
-    of_lm_eval = about["suite"] == LM_EVAL
-    tasks = [{"task": task} | (measured if of_lm_eval else scored) for task in tables]
+    tasks = [{"task": task} | (measured if about["suite"] == LM_EVAL else scored) for task in tables]
     results = {"tasks": tasks, "averages": [], "groups": [], "rules": {}, "samples": False}
-    return write_run(root, content, results, {SCORES: pd.concat(tables.values())} if tables else {})
+    return sealed.write_run(root, content, results, {SCORES: pd.concat(tables.values())} if tables else {})
+
+
+def three_tasks(
+    root: Path, model: str, share: float = 0.5, seed: int = 1, first: int | None = None, **more: Any
+) -> Path:
+    """Write a run of a plain task, one with shared passages, and one with subjects.
+
+    `share` is about the share of right answers, `seed` theirs; `first` the number of documents of each task that are
+    kept; `more` further arguments of `make_run`.
+    """
+    right = {task: answers(seed + number, share, n)[:first] for number, (task, n) in enumerate(N.items())}
+    tables = {
+        "arc_easy": scores_of("arc_easy", right["arc_easy"], norm_right=answers(seed + 3, share, 60)[:first]),
+        "boolq": scores_of("boolq", right["boolq"], clusters=PASSAGES[:first]),
+        "mmlu": scores_of("mmlu", right["mmlu"], subtasks=SUBJECTS[:first]),
+    }
+    groups = {"Reasoning": ["arc_easy"], "Knowledge": ["boolq", "mmlu"]}
+    return make_run(root, tables, model=model, **({"groups": groups} | more))
+
+
+def finished_run(root: Path, model: str, share: float = 0.5, seed: int = 1, **more: Any) -> Run:
+    """The run of `three_tasks` with the results of its score tables, and 1.5 seconds for each task."""
+    folder = three_tasks(root, model, share, seed, **more)
+    run = load_run(folder)
+    by_rule = {rule: results.to_json() for rule, results in summarise_all(run.scores, run.manifest).items()}
+    results = by_rule[run.manifest["rule"]] | {"rules": by_rule, "samples": False}
+    for task in results["tasks"]:
+        task["seconds"] = 1.5
+    sealed.write(folder, RESULTS, sealed.read(folder, RESULTS) | results)
+    sealed.reseal(folder)
+    return load_run(folder)
 
 
 def make_longbench(
@@ -120,24 +148,18 @@ def make_longbench(
     suite: str = "longbench",
     **specification: Any,
 ) -> Path:
-    """Write a finished run of LongBench, as `evalkit.benchmarks.longbench.benchmark` does.
+    """Write a finished run of LongBench of scores, from 0 to 1, by task.
 
-    Args:
-        root: folder of runs.
-        scores: by task, of each document, from 0 to 1.
-        model: its name; also stands for its weights.
-        sources: by task, which documents are of one context; each its own if a task is not given.
-        suite: longbench or longbench-e.
-        specification: other entries of the specification.
+    `sources` say by task which documents are of one context; each has its own if a task is not given.
     """
-    own = {
+    common = {
         "suite": suite,
         "documents": {task: f"hash of {task}" for task in scores},
         "max_prompt_tokens": 7500,
         "chat": False,
         "device": "cpu",
     }
-    about = sealed.specification(model, **own) | specification
+    about = sealed.specification(model, **common) | specification
     content = {
         "specification": about,
         "rule": "longbench",
@@ -152,10 +174,10 @@ def make_longbench(
         pd.DataFrame(
             {
                 "task": task,
-                "id": [f"{task}-{place}" for place in range(len(values))],
+                "id": [f"{task}-{number}" for number in range(len(values))],
                 "score": np.asarray(values, float),
-                "answers": [json.dumps([f"answer {place}"]) for place in range(len(values))],
-                "source": (sources or {}).get(task) or [str(place) for place in range(len(values))],
+                "answers": [json.dumps([f"answer {number}"]) for number in range(len(values))],
+                "source": (sources or {}).get(task) or [str(number) for number in range(len(values))],
             }
         )
         for task, values in scores.items()
@@ -165,4 +187,4 @@ def make_longbench(
         for task, values in scores.items()
     ]
     table = pd.concat(parts, ignore_index=True)
-    return write_run(root, content, {"tasks": tasks, "averages": []}, {"generations.parquet": table})
+    return sealed.write_run(root, content, {"tasks": tasks, "averages": []}, {"generations.parquet": table})

@@ -1,138 +1,84 @@
-"""`evalkit compare` through the command line: every output format, and errors of bad input."""
+"""`evalkit compare`: its formats say the same, its options exclude each other, and it is fast."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from evalkit.cli import main
-from tests.arguments import arguments
-from tests.comparison.conftest import Make
-from tests.comparison.made import make_run, scores_of
+import evalkit
+from tests.benchmarks.lm_eval.made import CHOICE, write_task
+from tests.cli.test_root import Command, _no_settings, complains
+from tests.cli.test_root import evalkit as command
+from tests.comparison.made import compared, make_run, scores_of, three_tasks
 from tests.documents import COUNTS
 
-NASTY = r"100%_of\{it} & $more$ ~#^<b>|x"
-"""A model's name with everything that LaTeX or Markdown would obey."""
+__all__ = ["_no_settings", "command"]  # fixtures
 
 
-class Outcome(NamedTuple):
-    """Outcome of a command."""
-
-    code: int
-    out: str
-    err: str
-
-
-Compare = Callable[..., Outcome]
-
-
-@pytest.fixture
-def compare(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compare:
-    for name in [name for name in os.environ if name.startswith("EVALKIT_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*given: object) -> Outcome:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main(["compare", *arguments({"--output": "runs"}, given)])
-        return Outcome(int(left.value.code or 0), *capsys.readouterr())
-
-    return run
-
-
-def refused(outcome: Outcome, code: int, *words: str) -> None:
-    """Check a one-line error with these words."""
-    assert outcome.code == code, outcome
-    assert outcome.out == ""
-    [line] = outcome.err.splitlines()
-    assert line.startswith("evalkit: ")
-    for word in words:
-        assert word in line, line
-
-
-def test_the_first_line_says_the_verdict(compare: Compare, make: Make) -> None:
-    a, b = make("org/small", 0.2), make("org/large", 0.95)
-    outcome = compare(a.name, b.name)
-    assert (outcome.code, outcome.err) == (0, "")
-    lines = outcome.out.splitlines()
-    assert lines[0].startswith("large is better than small on 3 of 3 tasks after Holm's correction; average +")
-    assert lines[0].endswith(", p <0.001: better.")
-    assert lines[1].startswith("Bits per byte: ") and "lower is better" in lines[1]
-    assert "about these two checkpoints" in lines[2]
-    assert lines[4:6] == [f"A: small (runs/{a.name})", f"B: large (runs/{b.name})"]
-    rows = {line.split()[0]: line.split() for line in lines[7:] if line}
-    assert rows["ARC-Easy"][1] == "60"
-    assert rows["ARC-Easy"][-1] == "better"
-    assert "BoolQ†" in rows
-    assert "†: documents share sources (BoolQ 20)" in outcome.out
-    assert compare(b.name, a.name).out.startswith("small is worse than large on 3 of 3 tasks")
-    assert compare(a, make("org/other", 0.2)).out.startswith("No difference between other and small is shown on any of")
-
-
-def test_csv_and_json_say_the_same_in_full(compare: Compare, make: Make) -> None:
-    runs = (make("org/a", 0.3), make("org/b", 0.5, seed=3))
-    records = list(csv.DictReader(io.StringIO(compare(*runs, "--format", "csv").out)))
-    shown = {line.split()[0]: line for line in compare(*runs).out.splitlines() if line.startswith(("ARC-Easy", "MMLU"))}
-    assert f" {float(records[0]['p_holm']):.3f} " in shown["ARC-Easy"]
-    assert records[0]["p_holm"] != records[0]["p"]
-    [content] = json.loads(compare(*runs, "--format", "json").out)["comparisons"]
+def test_the_formats_say_the_same(command: Command, tmp_path: Path) -> None:
+    runs = [three_tasks(tmp_path / "runs", f"org/{name}", share, seed) for name, share, seed in
+            (("small", 0.2, 1), ("large", 0.95, 1), ("other", 0.2, 1))]  # fmt: skip
+    names = [run.name for run in runs[:2]]
+    verdict, line, claim, *_ = command("compare", *names, "-o", "runs").out.splitlines()
+    assert verdict.startswith("large is better than small on 3 of 3 tasks") and verdict.endswith("p <0.001: better.")
+    assert line.startswith("Bits per byte: ") and "two checkpoints" in claim
+    assert command("compare", *names[::-1], "-o", "runs").out.startswith("small is worse than large on 3 of 3 tasks")
+    assert command("compare", runs[0], runs[2]).out.startswith("No difference between other and small is shown")
+    runs[1] = three_tasks(tmp_path / "runs", "org/near", 0.3, seed=3)
+    records = list(csv.DictReader(io.StringIO(command("compare", *runs[:2], "--format", "csv").out)))
+    [content] = json.loads(command("compare", *runs[:2], "--format", "json").out)["comparisons"]
+    shown = {row.split()[0]: row for row in command("compare", *runs[:2]).out.splitlines() if row}
     assert [record["name"] for record in records] == ["arc_easy", "boolq", "mmlu", "Knowledge", "Average"]
-    for record, task in zip(records, content["tasks"], strict=False):
-        for key in ("difference", "low", "high", "stderr", "freedom", "p", "p_holm", "detectable"):
-            assert float(record[key]) == task[key]
-        assert int(record["won"]) == task["won"]
-    assert records[-1]["kind"] == "average"
-    assert float(records[-1]["difference"]) == content["averages"][-1]["difference"]
-    assert content["claim"]["kind"] == "checkpoints"
-    assert [one["rule"] for one in content["rules"]][3:6] == ["acc", "acc_norm", "acc_bytes"]
+    assert f" {float(records[0]['p_holm']):.3f} " in shown["ARC-Easy"]
+    for record, row in zip(records, [*content["tasks"], *content["averages"]], strict=True):
+        for key in ("difference", "low", "high", "stderr", "freedom", "p"):
+            assert float(record[key]) == row[key]
+    assert (records[-1]["kind"], content["claim"]["kind"]) == ("average", "checkpoints")
 
 
-def test_curves(compare: Compare, make: Make) -> None:
-    runs = [make(f"org/base/step{step}", 0.3 + step / 10_000, 1) for step in (4000, 1000, 2000)]
-    outcome = compare("--curve", *runs, "--plot", "curve.png")
-    assert outcome.code == 0, outcome
-    lines = outcome.out.splitlines()
-    assert lines[0].startswith("base: average ")
-    assert "at step 4,000 (3 checkpoints, 3 tasks)" in lines[0]
-    assert [line.split()[0] for line in lines[4:7]] == ["1,000", "2,000", "4,000"]
+def test_curves(command: Command, tmp_path: Path) -> None:
+    runs = [three_tasks(tmp_path / "runs", f"base/step{step}", 0.3 + step / 10_000) for step in (4000, 1000, 2000)]
+    outcome = command("compare", "--curve", *runs, "--plot", "curve.png")
+    assert outcome.out.startswith("base: average ") and "at step 4,000 (3 checkpoints, 3 tasks)" in outcome.out
     assert Path("curve.png").read_bytes().startswith(b"\x89PNG")
-    records = list(csv.DictReader(io.StringIO(compare("--curve", *runs, "--format", "csv").out)))
+    records = list(csv.DictReader(io.StringIO(command("compare", "--curve", *runs, "--format", "csv").out)))
     assert [record["step"] for record in records[-3:]] == ["1000", "2000", "4000"]
     assert all(float(r["low"]) <= float(r["accuracy"]) <= float(r["high"]) for r in records)
 
 
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--group", "x"], ["--group x", "NAME=RUN,RUN"]),
-        (["--group", "x="], ["--group x=", "NAME=RUN,RUN"]),
+def test_invalid_options(command: Command, tmp_path: Path) -> None:
+    runs = [three_tasks(tmp_path / "runs", name) for name in "ab"]
+    for options, nouns in (
+        (["--group", "x="], ["--group x="]),
         (["--plot", "forest.gif"], ["--plot forest.gif", ".png, .pdf or .svg"]),
         (["--margin", "1"], ["--margin", "--fail-if-worse"]),
         (["--curve", "--fail-if-worse"], ["--fail-if-worse", "--curve"]),
-        (["--rule", "acc_nrm"], ["unknown rule 'acc_nrm'", "'acc_norm'"]),
-        (["--curve"], ["has no training step", "trainer_state.json"]),
-    ],
-)
-def test_invalid_options(compare: Compare, make: Make, options: list[str], words: list[str]) -> None:
-    refused(compare(make("org/a"), make("org/b"), *options), 2, *words)
+        (["--rule", "acc_nrm"], ["'acc_nrm'", "'acc_norm'"]),
+        (["--curve"], ["training step", "trainer_state.json"]),
+    ):
+        complains(command("compare", *runs, *options), 2, *nouns)
 
 
-# As a process
+def test_a_task_of_lm_eval_says_what_its_documents_share(checkpoint: Path, tmp_path: Path) -> None:
+    documents = [
+        {"question": f"which {number}", "story": f"story {number // 3}", "choices": ["a", "b"], "gold": number % 2}
+        for number in range(9)
+    ]
+    task = CHOICE | {"task": "made_stories", "metadata": {"version": 1.0, "source": "story"}}
+    write_task(tmp_path / "tasks", task, documents)
+    options = {"include_path": tmp_path / "tasks", "tasks": "made_stories", "progress": evalkit.Progress(live=False)}
+    runs = [evalkit.evaluate(str(checkpoint), output=tmp_path, dtype=dtype, **options)  # type: ignore[arg-type]
+            for dtype in ("float32", "bfloat16")]  # fmt: skip
+    [stories] = compared(*runs).tasks
+    assert (stories.n, stories.sources, stories.test) == (9, 3, "sign flip and t")
 
 
 @pytest.mark.slow
@@ -143,7 +89,7 @@ def test_two_full_suites_within_two_seconds_of_work(tmp_path: Path) -> None:
     for model in ("a", "b"):
         tables = {}
         for task, count in COUNTS.items():
-            subtasks = [f"mmlu_{place % 57}" for place in range(count)] if task == "mmlu" else None
+            subtasks = [f"mmlu_{number % 57}" for number in range(count)] if task == "mmlu" else None
             tables[task] = scores_of(task, dice.integers(0, 2, count).tolist(), subtasks=subtasks)
             tables[task]["ll_continuation"] += dice.normal(0, 0.01, len(tables[task]))
         runs.append(str(make_run(tmp_path, tables, model=model)))
@@ -151,12 +97,3 @@ def test_two_full_suites_within_two_seconds_of_work(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "evalkit", "compare", *runs], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
-
-
-def test_needs_neither_torch_nor_matplotlib(make: Make) -> None:
-    runs = [str(make("org/a")), str(make("org/b"))]
-    command = [sys.executable, "-X", "importtime", "-m", "evalkit", "compare", *runs]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "pandas" in imported
-    assert imported.isdisjoint({"torch", "transformers", "datasets", "lm_eval", "matplotlib", "scipy.stats"})

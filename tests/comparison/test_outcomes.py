@@ -1,141 +1,357 @@
-"""Comparisons by continuous outcomes, and the line on bits per byte below those by accuracy."""
+"""Comparisons by other measures than accuracy, against scipy and statsmodels: continuous outcomes, LongBench's scores,
+several prompts, and the measures of another package's benchmark, which are unbounded or of each layer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestPower
 
-from evalkit.comparison.comparison_report import comparison_report
-from evalkit.comparison.differences import BETTER, UNDECIDED, WORSE
+from evalkit import Comparison
+from evalkit.benchmarks.prompt_variants import PROMPT, PROMPTS
+from evalkit.benchmarks.registry import benchmark
+from evalkit.comparison.comparison_report import comparison_report, prompts_sentence
+from evalkit.comparison.curves import curve, curve_report
+from evalkit.comparison.differences import exit_code
+from evalkit.comparison.plots import curves as draw_curves
+from evalkit.comparison.plots import forest
+from evalkit.comparison.sides import Side
+from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.runs.folder import Run, load_run
-from tests.comparison.made import compared, make_run, scores_of
+from tests import sealed
+from tests.benchmarks.conftest import install_plugin
+from tests.comparison.made import compared, make_longbench, make_run, scores_of
+from tests.plugin.copying import COPYING, LAYERS, LEAD, SURPLUS
+from tests.plugin.made import make_copying
 from tests.printed import printed
 
+
+def line_of(comparison: Comparison) -> str:
+    """The sentence on bits per byte below the verdict."""
+    return comparison_report([comparison]).parts[0].verdict[1]
+
+
+# Continuous outcomes of choices
+
 TASKS = {"arc_easy": 80, "piqa": 50}
-Made = Callable[..., Run]
 
 
-def table(task: str, gold: np.ndarray, others: np.ndarray, sizes: np.ndarray) -> pd.DataFrame:
-    """A score table with the log-likelihoods of the gold answers, [n], and the other three, [n, 3]."""
-    base = scores_of(task, [1] * len(gold))
-    base["ll_continuation"] = np.column_stack([gold, others]).ravel()
-    base["bytes"] = base["chars"] = np.repeat(sizes, 4)
-    return base
+def likelihoods(better: float = 0.0, noise: float = 0.5, seed: int = 1) -> dict[str, pd.DataFrame]:
+    """Score tables with gamma-distributed log-likelihoods, those of the gold answers better by so many nats."""
+    dice, own, tables = np.random.default_rng(7), np.random.default_rng(seed), {}
+    for task, n in TASKS.items():
+        gold, others, sizes = -dice.gamma(4, 5, n), -dice.gamma(4, 5, (n, 3)), dice.integers(5, 60, n)
+        tables[task] = scores_of(task, [1] * n)
+        tables[task]["ll_continuation"] = np.column_stack([gold + better + own.normal(0, noise, n), others]).ravel()
+        tables[task]["bytes"] = tables[task]["chars"] = np.repeat(sizes, 4)
+    return tables
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> Made:
-    def run(model: str, better: float = 0.0, noise: float = 0.5, seed: int = 1, **more: object) -> Run:
-        dice, own, tables = np.random.default_rng(7), np.random.default_rng(seed), {}
-        for task, n in TASKS.items():
-            gold, others = -dice.gamma(4, 5, n), -dice.gamma(4, 5, (n, 3))
-            sizes = dice.integers(5, 60, n)
-            tables[task] = table(task, gold + better + own.normal(0, noise, n), others, sizes)
-        return load_run(make_run(tmp_path / "runs", tables, model=model, **more))  # type: ignore[arg-type]
-
-    return run
-
-
-def values(run: Run, task: str) -> np.ndarray:
+def bits(tables: Mapping[str, pd.DataFrame], task: str) -> np.ndarray:
     """Bits per byte of the gold answers, which are the first choices."""
-    rows = run.scores[(run.scores["task"] == task) & (run.scores["choice"] == 0)]
-    found: np.ndarray = (-rows["ll_continuation"] / math.log(2) / rows["bytes"]).to_numpy()
-    return found
+    rows = tables[task][tables[task]["choice"] == 0]
+    return np.asarray(-rows["ll_continuation"] / math.log(2) / rows["bytes"])
 
 
-def test_differences_intervals_and_holm(made: Made) -> None:
-    a, b = made("org/a"), made("org/b", 0.4, seed=2)
-    found = compared(a, b, "bits_per_byte")
-    ps = []
-    for one in found.tasks:
-        apart = values(b, one.name) - values(a, one.name)
-        assert one.difference == pytest.approx(apart.mean(), rel=1e-9)
-        assert one.score_a == pytest.approx(values(a, one.name).mean(), rel=1e-9)
-        assert one.stderr == pytest.approx(stats.sem(apart), rel=1e-9)
-        assert (one.won, one.lost) == ((apart < 0).sum(), (apart > 0).sum())  # lower is better
-        assert one.p is not None and one.p >= stats.ttest_1samp(apart, 0).pvalue - 1e-12
-        ps.append(one.p)
-    assert [one.p_holm for one in found.tasks] == pytest.approx(multipletests(ps, method="holm")[1])
-    assert {one.verdict for one in found.tasks} == {BETTER}
-    assert found.average.verdict == BETTER and found.average.difference < 0
-    assert found.continuous is None
-    turned = compared(b, a, "bits_per_byte")
-    assert {one.verdict for one in turned.tasks} == {WORSE}
-    assert "Bits per byte" not in printed(comparison_report([turned]))
+def test_bits_per_byte(tmp_path: Path) -> None:
+    of_a, of_b = likelihoods(), likelihoods(0.4, seed=2)
+    a, b = make_run(tmp_path, of_a, model="a"), make_run(tmp_path, of_b, model="b")
+    comparison, ps = compared(a, b, outcome="bits_per_byte"), []
+    for task in comparison.tasks:
+        apart = bits(of_b, task.name) - bits(of_a, task.name)
+        assert (task.difference, task.stderr) == pytest.approx((apart.mean(), stats.sem(apart)), rel=1e-9)
+        assert task.score_a == pytest.approx(bits(of_a, task.name).mean(), rel=1e-9)
+        assert (task.won, task.lost) == ((apart < 0).sum(), (apart > 0).sum())  # lower is better
+        assert task.p is not None and task.p >= stats.ttest_1samp(apart, 0).pvalue - 1e-12
+        ps.append(task.p)
+    assert [task.p_holm for task in comparison.tasks] == pytest.approx(multipletests(ps, method="holm")[1])
+    assert {row.verdict for row in (*comparison.tasks, comparison.average)} == {"better"}
+    assert {row.verdict for row in compared(b, a, outcome="bits_per_byte").tasks} == {"worse"}
+    # The line below a comparison by accuracy, which shows nothing here
+    by_accuracy = compared(a, b)
+    evidence = by_accuracy.continuous
+    assert by_accuracy.average.verdict == "undecided" and evidence is not None
+    assert evidence.average.difference == comparison.average.difference
+    assert evidence.times_low is not None and evidence.times_low > 1 and evidence.times_high is None
+    assert "so b is better; for the same power it needs at least" in line_of(by_accuracy)
+    both_clear = compared(a, make_run(tmp_path, likelihoods(8.0, seed=3), model="c"))
+    assert "95 % interval" in line_of(both_clear).rpartition("times fewer documents")[2]
+    assert line_of(compared(a, make_run(tmp_path, likelihoods(seed=5), model="d"))).endswith("undecided.")
 
 
-def test_the_line_below_accuracy(made: Made) -> None:
-    a, b = made("org/a"), made("org/b", 0.4, seed=2)
-    found = compared(a, b)
-    assert found.average.verdict == UNDECIDED
-    assert found.continuous is not None
-    assert found.continuous.average.difference == pytest.approx(compared(a, b, "bits_per_byte").average.difference)
-    assert found.continuous.times_low is not None and found.continuous.times_low > 1
-    verdict = comparison_report([found]).parts[0].verdict
-    assert verdict[1].startswith("Bits per byte: average -0.0")
-    assert "lower is better, so b is better; for the same power it needs" in verdict[1]
-    # Both outcomes clear: a ratio with an interval
-    clear = comparison_report([compared(a, made("org/c", 8.0, seed=3))]).parts[0].verdict[1]
-    assert "times fewer documents" in clear and "95 % interval" in clear.rpartition("needs")[2]
+def changed(root: Path, model: str, change: Any) -> Path:
+    """A run of `likelihoods` whose tables are changed in place."""
+    tables = likelihoods()
+    for task, rows in tables.items():
+        change(task, rows, rows["choice"] == 0)
+    return make_run(root, tables, model=model)
 
 
-def test_the_line_where_nothing_is_shown_or_outcomes_contradict(made: Made, tmp_path: Path) -> None:
-    a = made("org/a")
-    same = comparison_report([compared(a, made("org/b", 0.0, 0.5, seed=5))]).parts[0].verdict[1]
-    assert same.endswith("lower is better: undecided.")
-    # More likely gold answers, and other answers that have become even more likely
-    tables = {}
-    for task in TASKS:
-        rows = a.scores[a.scores["task"] == task].reset_index(drop=True)
-        rows["ll_continuation"] += np.where(rows["choice"] == 0, 1.0, 15.0)
-        tables[task] = rows
-    worse = load_run(make_run(tmp_path / "runs", tables, model="org/likely"))
-    found = compared(a, worse)
-    assert found.average.verdict == WORSE
-    line = comparison_report([found]).parts[0].verdict[1]
-    assert line.endswith("so b is better, and the two outcomes contradict each other.")
+def test_outcomes_that_contradict_are_rounding_or_of_letters(tmp_path: Path) -> None:
+    a = make_run(tmp_path, likelihoods(), model="a")
 
+    def likelier(task: str, rows: pd.DataFrame, gold: Any) -> None:
+        """More likely gold answers, and other answers that have become even more likely."""
+        rows["ll_continuation"] += np.where(gold, 1.0, 15.0)
 
-def test_a_difference_as_small_as_rounding_is_none(made: Made, tmp_path: Path) -> None:
-    """One checkpoint scored by two programs: every document differs in the same direction, by 1e-6 of its score."""
-    a = made("org/a")
-    tables = {task: a.scores[a.scores["task"] == task].reset_index(drop=True) for task in TASKS}
-    for rows in tables.values():
+    contradicting = compared(a, changed(tmp_path, "likelier", likelier))
+    assert contradicting.average.verdict == "worse" and "contradict" in line_of(contradicting)
+
+    def rounded(task: str, rows: pd.DataFrame, gold: Any) -> None:
+        """One checkpoint scored by two programs: every document differs in the same direction, by 1e-6."""
         rows["ll_continuation"] *= 1 + 1e-6
-    b = load_run(make_run(tmp_path / "runs", tables, model="org/b"))
-    for key in ("bits_per_byte", "log_loss", "brier", "margin"):
-        found = compared(a, b, key)
-        assert {one.verdict for one in (*found.tasks, *found.averages)} == {UNDECIDED}, key
-        assert {one.p for one in found.tasks} == {1.0}
-        assert all(one.low <= 0 <= one.high for one in found.tasks)
-    assert "are rounding" in printed(comparison_report([found]))
+
+    b = changed(tmp_path, "rounded", rounded)
+    for outcome in ("bits_per_byte", "log_loss", "brier", "margin"):
+        comparison = compared(a, b, outcome=outcome)
+        assert {row.verdict for row in (*comparison.tasks, *comparison.averages)} == {"undecided"}, outcome
+        assert all(task.p == 1 and task.low <= 0 <= task.high for task in comparison.tasks)
+
+    def letters(task: str, rows: pd.DataFrame, gold: Any, shift: float = 0.0) -> None:
+        """Bits per byte of letters are several times those of sentences, and would decide the average."""
+        rows["ll_continuation"] += np.where(gold, shift + np.random.default_rng(3).normal(0, 0.1, len(rows)), 0.0)
+        if task == "piqa":
+            rows["bytes"] = 1
+            rows["ll_continuation"] -= np.where(gold, 50 * shift, 0.0)
+
+    runs = [changed(tmp_path, f"letters{n}", lambda *given, n=n: letters(*given, shift=0.4 * n)) for n in (0, 1)]
+    evidence = compared(*runs).continuous
+    assert evidence is not None and (evidence.left_out, evidence.average.verdict) == (("piqa",), "better")
+    every = compared(*runs, outcome="bits_per_byte")
+    assert (every.average.verdict, every.letters) == ("worse", ("piqa",))
+    assert compared(*runs, outcome="log_loss").letters == ()
 
 
-def test_letters_are_left_out_of_the_line_and_named_in_the_comparison(made: Made, tmp_path: Path) -> None:
-    """Their bits per byte are several times those of sentences, and would decide the average."""
-    a, runs = made("org/a"), []
-    for name, shift in (("org/letters", 0.0), ("org/other", 0.4)):
-        tables = {task: a.scores[a.scores["task"] == task].reset_index(drop=True) for task in TASKS}
-        tables["piqa"]["bytes"] = 1
-        for rows in tables.values():
-            noise = np.random.default_rng(3).normal(0, 0.1, len(rows))
-            rows["ll_continuation"] += np.where(rows["choice"] == 0, shift + noise, 0.0)
-        tables["piqa"]["ll_continuation"] -= np.where(tables["piqa"]["choice"] == 0, 50 * shift, 0.0)
-        runs.append(load_run(make_run(tmp_path / "runs", tables, model=name)))
-    letters, other = runs
-    found = compared(letters, other)
-    assert found.continuous is not None and found.continuous.left_out == ("piqa",)
-    assert found.continuous.average.verdict == BETTER
-    line = comparison_report([found]).parts[0].verdict[1]
-    assert line.startswith("Bits per byte, without PIQA, whose answers are letters: average -0.0")
-    every = compared(letters, other, "bits_per_byte")
-    assert every.average.verdict == WORSE and every.letters == ("piqa",)
-    assert "answers of PIQA are letters" in printed(comparison_report([every]))
-    assert compared(letters, other, "log_loss").letters == ()
+# LongBench
+
+
+def graded(seed: int, shift: float = 0.0) -> list[float]:
+    """40 scores between 0 and 1 with two decimals; those of one seed differ by their shifts."""
+    return np.clip(np.round(np.random.default_rng(seed).random(40) + shift, 2), 0, 1).tolist()
+
+
+def test_graded_answers(tmp_path: Path) -> None:
+    first, second = graded(1), graded(2, 0.2)
+    right, other = [1.0] * 12 + [0.0] * 28, [0.0] * 3 + [1.0] * 13 + [0.0] * 24
+    a = make_longbench(tmp_path, {"hotpotqa": first, "trec": right}, model="a")
+    b = make_longbench(tmp_path, {"hotpotqa": second, "trec": other}, model="b")
+    comparison = compared(a, b)
+    hotpotqa, trec = comparison.tasks
+    apart = np.subtract(second, first)
+    assert (hotpotqa.difference, hotpotqa.stderr) == pytest.approx((apart.mean(), stats.sem(apart)), abs=1e-12)
+    dice = np.random.default_rng(3)
+    flipped = stats.permutation_test((apart,), np.mean, permutation_type="samples", n_resamples=50_000, rng=dice)
+    assert hotpotqa.p == pytest.approx(max(flipped.pvalue, stats.ttest_rel(first, second).pvalue), rel=0.2)
+    expected = stats.t.interval(0.95, 39, apart.mean(), stats.sem(apart))
+    assert (hotpotqa.low, hotpotqa.high) == pytest.approx(expected, abs=0.02)
+    assert (trec.test, trec.p) == ("McNemar", pytest.approx(stats.binomtest(3, 7).pvalue))
+    assert (comparison.average.name, [verdict.rule for verdict in comparison.rules]) == (
+        "Average (2 of 16)", ["longbench"],
+    )  # fmt: skip
+    # Two questions of a document with the same score are one draw
+    doubled = [np.repeat(values, 2).tolist() for values in (first, second)]
+    sources = {"hotpotqa": [str(number // 2) for number in range(80)]}
+    runs = [make_longbench(tmp_path, {"hotpotqa": values}, model=f"twice{n}", sources=sources)
+            for n, values in enumerate(doubled)]  # fmt: skip
+    [task] = compared(*runs).tasks
+    assert (task.n, task.sources, task.stderr) == (80, 40, pytest.approx(hotpotqa.stderr))
+    # What is not comparable
+    scores = {"hotpotqa": first}
+    for noun, run in {
+        "prompt tokens": make_longbench(tmp_path, scores, max_prompt_tokens=3500),
+        "longbench-e": make_longbench(tmp_path, scores, suite="longbench-e"),
+    }.items():
+        with pytest.raises(UsageError, match=noun):
+            compared(a, run)
+    with pytest.raises(UsageError, match="acc"):
+        compared(a, b, "acc")
+    table = pd.read_parquet(b / "generations.parquet")
+    for kind, noun, damaged in (
+        (UsageError, "hotpotqa-0.*'answers'", table.assign(answers='["others"]')),
+        (RunError, "source", table.drop(columns="source")),
+    ):
+        damaged.to_parquet(b / "generations.parquet")
+        sealed.reseal(b)
+        with pytest.raises(kind, match=noun):
+            compared(a, b)
+
+
+# Several prompts
+
+LONG = 200
+
+
+def prompted(root: Path, model: str, answers: Mapping[str, Mapping[str, Sequence[int]]], text: str = "") -> Run:
+    """A finished run under several prompts; answers by prompt and task. `text` is that of the prompts, by default
+    their names."""
+    base = next(iter(answers))
+    tables = {task: scores_of(task, right) for task, right in answers[base].items()}
+    about = {"templates": {name: text or name for name in answers}, "choice_orders": 1}
+    manifest = {"kind": "prompt_variants", "prompts": {name: name for name in answers if name != base}}
+    folder = make_run(root, tables, model=model, manifest=manifest, prompts=about)
+    rows = [scores_of(task, right).assign(**{PROMPT: prompt})
+            for prompt, tasks in answers.items() for task, right in tasks.items()]  # fmt: skip
+    pd.concat(rows).to_parquet(folder / PROMPTS, index=False)
+    results = sealed.read(folder, "results.json")
+    more = {"spread": None, "by_chance": None, "prompts": [], "truncated": 0}
+    sealed.write(folder, "results.json", results | {"tasks": [task | more for task in results["tasks"]]})
+    sealed.reseal(folder)
+    return load_run(folder)
+
+
+def shares(*rights: float) -> dict[str, dict[str, list[int]]]:
+    """Answers to one task under the prompts base, a and b, of which the first share is right."""
+    return {prompt: {"piqa": [1] * round(LONG * share) + [0] * (LONG - round(LONG * share))}
+            for prompt, share in zip(("base", "a", "b"), rights, strict=False)}  # fmt: skip
+
+
+def test_scores_are_means_over_a_documents_prompts(tmp_path: Path) -> None:
+    drawn = np.random.default_rng(0).integers(0, 2, (2, 3, 2, 40))  # run, prompt, task, document
+    runs = []
+    for model, right in zip("ab", drawn, strict=True):
+        by_prompt = {prompt: {"piqa": right[n, 0].tolist(), "boolq": right[n, 1].tolist()}
+                     for n, prompt in enumerate(("base", "a", "b"))}  # fmt: skip
+        del by_prompt["b"]["boolq"]
+        runs.append(prompted(tmp_path, model, by_prompt))
+    comparison = compared(*runs)
+    piqa, boolq = comparison.tasks
+    apart = drawn[1, :, 0].mean(axis=0) - drawn[0, :, 0].mean(axis=0)
+    assert (piqa.difference, piqa.stderr) == pytest.approx((apart.mean(), stats.sem(apart)))
+    assert boolq.score_a == pytest.approx(drawn[0, :2, 1].mean())
+    under = {verdict.rule: verdict.average for verdict in comparison.rules}
+    assert list(under) == ["acc", "acc@base", "acc@a", "acc@b"]
+    gains = drawn[1].mean(axis=2) - drawn[0].mean(axis=2)
+    assert under["acc@a"].difference == pytest.approx(gains[1].mean())
+    assert under["acc@b"].difference == pytest.approx((gains[2, 0] + gains[0, 1]) / 2)  # boolq has no prompt b
+    alone = compared(*runs, "acc@a")  # an ordinary comparison of right and wrong answers
+    assert [task.test for task in alone.tasks] == ["McNemar", "McNemar"]
+    assert (alone.tasks[0].difference, alone.average.p) == (pytest.approx(gains[1, 0]), under["acc@a"].p)
+
+
+def test_better_under_all_prompts(tmp_path: Path) -> None:
+    """The largest p decides (Berger 1982): 8 of 200 documents won under prompt b, none lost."""
+    three = shares(0.3, 0.4, 0.5)
+    a = prompted(tmp_path, "a", three)
+    comparison = compared(a, b := prompted(tmp_path, "b", shares(0.5, 0.6, 0.54)))
+    ps = {verdict.rule: verdict.average.p or 0 for verdict in comparison.rules if "@" in verdict.rule}
+    assert max(ps.values()) == ps["acc@b"] == pytest.approx(2 * 0.5**8)
+    assert "b is better than a under all 3 prompts" in prompts_sentence(comparison)
+    assert "b is worse than a under all 3 prompts" in prompts_sentence(compared(b, a))
+    same = prompted(tmp_path, "same", shares(0.5, 0.5, 0.5))
+    for first, rights, said in (
+        (a, (0.5, 0.6, 0.51), "better under 2, undecided under 1"),
+        (a, (0.5, 0.4, 0.3), "better under 1, worse under 1, undecided under 1"),
+        (same, (0.51, 0.5, 0.49), "b is ahead under 1, a under 1"),
+    ):
+        other = prompted(tmp_path, f"model {rights}", shares(*rights))
+        assert said in prompts_sentence(compared(first, other))
+    for noun, other in {
+        "prompt b": prompted(tmp_path, "two", shares(0.3, 0.4)),
+        "another text": prompted(tmp_path, "texts", three, "text"),
+        "several prompts": load_run(make_run(tmp_path, {"piqa": scores_of("piqa", [1] * LONG)}, model="ordinary")),
+    }.items():
+        for pair in ((a, other), (other, a)):
+            with pytest.raises(UsageError, match=noun):
+                compared(*pair)
+    with pytest.raises(UnknownNameError, match="base"):
+        compared(a, b, "acc@bas")
+
+
+# Measures of another package: signed, unbounded, per layer, lower is better, or without a better direction
+
+DOCUMENTS = 60
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = str(install_plugin(tmp_path_factory.mktemp("installed")))
+    sys.path.insert(0, folder)
+    benchmark.cache_clear()
+    yield
+    sys.path.remove(folder)
+    benchmark.cache_clear()
+
+
+def drawn(seed: int, shift: float = 0.0, scale: float = 1.0) -> np.ndarray:
+    """Signed values far from any share."""
+    return scale * (np.random.default_rng(seed).normal(3, 5, DOCUMENTS) + shift)
+
+
+def copier(root: Path, model: str, sources: Sequence[str] | None = None, **columns: Any) -> Run:
+    """A run with values under each measure."""
+    every = {SURPLUS: np.zeros(DOCUMENTS)} | {f"{LEAD} {layer}": np.zeros(DOCUMENTS) for layer in LAYERS}
+    named = {name.replace("_", " "): values for name, values in columns.items()}
+    root = root / str(len(list(root.iterdir())))
+    return load_run(make_copying(root, every | named, model=model, sources=sources))
+
+
+def test_unbounded_measures(plugin: None, tmp_path: Path) -> None:
+    """No clipping at one and no pseudo-source: there is no bound near which the interval would be too short."""
+    first, second = drawn(1), drawn(1) + np.random.default_rng(2).normal(40, 30, DOCUMENTS)
+    [task] = compared(copier(tmp_path, "a", surplus=first), copier(tmp_path, "b", surplus=second), SURPLUS).tasks
+    apart = second - first
+    assert (task.difference, task.stderr) == pytest.approx((apart.mean(), stats.sem(apart)))
+    expected = stats.t.interval(0.95, DOCUMENTS - 1, apart.mean(), stats.sem(apart))
+    assert (task.low, task.high) == pytest.approx(expected, rel=1e-9) and task.low > 1
+    smallest = TTestPower().solve_power(nobs=DOCUMENTS, alpha=0.05, power=0.8) * apart.std(ddof=1)
+    assert task.detectable == pytest.approx(smallest, rel=1e-4)
+    # Another unit changes no p value
+    for sources in (None, [str(n // 3) for n in range(DOCUMENTS)]):
+        small, large = (
+            compared(
+                copier(tmp_path, "a", sources, surplus=drawn(1, scale=scale)),
+                copier(tmp_path, "b", sources, surplus=drawn(2, 1.5, scale)),
+                SURPLUS,
+            ).tasks[0]
+            for scale in (1.0, 1e6)
+        )
+        assert 0.001 < (small.p or 0) < 0.999 and small.p == pytest.approx(large.p, abs=1e-9)
+        for name in ("score_a", "difference", "low", "high", "stderr", "detectable"):
+            assert getattr(large, name) == pytest.approx(1e6 * getattr(small, name), rel=1e-6), name
+
+
+@pytest.mark.parametrize(("shift", "verdict", "code"), [(9.0, "worse", 3), (-9.0, "better", 0), (0.0, "undecided", 4)])
+def test_lower_is_better(plugin: None, tmp_path: Path, shift: float, verdict: str, code: int) -> None:
+    noise = np.random.default_rng(3).normal(0, 1, DOCUMENTS)
+    b = copier(tmp_path, "b", surplus=drawn(1, shift) + noise - noise.mean())
+    comparison = compared(copier(tmp_path, "a", surplus=drawn(1)), b, SURPLUS)
+    [task] = comparison.tasks
+    assert task.verdict == verdict
+    assert verdict == "undecided" or (task.won > task.lost) == (verdict == "better")
+    assert exit_code([comparison], 0.0) == code
+    assert exit_code([comparison], 20.0) == 0  # a margin in the measure's own unit
+    assert " points" not in printed(comparison_report([comparison]))
+
+
+def test_layers_of_which_neither_direction_is_better(plugin: None, tmp_path: Path) -> None:
+    noise = np.random.default_rng(3).normal(0, 1, (2, DOCUMENTS))
+    a = copier(tmp_path, "step1", lead_0=drawn(1), lead_1=drawn(2), lead_2=drawn(3))
+    b = copier(tmp_path, "step2", lead_0=drawn(1) + 5 + noise[0], lead_1=drawn(2) - 2 + noise[1], lead_2=drawn(3))
+    comparison = compared(a, b, LEAD)
+    assert [task.verdict for task in comparison.tasks] == ["higher", "lower", "undecided"]
+    same = comparison.tasks[2]
+    assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
+    # Of each document's mean over the layers, so that what layers share is not counted three times
+    apart = (5 + noise[0] - 2 + noise[1]) / 3
+    assert (comparison.average.difference, comparison.average.stderr) == pytest.approx((apart.mean(), stats.sem(apart)))
+    assert [record["layer"] for record in comparison_report([comparison]).records or ()] == [0, 1, 2, None]
+    with pytest.raises(UsageError, match="lead"):
+        exit_code([comparison], 0.0)
+    training = curve(Side("training", (a, b)), LEAD)
+    assert list(training.tasks) == [f"{COPYING} layer {layer}" for layer in LAYERS]
+    point = training.tasks[f"{COPYING} layer 2"][0]
+    expected = stats.t.interval(0.95, DOCUMENTS - 1, drawn(3).mean(), stats.sem(drawn(3)))
+    assert (point.low, point.high) == pytest.approx(expected, rel=1e-9)
+    assert "Copy, layer 1" in printed(curve_report([training]))
+    forest([comparison], tmp_path / "forest.png")
+    draw_curves([training], tmp_path / "curve.png")
+    assert all((tmp_path / f"{name}.png").stat().st_size > 1000 for name in ("forest", "curve"))

@@ -207,6 +207,20 @@ compared("rules-differ", "Runs of two rules are compared under one.",
     "different rules")  # fmt: skip
 
 
+def _analyses(bench: Bench) -> list[object]:
+    """Analyses of the attention of two models: of one layer, and of both."""
+    options = ("--data-dir", bench.shared.documents, "--allow-unofficial-data", "--tasks", "piqa", "--measures",
+               "entropy", "--output", "runs")  # fmt: skip
+    return [bench.folder_of(bench("attention", bench.shared.model, *options, "--layers", 0)),
+            bench.folder_of(bench("attention", bench.shared.other, *options))]  # fmt: skip
+
+
+compared("pair-layers", "Measures of different layers are not paired by their position.",
+    lambda bench: [*_analyses(bench), "--rule", "entropy@all"], "1 layers", "2 layers")  # fmt: skip
+compared("pair-layers-averaged", "Nor are means over different layers compared.",
+    lambda bench: [*_analyses(bench), "--rule", "entropy"], "layer 0", "all layers")  # fmt: skip
+
+
 @GUARDS("pair-common", "Runs on other selections are compared on their common documents, and it is said.")
 def _(bench: Bench) -> None:
     outcome = bench(

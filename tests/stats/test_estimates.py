@@ -1,9 +1,8 @@
-"""Means, errors and intervals, compared with statsmodels, scipy and closed forms."""
+"""Means, errors and intervals, compared with statsmodels, scipy, published matrices and closed forms."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,21 +30,20 @@ from evalkit.stats.estimates import (
 from evalkit.stats.significance import mcnemar, t_test
 
 EXACT = {"rel": 1e-10, "abs": 1e-12}
-_SCORES = st.lists(st.integers(-3, 3).map(float), min_size=2, max_size=40)
 
 
 def random_differences(n: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).choice([-1.0, 0.0, 1.0], n, p=[0.15, 0.6, 0.25])
 
 
-@given(_SCORES)
+@settings(max_examples=50)
+@given(st.lists(st.integers(-3, 3).map(float), min_size=2, max_size=40))
 def test_independent_documents_are_a_one_sample_t_interval(values: list[float]) -> None:
-    found = mean(np.array(values))
-    assert found.value == pytest.approx(np.mean(values), abs=1e-12)
-    assert found.stderr == pytest.approx(stats.sem(values), **EXACT)
-    assert found.freedom == pytest.approx(len(values) - 1)
-    if found.variance:
-        assert interval(found) == pytest.approx(DescrStatsW(values).tconfint_mean(), **EXACT)
+    estimate = mean(np.array(values))
+    assert estimate.value == pytest.approx(np.mean(values), abs=1e-12)
+    assert (estimate.stderr, estimate.freedom) == pytest.approx((stats.sem(values), len(values) - 1), **EXACT)
+    if estimate.variance:
+        assert interval(estimate) == pytest.approx(DescrStatsW(values).tconfint_mean(), **EXACT)
 
 
 @pytest.mark.parametrize(("size", "groups"), [(3, 30), (5, 400), (100, 9), (1, 50)])
@@ -55,10 +53,8 @@ def test_clusters_of_equal_size_are_statsmodels_sandwich(size: int, groups: int)
     values = random_differences(n, n) + np.random.default_rng(n).normal(0, 0.2, groups)[clusters]
     theirs = sm.OLS(values, np.ones(n)).fit(cov_type="cluster", cov_kwds={"groups": clusters}, use_t=True)
     ours = mean(values, clusters * 7 - 3)  # arbitrary labels
-    assert ours.value == pytest.approx(theirs.params[0], **EXACT)
-    assert ours.stderr == pytest.approx(theirs.bse[0], **EXACT)
-    assert ours.freedom == pytest.approx(groups - 1)
-    assert interval(ours) == pytest.approx(theirs.conf_int()[0], **EXACT)
+    expected = (theirs.params[0], theirs.bse[0], groups - 1, *theirs.conf_int()[0])
+    assert (ours.value, ours.stderr, ours.freedom, *interval(ours)) == pytest.approx(expected, **EXACT)
 
 
 def literal_cr2(values: Floats, clusters: Codes, strata: Codes) -> tuple[float, float]:
@@ -115,85 +111,70 @@ def test_clusters_of_very_unequal_size_have_few_degrees_of_freedom() -> None:
     values[:50], values[50:] = np.tile([1, -1], 25), np.tile([1, -1, 0, 1, -1], 10)
     share = sizes / 100
     whole = (share**2).sum() + ((share**2 / (1 - share)).sum() ** 2 - (share**4 / (1 - share) ** 2).sum())
-    assert mean(values, clusters).freedom == pytest.approx(1 / whole)
-    assert mean(values, clusters).freedom < 4
+    assert mean(values, clusters).freedom == pytest.approx(1 / whole) and 1 / whole < 4
 
 
-@settings(max_examples=50)
-@given(st.data())
-def test_strata_are_cochrans_sum_of_variances(data: st.DataObject) -> None:
-    sizes = data.draw(st.lists(st.integers(2, 9), min_size=1, max_size=6))
-    parts = [np.array(data.draw(st.lists(st.floats(-1, 1), min_size=size, max_size=size))) for size in sizes]
-    strata = np.repeat(np.arange(len(sizes)), sizes)
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.floats(-1, 1), min_size=2, max_size=9), min_size=1, max_size=6))
+def test_strata_are_cochrans_sum_of_variances(parts: list[list[float]]) -> None:
+    sizes = [len(part) for part in parts]
     n = sum(sizes)
-    expected = sum((size / n) ** 2 * part.var(ddof=1) / size for size, part in zip(sizes, parts, strict=True))
-    found = mean(np.concatenate(parts), strata=strata)
-    assert found.variance == pytest.approx(expected, **EXACT)
+    expected = sum((size / n) ** 2 * np.var(part, ddof=1) / size for size, part in zip(sizes, parts, strict=True))
+    estimate = mean(np.concatenate(parts), strata=np.repeat(np.arange(len(sizes)), sizes))
+    assert estimate.variance == pytest.approx(expected, **EXACT)
     # Satterthwaite's, if the strata's documents vary alike
-    assert found.freedom == pytest.approx(n**2 / sum(size**2 / (size - 1) for size in sizes))
+    assert estimate.freedom == pytest.approx(n**2 / sum(size**2 / (size - 1) for size in sizes))
 
 
-def test_strata_of_one_document_are_taken_together() -> None:
+def test_strata_and_values_that_tell_little() -> None:
     values = random_differences(12, 4)
-    alone = mean(values, strata=np.arange(12))
-    assert alone.variance == pytest.approx(mean(values).variance, **EXACT)
-    # One that is alone joins the smallest other
+    assert mean(values, strata=np.arange(12)).variance == pytest.approx(mean(values).variance, **EXACT)
+    # A stratum of one document joins the smallest other
     mixed = np.array([0] * 6 + [1] * 5 + [2])
     assert mean(values, strata=mixed) == mean(values, strata=np.minimum(mixed, 1))
-
-
-def test_a_single_document_has_no_error() -> None:
     assert math.isnan(mean(np.array([1.0])).variance)
     with pytest.raises(ValueError, match="no values"):
         mean(np.array([]))
-
-
-@pytest.mark.parametrize("place", [{}, {"clusters": np.repeat([0, 1, 2], 4)}, {"strata": np.repeat([0, 1], 6)}])
-def test_values_that_are_all_equal_keep_their_degrees_of_freedom(place: dict[str, Any]) -> None:
-    found = mean(np.ones(12), **place)
-    assert found.variance == 0
-    assert found.freedom == pytest.approx({"clusters": 2, "strata": 10}.get(next(iter(place), ""), 11))
+    # Values that are all equal keep their degrees of freedom
+    ones, halves, thirds = np.ones(12), np.repeat([0, 1], 6), np.repeat([0, 1, 2], 4)
+    for estimate, freedom in ((mean(ones), 11), (mean(ones, thirds), 2), (mean(ones, strata=halves), 10)):
+        assert (estimate.variance, estimate.freedom) == (0, pytest.approx(freedom))
 
 
 def test_an_average_treats_its_tasks_as_fixed() -> None:
-    found = average([Estimate(0.1, 0.04, 10.0), Estimate(0.3, 0.01, 99.0)])
-    assert found.value == pytest.approx(0.2)
-    assert found.stderr == pytest.approx(math.sqrt(0.05) / 2)
-    assert found.freedom == pytest.approx(0.05**2 / (0.04**2 / 10 + 0.01**2 / 99))
+    whole = average([Estimate(0.1, 0.04, 10.0), Estimate(0.3, 0.01, 99.0)])
+    assert (whole.value, whole.stderr) == pytest.approx((0.2, math.sqrt(0.05) / 2))
+    assert whole.freedom == pytest.approx(0.05**2 / (0.04**2 / 10 + 0.01**2 / 99))
     assert average([Estimate(0.0, 0.0, 7.0)] * 2).freedom == 14
 
 
 @settings(max_examples=50)
-@given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 200))
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(2, 200))
 def test_the_interval_is_bonett_and_prices(won: int, lost: int, same: int) -> None:
     """Half a document added to each cell, as published; but for n / (n - 1), a t quantile and not a normal one."""
     n = won + lost + same
-    values = np.array([1.0] * won + [-1.0] * lost + [0.0] * same)
-    if n < 2:
-        return
-    found = with_one_won_and_one_lost(mean(values), n)
+    adjusted = with_one_won_and_one_lost(mean(np.array([1.0] * won + [-1.0] * lost + [0.0] * same)), n)
     p, q = (won + 1) / (n + 2), (lost + 1) / (n + 2)
-    assert found.value == pytest.approx(p - q, abs=1e-12)
     published = (p + q - (p - q) ** 2) / (n + 2)
-    assert published <= found.variance * (1 + 1e-12)
-    assert found.variance <= published * n / (n - 1) * (1 + 1e-12)
-    assert found.freedom == pytest.approx(n - 1)
+    assert (adjusted.value, adjusted.freedom) == pytest.approx((p - q, n - 1), abs=1e-12)
+    assert published <= adjusted.variance * (1 + 1e-12) and adjusted.variance <= published * n / (n - 1) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7])
-def test_where_all_documents_are_won_the_t_says_what_the_exact_test_says(n: int) -> None:
-    found = with_one_won_and_one_lost(mean(np.ones(n)), n)
-    assert t_test(found) == pytest.approx(mcnemar(n, 0), rel=0.4)
-    assert (t_test(found) <= 0.05) == (mcnemar(n, 0) <= 0.05)
-    assert interval(found).low < 1
-
-
-def test_the_size_of_differences_is_a_share_of_whole_sources() -> None:
+def test_adjusted_differences() -> None:
+    """Where all documents are won, the t says what the exact test says; sizes are shares of whole sources."""
+    for n in range(2, 8):
+        adjusted = with_one_won_and_one_lost(mean(np.ones(n)), n)
+        assert t_test(adjusted) == pytest.approx(mcnemar(n, 0), rel=0.4)
+        assert (t_test(adjusted) <= 0.05) == (mcnemar(n, 0) <= 0.05)
+        assert interval(adjusted).low < 1
     assert pooled([100, 900], [1, 1]) == pytest.approx((360, 1))
-    assert size_of_differences(np.zeros(3), np.ones(3)) == 1
-    assert size_of_differences(np.array([1.0, -1.0, 0.0]), np.ones(3)) == 1
-    assert size_of_differences(np.array([30.0, 2.0, 0.0]), np.array([30.0, 2.0, 9.0])) == 1
-    assert size_of_differences(np.array([0.3, -0.4, 0.0]), np.ones(3)) == pytest.approx(math.sqrt(0.125))
+    for sums, weights, size in (
+        ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0], 1),
+        ([1.0, -1.0, 0.0], [1.0, 1.0, 1.0], 1),
+        ([30.0, 2.0, 0.0], [30.0, 2.0, 9.0], 1),
+        ([0.3, -0.4, 0.0], [1.0, 1.0, 1.0], math.sqrt(0.125)),
+    ):
+        assert size_of_differences(np.array(sums), np.array(weights)) == pytest.approx(size)
 
 
 def test_errors_by_other_formulas() -> None:

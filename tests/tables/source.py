@@ -20,11 +20,10 @@ class Row(NamedTuple):
 
 
 class Body(NamedTuple):
-    """A tabular: what stands over its columns, and its rows."""
+    """A tabular: the labels of its columns, the titles of groups of columns and of rows, and its rows."""
 
     heading: tuple[str, ...]
     titles: tuple[str, ...]
-    """Of groups of columns and of rows, in order."""
     rows: tuple[Row, ...]
 
 
@@ -32,7 +31,7 @@ def words(source: str) -> str:
     """The characters that a piece of a label prints, in lower case."""
     text = re.sub(r"\\(hspace|phantom|cmidrule\(lr\))\{[^}]*\}", "", source)
     text = re.sub(r"\\(multirow|multicolumn)\{[^}]*\}\{[^}]*\}", "", text)
-    text = re.sub(r"\\([a-z]+)\s*", lambda m: "", text)
+    text = re.sub(r"\\([a-z]+)\s*", "", text)
     return re.sub(r"\s+", " ", re.sub(r"[{}$\\]", "", text)).strip().lower()
 
 
@@ -62,17 +61,17 @@ def read_tabular(source: str) -> Body:
 
 def read_paper(source: str) -> dict[str, Body]:
     """Every table of the paper's source, by its label."""
-    found = {}
-    for label in re.finditer(r"\\label\{tab:(\w+)\}", source):
-        found[label[1]] = read_tabular(source[source.rindex(r"\begin{table", 0, label.start()) : label.start()])
-    return found
+    return {
+        label[1]: read_tabular(source[source.rindex(r"\begin{table", 0, label.start()) : label.start()])
+        for label in re.finditer(r"\\label\{tab:(\w+)\}", source)
+    }
 
 
 def to_json(body: Body) -> dict[str, list[Any]]:
     """As the fixtures have it: a row is its label and its cells, a cell its text and its marks."""
-    rows = [[row.label, *(" ".join(_with_marks(cell)) for cell in row.cells)] for row in body.rows]
+
+    def marked(cell: Printed) -> str:
+        return " ".join([cell.text, *["bold"] * cell.bold, *["underlined"] * cell.underline])
+
+    rows = [[row.label, *map(marked, row.cells)] for row in body.rows]
     return {"heading": [*body.heading], "titles": [*body.titles], "rows": rows}
-
-
-def _with_marks(cell: Printed) -> list[str]:
-    return [cell.text, *["bold"] * cell.bold, *["underlined"] * cell.underline]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ import pytest
 from scipy import stats
 
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.errors import EvalkitError, TableError, UnknownNameError, UsageError
+from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.reporting.table import Table, plain
 from evalkit.runs.folder import RESULTS, SCORES, Run, specification_id
+from evalkit.tables.fill import Number
 from evalkit.tables.layout import load_layout
-from evalkit.tables.measured import Measured, measure
+from evalkit.tables.measured import measure
 from evalkit.tables.request import TableRequest, make
 from evalkit.tables.rows import read_mapping
 from tests.comparison.made import make_run, scores_of
@@ -38,8 +38,8 @@ def layout(tmp_path: Path) -> str:
     return written(tmp_path / "own.yaml", **OWN)
 
 
-def measured(layout: str, folder: Path, rule: str | None = None, mixed: bool = False, **content: Any) -> Measured:
-    return measure(load_layout(layout), read_mapping(mapped(folder, **content)), rule, mixed)
+def numbers(layout: str, folder: Path, rule: str | None = None, **content: Any) -> dict[str, dict[str, Number]]:
+    return measure(load_layout(layout), read_mapping(mapped(folder, **content)), rule).numbers
 
 
 def filled(layout: str, folder: Path, source: str = "runs", *, options: Any = None, **content: Any) -> Table:
@@ -48,14 +48,14 @@ def filled(layout: str, folder: Path, source: str = "runs", *, options: Any = No
 
 @pytest.mark.parametrize("rule", [None, "acc_norm"])
 def test_numbers_are_the_runs(layout: str, tmp_path: Path, finished: Run, rule: str | None) -> None:
-    numbers = measured(layout, tmp_path, rule, rows={"one": str(finished.folder)}).numbers["one"]
+    row = numbers(layout, tmp_path, rule, rows={"one": str(finished.folder)})["one"]
     results = finished.results(rule)
     expected = {task.task: (task.accuracy, task.stderr) for task in results.tasks}
     expected |= {average.name: (average.accuracy, average.stderr) for average in results.averages}
-    assert numbers.keys() == expected.keys()
+    assert row.keys() == expected.keys()
     for name, (accuracy, stderr) in expected.items():
-        assert float(numbers[name].value) == pytest.approx(100 * accuracy)
-        spread = numbers[name].spread
+        spread = row[name].spread
+        assert float(row[name].value) == pytest.approx(100 * accuracy)
         assert (None if spread is None else float(spread)) == (None if stderr is None else pytest.approx(100 * stderr))
 
 
@@ -74,33 +74,18 @@ def test_rows_without_a_run_and_averages_of_fewer_tasks_are_dashes(layout: str, 
 
 def test_seeds_are_averaged_with_their_deviation(layout: str, tmp_path: Path, finished: Run) -> None:
     seeds = [altered(finished, tmp_path / f"seed{n}", shift) for n, shift in enumerate((0.0, 0.1, 0.25))]
-    number = measured(layout, tmp_path, rows={"one": seeds}).numbers["one"]["piqa"]
-    each = [float(measured(layout, tmp_path, rows={"one": seed}).numbers["one"]["piqa"].value) for seed in seeds]
+    number = numbers(layout, tmp_path, rows={"one": seeds})["one"]["piqa"]
+    each = [float(numbers(layout, tmp_path, rows={"one": seed})["one"]["piqa"].value) for seed in seeds]
     assert len(set(each)) == 3
     assert float(number.value) == pytest.approx(statistics.mean(each))
     assert float(number.spread or 0) == pytest.approx(statistics.stdev(each))
-    table = filled(layout, tmp_path, rows={"one": seeds}, options={"spreads": True})
-    assert any("standard deviation over seeds" in plain(note) for note in table.notes)
-    again = altered(finished, tmp_path / "again", dtype="bfloat16",
-                    checkpoint=finished.manifest["specification"]["checkpoint"])  # fmt: skip
-    with pytest.raises(UsageError, match="row 'one': two runs are of one checkpoint"):
-        measured(layout, tmp_path, rows={"one": [str(finished.folder), again]})
-
-
-def test_both_shows_the_difference_of_what_is_printed(tmp_path: Path, finished: Run) -> None:
-    table = filled("main_res", tmp_path, "both", rows={"vanilla_125m": str(finished.folder)})
-    published = [Fraction(value) for value in lines(make(TableRequest("main_res")))["vanilla_125m"]]
-    first, second = table.sections[0].lines[:2]
-    assert [Fraction(cell.value) - Fraction(cell.difference) for cell in first.cells] == published
-    assert all(cell.difference[0] in "+-" for cell in first.cells)
-    assert all(cell.difference == "" for cell in second.cells)
+    notes = filled(layout, tmp_path, rows={"one": seeds}, options={"spreads": True}).notes
+    assert any("standard deviation over seeds" in plain(note) for note in notes)
 
 
 @pytest.mark.parametrize(
     ("changes", "manifest", "word"),
     [
-        ({"limit": 2}, {}, "the first 2 documents of each task"),
-        ({"num_fewshot": 3}, {}, "3-shot"),
         ({"documents": {"piqa": "0" * 64}}, {}, "documents of piqa 000000000000"),
         ({"template": "0" * 64}, {}, "template's text 000000000000"),
         ({}, {"rule": "acc"}, "rule acc"),
@@ -111,56 +96,35 @@ def test_what_was_measured_otherwise_is_rejected_or_marked(
 ) -> None:
     rows = {"one": str(finished.folder), "two": altered(finished, tmp_path / "other", 0.0, manifest, **changes)}
     with pytest.raises(UsageError, match=rf"row 'two'.*{tmp_path / 'other'}.*{word}.*row 'one'.*--allow-mixed"):
-        measured(layout, tmp_path, rows=rows)
+        filled(layout, tmp_path, rows=rows)
     table = filled(layout, tmp_path, rows=rows, options={"mixed": True})
     letter = table.sections[0].lines[1].label[-1]
     assert letter.superscript
     [note] = [plain(note) for note in table.notes if plain(note).startswith(f"{letter.text}: ")]
     assert word in note
     if manifest:  # one rule for all makes runs of two rules alike
-        numbers = measured(layout, tmp_path, rule="acc_norm", rows=rows).numbers
-        assert numbers["one"] == numbers["two"]
-
-
-def test_unknown_names(layout: str, tmp_path: Path, finished: Run) -> None:
-    with pytest.raises(UsageError, match="row 'one': unknown run 'nowhere'"):
-        measured(layout, tmp_path, rows={"one": "nowhere"})
-    with pytest.raises(UnknownNameError, match="'acc_norm'"):
-        measured(layout, tmp_path, rule="acc_nrom", rows={"one": str(finished.folder)})
-
-
-@pytest.mark.parametrize(
-    ("content", "kind", "word"),
-    [
-        ({"rows": {"one": []}}, TableError, r"'rows\.one' is "),
-        ({"rows": {"one": ["a", ""]}}, TableError, r"'rows\.one\[1\]' is "),
-        ({"rule": "acc"}, TableError, "'rows', .* or 'values'"),
-        ({"rows": {"one": "a\0b"}}, UsageError, "row 'one'"),
-    ],
-)
-def test_invalid_mappings(tmp_path: Path, content: dict[str, Any], kind: type[EvalkitError], word: str) -> None:
-    with pytest.raises(kind, match=word):
-        read_mapping(mapped(tmp_path, **content))
+        of_rule = numbers(layout, tmp_path, rule="acc_norm", rows=rows)
+        assert of_rule["one"] == of_rule["two"]
 
 
 def test_the_other_reading_of_mmlu_fills_its_column_under_a_note(finished: Run, tmp_path: Path) -> None:
     other = Path(altered(finished, tmp_path / "other", suite="zeroshot8_text"))
     for name in ("manifest.json", RESULTS):
         text = (other / name).read_text(encoding="utf-8").replace('"mmlu"', '"mmlu_continuation"')
-        (other / name).write_text(text, encoding="utf-8")
-    content = json.loads((other / "manifest.json").read_text(encoding="utf-8"))
-    content["id"] = specification_id(content["specification"])
-    (other / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
+        content = json.loads(text)
+        if name != RESULTS:
+            content["id"] = specification_id(content["specification"])
+        (other / name).write_text(json.dumps(content), encoding="utf-8")
     reseal(other)
-    found = measured("main_res", tmp_path, rows={"vanilla_125m": str(finished.folder), "intg_125m": str(other)})
-    assert found.numbers["intg_125m"]["mmlu"] == found.numbers["vanilla_125m"]["mmlu"]
-    assert any("MMLU (text) in the column of MMLU" in str(note) for note in found.notes)
+    table = filled("main_res", tmp_path, rows={"vanilla_125m": str(finished.folder), "intg_125m": str(other)})
+    assert lines(table)["intg_125m"] == lines(table)["vanilla_125m"]
+    assert any("MMLU (text) in the column of MMLU" in plain(note) for note in table.notes)
 
 
 def test_what_no_run_measures_comes_from_a_csv(tmp_path: Path, layout: str, finished: Run) -> None:
     suiteless = written(tmp_path / "suiteless.yaml", **{key: value for key, value in OWN.items() if key != "suite"})
     with pytest.raises(UsageError, match=r"row 'one': table suiteless.*values: FILE\.csv"):
-        measured(suiteless, tmp_path, rows={"one": str(finished.folder)})
+        numbers(suiteless, tmp_path, rows={"one": str(finished.folder)})
     values = tmp_path / "mine.csv"
     values.write_text("model,passage_count,trec\nintg_1b,3.5,\n", encoding="utf-8")
     table = filled("app_long_contx", tmp_path, "both", values=str(values))
@@ -172,20 +136,8 @@ def test_what_no_run_measures_comes_from_a_csv(tmp_path: Path, layout: str, fini
     with pytest.raises(UnknownNameError, match="'me'"):
         filled("app_long_contx", tmp_path, values=str(values))
     values.write_text("model,piqa,Average\none,1,2\n", encoding="utf-8")
-    with pytest.raises(TableError, match="averages are computed"):
-        measured(layout, tmp_path, values=str(values))
-
-
-def test_without_empty_rows_marks_averages_and_notes_stay(finished: Run, tmp_path: Path) -> None:
-    rows = {key: altered(finished, tmp_path / key, 0.01 * number)
-            for number, key in enumerate(("diff_125m", "intg_125m", "intg_all_1b"))}  # fmt: skip
-    whole, left = (filled("main_res", tmp_path, "both", rows=rows, options={"spreads": True, "drop_empty": drop})
-                   for drop in (False, True))  # fmt: skip
-    assert [line.key for line in left.lines] == ["diff_125m", "intg_125m", "intg_1b", "intg_all_1b"]
-    cells = {line.key: line.cells for line in whole.lines}
-    assert all(line.cells == cells[line.key] for line in left.lines)
-    assert left.notes == whole.notes
-    assert any(cell.bold for line in left.lines for cell in line.cells)
+    with pytest.raises(TableError, match="'Average'"):
+        numbers(layout, tmp_path, values=str(values))
     with pytest.raises(UsageError, match="--drop-empty"):
         filled("main_res", tmp_path, rows={}, options={"drop_empty": True})
 
@@ -201,16 +153,14 @@ def test_a_table_of_a_continuous_outcome(finished: Run, tmp_path: Path, outcome:
     rows = {"diff_125m": str(finished.folder), "intg_125m": str(better)}
     table = filled("main_res", tmp_path, rows=rows, options={"outcome": outcome, "drop_empty": True})
     key = f"margin:{finished.manifest['rule']}" if outcome == "margin" else outcome
-    expected = {metric.task: metric.value for metric in benchmark_of(finished).metrics(finished, key)}
-    [first, second] = [line for line in table.lines if line.cells]
-    for task, value in expected.items():
-        assert first.cells[list(load_layout("main_res").measures).index(task)].value == f"{value:.3f}"
-    for cell, other in zip(first.cells, second.cells, strict=True):
+    first, second = (line.cells for line in table.lines)
+    for metric in benchmark_of(finished).metrics(finished, key):
+        assert first[list(load_layout("main_res").measures).index(metric.task)].value == f"{metric.value:.3f}"
+    for cell, other in zip(first, second, strict=True):
         difference = float(cell.value) - float(other.value)
         assert difference <= 0 if outcome == "margin" else difference >= 0
         assert (cell.bold, other.bold) == (difference == 0, True)
-    assert first.cells != second.cells
-    assert f"Bold: {'highest' if outcome == 'margin' else 'lowest'} in each section." in plain(table.caption)
+    assert first != second
     assert any(f"outcome {key}" in plain(note) for note in table.notes)
     with pytest.raises(UsageError, match=f"--outcome {outcome}"):
         filled("main_res", tmp_path, "both", rows=rows, options={"outcome": outcome})
@@ -220,6 +170,7 @@ def test_a_table_of_a_continuous_outcome(finished: Run, tmp_path: Path, outcome:
 
 TASKS = ("arc_easy", "piqa", "boolq")
 N = 60
+dice = np.random.default_rng(5)
 
 
 def won(wins: int, losses: int) -> list[list[int]]:
@@ -234,54 +185,48 @@ def of_answers(folder: Path, model: str, clusters: list[int] | None = None, **ri
     return str(make_run(folder, tables, model=f"org/{model}"))
 
 
-def leading(folder: Path, rule: str | None = "acc", values: str | None = None, **rows: list[str]) -> set[str]:
+def two(folder: Path, clusters: list[int] | None = None, **pairs: list[list[int]]) -> dict[str, list[str]]:
+    """Runs of rows one and two with given answers."""
+    answers = {name: {task: pair[side] for task, pair in pairs.items()} for side, name in enumerate(("one", "two"))}
+    return {name: [of_answers(folder, name, clusters, **right)] for name, right in answers.items()}
+
+
+def leading(folder: Path, values: str | None = None, **rows: list[str]) -> set[str]:
     """The measures of which row one's lead is significant."""
     layout = written(folder / "leads.yaml", **OWN | {"columns": [{"items": dict.fromkeys(TASKS)}]})
     content = {"rows": rows} | ({"values": values} if values else {})
-    table = filled(layout, folder, options={"significance": True, "rule": rule}, **content)
-    one, *others = table.lines
+    table = filled(layout, folder, options={"significance": True, "rule": "acc"}, **content)
+    first, *others = table.lines
     assert not any(cell.significant for line in others for cell in line.cells)
-    return {task for task, cell in zip(TASKS, one.cells, strict=True) if cell.significant}
+    return {task for task, cell in zip(TASKS, first.cells, strict=True) if cell.significant}
 
 
 def test_holm_over_the_leads_of_the_table(tmp_path: Path) -> None:
-    pairs = {"arc_easy": won(12, 1), "piqa": won(10, 2), "boolq": won(9, 3)}
-    ps = [stats.binomtest(losses, wins + losses).pvalue for wins, losses in ((12, 1), (10, 2), (9, 3))]
+    wins = {"arc_easy": (12, 1), "piqa": (10, 2), "boolq": (9, 3)}
+    ps = [stats.binomtest(losses, wins + losses).pvalue for wins, losses in wins.values()]
     assert 3 * ps[0] < 0.05 < 2 * ps[1] and ps[1] < 0.05  # the second is significant alone, and not among three
-    one, two = (of_answers(tmp_path, name, **{task: pair[side] for task, pair in pairs.items()})
-                for side, name in enumerate(("one", "two")))  # fmt: skip
-    assert leading(tmp_path, one=[one], two=[two]) == {"arc_easy"}
-    (tmp_path / "mine.csv").write_text("model,piqa\ntwo,3\n", encoding="utf-8")
-    assert leading(tmp_path, values=str(tmp_path / "mine.csv"), one=[one]) == set()  # the next best is of no run
+    rows = two(tmp_path, **{task: won(*of_task) for task, of_task in wins.items()})
+    assert leading(tmp_path, **rows) == {"arc_easy"}
+    values = tmp_path / "mine.csv"
+    values.write_text("model,piqa\ntwo,3\n", encoding="utf-8")
+    assert leading(tmp_path, str(values), one=rows["one"]) == set()  # the next best is of no run
+    fewer = of_answers(tmp_path, "three", **{task: won(8, 0)[1][:-1] for task in TASKS})
+    with pytest.raises(UsageError, match=r"'one' and 'two'.*arc_easy"):
+        leading(tmp_path, one=rows["one"], two=[fewer])
+    unmarked = written(tmp_path / "plain.yaml", **OWN | {"marks": {}})
+    with pytest.raises(UsageError, match="table plain"):
+        filled(unmarked, tmp_path, values=str(values), options={"significance": True})
 
 
-def test_documents_of_one_source_are_together(tmp_path: Path) -> None:
-    """Ten documents won are a lead; ten documents of two passages are not."""
-    right = {"arc_easy": won(0, 0), "piqa": won(10, 0), "boolq": won(10, 0)}
+def test_documents_of_one_source_are_together_and_seeds_must_agree(tmp_path: Path) -> None:
+    """Ten documents won are a lead; ten of two passages, or where one seed of three makes it, are not."""
     passages = [number // 5 * 5 for number in range(N)]
-    one, two = (of_answers(tmp_path, name, passages, **{task: pair[side] for task, pair in right.items()})
-                for side, name in enumerate(("one", "two")))  # fmt: skip
-    assert leading(tmp_path, one=[one], two=[two]) == {"piqa"}
-
-
-def test_several_seeds_must_agree(tmp_path: Path) -> None:
-    """Three seeds that all lead mark the lead; where one seed alone makes it, nothing is marked."""
-    dice = np.random.default_rng(5)
+    assert leading(tmp_path, **two(tmp_path, passages, arc_easy=won(0, 0), piqa=won(10, 0), boolq=won(10, 0))) == {
+        "piqa"
+    }
     low = [(dice.random(N) < 0.3).astype(int).tolist() for _ in range(3)]
     high = [np.maximum(row, dice.random(N) < 0.6).astype(int).tolist() for row in low]
-    two = [of_answers(tmp_path, f"two{n}", arc_easy=row, piqa=row, boolq=row) for n, row in enumerate(low)]
-    one = [of_answers(tmp_path, f"one{n}", arc_easy=row, piqa=low[n] if n else row, boolq=low[n])
-           for n, row in enumerate(high)]  # fmt: skip
-    assert leading(tmp_path, one=one, two=two) == {"arc_easy"}
-
-
-def test_leads_that_cannot_be_tested(tmp_path: Path, layout: str) -> None:
-    right = {task: won(8, 0) for task in TASKS}
-    one = of_answers(tmp_path, "one", **{task: pair[0] for task, pair in right.items()})
-    fewer = of_answers(tmp_path, "two", **{task: pair[1][:-1] for task, pair in right.items()})
-    with pytest.raises(UsageError, match=r"'one' and 'two'.*arc_easy"):
-        leading(tmp_path, one=[one], two=[fewer])
-    (tmp_path / "mine.csv").write_text("model,piqa\none,3\n", encoding="utf-8")
-    unmarked = written(tmp_path / "plain.yaml", **OWN | {"marks": {}})
-    with pytest.raises(UsageError, match="table plain marks no best numbers"):
-        filled(unmarked, tmp_path, values=str(tmp_path / "mine.csv"), options={"significance": True})
+    behind = [of_answers(tmp_path, f"two{n}", arc_easy=row, piqa=row, boolq=row) for n, row in enumerate(low)]
+    ahead = [of_answers(tmp_path, f"one{n}", arc_easy=row, piqa=low[n] if n else row, boolq=low[n])
+             for n, row in enumerate(high)]  # fmt: skip
+    assert leading(tmp_path, one=ahead, two=behind) == {"arc_easy"}

@@ -30,7 +30,7 @@ BASE = np.array([[2.0, 3.0, 90.0]] * 5)
 
 def heads(*medians: float) -> Any:
     """[documents, 3]: ranks whose median over heads is given, and whose mean is far from it."""
-    return np.array([[0.5, median, median + (50 if place % 2 else 0.25)] for place, median in enumerate(medians)])
+    return np.array([[0.5, median, median + (50 if n % 2 else 0.25)] for n, median in enumerate(medians)])
 
 
 def ranks(last: Any, before: Any, third: Any, *, layers: int = 20) -> dict[int, Any]:
@@ -54,11 +54,10 @@ def of_runs(*runs: Run, **options: Any) -> Table:
     return make(TableRequest(TABLE, "runs", runs=tuple(str(run.folder) for run in runs), **options))
 
 
-def numbers(base: Run | list[Run], row: str, run: Run | list[Run]) -> dict[str, Number]:
-    """The numbers of a row of 125M, of one run or several of it and of its baseline."""
-    given = {"baseline/125m": base, f"{row}/125m": run}
-    rows = {key: runs if isinstance(runs, list) else [runs] for key, runs in given.items()}
-    return measure(load_layout(TABLE), RunMapping(None, rows)).numbers[row]
+def numbers(base: list[Run], row: str, runs: list[Run]) -> dict[str, Number]:
+    """The numbers of a row of 125M, of its runs and those of its baseline."""
+    mapping = RunMapping(None, {"baseline/125m": base, f"{row}/125m": runs})
+    return measure(load_layout(TABLE), mapping).numbers[row]
 
 
 def test_shares_and_their_errors_by_hand(small: dict[str, Run]) -> None:
@@ -67,7 +66,6 @@ def test_shares_and_their_errors_by_hand(small: dict[str, Run]) -> None:
     assert shown["diff"] == ["40%", "80%", "100%", "-", "-", "-"]
     assert shown["intg"] == ["0%", "20%", "0%", "-", "-", "-"]
     assert shown["cog"] == ["-"] * 6
-    assert [cell.spread for cell in table.sections[0].lines[1].cells[:3]] == ["24", "20", "0"]
     notes = "\n".join(map(plain, table.notes))
     assert "±: standard error over documents." in notes
     assert "200 random documents of each task (seed 0), gold continuations" in notes
@@ -75,35 +73,20 @@ def test_shares_and_their_errors_by_hand(small: dict[str, Run]) -> None:
     assert row.replace(r"\phantom{0}", "").replace(r"\scriptsize", "") == (
         r"\textsc{Diff} & 40\%\,{$\pm$24} & 80\%\,{$\pm$20} & 100\%\,{$\pm$0} & - & - & - \\"
     )
-    found = numbers(small["vanilla"], "diff", small["diff"])
-    assert float(found["125m_last1"].spread or 0) == pytest.approx(100 * math.sqrt(0.4 * 0.6 / 4))
-    assert float(found["125m_last2"].spread or 0) == pytest.approx(100 * math.sqrt(0.8 * 0.2 / 4))
+    share = numbers([small["vanilla"]], "diff", [small["diff"]])["125m_last1"]
+    assert float(share.spread or 0) == pytest.approx(100 * math.sqrt(0.4 * 0.6 / 4))
+    assert [line.key for line in of_runs(small["vanilla"], small["diff"], drop_empty=True).lines] == ["diff"]
 
 
 def test_layers_count_from_the_models_last(tmp_path: Path) -> None:
     """Each size has its own baseline, and -1 is the model's last layer, not the last that was measured."""
-    root = tmp_path / "runs"
-    one = made_ranks(root, "llama-1.2b-vanilla", ranks(BASE, BASE, BASE, layers=22))
-    two = made_ranks(root, "llama-1.2b-diff", ranks(heads(4, 3, 3, 3, 3), BASE, heads(*[4] * 5), layers=22))
-    assert lines(of_runs(one, two))["diff"] == ["-", "-", "-", "20%", "0%", "100%"]
+    base = made_ranks(tmp_path, "llama-1.2b-vanilla", ranks(BASE, BASE, BASE, layers=22))
+    diff = made_ranks(tmp_path, "llama-1.2b-diff", ranks(heads(4, 3, 3, 3, 3), BASE, heads(*[4] * 5), layers=22))
+    assert lines(of_runs(base, diff))["diff"] == ["-", "-", "-", "20%", "0%", "100%"]
     few = dict.fromkeys((15, 16, 17), BASE)
-    low = [made_ranks(root, f"llama-125m-{name}", few, layers=[15, 16, 17]) for name in ("vanilla", "cog")]
+    low = [made_ranks(tmp_path, f"llama-125m-{name}", few, layers=[15, 16, 17]) for name in ("vanilla", "cog")]
     with pytest.raises(UsageError, match=r"'125m_last1' of row 'cog/125m': .* layers 15 to 17"):
         of_runs(*low)
-
-
-def test_random_ranks_as_numpy_counts_them(tmp_path: Path) -> None:
-    random = np.random.default_rng(5)
-    tasks = {"piqa": 31, "boolq": 22, "mmlu": 17}
-    drawn = {n: ranks(*random.gamma(4, 5, (3, 70, 8)).astype(np.float32)) for n in ("vanilla", "cog")}
-    for of_model in drawn.values():
-        of_model[16] = random.gamma(4, 5, (70, 8))
-    base, cog = (made_ranks(tmp_path, f"llama-125m-{name}", of, tasks=tasks) for name, of in drawn.items())
-    found = numbers(base, "cog", cog)
-    for place in (1, 2, 3):
-        above = np.median(drawn["cog"][20 - place], axis=1) > np.median(drawn["vanilla"][20 - place], axis=1)
-        assert float(found[f"125m_last{place}"].value) == pytest.approx(100 * above.sum() / 70)
-        assert float(found[f"125m_last{place}"].spread or 0) == pytest.approx(100 * above.std(ddof=1) / 70**0.5)
 
 
 def test_seeds_are_compared_with_every_baseline(tmp_path: Path, small: dict[str, Run]) -> None:
@@ -118,11 +101,10 @@ def test_seeds_are_compared_with_every_baseline(tmp_path: Path, small: dict[str,
     assert number.value == 40  # (40 + 0 + 100 + 20) / 4
     assert float(number.spread or 0) == pytest.approx(40 / 2**0.5)  # of 20 and 60
     # One run against two baselines: the error over documents of the mean of both
-    number = numbers(bases, "diff", seeds[1])["125m_last1"]
+    number = numbers(bases, "diff", seeds[1:])["125m_last1"]
     each = np.array([0.5, 0.5, 0.5, 0.5, 1.0])
     assert (number.value, float(number.spread or 0)) == (60, pytest.approx(100 * each.std(ddof=1) / 5**0.5))
     notes = list(map(plain, of_runs(*bases, *seeds, spreads=True).notes))
-    assert "±: standard deviation over seeds (rows of several runs)." in notes
     assert "Means over several runs: 'baseline/125m' (2 runs), 'diff/125m' (2 runs)." in notes
 
 
@@ -134,21 +116,23 @@ def test_runs_of_other_documents_are_rejected(tmp_path: Path, small: dict[str, R
     for run, words in (
         (diff("a", documents={"piqa": "0" * 64, "boolq": "hash of boolq"}), "documents of piqa 000000000000"),
         (seed, r"200 random documents of each task \(seed 1\), row 'baseline/125m'"),
-        (diff("d", continuation="all"), "measured with all continuations"),
+        (diff("d", continuation="all"), "all continuations"),
         (diff("e", version=2), "benchmark version 2"),
         (diff("f", first=1), "row 'diff/125m': .* same documents of piqa, boolq"),
-        (diff("g", tasks={"piqa": 5}), "same documents of boolq"),
-        (finished, "of suite zeroshot8, but table anly_rank_main shows suite attention"),
+        (finished, "suite zeroshot8.* suite attention"),
     ):
         with pytest.raises(UsageError, match=words):
             of_runs(small["vanilla"], run)
-    table = of_runs(small["vanilla"], seed, mixed=True)
-    assert any(plain(note).startswith(f"a: {seed.folder.name}: 200 random documents") for note in table.notes)
-    assert table.sections[0].lines[1].label[-1].text == "a"
+    assert of_runs(small["vanilla"], seed, mixed=True).sections[0].lines[1].label[-1].text == "a"
     sources = {task: {"source": "mine", "official": False, "count": 9} for task in TASKS}
     own = made_ranks(tmp_path / "more", "llama-125m-vanilla", ranks(BASE, BASE, BASE), manifest={"documents": sources})
     notes = [plain(note) for note in of_runs(own, small["diff"]).notes]
     assert f"baseline/125m: {own.folder.name}: not the official documents of piqa, boolq." in notes
+    for options, word in (({"rule": "rank"}, "--rule rank"), ({"significance": True}, "--significance")):
+        with pytest.raises(UsageError, match=word):
+            of_runs(small["vanilla"], small["diff"], **options)
+    with pytest.raises(UsageError, match=r"'diff/125m'.* llama-125m-vanilla; .*'baseline/125m'"):
+        of_runs(small["diff"])
 
 
 def test_rows_are_named_by_size_and_values_may_fill_others(tmp_path: Path, small: dict[str, Run]) -> None:
@@ -162,26 +146,10 @@ def test_rows_are_named_by_size_and_values_may_fill_others(tmp_path: Path, small
     assert (lines(table)["cog"][:3], lines(table)["intg"]) == (["40%", "80%", "100%"], ["62%", *["-"] * 4, "7%"])
     assert [cell.difference for cell in table.sections[0].lines[0].cells[:3]] == ["-18", "+10", "+0"]
     assert any("row 'cog/125m' is llama-125m-cog" in plain(note) for note in table.notes)
-    for name in ("diff", "cog/1b"):
-        with pytest.raises(UnknownNameError, match=f"row of table {TABLE} '{name}'"):
-            filled(rows=rows | {name: str(small["diff"].folder)})
+    with pytest.raises(UnknownNameError, match=f"row of table {TABLE} 'diff'"):
+        filled(rows=rows | {"diff": str(small["diff"].folder)})
     with pytest.raises(TableError, match="row 'intg' has both a run and numbers in"):
         filled(rows=rows | {"intg/125m": str(small["intg"].folder)}, values=str(values))
-
-
-def test_options_that_do_not_fit(tmp_path: Path, small: dict[str, Run]) -> None:
-    runs = (small["vanilla"], small["diff"])
-    for options, words in (({"rule": "rank"}, "--rule rank"), ({"significance": True}, "--significance")):
-        with pytest.raises(UsageError, match=f"{TABLE}.*{words}"):
-            of_runs(*runs, **options)
-    assert [line.key for line in of_runs(*runs, drop_empty=True).lines] == ["diff"]
-    with pytest.raises(UsageError, match=r"'diff/125m'.* has none: llama-125m-vanilla; .*'baseline/125m'"):
-        of_runs(small["diff"])
-    layout = yaml.safe_load(load_layout(TABLE).path.read_text("utf-8"))
-    layout["pairs"]["125m"]["measures"]["125m_last1"] = "entropy@-1"
-    path = written(tmp_path / "own.yaml", **layout)
-    with pytest.raises(UsageError, match="table own, '125m_last1' of row 'diff/125m': unknown measure of run"):
-        make(TableRequest(path, "runs", runs=tuple(str(run.folder) for run in runs)))
 
 
 def test_a_layout_of_ones_own(tmp_path: Path, small: dict[str, Run]) -> None:
@@ -198,3 +166,8 @@ def test_a_layout_of_ones_own(tmp_path: Path, small: dict[str, Run]) -> None:
     table = make(TableRequest(path, "runs", runs=tuple(str(small[name].folder) for name in ("intg", "diff"))))
     # Layer 16 is the same in both; sums of the others by hand: diff 12, 12, 11, 10, 8; intg 5, 5, 5, 5, 13
     assert lines(table) == {"x": ["80.0"], "y": ["80.0"]}
+    layout = yaml.safe_load(load_layout(TABLE).path.read_text("utf-8"))
+    layout["pairs"]["125m"]["measures"]["125m_last1"] = "entropy@-1"
+    path = written(tmp_path / "own.yaml", **layout)
+    with pytest.raises(UsageError, match="'125m_last1' of row 'diff/125m'"):
+        make(TableRequest(path, "runs", runs=tuple(str(run.folder) for run in small.values())))

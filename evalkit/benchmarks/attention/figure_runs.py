@@ -69,15 +69,16 @@ class AnalysedRun:
             raise UsageError(f"--layers {unknown[0]}: {self._label} has {measure} of layers {known[0]} to {known[-1]}")
         return [*dict.fromkeys(layer for layer in meant.values() if layer is not None)] or known
 
-    def values(self, measure: str, band: Band, keys: Sequence[str] = ("layer",)) -> pd.DataFrame:
-        """Return the values of a measure by `keys`: layer, or layer and position of the query.
+    def values(
+        self, measure: str, band: Band, layers: Sequence[int] = (), keys: Sequence[str] = ("layer",)
+    ) -> pd.DataFrame:
+        """Return the values of a measure in the chosen layers, by layer or by layer and position of the query.
 
         With the band "heads" of each head: head, value (mean over documents) and n (documents). With "samples" of each
         document: `SAMPLE` and value (mean over heads, of a rank the median).
         """
-        by_position = "position" in keys
-        rows = self._rows(self._documents if band == "samples" else self._heads, measure, by_position)
-        rows = rows.astype({"position": "int64"} if by_position else {})
+        rows = self._rows(self._documents if band == "samples" else self._heads, measure, "position" in keys)
+        rows = rows[rows["layer"].isin(self.layers(measure, layers))]
         if band == "samples":
             return with_values(rows).groupby([*keys, *SAMPLE], observed=True)["value"].mean().reset_index()
         rows = rows.assign(value=rows["mean"] * rows["n"])
@@ -87,9 +88,8 @@ class AnalysedRun:
     def line(
         self, measure: str, band: Band, layers: Sequence[int] = (), keys: Sequence[str] = ("layer",)
     ) -> pd.DataFrame:
-        """Return the values of a line, see `spread_of`, in the chosen layers."""
-        values = self.values(measure, band, keys)
-        return self.labelled(spread_of(values[values["layer"].isin(self.layers(measure, layers))], keys), measure)
+        """Return the spread of the values, see `spread_of`, labelled."""
+        return self.labelled(spread_of(self.values(measure, band, layers, keys), keys), measure)
 
     def labelled(self, values: pd.DataFrame, measure: str) -> pd.DataFrame:
         """Return a table with the run's name and id, and the measure, in its first columns."""
@@ -100,6 +100,7 @@ class AnalysedRun:
         rows = table[table["measure"] == measure]
         if by_position is not None:
             rows = rows[rows["position"].notna() == by_position]
+            rows = rows.astype({"position": "int64"} if by_position else {})
         if rows.empty:
             group = MEASURES[measure].group
             raise UsageError(
@@ -127,12 +128,10 @@ def share_above(first: AnalysedRun, other: AnalysedRun, measure: str, layers: Se
             f"{both} other documents, or other tokens, so their ranks cannot be paired; analyse the same sample with "
             "the same tokenizer"
         )
-    common = {*first.layers(measure, layers)} & {*other.layers(measure, layers)}
-    if not common:
-        raise UsageError(f"{both} {measure} of no layer in common; analyse the same with evalkit attention … --layers")
-    mine, theirs = (run.values(measure, "samples") for run in (first, other))
+    mine, theirs = (run.values(measure, "samples", layers) for run in (first, other))
     pairs = mine.merge(theirs, on=["layer", *SAMPLE], suffixes=("", "_other"))
-    pairs = pairs[pairs["layer"].isin(common)]
+    if pairs.empty:
+        raise UsageError(f"{both} {measure} of no layer in common; analyse the same with evalkit attention … --layers")
     above = pairs.assign(above=pairs["value_other"] > pairs["value"]).groupby("layer")["above"]
     share, n = above.mean(), above.size()
     return pd.DataFrame({"value": share, "spread": np.sqrt(share * (1 - share) / n), "n": n}).reset_index()

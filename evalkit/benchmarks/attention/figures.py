@@ -61,16 +61,8 @@ def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
     match name:
         case "bos":
             return _by_position(runs, [request.measure_of(name)], band, layers or (-1,), 3, share_y=True)
-        case "position" if len(runs) > 1:
-            # The first and the middle layer that all runs have, and each run's last one
-            by_run = [run.layers("bos_abs") for run in runs]
-            common = sorted(set.intersection(*map(set, by_run)))
-            last = by_run[0][-1] if len({known[-1] for known in by_run}) == 1 else -1
-            spaced = dict.fromkeys([*common[:1], *common[len(common) // 2 :][:1], last])
-            layers = layers or tuple(spaced)
-            return _by_position(runs, ("bos_abs", "entropy"), band, layers, max(2, len(layers)))
         case "position":
-            return _position_maps(runs[0], band, layers)
+            return _position(runs, band, layers)
         case "categories":
             return _categories(runs, band, layers, request.paper)
         case "entropy":
@@ -139,11 +131,8 @@ def _by_layer(
     share_y: bool = False, reference: float | None = None,
 ) -> Figure:  # fmt: skip
     """Return lines over layers, with a panel for each measure."""
-    tables = [_joined(run.line(measure, band, layers) for run in runs) for measure in measures]
-    panels = [
-        _panel(measure, measure, table, "layer", _unit(measure), reference=reference)
-        for measure, table in zip(measures, tables, strict=True)
-    ]
+    tables = {measure: _joined(run.line(measure, band, layers) for run in runs) for measure in measures}
+    panels = [_panel(measure, table, "layer", reference=reference) for measure, table in tables.items()]
     return Figure(panels, columns, f"{_line_words(band)}. {_described(measures)}{more}", share_y)
 
 
@@ -156,19 +145,24 @@ def _by_position(
         table = _joined(run.line(measure, band, (layer,), ("layer", "position")) for run in runs)
         drawn = sorted(table["layer"].unique())
         where = f"layer {drawn[0]}" if len(drawn) == 1 else "last layer" if layer == -1 else f"layer {layer}"
-        title = f"{measure}, {where}"
-        panels.append(_panel(measure, title, table, "position", _unit(measure), x_label=_QUERY, doubling=True))
+        panels.append(_panel(measure, table, "position", f"{measure}, {where}", x_label=_QUERY, doubling=True))
     return Figure(panels, columns, f"{_line_words(band)}. {_described_bins(measures, panels)}", share_y)
 
 
-def _position_maps(run: AnalysedRun, band: Band, layers: Sequence[int]) -> Figure:
-    """Return maps of all layers and positions of one run."""
+def _position(runs: Runs, band: Band, layers: Sequence[int]) -> Figure:
+    """Return lines of some layers of several runs, or maps of all layers of one."""
     measures = ("bos_abs", "entropy")
-    panels = []
-    for measure in measures:
-        table = run.line(measure, band, layers, ("layer", "position"))
-        panels.append(_panel(measure, measure, table, "position", _label(measure), y="layer", x_label=_QUERY))
-    return Figure(panels, 2, f"{run.name}; colour: {_OVER[band]}. {_described_bins(measures, panels)}")
+    if len(runs) > 1:
+        # The first and the middle layer that all runs have, and each run's last one
+        by_run = [run.layers(measures[0]) for run in runs]
+        common = sorted(set.intersection(*map(set, by_run)))
+        last = by_run[0][-1] if len({known[-1] for known in by_run}) == 1 else -1
+        spaced = dict.fromkeys([*common[:1], *common[len(common) // 2 :][:1], last])
+        layers = layers or tuple(spaced)
+        return _by_position(runs, measures, band, layers, max(2, len(layers)))
+    tables = {measure: runs[0].line(measure, band, layers, ("layer", "position")) for measure in measures}
+    panels = [_panel(measure, table, "position", y="layer", x_label=_QUERY) for measure, table in tables.items()]
+    return Figure(panels, 2, f"{runs[0].name}; colour: {_OVER[band]}. {_described_bins(measures, panels)}")
 
 
 def _categories(runs: Runs, band: Band, layers: Sequence[int], paper: bool) -> Figure:
@@ -176,22 +170,18 @@ def _categories(runs: Runs, band: Band, layers: Sequence[int], paper: bool) -> F
     keys = ["layer", "head"] if band == "heads" else ["layer", *SAMPLE]
     tables: dict[str, list[pd.DataFrame]] = {title: [] for title in _FOUR}
     for run in runs:
-        chosen = run.layers(f"{kind}_bos", layers)
-        sums: dict[str, pd.Series] = {}
+        sums = pd.DataFrame()
         for title, names in _FOUR.items():
-            values = pd.concat([run.values(f"{kind}_{name}", band) for name in names]).groupby(keys, observed=True)
-            sums[title] = values["value"].sum()
-        wide = pd.DataFrame(sums)
+            values = pd.concat([run.values(f"{kind}_{name}", band, layers) for name in names])
+            grouped = values.groupby(keys, observed=True)
+            sums[title] = grouped["value"].sum()
         if paper:  # softmax over the four kinds
-            powers = wide.sub(wide.max(axis=1), axis=0).map(math.exp)
-            wide = powers.div(powers.sum(axis=1), axis=0)
+            powers = sums.sub(sums.max(axis=1), axis=0).map(math.exp)
+            sums = powers.div(powers.sum(axis=1), axis=0)
         if band == "heads":
-            wide["n"] = values["n"].max()
-        wide = wide.reset_index()
-        wide = wide[wide["layer"].isin(chosen)]
+            sums["n"] = grouped["n"].max()
         for title, members in tables.items():
-            columns = ["layer", "value", *(["n"] if band == "heads" else [])]
-            spread = spread_of(wide.rename(columns={title: "value"})[columns], ["layer"])
+            spread = spread_of(sums.rename(columns={title: "value"}), ["layer"])
             members.append(run.labelled(spread, f"{kind}: {title}"))
     label = "softmax" if paper else "%"
     panels = [FigurePanel(title, _joined(tables[title]), "layer", label, percent=not paper) for title in tables]
@@ -220,31 +210,22 @@ def _rank(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
 def _heatmap(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
     panels = []
     for run in runs:
-        values = run.values(measure, "heads")
-        chosen = values[values["layer"].isin(run.layers(measure, layers))].reset_index(drop=True)
-        table = run.labelled(chosen, measure)
-        panels.append(_panel(measure, short_name(run.name), table, "head", _label(measure), y="layer"))
+        table = run.labelled(run.values(measure, "heads", layers), measure)
+        panels.append(_panel(measure, table, "head", short_name(run.name), y="layer"))
     words = f"Colour: mean over documents of each head, one scale for all runs. {_described([measure])}"
     return Figure(panels, 2 if len(panels) == 4 else 3, words)
 
 
-def _panel(measure: str, title: str, table: pd.DataFrame, x: str, label: str, **more: Any) -> FigurePanel:
-    return FigurePanel(title, table, x, label, percent=MEASURES[measure].in_percent, **more)
+def _panel(measure: str, table: pd.DataFrame, x: str, title: str = "", y: str = "", **more: Any) -> FigurePanel:
+    """Return a panel of lines, or with `y` a map, whose values are labelled with their unit or what they are."""
+    info = MEASURES[measure]
+    unit = "%" if info.in_percent else _UNITS.get(measure, "weight" if info.group in ("bos", MASS, "sink") else measure)
+    label = f"{measure}, {unit}" if y and unit != measure else unit
+    return FigurePanel(title or measure, table, x, label, y, percent=info.in_percent, **more)
 
 
 def _joined(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
-
-
-def _unit(measure: str) -> str:
-    """Return the unit of a measure's values, or what they are."""
-    info = MEASURES[measure]
-    return "%" if info.in_percent else _UNITS.get(measure, "weight" if info.group in ("bos", MASS, "sink") else measure)
-
-
-def _label(measure: str) -> str:
-    unit = _unit(measure)
-    return measure if unit == measure else f"{measure}, {unit}"
 
 
 def _line_words(band: Band) -> str:

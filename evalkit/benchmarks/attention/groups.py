@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal, NamedTuple
 
 from evalkit.errors import UnknownNameError, UsageError
@@ -40,8 +39,11 @@ class MeasureInfo:
     """Whether it is also measured by position of the query."""
     unsigned: str = ""
     """The measure of |weights| that it equals where no weight is negative; empty: none."""
-    median: bool = False
-    """Whether a layer's heads are summarised by their median, as the paper does for the rank; else by their mean."""
+
+    @property
+    def median(self) -> bool:
+        """Whether heads are summarised by their median, as the paper does for the rank; else by their mean."""
+        return self.group == RANK
 
     @property
     def in_percent(self) -> bool:
@@ -49,39 +51,31 @@ class MeasureInfo:
         return self.bounds == _SHARE
 
 
-def _mass(category: str) -> tuple[MeasureInfo, MeasureInfo]:
-    signed, share = f"mass_{category}", f"mass_abs_{category}"
-    return (
-        MeasureInfo(signed, MASS, f"weight of the continuation's tokens on category {category}", unsigned=share),
-        MeasureInfo(share, MASS, f"share of the continuation's |weights| on category {category}", _SHARE),
-    )
-
-
-_INFOS = (
+_INFOS = [
     MeasureInfo("bos", "bos", "weight on BOS, mean over tokens after the first", None, True, "bos_abs"),
     MeasureInfo("bos_abs", "bos", "share of |weights| on BOS, mean over tokens after the first", _SHARE, True),
-    *chain.from_iterable(map(_mass, CATEGORIES)),
+    *(info for name in CATEGORIES for info in (
+        MeasureInfo(f"mass_{name}", MASS, f"weight of the continuation's tokens on category {name}",
+                    unsigned=f"mass_abs_{name}"),
+        MeasureInfo(f"mass_abs_{name}", MASS, f"share of the continuation's |weights| on category {name}", _SHARE),
+    )),
     MeasureInfo("entropy", "entropy", "entropy of |weights|, last continuation token, in nats", None, True),
     MeasureInfo("entropy_shifted", "entropy", "entropy of weights - min, as in the paper, in nats"),
     MeasureInfo("bos_negative", "negative", "share of tokens after the first with a negative weight on BOS", _SHARE),
     MeasureInfo("sink", "sink", "mean weight on the first token, first 64 tokens", unsigned="sink_abs"),
     MeasureInfo("sink_abs", "sink", "mean share of |weights| on the first token, first 64 tokens", _SHARE),
-    MeasureInfo(
-        "sink_rate", "sink", f"share of heads whose sink is above {SINK_SHARE}", _SHARE, unsigned="sink_abs_rate"
-    ),
+    MeasureInfo("sink_rate", "sink", f"share of heads whose sink is above {SINK_SHARE}", _SHARE,
+                unsigned="sink_abs_rate"),
     MeasureInfo("sink_abs_rate", "sink", f"share of heads whose sink_abs is above {SINK_SHARE}", _SHARE),
     MeasureInfo("distance", "distance", "mean distance of |weights|, of tokens after the first, in tokens"),
     MeasureInfo("similarity", "similarity", "mean cosine between a head's map and the layer's others"),
-    MeasureInfo(RANK, RANK, "effective rank: exp of the entropy of singular values (Roy and Vetterli)", median=True),
-    MeasureInfo("rank_squares", RANK, "the same with squared singular values", median=True),
-    MeasureInfo(
-        "rank_stable", RANK, "stable rank: squared Frobenius norm / squared largest singular value", median=True
-    ),
+    MeasureInfo("rank", RANK, "effective rank: exp of the entropy of singular values (Roy and Vetterli)"),
+    MeasureInfo("rank_squares", RANK, "the same with squared singular values"),
+    MeasureInfo("rank_stable", RANK, "stable rank: squared Frobenius norm / squared largest singular value"),
     MeasureInfo("bos_all", "all_tokens", "weight on BOS, mean over all tokens, as in the paper"),
-    MeasureInfo(
-        "bos_negative_all", "all_tokens", "share of all tokens with a negative weight on BOS, as in the paper", _SHARE
-    ),
-)
+    MeasureInfo("bos_negative_all", "all_tokens",
+                "share of all tokens with a negative weight on BOS, as in the paper", _SHARE),
+]  # fmt: skip
 MEASURES = {info.name: info for info in _INFOS}
 GROUPS = tuple(dict.fromkeys(info.group for info in _INFOS))
 """Groups of measures, the values of `--measures`."""
@@ -120,10 +114,7 @@ def parsed_layers(given: Sequence[str]) -> tuple[int, ...]:
 
 
 def layer_of(number: int, layers: Sequence[int]) -> int | None:
-    """Return the layer that a number means, of a model's layers with attention; None if there is none.
-
-    Negative numbers count backwards from the last layer, -1.
-    """
+    """Return the layer that a number means (from -1: backwards) of a model's layers with attention; None if none."""
     if number >= 0:
         return number if number in layers else None
     return layers[number] if -number <= len(layers) else None

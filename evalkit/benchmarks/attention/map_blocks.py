@@ -2,11 +2,9 @@
 
 In: a model and one sequence. Out: the `MapBlocks` of each requested layer, passed to a callback while the model runs.
 The model attends by scaled_dot_product_attention; a block of the map is computed from the layer's queries and keys when
-the callback asks for it. So a pass costs about as much as a forward pass without maps, and memory grows with the
-length, not with its square (models with sliding windows need their mask, a byte for each query and key).
-
-Models whose attention does not use transformers' registry of attention functions run with `eager` attention; their
-whole maps are passed in the same blocks, a layer at a time.
+the callback asks for it, so memory grows with the length, not with its square (but for the mask of a sliding window, a
+byte for each query and key). Models whose attention does not use transformers' registry of attention functions run
+with `eager` attention; their whole maps are passed in the same blocks, a layer at a time.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from evalkit.errors import RunError, ScoringError, UnknownNameError, UsageError
 from evalkit.escape import counted
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import Table, simple_table
+from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import CLUSTER
 from evalkit.runs.traits import mixture
@@ -108,7 +108,11 @@ def write_tables(
                     arrays.append((column.dictionary_encode() if kind == _WORD else column).cast(kind))
                 yield pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
             if sums:
-                heads.append(_means(sums).astype({name: kinds[name] for name in HEAD}))
+                grouped = pd.concat(sums, ignore_index=True).groupby(HEAD, sort=False, dropna=False)
+                whole = grouped[["count", "sum"]].sum()
+                means = pd.DataFrame({"n": whole["count"], "mean": whole["sum"] / whole["count"]}).reset_index()
+                means = means.sort_values(["task", "measure", "position", "layer", "head"], ignore_index=True)
+                heads.append(means.astype({name: kinds[name] for name in HEAD}))
 
     writer.save_batches(ALL, _SCHEMA, batches())
     if not documents:
@@ -128,13 +132,6 @@ def _sums(rows: pd.DataFrame) -> pd.DataFrame:
         keys = [*HEAD, "subtask", "doc_id"]
         rows = rows.groupby(keys, sort=False, dropna=False)["value"].mean().reset_index()
     return rows.groupby(HEAD, sort=False, dropna=False)["value"].agg(["count", "sum"]).reset_index()
-
-
-def _means(sums: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the means over documents from the sums of batches."""
-    whole = pd.concat(sums, ignore_index=True).groupby(HEAD, sort=False, dropna=False)[["count", "sum"]].sum()
-    means = whole.assign(n=whole["count"], mean=whole["sum"] / whole["count"])[["n", "mean"]].reset_index()
-    return means.sort_values(["task", "measure", "position", "layer", "head"], ignore_index=True)
 
 
 def documents_of(over_heads: pd.DataFrame) -> pd.DataFrame:
@@ -191,44 +188,40 @@ def _values(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 def attention_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
     """Return the measures of each layer, and of all layers in the last line; other arguments change nothing."""
-    lines = [(str(layer["layer"]), layer["measures"]) for layer in run.stored["layers"]]
+    lines: list[tuple[str, Any]] = [(str(layer["layer"]), layer["measures"]) for layer in run.stored["layers"]]
     lines.append(("all", run.stored["measures"]))
-    names = [name for name in run.stored["measures"] if not _repeats(name, lines)]
-    masses = [name for name in names if MEASURES[name].group == MASS]
-    split = {ATTENTION: [name for name in names if name not in masses], MASS: masses}
-    tables = tuple(_table(title, members, lines) for title, members in split.items() if members)
-    records = [
-        {"layer": layer, "measure": name, **value} for layer, measures in lines for name, value in measures.items()
-    ]
-    return Report(tables, notes=tuple(_notes(run, names)), content=run_content(run), records=records)
 
+    def repeats(name: str) -> bool:
+        """Whether a measure equals that of |weights| in every line: no weight is negative."""
+        other = MEASURES[name].unsigned
+        pairs = [(measures.get(name), measures.get(other)) for _, measures in lines]
+        return bool(other) and all(a == b or (a and b and abs(a["value"] - b["value"]) < _EQUAL) for a, b in pairs)
 
-def _repeats(name: str, lines: list[tuple[str, Any]]) -> bool:
-    """Return whether a measure equals that of |weights| in every line: no weight is negative."""
-    other = MEASURES[name].unsigned
-    pairs = [(measures.get(name), measures.get(other)) for _, measures in lines]
-    return bool(other) and all(a == b or (a and b and abs(a["value"] - b["value"]) < _EQUAL) for a, b in pairs)
-
-
-def _table(title: str, names: list[str], lines: list[tuple[str, Any]]) -> Table:
     def cell(name: str, measured: dict[str, Any] | None) -> str:
         if measured is None:
             return "–"
         return percent(measured["value"]) if MEASURES[name].in_percent else fixed(measured["value"], 2)
 
-    rows = [[layer, *(cell(name, measures.get(name)) for name in names)] for layer, measures in lines]
-    return simple_table(title, ["layer", *names], rows, ruled={len(lines) - 1})
+    names = [name for name in run.stored["measures"] if not repeats(name)]
+    tables = []
+    for title, is_mass in ((ATTENTION, False), (MASS, True)):
+        if members := [name for name in names if (MEASURES[name].group == MASS) is is_mass]:
+            rows = [[layer, *(cell(name, measures.get(name)) for name in members)] for layer, measures in lines]
+            tables.append(simple_table(title, ["layer", *members], rows, ruled={len(lines) - 1}))
+    records = [
+        {"layer": layer, "measure": name, **value} for layer, measures in lines for name, value in measures.items()
+    ]
+    return Report(tuple(tables), notes=tuple(_notes(run, names)), content=run_content(run), records=records)
 
 
 def _notes(run: Run, names: list[str]) -> list[str]:
     specification, tasks, measures = run.manifest["specification"], run.stored["tasks"], run.stored["measures"]
     hidden = [name for name in measures if name not in names]
     total = sum(task["n"] for task in tasks)
-    documents = f"{total:,} document{'s' * (total != 1)} of {counted(len(tasks), 'task')}"
+    documents = f"{total:,} document{'s' * (total != 1)} of {counted(len(tasks), 'task')}, seed {specification['seed']}"
     read = f"{specification['continuation']} continuation" if "continuation" in specification else "whole text"
     notes = [
-        f"{run.manifest['model']}, {specification['dtype']}, {run.template} prompts, {documents}, seed "
-        f"{specification['seed']}, {read}",
+        f"{run.manifest['model']}, {specification['dtype']}, {run.template} prompts, {documents}, {read}",
         "means over documents of the mean over heads (rank: median); shares in %",
         *([f"left out, equal without negative weights: {', '.join(hidden)}"] if hidden else []),
         *(f"{name}: {MEASURES[name].words}" for name in names),

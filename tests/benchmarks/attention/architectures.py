@@ -17,18 +17,9 @@ from transformers import (
     MptConfig,
 )
 
-_SHAPE: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": None,
-}
-_IDS = {"bos_token_id": 0, "eos_token_id": 1, "vocab_size": 64}
+_IDS: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "vocab_size": 64}
+_SHAPE = _IDS | {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+                 "num_key_value_heads": 2, "pad_token_id": None}  # fmt: skip
 
 CONFIGS: dict[str, Any] = {
     "mistral": MistralConfig(**_SHAPE, sliding_window=4),

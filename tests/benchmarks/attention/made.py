@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pandas as pd
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.benchmark import Attention
 from evalkit.benchmarks.attention.documents import AnalysedSequence
-from evalkit.benchmarks.attention.groups import CATEGORIES, GROUPS, MASS, MEASURES, RANK, AttentionRow, MeasureInfo
+from evalkit.benchmarks.attention.groups import CATEGORIES, GROUPS, MASS, MEASURES, RANK, AttentionRow
 from evalkit.benchmarks.attention.measures import rows_of
 from evalkit.benchmarks.attention.results import ALL, results_of, write_tables
 from evalkit.runs.folder import Run, load_run, specification_id
@@ -93,48 +92,28 @@ def made_run(
         analysed = []
         for choice in range(choices):
             length = int(lengths.integers(*tokens))
-            phase = random.random()
-            by_layer = {
-                layer: _layer(random, phase + layer / 3, heads, length, groups, layer >= layers - ranked)
-                for layer in range(layers)
-            }
+            by_layer = {n: _layer(random, heads, length, groups, n >= layers - ranked) for n in range(layers)}
             analysed.append((sequence(subtask, doc_id, np.full(length, tokenizer), choice), by_layer))
         return analysed
 
-    analysed = {
-        task: [batch(*place) for place in product(subtasks, range(documents))] for task, subtasks in tasks.items()
-    }
+    analysed = {task: [batch(name, n) for name in names for n in range(documents)] for task, names in tasks.items()}
     continuation = "gold" if choices == 1 else "all"
     settings = {"measures": list(groups), "sample": documents, "continuation": continuation} | settings
     return write_analysis(root, model, tasks, analysed, layers, {}, **settings)
 
 
-def _layer(random: Any, phase: float, heads: int, tokens: int, groups: Sequence[str], ranked: bool) -> dict[str, Any]:
-    # A wave over layers makes lines of different runs distinguishable
-    wave = 0.5 + 0.3 * np.sin(phase) + 0.2 * (random.random(heads) - 0.5)
-    starts = 2 ** np.arange((tokens - 1).bit_length())
+def _layer(random: Any, heads: int, tokens: int, groups: Sequence[str], ranked: bool) -> dict[str, Any]:
     measured: dict[str, Any] = {}
     for name, info in MEASURES.items():
         if info.group in groups and (info.group != RANK or ranked) and (info.group != "sink" or tokens >= 64):
-            measured[name] = _values(random, info, wave, tokens)
+            least = 0.0 if info.bounds else -0.3
+            measured[name] = least + random.random(heads)
             if info.by_position:
-                bins = [_values(random, info, wave / (1 + np.log2(start)), tokens) for start in starts]
-                measured[f"{name}_by_position"] = np.stack(bins, 1)
+                measured[f"{name}_by_position"] = least + random.random((heads, (tokens - 1).bit_length()))
     if MASS in groups:
         shares = random.dirichlet([2, 1, 1, 2, 1, 0.5], heads)
         measured |= {f"mass_abs_{name}": shares[:, number] for number, name in enumerate(CATEGORIES)}
     return measured
-
-
-def _values(random: Any, info: MeasureInfo, wave: Any, tokens: int) -> Any:
-    noise = 0.1 * random.standard_normal(len(wave))
-    if info.name.endswith("_rate"):
-        return (random.random(len(wave)) < wave).astype(float)
-    if info.in_percent:
-        return np.clip(wave + noise, 0, 1)
-    if info.name in ("bos", "sink", "similarity") or info.group == MASS:
-        return 1.4 * wave - 0.4 + noise
-    return np.log(tokens) * (wave + abs(noise))
 
 
 def whole_table(run: Run) -> pd.DataFrame:

@@ -28,17 +28,11 @@ def made_ranks(
     manifest: Mapping[str, Any] | None = None,
     **specification: Any,
 ) -> Run:
-    """Write a finished run of `evalkit attention` that measured the rank.
+    """Write a finished run that measured the rank: layer → [documents, heads], of all tasks' documents in turn.
 
-    Args:
-        root: folder of runs.
-        model: named model whose sizes and attention the manifest has.
-        ranks: layer → [documents, heads] effective ranks, the documents of all tasks one after the other.
-        tasks: task → number of its documents; None: `TASKS`.
-        first: number of each task's first document.
-        name: checkpoint, if it is not called like the model; also stands for its weights.
-        manifest: other entries of the manifest.
-        specification: other entries of the specification.
+    `model` is a named model, whose sizes the manifest has; `name` the checkpoint, if it is called otherwise, and its
+    weights. `tasks` has the number of documents of each task, and `first` is the number of each task's first one.
+    `manifest` and `specification` are further entries.
     """
     analysed: dict[str, Any] = {}
     start = 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import re
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -13,10 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from evalkit.benchmarks.attention.categories import (
     CATEGORY_OF_TAG,
@@ -85,41 +81,14 @@ def test_the_papers_groups_have_every_universal_tag_and_space() -> None:
     [
         ("I| don|'t", "cff"),  # "do" + "n't": a token with letters of both has its last letter's word
         ("It| cost| 1|,|2|5|0|.|7|5| in| the| end|.", "fcooooooooffcp"),
-        (" Stra|ß|e| in| Kö|ln|,| café", "cccfccpc"),
         ("photo|synth|esis| is| un|believ|able", "cccfccc"),
         ("end|.\n\n|In", "cpf"),  # the new lines belong to the full stop's token
-        ("end|\n\n|In", "cof"),
-        ("  the", "f"),
-        ("the  | end", "fc"),
         ("end| |-| |the|\u00a0|", "copofoo"),
     ],
 )
 def test_tokens_have_their_words_category(tokens: str, expected: str) -> None:
     text, spans = cut(tokens)
     assert letters([(False, text)], spans) == expected
-
-
-@pytest.mark.parametrize("trim", [False, True], ids=["whole", "trimmed"])
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("in 😀", "ffocccc"),  # four bytes
-        ("漢 é in", "ccc" + "o" + "cc" + "o" + "ff"),
-        ("\u00a0\u00a0in", "oooo" + "ff"),
-        ("e\u0301 1", "c" + "cc" + "oo"),  # a combining accent
-    ],
-)
-def test_bytes_have_their_characters_category(text: str, expected: str, trim: bool) -> None:
-    """Of a byte-level tokenizer without merges; the trimmed spans of spaces are empty."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim)
-
-    def words(text: str) -> list[Word]:
-        return [Word(*word.span(), _tag(word.group())) for word in re.finditer(r"\S+", text)]
-
-    assert letters([(False, text)], tokenizer.encode(text).offsets, words) == expected
 
 
 def test_markers_and_added_tokens_are_special_and_the_text_between_markers_is_tagged_whole() -> None:
@@ -136,12 +105,7 @@ def test_markers_and_added_tokens_are_special_and_the_text_between_markers_is_ta
     assert letters(pieces, spans) == "sss" + "ff" + "ssss" + "fcp" + "ss"
     assert letters(pieces, [(-1, -1), *spans[3:5], (-1, -1)], has_bos=True) == "bffs"
     assert tagged_texts([(False, " \n"), *pieces, (False, "  ")]) == ["In the", "the end."]
-
-
-@pytest.mark.parametrize("pieces", [[], [(False, "")], [(False, ""), (True, "")]])
-def test_empty_texts(pieces: list[Piece]) -> None:
-    assert letters(pieces, []) == ""
-    assert letters(pieces, [(0, 0)]) == "o"  # a tokenizer's own prefix
+    assert letters([(False, "")], [(0, 0)]) == "o"  # a tokenizer's own prefix
 
 
 def test_tags_that_do_not_fit() -> None:
@@ -261,36 +225,14 @@ def test_each_of_the_models_tags_has_a_category(tagger: Tagger) -> None:
     assert (len(labels), len(tags) > 12, tags <= CATEGORY_OF_TAG.keys()) == (50, True, True)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("tagger")
-def test_loading_and_tagging_are_silent_and_draw_no_random_numbers() -> None:
-    code = (
-        "from evalkit.benchmarks.attention.categories import load_tagger\n"
-        "text = 'A word \\u200b 😀 x==y.'\nprint(len(load_tagger(lambda line: None)([text])[text]))"
-    )
-    done = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True)
-    assert (int(done.stdout) > 4, done.stderr) == (True, "")
-
-    def states() -> list[Any]:
-        return [random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().tolist()]  # type: ignore[index]
-
-    before = states()
-    load_tagger(silent)(["A word."])
-    assert states() == before
-
-
 BY_HAND = [
     ("She| didn|'t| eat|,| and| we| won|'t| either|.", "f ff c p f f ff c p"),
     ("In| |2|0|1|6|,| |4|0|%| of| U|.|S|.| adults| paid| $|9|.|7|5|.", "f o oooo p o oo c f cccc c c o oooo p"),
-    ("The| café| in| K|ö|ln| isn|'t| na|ïve|.", "f c f ccc ff cc p"),
     ("We| met| in| 東|東|東|京|京|.", "f c f ccccc p"),
     ("Rain|  | fell|.|\n\n| Then| it| stopped|  ", "c o c p o c f c o"),
-    ("The| dog|'s| photosynthesis| was| unbelie|vable|.", "f c f c f cc p"),
     ("Two| negatively|-|charged| particles| (|ions|)| --| yes|,| both| of| them", "o c p c c p c p p o p f f f"),
     ('A| well|-|known| man|,| "|Bob|",| said|:| "|Why| not|?"', "f c p c c p p c p c p p f f p"),
     ("Oh|,| she| has| to| have| had| three| or| four| of| these|.", "o p f c f f c o f o f f p"),
-    ("It| cost| |1|,|2|5|0|.|7|5| dollars| on| |4| July| |1|9|9|9|.", "f c o oooooooo c f o o c o oooo p"),
-    ("Do| you| have| a| car| that| they| made|?", "f f c f c f f c p"),
     ("He| cannot|;| it|'s| its| tail|!", "f f p f f f c p"),
 ]
 """The demo tokenizer's tokens and their categories, written by hand. The tokens of a multi-byte character repeat it."""

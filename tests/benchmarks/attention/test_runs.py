@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,10 @@ from evalkit.models.loading.locate import silent
 from evalkit.models.memory import whole_batches
 from evalkit.models.variants.modeling import EvalkitLlamaConfig, EvalkitLlamaForCausalLM
 from evalkit.runs.folder import Run
-from tests.arguments import arguments
 from tests.benchmarks.attention import plainly
 from tests.benchmarks.attention.made import made_run, whole_table
-from tests.cli.test_root import Command, _no_settings, complains
-from tests.cli.test_root import evalkit as command
 from tests.models.variants.building import VARIANTS
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
-
-__all__ = ["_no_settings", "command"]  # fixtures
 
 WITHOUT_TAGGER = "bos,entropy,negative,sink,distance,similarity,rank,all_tokens"
 
@@ -261,25 +255,3 @@ def test_what_is_not_compared(made: list[Run], tmp_path: Path) -> None:
                         ("rank@0", UsageError), ("rank@5", UsageError), ("rank@x", UsageError)):  # fmt: skip
         with pytest.raises(error, match=rule.partition("@")[0]):
             compare(paired(*made), rule)
-
-
-def test_the_command(command: Command, checkpoint: Path, documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finished run is printed again without a model; snapshots have what it prints."""
-    common = {"--data-dir": documents, "--allow-unofficial-data": None, "--device": "cpu", "--tasks": "piqa",
-              "--sample": 3, "--measures": "bos,entropy", "--output": "runs"}  # fmt: skip
-
-    def attention(*more: str) -> Any:
-        return command("attention", checkpoint, *arguments(common, more))
-
-    outcome = attention()
-    lines = outcome.out.splitlines()
-    assert lines[0].split() == ["layer", "bos_abs", "entropy", "entropy_shifted"]
-    assert [line.split()[0] for line in lines[2:6] if line[0] != "-"] == ["0", "1", "all"]
-    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", lambda *_: pytest.fail("a model was loaded"))
-    assert attention()[:2] == outcome[:2]
-
-    def absent(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("evalkit.benchmarks.attention.categories.metadata.version", absent)
-    complains(attention("--measures", "mass"), 2, "evalkit-checkpoints[attention]")

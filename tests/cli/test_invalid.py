@@ -1,0 +1,93 @@
+"""Commands that no input makes right: exit code 2, the options named, and nothing written; more are in snapshots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command, complains
+
+COMMANDS = {
+    "run --modle x": ["--modle", "--model"],
+    "run --model x --token-budget many": ["--token-budget", "'many'", "auto"],
+    "run --model x --show-prompts -1": ["--show-prompts", "-1"],
+    "run --config nowhere.yaml": ["nowhere.yaml", "No such file"],
+    "run --watch . --dry-run": ["--watch and --dry-run"],
+    "run --watch . --model demo": ["--model", "--watch"],
+    "run --watch . --show-prompts 1": ["--show-prompts", "--watch"],
+    "run --watch . --format json": ["--format", "--watch"],
+    "run --watch . --plot curve.txt": ["--plot curve.txt", ".pdf"],
+    "run --watch . --suite zeroshot9": ["'zeroshot9'"],
+    "run demo --until 5": ["--until", "--watch"],
+    "run --model CKPT --template isnt": ["'isnt'", "'inst'"],
+    "run --model CKPT --dtype fp32": ["'fp32'"],
+    "run --model CKPT --limit 0": ["--limit", "0"],
+    "run --model CKPT --set limit=3": ["--set", "limit"],
+    "run --model CKPT --set lengths=3": ["'lengths'"],
+    "run --model CKPT nix-*": ["nix-*"],
+    "run CKPT --model CKPT": ["given twice"],
+    "run --model a --model b": ["--model", "a, b"],
+    "longbench --model CKPT --context long": ["--context", "long"],
+    "longbench --model CKPT --tasks narativeqa": ["narativeqa", "narrativeqa"],
+    "longbench --model CKPT --suite longbench-e --tasks qmsum": ["qmsum"],
+    "longbench --model CKPT --plot lengths.gif": ["--plot lengths.gif"],
+    "longbench --format latex rescore x": ["longbench rescore"],
+    "ls rules more": ["more"],
+    "ls --standalone": ["--standalone"],
+    "data --tasks piqqa": ["'piqqa'", "'piqa'"],
+    "compare a b --margin 1": ["--margin", "--fail-if-worse"],
+    "compare a b --fail-if-worse --margin nan": ["nan"],
+    "compare --study s.yaml --group a=b": ["--group"],
+    "compare --study s.yaml -o runs": ["--study and --output"],
+    "compare --benchmark zs a b": ["--benchmark needs --study"],
+    "report x --sample 3 --without-documents": ["--without-documents and --sample"],
+    "report x --study study.yaml --names a": ["--study and --names"],
+    "report x --benchmark zs": ["--benchmark needs --study"],
+    "figure": ["bos, categories", "--all"],
+    "figure entropi x": ["'entropi'", "'entropy'"],
+    "figure entropy x -o a.gif": ["a.gif", ".png, .pdf or .svg"],
+    "figure entropy x --layers a": ["--layers a"],
+    "figure entropy x --measure bos": ["--measure", "entropy"],
+    "table": ["main_res", "--audit"],
+    "table main_res x": ["x"],
+    "table main_res --output .": ["--output ."],
+    "table main_res --source runs": ["--source runs", "--runs", "--study"],
+    "table main_res --runs x.yaml": ["--runs", "--source"],
+    "table main_res --stderr": ["--stderr"],
+    "table main_res --drop-empty": ["--drop-empty"],
+    "table main_res --outcome brier": ["--outcome"],
+    "table main_res --source both --runs x.yaml --as-printed": ["--as-printed"],
+    "table main_res --benchmark zs": ["--benchmark needs --study"],
+    "table main_res --study s.yaml --runs x": ["--study and --runs"],
+    "table main_res --study s.yaml --source published": ["--study", "--source runs or both"],
+    "table --study s.yaml": ["--all"],
+    "table --audit --as-printed": ["--audit and --as-printed"],
+    "table --audit --study s.yaml": ["--audit and --study"],
+    "table --all": ["--all needs --output"],
+    "table --all main_res -o x": ["--all", "main_res"],
+    "table --all --audit -o x": ["--all and --audit"],
+    "table --all -o file": ["--output file"],
+    "study run s.yaml --dry-run --wait": ["--wait"],
+    "study run s.yaml --dry-run --ray auto": ["--ray"],
+    "models sow": ["'sow'", "'show'"],
+    "models show own.yaml": ["own.yaml"],
+    "models init llama-125m-intg": ["--output"],
+    "models init llama-125m-intg -o x": ["--train-tokenizer"],
+    "models init llama-125m-intg -o x --dtype fp32 --tokenizer y": ["'fp32'"],
+    "models init llama-125m-intg -o . --train-tokenizer file": ["--output ."],
+    f"models init llama-125m-intg -o x --seed {2**63} --train-tokenizer file": ["--seed"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_invalid_commands(
+    evalkit: Command, checkpoint: Path, documents: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    Path("file").touch()
+    Path("s.yaml").write_text("checkpoints: {a: demo}\nbenchmarks: {zs: {suite: zeroshot8}}\n", encoding="utf-8")
+    more = ["--data-dir", documents, "--allow-unofficial-data"] if "run --model CKPT" in command else []
+    outcome = evalkit(*command.replace("CKPT", str(checkpoint)).split(), *more)
+    complains(outcome, 2, *COMMANDS[command])
+    assert sorted(path.name for path in Path().iterdir() if path.name != "cache") == ["file", "s.yaml"]

@@ -1,0 +1,343 @@
+"""Commands that read finished runs: show, table, compare --study, figure and report; snapshots have what they print."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evalkit.benchmarks.attention.groups import KINDS
+from evalkit.benchmarks.run import evaluate
+from evalkit.display import Progress
+from evalkit.reporting.decimals import percent
+from evalkit.runs.folder import Run
+from evalkit.runs.rules import decide, find_rule
+from evalkit.studies.study import save_record
+from evalkit.studies.study_file import read_study
+from evalkit.tables.layout import layout_names
+from tests.benchmarks.attention.made import made_run
+from tests.cli.conftest import Command, complains, completed
+from tests.comparison.made import finished_run
+from tests.documents import rewrite
+from tests.studies.conftest import computed_study, study
+from tests.studies.made import write_study
+from tests.studies.test_tables import own, with_tables
+from tests.tables.runs import altered, loaded, mapped, written
+from tests.tiny import tiny_checkpoint
+
+__all__ = ["computed_study", "own", "study"]  # fixtures
+
+ROOT = Path(__file__).parents[2]
+SHOWN = {"main_res", "sig_abl_app", "sig_abl_main", "vanilla_head_app", "backbone_abl_app", "backbone_abl_main"}
+"""Tables with a row of one of the study's models."""
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+# show
+
+
+@pytest.fixture(scope="module")
+def second(checkpoint: Path, documents: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same documents under another template."""
+    return evaluate(
+        str(checkpoint), data_dir=documents, allow_unofficial_data=True, template="plain",
+        output=tmp_path_factory.mktemp("second"), progress=Progress(live=False),
+    )  # fmt: skip
+
+
+def listed(evalkit: Command, *arguments: object) -> dict[str, Any]:
+    outcome = evalkit("show", *arguments, "--format", "json", "--limit", 1000)
+    assert outcome.code == 0, outcome.err
+    content: dict[str, Any] = json.loads(outcome.out)
+    return content
+
+
+def margins(run: Run, task: str, rule: str) -> dict[int, float]:
+    """Document → margin, by a loop over the score table."""
+    expected = {}
+    for doc_id, rows in run.scores[run.scores["task"] == task].groupby("doc_id"):
+        scores = list(find_rule(rule).score(rows))
+        gold = int(rows["gold"].iloc[0])
+        expected[int(doc_id)] = scores[gold] - max(score for number, score in enumerate(scores) if number != gold)
+    return expected
+
+
+def test_wrong_documents_the_surest_mistakes_first(evalkit: Command, finished: Run) -> None:
+    for rule, task in (("ppl", "boolq"), ("acc_norm", "hellaswag")):
+        decided = decide(finished.scores, find_rule(rule))
+        wrong = decided[(decided["task"] == task) & (decided["correct"] == 0)]
+        content = listed(evalkit, finished.folder, "--task", task, "--wrong", "--rule", rule)
+        shown = [(int(document["document"]), document["runs"][0]["margin"]) for document in content["documents"]]
+        assert sorted(document for document, _ in shown) == sorted(wrong["doc_id"])
+        expected = margins(finished, task, rule)
+        assert [margin for _, margin in shown] == pytest.approx([expected[document] for document, _ in shown])
+        assert [margin for _, margin in shown] == sorted(margin for _, margin in shown)
+        assert (content["count"], content["of"]) == (len(wrong), 6)
+        right = listed(evalkit, finished.folder, "--task", task, "--right", "--rule", rule)
+        assert right["count"] == 6 - len(wrong)
+
+
+def test_documents_that_another_run_decides_otherwise(evalkit: Command, finished: Run, second: Run) -> None:
+    a, b = (decide(run.scores, find_rule("acc")) for run in (finished, second))
+    keys = ["task", "subtask", "doc_id"]
+    both = a.merge(b, on=keys, suffixes=("_a", "_b"))
+    for flag, before, after in (("--won", 0, 1), ("--lost", 1, 0)):
+        documents = listed(evalkit, finished.folder, second.folder, flag, "--rule", "acc")["documents"]
+        expected = both[(both["correct_a"] == before) & (both["correct_b"] == after)]
+        names = {(document["task"], document["subtask"], int(document["document"])) for document in documents}
+        assert names == set(expected[keys].itertuples(index=False, name=None)) and names
+        assert all([run["right"] for run in document["runs"]] == [before, after] for document in documents)
+
+
+def test_one_document(evalkit: Command, finished: Run) -> None:
+    [run] = json.loads(evalkit("show", finished.folder, "--document", "arc_easy/2", "--format", "json").out)["runs"]
+    rows = finished.scores.query("task == 'arc_easy' and doc_id == 2")
+    for choice, (_, row) in zip(run["choices"], rows.iterrows(), strict=True):
+        for name in ("special", "instruction", "context", "continuation", "end"):
+            segment, log_likelihood, tokens = choice[name], row[f"ll_{name}"], row[f"n_{name}"]
+            assert (segment["log_likelihood"], segment["tokens"]) == (log_likelihood, tokens)
+            assert segment["perplexity"] == pytest.approx(math.exp(-log_likelihood / tokens))
+    for decision in run["rules"]:
+        decided = decide(rows.reset_index(drop=True), find_rule(decision["rule"])).iloc[0]
+        assert (decision["prediction"], decision["right"]) == (decided["prediction"], bool(decided["correct"]))
+    assert {decision["rule"] for decision in run["rules"]} == set(finished.stored["rules"])
+    # The subject alone is enough where it has the document
+    names = ("mmlu/mmlu_astronomy/0", "mmlu_astronomy/0")
+    first, other = (evalkit("show", finished.folder, "--document", name).out for name in names)
+    assert first == other and "mmlu/mmlu_astronomy/0" in first
+    complains(evalkit("show", finished.folder, "--document", "mmlu/0"), 2, "57 subtasks")
+
+
+def test_texts_are_searched_and_are_those_that_were_scored(
+    evalkit: Command, finished: Run, checkpoint: Path, documents: Path, tmp_path: Path
+) -> None:
+    texts = {
+        document["name"]: json.dumps([document["prompt"], document["continuations"]], ensure_ascii=False).casefold()
+        for document in listed(evalkit, finished.folder, "--task", "piqa")["documents"]
+    }
+    found = listed(evalkit, finished.folder, "--task", "piqa", "--text", "RIVER assistant")["documents"]
+    assert {document["name"] for document in found} == {name for name, text in texts.items() if "river" in text}
+    changed = Path(shutil.copytree(documents, tmp_path / "documents"))
+    rewrite(changed / "piqa.jsonl", 1, {"goal": "another goal"})
+    other = evaluate(
+        str(checkpoint), data_dir=changed, allow_unofficial_data=True, output=tmp_path / "runs",
+        tasks=("piqa", "boolq"), progress=Progress(live=False),
+    )  # fmt: skip
+    complains(evalkit("show", finished.folder, other.folder, "--won"), 2, "task piqa", "hash")
+    assert evalkit("show", finished.folder, other.folder, "--won", "--task", "boolq").code == 0
+    rewrite(changed / "boolq.jsonl", 1, {"passage": "another passage"})
+    outcome = evalkit("show", other.folder, "--task", "boolq")
+    assert outcome.code == 0 and "not those that were scored" in " ".join(outcome.out.split())
+    complains(evalkit("show", other.folder, "--task", "boolq", "--text", "a"), 2, "--text")
+
+
+# table
+
+
+def test_runs_and_a_layout_of_ones_own(evalkit: Command, finished: Run) -> None:
+    """The recipe of docs/tables.md; and runs without a mapping, by folder, or by their name in results/runs."""
+    written(Path("my_table.yaml"), caption="Mine", suite="zeroshot8", rows=[{"items": {"a": "A_1 & co", "b": None}}],
+            columns=[{"items": {"piqa": None, "Average": "Avg."}}], marks={"bold": "highest in table"})  # fmt: skip
+    mapped(Path(), rows={"a": str(finished.folder)})
+    command = ("table", "my_table.yaml", "--source", "runs", "--runs", "mapping.yaml")
+    shown, results = evalkit(*command, "--stderr").out, finished.results()
+    piqa = next(task for task in results.tasks if task.task == "piqa")
+    assert f"{100 * piqa.accuracy:.1f}* ± {100 * (piqa.stderr or 0):.1f}" in shown
+    assert f"{100 * results.average.accuracy:.1f}*" in shown
+    assert evalkit(*command, "--format", "latex", "--standalone", "-o", "mine.tex").out == "mine.tex\n"
+    text = Path("mine.tex").read_text(encoding="utf-8")
+    assert text.startswith(r"\documentclass") and r"A\_1 \& co" in text
+    runs = [
+        altered(finished, Path(f"results/runs/run{number}"), 0.0,
+                {"loaded": finished.manifest["loaded"] | loaded(f"llama-125m-intg-{number}s")})
+        for number in (2, 4)
+    ]  # fmt: skip
+    begin = ("table", "sig_abl_main", "--source", "runs", "--runs")
+    rows = list(csv.reader(io.StringIO(evalkit(*begin, runs[0], "run4", "--format", "csv").out)))
+    [average] = [row for row in rows if row[0] == "Average"]
+    assert [cell == "-" for cell in average[2:]] == [False, False, True, True, True, True]
+    complains(evalkit(*begin, runs[0], finished.folder), 2, "sig_abl_main", "--runs")
+
+
+def test_the_papers_numbers_are_audited(evalkit: Command) -> None:
+    page = (ROOT / "docs" / "measurements" / "paper_audit.md").read_text(encoding="utf-8")
+    printed = evalkit("table", "--audit", "--format", "markdown").out
+    assert " ".join(printed.split()) in " ".join(page.split())
+    rows = rows_of(evalkit("table", "app_long_contx", "--audit", "--format", "csv").out)
+    [twelve] = [row for row in rows if row["key"] == "twelve_of_sixteen"]
+    assert (twelve["printed"], twelve["recomputed"]) == ("12 out of 16", "11")
+
+
+def test_tables_of_a_study(evalkit: Command, own: Path) -> None:
+    """One, and all of which it has rows; those that cannot be made are named and do not stop the others."""
+    shown = evalkit("table", "main_res", "--study", own, "--stderr", "--drop-empty", "--format", "csv")
+    rows = rows_of(shown.out)
+    assert [row["key"] for row in rows if row["key"] != "note"] == ["vanilla_125m", "diff_125m", "intg_125m"]
+    assert "±" in rows[0]["Avg."]
+    assert [line.split(": ")[1] for line in shown.err.splitlines()] == ["other", "cog"]
+    layout = {"suite": "zeroshot8", "rows": [{"items": {"base": None}}], "columns": [{"items": {"piqa": None}}]}
+    for name in ("mine", "sig_abl_app"):
+        written(own.parent / f"{name}.yaml", **layout)
+    titles: dict[str, Any] = {"main_res": {"titles": {"Resoning": "x"}}}
+    with_tables(own, **titles, **{f"{name}.yaml": {} for name in ("mine", "sig_abl_app", "nowhere")})
+    outcome = evalkit("table", "--all", "--study", own, "-o", "new/tables", "--format", "latex")
+    names = [*(name for name in layout_names() if name in SHOWN - {"main_res"}), "mine"]
+    assert (outcome.code, outcome.out.splitlines()) == (1, [f"new/tables/{name}.tex" for name in names])
+    assert all(len(Path(path).read_text("utf-8")) > 100 for path in outcome.out.splitlines())
+    lines = [line.split(": ") for line in outcome.err.splitlines()]
+    assert [words[1] for words in lines if words[0] == "evalkit"] == [
+        "table main_res", "table sig_abl_app", "table nowhere"]  # fmt: skip
+    assert {words[1] for words in lines if words[0] == "left out"} == set(layout_names()) - SHOWN
+    with_tables(own)
+    shutil.rmtree(own.parent / "runs")
+    outcome = evalkit("table", "--all", "--study", own, "-o", "tables")
+    assert (outcome.code, outcome.out) == (1, "") and str(own) in outcome.err.splitlines()[-1]
+    complains(evalkit("table", "main_res", "--study", own), 2, "main_res", "base, intg, other, cog")
+
+
+@pytest.mark.latex
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed (Debian: texlive-latex-extra)")
+def test_latex_compiles(evalkit: Command, own: Path, finished: Run) -> None:
+    """Tables of a study, and what other commands print."""
+    with_tables(own, main_res={"caption": "50 % of **ours** & ~more~", "titles": {"Reasoning": "A_1"}, "rows":
+                               {"cog_all_125m": "other", "intg_1b": "cog"}})  # fmt: skip
+    options = ("--format", "latex", "--standalone")
+    assert evalkit("table", "--all", "--study", own, "-o", "tables", *options, "--drop-empty", "--stderr").code == 0
+    for words in (["rescore", finished.folder, "--detail"], ["integrity", finished.folder], ["doctor"], ["data"],
+                  ["show", finished.folder, "--task", "boolq"], ["ls", "suites"], ["models", "ls"],
+                  ["models", "show", "llama-125m-diff"]):  # fmt: skip
+        Path("tables", f"{words[0]}-{len(words)}.tex").write_text(evalkit(*words, *options).out, encoding="utf-8")
+    for path in Path("tables").iterdir():
+        typeset = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", path.name]
+        done = subprocess.run(typeset, cwd="tables", capture_output=True, text=True, errors="replace", check=False)
+        assert done.returncode == 0, done.stdout[-2000:]
+
+
+# compare --study
+
+
+def test_sides_and_curves_of_a_study(evalkit: Command, study: Path) -> None:
+    begin = ("compare", "--study", study, "--benchmark")
+    shown = evalkit(*begin, "zs", "intg", "vanilla", "diff@5").out.splitlines()
+    sides = [line.partition(" (")[0] for line in shown if line[:3] in ("A: ", "B: ", "C: ")]
+    assert sides == ["A: intg", "B: vanilla", "A: intg", "C: diff@5"]
+    assert shown[-1] == "Training steps: diff@5 5."
+    content = json.loads(evalkit(*begin, "zs", "intg", "diff", "--format", "json").out)
+    [comparison] = content["comparisons"]
+    assert content["notes"] == ["Training steps: diff 10."]
+    assert [comparison[key] for key in ("a", "b")] == ["intg", "diff"]
+    assert [len(comparison[key]) for key in ("runs_a", "runs_b")] == [2, 2]
+    complains(evalkit(*begin, "needle"), 2, "diff seed 1 step 10 on needle", "evalkit study run")
+    shutil.rmtree(next(study.parent.glob("runs/diff-seed1-checkpoint-10-*")))
+    drawn = evalkit(*begin, "zs", "--curve", "--plot", "curve.png")
+    assert [line.partition(":")[0] for line in drawn.out.splitlines()[:2]] == ["diff seed 1", "diff seed 2"]
+    assert drawn.out.splitlines()[-1] == "diff seed 1: not finished: step 10."
+    curves = json.loads(evalkit(*begin, "zs", "--curve", "diff", "--format", "json").out)["curves"]
+    assert [[point["step"] for point in curve["average"]] for curve in curves] == [[5, 20], [5, 10]]
+
+
+def test_the_rule_of_a_benchmark_is_that_of_its_numbers(evalkit: Command, study: Path) -> None:
+    """A finished run has the results of every rule; the rule in the file is the one that is shown."""
+    begin, end = ("compare", "--study", study, "--benchmark", "zs"), ("--format", "json")
+    for words in (("intg", "vanilla"), ("--curve", "diff")):
+        plain, chosen = evalkit(*begin, *words, *end), evalkit(*begin, *words, *end, "--rule", "acc_norm")
+        content = yaml.safe_load(study.read_text("utf-8"))
+        content["benchmarks"]["zs"]["rule"] = "acc_norm"
+        written(study, **content)
+        assert evalkit(*begin, *words, *end).out == chosen.out != plain.out
+        assert evalkit(*begin, *words, *end, "--rule", "ppl").out == plain.out
+        del content["benchmarks"]["zs"]["rule"]
+        written(study, **content)
+
+
+def test_completion_of_names_in_a_study(own: Path) -> None:
+    assert completed("table", "--study", str(own), "--benchmark", "") == ["zs"]
+    assert completed("compare", "--study", str(own), "in") == ["intg"]
+    assert completed("table", "--study", "nowhere.yaml", "--benchmark", "") == ["file"]
+    assert completed("table", "--benchmark", "") == ["file"]
+
+
+# figure
+
+
+@pytest.mark.slow
+def test_all_figures(evalkit: Command, tmp_path: Path) -> None:
+    runs = [made_run(tmp_path, f"models/{name}", tokens=(65, 100), documents=2).folder for name in ("vanilla", "diff")]
+    outcome = evalkit("figure", "--all", *runs, "-o", "figures", "--band", "samples")
+    expected = [f"figures/{name}.{ending}" for name in KINDS for ending in ("pdf", "png", "csv")]
+    assert (outcome.out.splitlines(), outcome.err) == (expected, "")
+    assert all(Path(path).stat().st_size > 300 for path in expected)
+
+
+def test_figures_that_cannot_be_drawn_are_left_out(evalkit: Command, tmp_path: Path) -> None:
+    run = made_run(tmp_path, "models/less", documents=1, groups=("rank",))
+    outcome = evalkit("figure", "--all", run.folder, "-o", "figures")
+    assert outcome.code == 0
+    assert {path.name for path in Path("figures").iterdir()} == {f"rank.{ending}" for ending in ("pdf", "png", "csv")}
+    left = [line.split(": ")[1] for line in outcome.err.splitlines() if line.startswith("left out: ")]
+    assert left == [name for name in KINDS if name != "rank"]
+    outcome = evalkit("figure", "--all", run.folder, "-o", "other", "--layers", "7")
+    assert outcome.code == 2 and outcome.err.splitlines()[-1].startswith("evalkit: ")
+
+
+def test_figures_of_a_study(evalkit: Command, tmp_path: Path) -> None:
+    """Of two models, one with two seeds, and a third without a run."""
+    for name in ("base", "intg-1", "intg-2", "new"):
+        tiny_checkpoint(tmp_path / name)
+    checkpoints = {"base": "base", "intg": "intg-*", "new": "new"}
+    benchmarks = {"zs": {"suite": "zeroshot8"}, "maps": {"suite": "attention", "sample": 2}}
+    path = write_study(tmp_path / "study.yaml", checkpoints=checkpoints, benchmarks=benchmarks)
+    study = read_study(path)
+    for cell in study.runs:
+        if cell.benchmark.name == "maps" and cell.checkpoint.name != "new":
+            run = made_run(study.output, cell.checkpoint.model, documents=2)
+            save_record(study.output, cell, run.folder, run.manifest["id"])
+    for words, order in (
+        ((), ["base", "intg seed 1", "intg seed 2"]),
+        (("intg", "base", "--benchmark", "maps"), ["intg seed 1", "intg seed 2", "base"]),
+    ):
+        outcome = evalkit("figure", "entropy", *words, "--study", path)
+        assert outcome.code == 0 and ("new on maps" in outcome.err) == (not words)
+        drawn = rows_of(Path("entropy.csv").read_text(encoding="utf-8"))
+        assert list(dict.fromkeys(row["run"] for row in drawn)) == order
+
+
+# report
+
+
+def test_a_page_of_two_runs(evalkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers are those of results.json and of compare; it is replaced as a whole, or stays."""
+    runs = [finished_run(tmp_path, "org/first", 0.4), finished_run(tmp_path, "org/second", 0.7, seed=5)]
+    folders, path = [run.folder for run in runs], tmp_path / "page" / "report.html"
+    outcome = evalkit("report", *folders, "-o", path)
+    assert outcome.out.strip() == f"{path} ({path.stat().st_size / 1e6:,.1f} MB)"
+    text = path.read_text(encoding="utf-8")
+    assert all(percent(average["accuracy"]) in text for run in runs for average in run.stored["averages"])
+    [comparison] = json.loads(evalkit("compare", *folders, "--format", "json").out)["comparisons"]
+    assert percent(comparison["averages"][-1]["difference"], signed=True) in text
+    [index] = re.findall(r'<script[^>]*id="document-index"[^>]*>(.*?)</script>', text, re.DOTALL)
+    assert [task["task"] for task in json.loads(index)["tasks"]] == ["arc_easy", "boolq", "mmlu"]
+    assert [run["name"] for run in json.loads(index)["runs"]] == ["first", "second"]
+    (tmp_path / "folder.html").mkdir()
+    for unwritable in (tmp_path / "folder.html", path / "report.html", tmp_path / f"{'x' * 300}.html"):
+        assert f"{unwritable} cannot be written" in evalkit("report", folders[0], "-o", unwritable).err.splitlines()[-1]
+
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("evalkit.paths.os.fsync", full)
+    complains(evalkit("report", folders[1], "-o", path), 1, str(path), "No space left on device")
+    assert path.read_text(encoding="utf-8") == text and not list(path.parent.glob(".*.tmp"))
