@@ -28,7 +28,7 @@ from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from evalkit.runs.writing import LEASE, Owner, is_locked, locked, open_run, read_owner
 from tests.runs.conftest import MANIFEST as CONTENT
 from tests.runs.conftest import Small
-from tests.studies.tiny_studies import made_files, made_study
+from tests.studies.made import made_files, write_study
 
 
 def owned(folder: Path, age: float = 0.0, **changes: Any) -> None:
@@ -186,7 +186,7 @@ def test_processes_that_are_interrupted_at_any_moment(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_several_studies_of_one_file_at_once(tmp_path: Path) -> None:
-    path = made_study(made_files(tmp_path), {"A": "vanilla", "B": "intg-seed1"}, output="runs")
+    path = write_study(made_files(tmp_path) / "study.yaml", {"A": "vanilla", "B": "intg-seed1"})
     command = [sys.executable, "-m", "evalkit", "study", "run", str(path)]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "abc"]
     for process in started:
