@@ -99,7 +99,7 @@ def test_a_curve_grows(
     assert (code, loaded) == (0, ["checkpoint-2000"]), err
     assert re.findall(r"since step ([\d,]+)", out) == ["20", "1,000"]
     before, after = (run_of(training, step) for step in (20, 1000))
-    line = out.splitlines()[1]
+    line = out.splitlines()[0]
     assert f"{100 * after.results('acc_norm').average.accuracy:.1f} " in line and "(acc_norm)" in line
     [found] = compare_sides([Side("a", (before,)), Side("b", (after,))], "acc_norm")
     assert f"; {page_unit(found).difference(found.average.difference)} points" in line
