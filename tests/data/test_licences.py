@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evalkit.data import TASKS
-from evalkit.pages.provenance import LICENCES
+from evalkit.pages.overview import LICENCES
 
 README = Path(__file__).parents[1] / "fixtures" / "README.md"
 NONE_STATED = {"openbookqa"}
