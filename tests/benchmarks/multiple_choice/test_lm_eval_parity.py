@@ -1,7 +1,7 @@
 """Real weights, real documents, lm-eval's own prompt: the same log-likelihoods and the same decisions as lm-eval.
 
 The documents of tests/fixtures, and fifty of each of the eight tasks where the complete data is at hand;
-SmolLM2-135M-Instruct in float32, template `plain`. On random weights: tests/export/test_lm_eval.py.
+SmolLM2-135M-Instruct in float32, template `plain`. On random weights: tests/exchange/test_exports.py.
 """
 
 from __future__ import annotations
