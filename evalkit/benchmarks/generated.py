@@ -49,8 +49,8 @@ class TaskDocuments(NamedTuple):
     """Whether they are the published ones; None if none are published."""
 
     def selected(self, task: str, selection: DocumentSelection) -> TaskDocuments:
-        places = selection.places(task, [task] * len(self.documents))
-        return self._replace(documents=tuple(self.documents[place] for place in places))
+        numbers = selection.places(task, [task] * len(self.documents))
+        return self._replace(documents=tuple(self.documents[number] for number in numbers))
 
     def about(self) -> dict[str, Any]:
         return {"source": self.source, "official": self.official, "count": len(self.documents)}
@@ -67,7 +67,6 @@ class DocumentPlan:
 
     @property
     def folder(self) -> Path:
-        """The run folder, which may not exist yet."""
         suite, template = self.manifest["specification"]["suite"], self.manifest["template"]["name"]
         return run_folder(self.request.output, self.checkpoint, suite, template, self.manifest)
 
@@ -133,13 +132,13 @@ def about_run(run: Run) -> tuple[str, ...]:
 
 
 class GeneratedAnswer(NamedTuple):
-    """The journal's row of a document."""
+    """The journal's row of a document, whose id is unique in its task."""
 
     id: str
     prompt_sha256: str
     """Hash of the whole prompt, before truncation."""
     tokens_before: int
-    """Tokens of the whole prompt."""
+    """Tokens of the prompt before truncation, and below after it."""
     tokens: int
     truncated: bool
     reused: int
@@ -243,7 +242,7 @@ class GeneratedBenchmark(Benchmark):
         counts = []
         for task, documents in plan.tasks.items():
             # Prompts of generated answers are longer than others
-            part = replace(plan, tasks={task: [documents[place] for place in spread(len(documents), sample // 4)]})
+            part = replace(plan, tasks={task: [documents[number] for number in spread(len(documents), sample // 4)]})
             prompts = [request.prompt for request in self.generation_requests(part, task, frozenset(), tokenizer)]
             scale = len(documents) / len(prompts)
             alone = sum(len(prompt.tokens) for prompt in prompts)
@@ -281,7 +280,6 @@ class GeneratedBenchmark(Benchmark):
         """Draw the figures of the run folder; the results are saved already. By default none."""
 
     def refuse_rule(self, run: Run, rule: str | None) -> None:
-        """Raise an `UnknownNameError` for any rule but the benchmark's own."""
         if rule not in (None, self.kind):
             raise UnknownNameError(f"rule of run {run.folder}", rule, (self.kind,))
 
