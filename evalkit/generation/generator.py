@@ -255,10 +255,10 @@ class Generator:
         columns = used + max(prompt.max_new_tokens for prompt in prompts)
         check_room(self.device, len(prompts) * columns * self.token_bytes)
         storage = _Storage(self._layers, len(prompts), columns)
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             started = time.perf_counter()
-            row.place, row.start = place, used - len(row.prompt.tokens)
-            row.append(*choose([row], self._prefill(storage, row, rows[:place])))
+            row.place, row.start = index, used - len(row.prompt.tokens)
+            row.append(*choose([row], self._prefill(storage, row, rows[:index])))
             row.seconds = row.prompt_seconds = time.perf_counter() - started
         live = storage.without_ended(rows, used)
         while live:

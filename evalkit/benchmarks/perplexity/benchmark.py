@@ -157,7 +157,7 @@ class Perplexity(Benchmark):
         stride = min(plan.request.stride or window, window)
         counts = []
         for task, documents in plan.tasks.items():
-            sampled = [documents[place] for place in spread(len(documents), sample)]
+            sampled = [documents[index] for index in spread(len(documents), sample)]
             cut = chain.from_iterable(windows_of(document, tokenizer, facts, stride) for document in sampled)
             lengths = [len(part.tokens) - 1 for part in cut]
             scale = len(documents) / len(sampled)

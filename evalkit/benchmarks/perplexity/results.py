@@ -275,12 +275,12 @@ def _exceeded_window(run: Run) -> int | None:
 def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[figures.RunFigure]:
     """Return a figure for each group of runs on the same documents; their order is that of colours."""
     groups: dict[str, list[int]] = {}
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         specification = run.manifest["specification"]
-        groups.setdefault(json.dumps([specification["documents"], specification["limit"]]), []).append(place)
+        groups.setdefault(json.dumps([specification["documents"], specification["limit"]]), []).append(index)
     drawn = []
-    for places in groups.values():
-        members, named = [runs[place] for place in places], [names[place] for place in places]
+    for indices in groups.values():
+        members, named = [runs[index] for index in indices], [names[index] for index in indices]
         name = f"bits-per-byte-{members[0].manifest['id']}" if len(groups) > 1 else "bits-per-byte"
         words = f"Bits per byte by position in the context window: {', '.join(named)}."
         drawn.append(figures.RunFigure(name, words, partial(draw_positions, members, named)))

@@ -16,7 +16,6 @@ from evalkit.benchmarks.longbench.protocol import E_TASKS
 from evalkit.benchmarks.longbench.results import (
     BUCKETS,
     draw_by_length,
-    longbench_report,
     score_generations,
     scores_by_length,
 )
@@ -24,7 +23,6 @@ from evalkit.cli import main
 from evalkit.errors import DataError, UnknownNameError
 from tests.benchmarks.longbench.made import generations
 from tests.fixtures import official_scores
-from tests.printed import printed
 
 
 def hits(right: int, wrong: int, task: str = "hotpotqa", lengths: list[int] | None = None) -> pd.DataFrame:
@@ -103,18 +101,6 @@ def test_intervals() -> None:
         assert score["high"] - score["low"] == pytest.approx(2 * 1.96 * error, rel=0.08)
     single = score_generations(table.assign(source="x"))["tasks"][0]["all"]
     assert (single["low"], single["high"]) == (None, None)
-
-
-def test_the_report_marks_what_differs() -> None:
-    table = pd.concat([generations("lcc", ("x", "x"), ("y", "z")), generations("hotpotqa", ("a b", "c"))])
-    plain = printed(longbench_report(score_generations(table)))
-    assert "cut" not in plain and "*" not in plain
-    results = score_generations(table.assign(truncated=[0, 5, 0]), official={"lcc": False, "hotpotqa": True})
-    text = printed(longbench_report(results, ["a note"]))
-    rows = {line.split()[0]: line.split() for line in text.splitlines() if line}
-    assert (rows["LCC*"][1:5], rows["LCC*"][-1]) == (["edit", "sim.", "2", "50.00"], "1")
-    assert rows["HotpotQA"][1:5] == ["F1", "1", "0.00", "–"]
-    assert "a note" in text
 
 
 def test_tables_that_cannot_be_scored() -> None:
