@@ -308,7 +308,7 @@ def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> li
     prompter = Prompter(plan.choices.template, tokenizer, window - 1, say)
     costs = []
     for task, questions in plan.questions.items():
-        sampled = [questions[place] for place in spread(len(questions), sample)]
+        sampled = [questions[number] for number in spread(len(questions), sample)]
         sequences = sequences_of(plan, prompter, sampled, None, tokenizer.bos_token_id)
         lengths = [len(sequence.tokens) for sequence in sequences]
         costs.append(_costs(plan, task, lengths, len(questions), len(sampled)))
