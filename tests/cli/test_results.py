@@ -29,13 +29,13 @@ from tests.benchmarks.attention.made import made_run
 from tests.cli.conftest import Command, complains, completed
 from tests.comparison.made import finished_run
 from tests.documents import rewrite
-from tests.studies.conftest import computed_study, study
+from tests.studies.conftest import computed_study, files, study
 from tests.studies.made import write_study
 from tests.studies.test_tables import own, with_tables
 from tests.tables.runs import altered, loaded, mapped, written
 from tests.tiny import tiny_checkpoint
 
-__all__ = ["computed_study", "own", "study"]  # fixtures
+__all__ = ["computed_study", "files", "own", "study"]  # fixtures
 
 ROOT = Path(__file__).parents[2]
 SHOWN = {"main_res", "sig_abl_app", "sig_abl_main", "vanilla_head_app", "backbone_abl_app", "backbone_abl_main"}

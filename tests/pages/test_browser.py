@@ -1,366 +1,365 @@
-"""Pages in Chromium, opened from disk: filters, sorting, documents, addresses, copying, printing, accessibility."""
+"""Pages in Chromium, opened from disk: filters, sorting, documents, addresses, copying, printing, accessibility.
+
+By default, a sample: the decisions that a page of two runs shows are the rules' own.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from evalkit.benchmarks.multiple_choice.suites import label_of
+from evalkit.models.loading.locate import silent
 from evalkit.pages.documents import DocumentData
 from evalkit.pages.page import write_page
+from evalkit.pages.report import contents_of_runs, write_report
 from evalkit.reporting.report import Report, render
+from evalkit.runs.accuracies import available_rules
+from evalkit.runs.folder import Run
+from evalkit.runs.rules import decide, find_rule
 from tests.pages.made_up import HOSTILE, SEGMENTS, TABLE, Choices, block, documents, page
 
-pytestmark = pytest.mark.browser
-
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARC, MMLU = Choices(300, 1, 30, 1), Choices(400, 4, 30, 2)
 SUBJECTS = ["anatomy", "law/history", "virology", "economics"]
 
 
-@dataclass
-class Opened:
-    """A page in the browser."""
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: apt-get install chromium")
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install -e '.[dev]'")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
-    tab: Any
-    requests: list[str]
 
-    @property
-    def count(self) -> str:
-        return str(self.tab.locator(".count").inner_text())
-
-    def documents(self) -> None:
-        self.tab.locator("#explorer").scroll_into_view_if_needed()
-        self.tab.locator(".count", has_text="300 of 300").wait_for()
-
-    def select(self, label: str, value: str) -> None:
-        self.tab.get_by_label(label, exact=True).select_option(value)
-
-    def shown(self, number: int, of: int) -> None:
-        """Wait until the count says so."""
-        self.tab.locator(".count", has_text=f"{number:,} of {of:,}").wait_for()
-
-    def column(self, field: str) -> list[str]:
-        cells = self.tab.locator(f"#documents-table .tabulator-row [tabulator-field='{field}']")
-        return [str(text) for text in cells.all_inner_texts()]
-
-    def sort(self, field: str) -> None:
-        self.tab.locator(f"[tabulator-field='{field}'] button.sort").click()
-
-    def title(self) -> str:
-        return str(self.tab.locator("#document-title").inner_text())
+@pytest.fixture
+def tab(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """An empty tab; an error in a script fails the test. Parameters are the context's settings."""
+    context, errors = chromium.new_context(**getattr(request, "param", {})), list[str]()
+    context.set_default_timeout(8000)
+    context.on("page", lambda page: page.on("pageerror", lambda error: errors.append(str(error))))
+    tab = context.new_page()
+    tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    yield tab
+    context.close()
+    assert errors == []
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a page with documents."""
     path = tmp_path_factory.mktemp("page") / "report.html"
-    data = documents([("arc_easy", ARC, ["arc_easy"]), ("mmlu", MMLU, SUBJECTS)])
-    write_page(page(data), path)
+    write_page(page(documents([("arc_easy", ARC, ["arc_easy"]), ("mmlu", MMLU, SUBJECTS)])), path)
     return path.as_uri()
 
 
 @pytest.fixture
-def opened(chromium: Any, address: str, request: pytest.FixtureRequest) -> Iterator[Opened]:
-    """The page in a new tab; an error in a script fails the test. Parameters are the context's settings."""
-    context = chromium.new_context(**getattr(request, "param", {}))
-    context.set_default_timeout(8000)
-    tab, requests, errors = context.new_page(), list[str](), list[str]()
-    tab.on("request", lambda one: requests.append(one.url))
-    tab.on("pageerror", lambda error: errors.append(str(error)))
-    tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+def opened(tab: Any, address: str) -> Any:
+    """The page, with the documents of its first task in view."""
     tab.goto(address)
-    yield Opened(tab, requests)
-    context.close()
-    assert errors == []
+    tab.locator("#explorer").scroll_into_view_if_needed()
+    shown(tab, 300, 300)
+    return tab
 
 
-def test_a_task_is_opened_when_the_reader_comes_near(opened: Opened) -> None:
-    opened.documents()
-    assert opened.column("document")[:3] == ["0", "1", "2"]
-    assert opened.column("text")[0].startswith("Document 0: <b>")
-    right = ARC.right(0, "ppl")
-    words = [text.split(" · ")[0] for text in opened.column("verdict-0")]
-    assert words == ["✓ right" if one else "✗ wrong" for one in right[: len(words)]]
+def shown(tab: Any, number: int, of: int) -> None:
+    """Wait until the count says so."""
+    tab.locator(".count", has_text=f"{number:,} of {of:,}").wait_for()
 
 
-def test_every_verdict_is_pythons(opened: Opened) -> None:
-    """For each rule and run the number of right documents, and of ties."""
-    opened.documents()
-    for rule in ("ppl", "sum"):
-        opened.select("Rule", rule)
+def select(tab: Any, label: str, value: str) -> None:
+    tab.get_by_label(label, exact=True).select_option(value)
+
+
+def column(tab: Any, field: str) -> list[str]:
+    cells = tab.locator(f"#documents-table .tabulator-row [tabulator-field='{field}']")
+    return [str(text) for text in cells.all_inner_texts()]
+
+
+def sort(tab: Any, field: str) -> None:
+    tab.locator(f"[tabulator-field='{field}'] button.sort").click()
+
+
+def titled(tab: Any, title: str) -> None:
+    """Wait until the open document has this title."""
+    tab.locator("#document-title", has_text=re.compile(rf"^{re.escape(title)}$")).wait_for()
+
+
+def by_margin(name: str, of: Any = slice(None)) -> np.ndarray:
+    return np.argsort(ARC.margins[name][of].astype("float32"), kind="stable")
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.browser)])
+def test_every_rule_of_a_document(count: int, two_runs: list[Run], tab: Any, tmp_path: Path) -> None:
+    """Choice, verdict and tie under every rule and run, of random documents opened by their address."""
+    for run in two_runs:  # every fifth document has two choices with equal scores
+        scores = run.scores
+        first = np.flatnonzero(scores["choice"] == 0)[::5]
+        for name in [name for name in scores if str(name).startswith(("ll_", "n_"))] + ["chars", "bytes"]:
+            scores.iloc[first + 1, scores.columns.get_loc(name)] = scores[name].to_numpy()[first]
+    path = tmp_path / "report.html"
+    write_report(contents_of_runs(two_runs), path, silent)
+    rules = list(available_rules(two_runs[0].scores))
+    decided = [{rule: decide(run.scores, find_rule(rule)) for rule in rules} for run in two_runs]
+    chosen = np.random.default_rng(0).permutation(len(decided[0]["ppl"]))[:count]
+    assert decided[0]["ppl"]["tie"].to_numpy()[chosen].any()
+    tab.goto(path.as_uri())
+    for number in chosen:
+        document = decided[0]["ppl"].iloc[number]
+        task, subtask, of_task = document["task"], document["subtask"], str(document["doc_id"])
+        subject = [] if task == subtask else [subtask]
+        tab.evaluate("name => { location.hash = name }", "/".join([task, *subject, of_task]))
+        titled(tab, " / ".join([label_of(task).full, *subject, of_task]))
+        rows = tab.get_by_role("region", name="Choices of each rule").locator("tbody tr").all_inner_texts()
+        for rule, row in zip(rules, rows, strict=True):
+            label, *cells = row.split("\t")
+            assert label.startswith(rule)
+            for of_run, cell in zip(decided, cells[::2], strict=True):
+                made = of_run[rule].iloc[number]
+                verdict = "✓ right" if made["correct"] else "✗ wrong"
+                assert cell == f"{made['prediction']} {verdict}" + ", tie" * bool(made["tie"]), (of_task, rule)
+
+
+@pytest.mark.browser
+def test_rules_filters_and_search(opened: Any) -> None:
+    right = {(run, rule): ARC.right(run, rule) for run in (0, 1) for rule in ("ppl", "sum")}
+    words = [text.split(" · ")[0] for text in column(opened, "verdict-0")]
+    assert words == ["✓ right" if correct else "✗ wrong" for correct in right[0, "ppl"][: len(words)]]
+    for rule in ("sum", "ppl"):
+        select(opened, "Rule", rule)
         for run, letter in enumerate("AB"):
-            opened.select(letter, "1")
-            opened.shown(int(ARC.right(run, rule).sum()), 300)
-            opened.select(letter, "")
-        opened.tab.get_by_label("Ties").check()
-        opened.shown(int((ARC.ties[f"0/{rule}"] | ARC.ties[f"1/{rule}"]).sum()), 300)
-        opened.tab.get_by_label("Ties").uncheck()
-
-
-def test_filters(opened: Opened) -> None:
-    opened.documents()
-    right = [ARC.right(run, "ppl") for run in (0, 1)]
-    opened.tab.get_by_role("button", name="A right, B wrong").click()
-    opened.shown(int((right[0] & ~right[1]).sum()), 300)
-    opened.tab.get_by_role("button", name="B right, A wrong").click()
-    opened.shown(int((right[1] & ~right[0]).sum()), 300)
-    opened.tab.get_by_label("Truncated").check()
+            select(opened, letter, "1")
+            shown(opened, int(right[run, rule].sum()), 300)
+            select(opened, letter, "")
+        opened.get_by_label("Ties").check()
+        shown(opened, int((ARC.ties[f"0/{rule}"] | ARC.ties[f"1/{rule}"]).sum()), 300)
+        opened.get_by_label("Ties").uncheck()
+    lost, won = right[0, "ppl"] & ~right[1, "ppl"], right[1, "ppl"] & ~right[0, "ppl"]
+    for name, flags in (("A right, B wrong", lost), ("B right, A wrong", won)):
+        opened.get_by_role("button", name=name).click()
+        shown(opened, int(flags.sum()), 300)
+    opened.get_by_label("Truncated").check()
     truncated = ((ARC.truncated[0] + ARC.truncated[1]).reshape(300, 4) > 0).any(axis=1)
-    opened.shown(int((right[1] & ~right[0] & truncated).sum()), 300)
-    opened.tab.get_by_role("button", name="Clear filters").click()
-    opened.shown(300, 300)
-    opened.tab.get_by_label("Margin within ±").fill("0.5")
+    shown(opened, int((won & truncated).sum()), 300)
+    opened.get_by_role("button", name="Clear filters").click()
+    shown(opened, 300, 300)
+    opened.get_by_label("Margin within ±").fill("0.5")
     margins = np.abs(np.array([ARC.margins["0/ppl"], ARC.margins["1/ppl"]], dtype="float32"))
-    opened.shown(int((margins <= 0.5).any(axis=0).sum()), 300)
+    shown(opened, int((margins <= 0.5).any(axis=0).sum()), 300)
+    opened.get_by_role("button", name="Clear filters").click()
+    for query, count in (("ONERROR", 1), ("no such words", 0), ("option  OnError ", 1), ("no such words", 0)):
+        opened.get_by_label("Search").fill(query)
+        shown(opened, count, 300)
+    assert opened.get_by_text("No document matches.").is_visible()
+    opened.get_by_role("button", name="Clear filters").click()
+    select(opened, "Task", "all")
+    shown(opened, 703, 703)
+    select(opened, "A", "1")
+    shown(opened, int(right[0, "ppl"].sum() + MMLU.right(0, "ppl").sum()) + 1, 703)
+    opened.locator(".count", has_text="a sample of 900").wait_for()
 
 
-def test_search_finds_texts_of_any_case(opened: Opened) -> None:
-    opened.documents()
-    opened.tab.get_by_label("Search").fill("ONERROR")
-    opened.shown(1, 300)
-    [document] = opened.column("document")
-    for words in ("onerror option", "option  OnError "):  # every word, in any order
-        opened.tab.get_by_label("Search").fill("no such words")
-        opened.shown(0, 300)
-        opened.tab.get_by_label("Search").fill(words)
-        opened.shown(1, 300)
-        assert opened.column("document") == [document]
-    opened.tab.get_by_label("Search").fill("no such words")
-    opened.shown(0, 300)
-    assert opened.tab.get_by_text("No document matches.").is_visible()
+@pytest.mark.browser
+def test_order_of_documents(opened: Any) -> None:
+    """By the margins of the rule; next and previous follow order and filter."""
+    sort(opened, "number-0")
+    assert column(opened, "document")[:5] == list(map(str, by_margin("0/ppl")[:5]))
+    select(opened, "Rule", "sum")
+    assert column(opened, "document")[:5] == list(map(str, by_margin("0/sum")[:5]))
+    assert column(opened, "number-0")[0] == f"{ARC.margins['0/sum'].min():.3f}".replace("-", "−")
+    sort(opened, "number-0")
+    assert column(opened, "document")[0] == str(by_margin("0/sum")[-1])
+    sort(opened, "number-0")
+    select(opened, "Rule", "ppl")
+    select(opened, "A", "2")
+    wrong = np.flatnonzero(~ARC.right(0, "ppl"))
+    shown(opened, len(wrong), 300)
+    order = wrong[by_margin("0/ppl", wrong)]
+    sort(opened, "number-0")
+    if column(opened, "document")[0] != str(order[0]):  # it was sorted from the highest
+        sort(opened, "number-0")
+    opened.locator(".tabulator-row").first.click()
+    titled(opened, f"arc_easy / {order[0]}")
+    assert opened.get_by_role("button", name="Previous").is_disabled()
+    opened.get_by_role("button", name="Next").click()
+    titled(opened, f"arc_easy / {order[1]}")
 
 
-def test_sorting_by_margin_and_again_under_another_rule(opened: Opened) -> None:
-    opened.documents()
-    opened.sort("number-0")
-    by_margin = np.argsort(ARC.margins["0/ppl"].astype("float32"), kind="stable")
-    assert opened.column("document")[:5] == [str(place) for place in by_margin[:5]]
-    opened.select("Rule", "sum")
-    by_margin = np.argsort(ARC.margins["0/sum"].astype("float32"), kind="stable")
-    assert opened.column("document")[:5] == [str(place) for place in by_margin[:5]]
-    assert opened.column("number-0")[0] == f"{ARC.margins['0/sum'].min():.3f}".replace("-", "−")
-    opened.sort("number-0")
-    assert opened.column("document")[0] == str(by_margin[-1])
-
-
-def test_a_document_shows_what_was_scored(opened: Opened) -> None:
-    opened.documents()
-    opened.tab.locator(".tabulator-row").nth(3).click()
-    assert opened.title() == "arc_easy / 3"
-    panel = opened.tab.locator("#document")
-    assert [str(one) for one in panel.locator(".segment-name").all_inner_texts()[:3]] == SEGMENT_START
+@pytest.mark.browser
+def test_a_document_shows_what_was_scored(opened: Any) -> None:
+    opened.locator(".tabulator-row").nth(3).click()
+    titled(opened, "arc_easy / 3")
+    panel = opened.locator("#document")
+    assert panel.locator(".segment-name").all_inner_texts()[:3] == ["special", "instruction", "context"]
     assert panel.locator(".choice.gold .choice-title").inner_text().startswith(f"Choice {ARC.gold[3]} · gold answer")
-    decisions = panel.get_by_role("region", name="Choices of each rule").locator("tbody tr")
-    for rule, row in zip(("ppl", "sum"), decisions.all_inner_texts(), strict=True):
-        expected = ARC.predictions[f"0/{rule}"][3]
-        assert row.split("\t")[:2] == [rule, f"{expected} {'✓ right' if ARC.right(0, rule)[3] else '✗ wrong'}"
-                                       + (", tie" if ARC.ties[f"0/{rule}"][3] else "")]  # fmt: skip
     ll, n = ARC.ll[1].reshape(300, 4, 5)[3, 2].astype("float32"), ARC.tokens[1].reshape(300, 4, 5)[3, 2]
     rows = panel.get_by_role("region", name="Scores of B (baseline)").locator("tbody tr").all_inner_texts()
     numbers = [[f"{ll[s]:.3f}", f"{n[s]}", f"{np.exp(-float(ll[s]) / n[s]):.2f}"] for s in range(5)]
     total, tokens = ll.astype(float).sum(), n.sum()
     numbers.append([f"{total:.3f}", f"{tokens}", f"{np.exp(-total / tokens):.2f}"])
-    shown = [row.replace("−", "-").split("\t") for row in rows[12:18]]  # of choice 2
-    assert [row[2:] for row in shown] == numbers
-    assert [row[1] for row in shown] == ["special", "instruction", "context", "continuation", "end", "whole"]
-
-
-SEGMENT_START = ["special", "instruction", "context"]
-
-
-def test_addresses_open_documents_in_tasks_and_subjects(opened: Opened) -> None:
-    place = 4 * 7 + 1
-    target = "#mmlu/law%2Fhistory/7"
-    opened.tab.evaluate(f"location.hash = '{target}'")
-    opened.tab.locator("#document-title", has_text="mmlu / law/history / 7").wait_for()
-    assert MMLU.texts[place] in opened.tab.locator("#document .prompt").first.inner_text()
-    opened.tab.get_by_role("button", name="Next").click()
-    opened.tab.locator("#document-title", has_text="mmlu / virology / 7").wait_for()
-    opened.tab.go_back()
-    opened.tab.locator("#document-title", has_text="mmlu / law/history / 7").wait_for()
-    opened.tab.evaluate("location.hash = '#mmlu/nothing/7'")
-    opened.tab.locator("#announcement", has_text="no document").wait_for()
-    opened.tab.evaluate("location.hash = '#nothing/7'")
-    opened.tab.locator("#announcement", has_text="no task").wait_for()
-    assert opened.title() == "Not found"
-
-
-def test_a_link_from_outside_opens_its_document(opened: Opened, address: str) -> None:
-    tab = opened.tab.context.new_page()
-    tab.goto(f"{address}#arc_easy/250")
-    tab.locator("#document-title", has_text="arc_easy / 250").wait_for()
-    assert ARC.texts[250] in tab.locator("#document .prompt").first.inner_text()
-
-
-def test_next_and_previous_follow_order_and_filter(opened: Opened) -> None:
-    opened.documents()
-    opened.select("A", "2")
-    wrong = np.flatnonzero(~ARC.right(0, "ppl"))
-    opened.shown(len(wrong), 300)
-    opened.sort("number-0")
-    order = wrong[np.argsort(ARC.margins["0/ppl"][wrong].astype("float32"), kind="stable")]
-    opened.tab.locator(".tabulator-row").first.click()
-    assert opened.title() == f"arc_easy / {order[0]}"
-    assert opened.tab.get_by_role("button", name="Previous").is_disabled()
-    opened.tab.get_by_role("button", name="Next").click()
-    opened.tab.locator("#document-title", has_text=re.compile(rf"/ {order[1]}$")).wait_for()
-
-
-def test_all_tasks_together(opened: Opened) -> None:
-    opened.documents()
-    opened.select("Task", "all")
-    opened.shown(703, 703)
-    opened.select("A", "1")
-    opened.shown(int(ARC.right(0, "ppl").sum() + MMLU.right(0, "ppl").sum()) + 1, 703)
-    opened.tab.locator(".count", has_text="a sample of 900").wait_for()
-
-
-def test_answers(opened: Opened) -> None:
-    opened.documents()
-    opened.select("Task", "2")
-    opened.shown(3, 3)
-    assert opened.column("number-0") == ["0.250", "1.000", "–"]
-    opened.tab.get_by_role("button", name="B above A").click()
-    opened.shown(1, 3)
-    opened.tab.locator(".tabulator-row").first.click()
-    panel = opened.tab.locator("#document")
-    assert opened.title() == "qasper / q/1"
+    cells = [row.replace("−", "-").split("\t") for row in rows[12:18]]  # of choice 2
+    assert [row[2:] for row in cells] == numbers
+    assert [row[1] for row in cells] == ["special", "instruction", "context", "continuation", "end", "whole"]
+    select(opened, "Task", "2")  # answers
+    shown(opened, 3, 3)
+    assert column(opened, "number-0") == ["0.250", "1.000", "–"]
+    opened.get_by_role("button", name="B above A").click()
+    shown(opened, 1, 3)
+    opened.locator(".tabulator-row").first.click()
+    titled(opened, "qasper / q/1")
     assert panel.get_by_text("answer 1 <i>0</i>").is_visible()
     assert panel.locator("dd").all_inner_texts() == ["0.2500", "end token", "812", "0.5000", "end token", "813"]
-    assert "#qasper/q%2F1" in opened.tab.url
+    assert "#qasper/q%2F1" in opened.url
 
 
-def test_the_keyboard_alone(opened: Opened) -> None:
-    opened.documents()
-    keys = opened.tab.keyboard
-    opened.tab.get_by_label("Task", exact=True).focus()
+@pytest.mark.browser
+def test_addresses_open_documents_in_tasks_and_subjects(opened: Any, address: str) -> None:
+    opened.evaluate("location.hash = '#mmlu/law%2Fhistory/7'")
+    titled(opened, "mmlu / law/history / 7")
+    assert MMLU.texts[4 * 7 + 1] in opened.locator("#document .prompt").first.inner_text()
+    opened.get_by_role("button", name="Next").click()
+    titled(opened, "mmlu / virology / 7")
+    opened.go_back()
+    titled(opened, "mmlu / law/history / 7")
+    for target, noun in (("mmlu/nothing/7", "no document"), ("nothing/7", "no task")):
+        opened.evaluate(f"location.hash = '#{target}'")
+        opened.locator("#announcement", has_text=noun).wait_for()
+    titled(opened, "Not found")
+    other = opened.context.new_page()
+    other.goto(f"{address}#arc_easy/250")
+    titled(other, "arc_easy / 250")
+    assert ARC.texts[250] in other.locator("#document .prompt").first.inner_text()
+
+
+@pytest.mark.browser
+def test_the_keyboard_alone(opened: Any) -> None:
+    keys = opened.keyboard
+    opened.get_by_label("Task", exact=True).focus()
     for _ in range(40):
         keys.press("Tab")
-        if opened.tab.evaluate("document.activeElement.closest('[tabulator-field=number-1]') !== null"):
+        if opened.evaluate("document.activeElement.closest('[tabulator-field=number-1]') !== null"):
             break
     keys.press("Enter")
-    opened.tab.locator("[tabulator-field=number-1][aria-sort=ascending]").wait_for()
-    order = np.argsort(ARC.margins["1/ppl"].astype("float32"), kind="stable")
+    opened.locator("[tabulator-field=number-1][aria-sort=ascending]").wait_for()
+    order = by_margin("1/ppl")
     keys.press("Tab")
-    focused = "document.activeElement.textContent"
-    for key, place in (("ArrowDown", 0), ("ArrowDown", 1), ("End", -1), ("ArrowUp", -2), ("Home", 0)):
+    steps = (("ArrowDown", 0), ("ArrowDown", 1), ("End", -1), ("ArrowUp", -2), ("Home", 0), ("ArrowDown", 1))
+    for key, number in steps:
         keys.press(key)
-        opened.tab.locator(f"a:focus:text-is('{order[place]}')").wait_for()
-    keys.press("ArrowDown")
-    opened.tab.locator(f"a:focus:text-is('{order[1]}')").wait_for()
+        opened.locator(f"a:focus:text-is('{order[number]}')").wait_for()
     keys.press("Enter")
-    opened.tab.locator("#document-title:focus").wait_for()
-    assert opened.title() == f"arc_easy / {order[1]}"
+    opened.locator("#document-title:focus").wait_for()
+    titled(opened, f"arc_easy / {order[1]}")
     keys.press("Tab")
-    assert "Previous" in opened.tab.evaluate(focused)
+    assert "Previous" in opened.evaluate("document.activeElement.textContent")
     keys.press("Tab")
     keys.press("Enter")
-    opened.tab.locator("#document-title", has_text=re.compile(rf"/ {order[2]}$")).wait_for()
+    titled(opened, f"arc_easy / {order[2]}")
     keys.press("Escape")
-    opened.tab.locator(f"a:focus:text-is('{order[2]}')").wait_for()
-    assert opened.tab.locator("#document").is_hidden()
+    opened.locator(f"a:focus:text-is('{order[2]}')").wait_for()
+    assert opened.locator("#document").is_hidden()
 
 
-@pytest.mark.parametrize("form", ["latex", "markdown", "csv"])
+@pytest.mark.browser
 @pytest.mark.parametrize("clipboard", [True, False])
-def test_copying(opened: Opened, form: Any, clipboard: bool) -> None:
+def test_copying(opened: Any, clipboard: bool) -> None:
     """The clipboard's interface, and the fallback where it is missing."""
-    opened.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    opened.context.grant_permissions(["clipboard-read", "clipboard-write"])
     if not clipboard:
-        opened.tab.evaluate("navigator.clipboard.writeText = undefined")
-    pressed = opened.tab.locator(f"button[data-form={form}]").first
-    pressed.focus()
-    opened.tab.keyboard.press("Enter")
-    opened.tab.locator("#announcement", has_text="copied").wait_for()
-    assert opened.tab.evaluate("navigator.clipboard.readText()") == render(Report(tables=(TABLE,)), form)
+        opened.evaluate("navigator.clipboard.writeText = undefined")
+    for form in ("latex", "markdown", "csv"):
+        opened.locator(f"button[data-form={form}]").first.press("Enter")
+        opened.locator("#announcement", has_text="copied").wait_for()
+        expected = render(Report(tables=(TABLE,)), form)  # type: ignore[arg-type]
+        opened.wait_for_function("async expected => await navigator.clipboard.readText() === expected", arg=expected)
 
 
-def test_printing_shows_closed_parts_and_the_open_document_only(opened: Opened, tmp_path: Path) -> None:
-    opened.documents()
-    opened.tab.locator(".tabulator-row").first.click()
-    opened.tab.emulate_media(media="print")
-    opened.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert opened.tab.locator("#how-a table").is_visible() and opened.tab.locator("#document").is_visible()
+@pytest.mark.browser
+def test_no_script_of_the_data_no_request_and_printing(tab: Any, address: str) -> None:
+    requests: list[str] = []
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.goto(f"{address}#arc_easy/0")
+    titled(tab, "arc_easy / 0")
+    assert tab.locator("#document .choice .option").nth(1).inner_text() == HOSTILE
+    assert tab.locator("#document img, .tabulator img, #document b b").count() == 0
+    assert tab.title() == f"Results of {HOSTILE}"
+    assert [url.partition("#")[0] for url in requests if not url.startswith("data:")] == [address]
+    # Printed are closed parts, and the open document only
+    tab.emulate_media(media="print")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.locator("#how-a table").is_visible() and tab.locator("#document").is_visible()
     for hidden in ("nav", ".controls", "#documents-table", ".copy >> nth=0", "#document .buttons"):
-        assert opened.tab.locator(hidden).is_hidden()
-    opened.tab.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert not opened.tab.locator("#how-a").get_attribute("open")
-    printed = opened.tab.pdf()
-    assert printed.startswith(b"%PDF") and 1 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 8
+        assert tab.locator(hidden).is_hidden()
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert not tab.locator("#how-a").get_attribute("open")
+    assert 1 <= len(re.findall(rb"/Type\s*/Page\b", tab.pdf())) <= 8
 
 
-def test_no_request_and_no_script_of_the_data(opened: Opened, address: str) -> None:
-    opened.documents()
-    opened.tab.locator(".tabulator-row").first.click()
-    assert opened.title() == "arc_easy / 0"
-    assert opened.tab.locator("#document .choice .option").nth(1).inner_text() == HOSTILE
-    assert opened.tab.locator("#document img, .tabulator img, #document b b").count() == 0
-    assert opened.tab.title() == f"Results of {HOSTILE}"
-    assert [one for one in opened.requests if not one.startswith("data:")] == [address]
-
-
-@pytest.mark.parametrize("opened", [{"color_scheme": one} for one in ("light", "dark")], indirect=True)
-def test_accessibility(opened: Opened) -> None:
+@pytest.mark.browser
+@pytest.mark.parametrize("tab", [{"color_scheme": scheme} for scheme in ("light", "dark")], indirect=True)
+def test_accessibility(opened: Any) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    opened.documents()
-    opened.tab.locator("#making summary").click()
-    opened.tab.locator(".tabulator-row").nth(1).click()
-    found = axe.run(opened.tab).response["violations"]
-    assert [(one["id"], [node["html"][:200] for node in one["nodes"][:3]]) for one in found] == []
+    opened.locator("#making summary").click()
+    opened.locator(".tabulator-row").nth(1).click()
+    assert [violation["id"] for violation in axe.run(opened).response["violations"]] == []
 
 
-@pytest.mark.parametrize("opened", [{"viewport": {"width": 400, "height": 800}}], indirect=True)
-def test_a_narrow_screen_is_not_scrolled_sideways(opened: Opened) -> None:
-    opened.documents()
-    opened.tab.locator(".tabulator-row").first.click()
-    assert opened.title() == "arc_easy / 0"
-    assert opened.tab.evaluate("document.documentElement.scrollWidth") == 400
+@pytest.mark.browser
+@pytest.mark.parametrize("tab", [{"viewport": {"width": 400, "height": 800}}], indirect=True)
+def test_a_narrow_screen_is_not_scrolled_sideways(opened: Any) -> None:
+    opened.locator(".tabulator-row").first.click()
+    titled(opened, "arc_easy / 0")
+    assert opened.evaluate("document.documentElement.scrollWidth") == 400
 
 
-@pytest.mark.parametrize("opened", [{"java_script_enabled": False}], indirect=True)
-def test_without_scripts_the_static_parts_are_readable(opened: Opened) -> None:
-    assert opened.tab.locator("#results-table table").is_visible() and opened.tab.locator("figure img").is_visible()
-    assert opened.tab.locator("noscript p").is_visible()
-    assert opened.tab.locator("button:visible").count() == 0
+@pytest.mark.browser
+@pytest.mark.parametrize("tab", [{"java_script_enabled": False}], indirect=True)
+def test_without_scripts_the_static_parts_are_readable(tab: Any, address: str) -> None:
+    tab.goto(address)
+    for static in ("#results-table table", "figure img", "noscript p"):
+        assert tab.locator(static).is_visible()
+    assert tab.locator("button:visible").count() == 0
 
 
-def open_task(chromium: Any, folder: Path, kind: str, data: str, subtasks: list[str]) -> Any:
-    """Return a tab with the documents of a page of one run and one task in view."""
+def open_task(tab: Any, folder: Path, kind: str, data: str, subtasks: list[str]) -> None:
+    """Open the documents of a page of one run and one task."""
     task = {"task": "made", "label": "made", "kind": kind, "block": 0, "documents": 1, "of": 1, "runs": [0],
             "rules": [], "subtasks": subtasks, "official": None, "metric": "perplexity"}  # fmt: skip
-    runs = [{"name": "one", "id": "a1", "rule": None}]
+    runs = [{"name": "run", "id": "a1", "rule": None}]
     path = folder / "report.html"
     write_page(page(DocumentData({"runs": runs, "segments": SEGMENTS, "tasks": [task]}, [data])), path)
-    tab = chromium.new_page()
     tab.goto(path.as_uri())
     tab.locator("#explorer").scroll_into_view_if_needed()
-    return tab
 
 
-def test_texts_begin_after_what_the_contexts_of_a_subject_share(chromium: Any, tmp_path: Path) -> None:
+@pytest.mark.browser
+def test_texts_begin_after_what_the_contexts_of_a_subject_share(tab: Any, tmp_path: Path) -> None:
     """Also where the choices have the contexts, as in WinoGrande."""
     contexts = ["About law.\n\nFirst?", "About law.\n\nSecond?", "About cells.\n\nOnly?"]
     prompt = {"runs": [0], "common": [[[0, "[BOS]"]]] * 3,
               "choices": [[[[2, text], [3, f" {n}"]] for n in (0, 1)] for text in contexts]}  # fmt: skip
     header = {"ids": [0, 1, 0], "options": [[]] * 3, "prompts": [prompt], "problem": ""}
     arrays = {"subtask": ("u2", np.array([0, 0, 1])), "gold": ("u1", np.zeros(3)), "choices": ("u1", np.full(3, 2))}
-    tab = open_task(chromium, tmp_path, "choices", block(header, arrays), ["law", "cells"])
-    tab.locator(".count", has_text="3 of 3").wait_for()
-    cells = tab.locator("#documents-table .tabulator-row [tabulator-field='text']")
-    assert cells.all_inner_texts() == ["First?", "Second?", "About cells. Only?"]
-    tab.close()
+    open_task(tab, tmp_path, "choices", block(header, arrays), ["law", "cells"])
+    shown(tab, 3, 3)
+    assert column(tab, "text") == ["First?", "Second?", "About cells. Only?"]
 
 
-def test_scores_with_other_bounds_are_neither_right_nor_wrong(chromium: Any, tmp_path: Path) -> None:
+@pytest.mark.browser
+def test_scores_with_other_bounds_are_neither_right_nor_wrong(tab: Any, tmp_path: Path) -> None:
     header = {"ids": ["0"], "references": [[]], "prompts": [], "problem": "",
               "runs": {"0": {"answers": ["x"], "facts": [{}]}}}  # fmt: skip
     arrays = {"subtask": ("u2", np.zeros(1)), "0/score": ("f8", np.array([12.5]))}
-    tab = open_task(chromium, tmp_path, "answers", block(header, arrays), ["made"])
-    tab.locator(".count", has_text="1 of 1").wait_for()
+    open_task(tab, tmp_path, "answers", block(header, arrays), ["made"])
+    shown(tab, 1, 1)
     assert tab.get_by_label("A", exact=True).count() == 0
-    tab.close()

@@ -1,26 +1,337 @@
-"""Contents of a page of runs."""
+"""What a page of runs says: its numbers are those of results.json, `compare`, the rules and the score tables.
+
+Of blocks of documents the tests read the documented layout themselves.
+"""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
+import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
 
-from evalkit.errors import UsageError
+import evalkit
+from evalkit.benchmarks.attention.groups import KINDS
+from evalkit.benchmarks.attention.results import HEADS
+from evalkit.benchmarks.registry import benchmark, benchmark_of
+from evalkit.comparison.curves import curve
+from evalkit.comparison.sides import Side, sides_of
+from evalkit.data.sampling import DocumentSample
+from evalkit.errors import RunError, UsageError
+from evalkit.models.loading.locate import silent
+from evalkit.pages.comparisons import comparison_panels, curve_panel
+from evalkit.pages.documents import ABSENT, document_data, encoded
+from evalkit.pages.overview import figure_panels, overview_panels
+from evalkit.pages.page import Panel
 from evalkit.pages.report import contents_of_runs
-from evalkit.runs.folder import load_run
+from evalkit.reporting.table import Cell, Table, plain
+from evalkit.runs.accuracies import available_rules
+from evalkit.runs.folder import RESULTS, SCORES, Run, load_run
+from evalkit.runs.rules import decide, find_rule, row_scores
+from evalkit.runs.score_table import SEGMENTS
+from tests.benchmarks.attention.made import made_run as made_analysis
 from tests.comparison.made import finished_run, make_longbench
+from tests.sealed import specification, write_run
+from tests.test_api import heavy_after
+
+NAMES = ["first", "second"]
+HOSTILE = "</script><img src=x>"
+DIRECTION = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-def test_runs_of_one_model_are_named_by_their_suites(tmp_path: Path) -> None:
-    choices = finished_run(tmp_path, "org/one")
-    answers = load_run(make_longbench(tmp_path / "others", {"qasper": [0.5, 1.0]}, model="org/one"))
-    found = contents_of_runs([choices, answers])
-    assert list(found.names) == [f"one on {choices.suite}", "one on longbench"]
-    assert found.comparisons == ()
+def cells(table: Table) -> dict[str, dict[str, Cell]]:
+    """Label of the line → label of the column → cell."""
+    [group] = table.columns
+    return {plain(line.label): dict(zip(map(plain, group.labels), line.cells, strict=True)) for line in table.lines}
 
 
-def test_a_run_with_the_name_of_a_groups_member(tmp_path: Path) -> None:
-    one, two, three = (finished_run(tmp_path, f"org/{name}") for name in ("a", "b", "c"))
-    with pytest.raises(UsageError, match="two runs are called 'g 1'"):
-        contents_of_runs([one], [("g", [two, three])], given_names=["g 1"])
+def texts(table: Table) -> dict[str, list[str]]:
+    """Label of the line → its other texts."""
+    return {plain(line.label): [*map(plain, line.facts), *(cell.value for cell in line.cells)] for line in table.lines}
+
+
+def needles(root: Path, text: str, secrets: Sequence[str] = ("11", "12")) -> Run:
+    """A finished needle test of two cases, both answered with the first secret."""
+    about = specification(f"org/{text}", suite="needle", text=text)
+    manifest = {"kind": "needle", "specification": about, "rule": "needle", "groups": {}, "group_sizes": {},
+                "documents": {"needle": {"official": None, "source": text, "count": 2}}, "template": {"name": "plain"},
+                "model": f"org/{text}"}  # fmt: skip
+    results = {"tasks": [{"task": "needle", "n": 2, "found": 1}], "averages": [], "depths": [50.0],
+               "lengths": [1000, 23456], "repeats": 1, "found": [[1.0, 0.25]]}  # fmt: skip
+    facts = {"depth": 50, "repeat": 0, "ended": "end", "tokens": 90, "new_tokens": 5, "seconds": 0.5}
+    table = pd.DataFrame({"length": [1000, 23456], "secret": secrets, "answer": secrets[0], "found": [True, False]})
+    return load_run(write_run(root, manifest, results, {"needles.parquet": table.assign(**facts)}))
+
+
+# Overview and figures
+
+
+def test_the_summary_and_each_run_are_results_json(two_runs: list[Run]) -> None:
+    summary, *of_runs = overview_panels(two_runs, NAMES)
+    [table] = summary.reports[0].tables
+    for run, name, panel in zip(two_runs, NAMES, of_runs, strict=True):
+        stored = json.loads((run.folder / RESULTS).read_text(encoding="utf-8"))
+        by_label = {benchmark_of(run).label(run, task["task"]).short: task for task in stored["tasks"]}
+        by_label |= {average["name"]: average for average in stored["averages"]}
+        assert len(by_label) == len(cells(table)[name]) == 6
+        for label, result in by_label.items():
+            cell = cells(table)[name][label]
+            expected = pytest.approx((100 * result["accuracy"], 100 * result["stderr"]), abs=0.0501)
+            assert (float(cell.value), float(cell.spread)) == expected, label
+        assert panel.reports == (benchmark_of(run).report(run),)
+        [subjects] = panel.panels[0].reports[0].tables
+        for subject in run.stored["subtasks"]["mmlu"]:
+            n, accuracy, _ = texts(subjects)[subject["task"].removeprefix("mmlu_")]
+            assert (int(n), float(accuracy)) == (subject["n"], pytest.approx(100 * subject["accuracy"], abs=0.0501))
+
+
+def test_the_best_is_bold_and_other_settings_are_named(tmp_path: Path) -> None:
+    a, b = finished_run(tmp_path, "a", 0.4), finished_run(tmp_path, "b", 0.9, dtype="bfloat16")
+    for runs, bold in (([a, a, b], [False, False, True]), ([a, a], [True, True])):
+        [table] = overview_panels(runs, "abc"[: len(runs)])[0].reports[0].tables
+        for column in zip(*(line.cells for line in table.lines), strict=True):
+            assert [cell.bold for cell in column] == bold
+    notes = overview_panels([a, b], NAMES)[0].reports[0].notes
+    assert "differently" in notes[-1] and "bfloat16" in notes[-1]
+
+
+def drawn(svg: str) -> set[str]:
+    """The texts of a figure."""
+    assert "<img" not in svg and "<script" not in svg
+    return {(element.text or "").strip() for element in ElementTree.fromstring(svg).iter()}
+
+
+@pytest.mark.slow
+def test_all_figures_of_analyses_have_all_runs(tmp_path: Path) -> None:
+    analyses = [made_analysis(tmp_path, f"models/{name}", tokens=(65, 150)) for name in ("vanilla", "cog")]
+    [panel] = figure_panels(analyses, ["vanilla", HOSTILE])
+    assert [figure.name for figure in panel.figures] == [f"figures-attention-{name}" for name in KINDS]
+    for figure in panel.figures:
+        assert {"vanilla", HOSTILE} <= drawn(figure.svg) or figure.name.endswith("rank"), figure.name
+    assert figure_panels(analyses, ["vanilla", HOSTILE]) == (panel,)
+
+
+def test_a_figure_that_cannot_be_drawn_is_named(tmp_path: Path) -> None:
+    broken = made_analysis(tmp_path, "models/vanilla", tokens=(65, 150))
+    (broken.folder / HEADS).write_bytes(b"")
+    attention, needle = figure_panels([broken, needles(tmp_path, "essays")], ["broken", HOSTILE])
+    assert attention.figures == () and "cannot be drawn" in attention.reports[0].notes[0]
+    assert {"1,000", "23,456", "100", "25"} <= drawn(needle.figures[0].svg)
+
+
+# Comparisons
+
+
+def agreement(panel: Panel) -> dict[str, list[int]]:
+    [inner] = [inner for inner in panel.panels if inner.title == "Agreement by document"]
+    return {label: list(map(int, row)) for label, row in texts(inner.reports[0].tables[0]).items()}
+
+
+@pytest.mark.parametrize("rule", ["acc", "acc_norm"])
+def test_agreement_is_a_group_by_of_the_score_tables(two_runs: list[Run], rule: str) -> None:
+    [panel] = comparison_panels(sides_of(two_runs, []), rule)
+    keys, right = ["task", "subtask", "doc_id"], []
+    for run in two_runs:
+        value = run.scores["ll_continuation"] / (run.scores["chars"] if rule == "acc_norm" else 1)
+        best = run.scores.loc[run.scores.assign(value=value).groupby(keys)["value"].idxmax()]
+        right.append(best.set_index(keys)["choice"] == 0)
+    for task, label in (("arc_easy", "ARC-Easy"), ("boolq", "BoolQ"), ("mmlu", "MMLU")):
+        a, b = (of_run[task] for of_run in right)
+        counts = [(a & b).sum(), (a & ~b).sum(), (~a & b).sum(), (~a & ~b).sum()]
+        assert agreement(panel)[label] == [len(a), *counts]
+
+
+def test_comparisons_and_curves(tmp_path: Path) -> None:
+    graded = [load_run(make_longbench(tmp_path, {"qasper": scores}, model=name))
+              for name, scores in (("a", [0.1, 0.5, 0.9, 0.2]), ("b", [0.3, 0.5, 0.1, 0.2]))]  # fmt: skip
+    [panel] = comparison_panels(sides_of(graded, []))
+    assert agreement(panel) == {"Qasper": [4, 1, 2, 1]}
+    runs = [finished_run(tmp_path, f"org/step{step}", step / 400, seed=step) for step in (100, 200, 300)]
+    [groups] = comparison_panels([Side("old", tuple(runs[:1])), Side("new", tuple(runs[1:]))])
+    assert [inner.title for inner in groups.panels] == ["MMLU by subject"]
+    [figure] = curve_panel([curve(Side("training", tuple(runs)))]).figures
+    assert {"ARC-Easy", "BoolQ", "MMLU", "Average"} <= drawn(figure.svg)
+
+
+def test_sides_that_cannot_be_compared_are_explained(tmp_path: Path) -> None:
+    other = {task: f"another hash of {task}" for task in ("arc_easy", "boolq", "mmlu")}
+    runs = [
+        finished_run(tmp_path, "org/a"),
+        load_run(make_longbench(tmp_path, {"qasper": [0.1, 0.5]})),
+        finished_run(tmp_path, "org/others", documents=other),
+        finished_run(tmp_path, "org/damaged", seed=3),
+        finished_run(tmp_path, "org/paired", seed=2),
+    ]
+    (runs[3].folder / SCORES).write_bytes(b"")
+    damaged = [*runs[:3], load_run(runs[3].folder), runs[4]]
+    *refused, paired = comparison_panels(sides_of(damaged, []))
+    for panel, noun in zip(refused, ("zeroshot8", "content hash", "is damaged"), strict=True):
+        [sentence] = panel.reports[0].facts
+        assert "is not compared with a: " in sentence and noun in sentence and panel.figures == ()
+    assert paired.figures
+
+
+def test_names_of_runs(tmp_path: Path) -> None:
+    choices, other, third = (finished_run(tmp_path, f"org/{name}") for name in ("one", "b", "c"))
+    answers = load_run(make_longbench(tmp_path, {"qasper": [0.5, 1.0]}, model="org/one"))
+    contents = contents_of_runs([choices, answers])
+    assert (contents.names, contents.comparisons) == ((f"one on {choices.suite}", "one on longbench"), ())
+    with pytest.raises(UsageError, match="'g 1'"):
+        contents_of_runs([choices], [("g", [other, third])], given_names=["g 1"])
+
+
+def test_a_page_is_written_without_a_model(two_runs: list[Run], tmp_path: Path) -> None:
+    folders = [str(run.folder) for run in two_runs]
+    read = (
+        "from evalkit.pages.report import contents_of_runs, write_report\n"
+        "from evalkit.runs.folder import load_run\nfrom pathlib import Path\n"
+        f"contents = contents_of_runs([load_run(folder) for folder in {folders!r}])\n"
+        f"write_report(contents, Path({str(tmp_path / 'page.html')!r}), print)"
+    )
+    assert heavy_after(read) == {"pandas"}
+
+
+# Documents
+
+
+def decoded(block: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Header and arrays of a block, by its description."""
+    data = gzip.decompress(base64.b64decode(block))
+    size = int.from_bytes(data[:4], "little")
+    header, body = json.loads(data[4 : 4 + size]), data[4 + size :]
+    arrays = {}
+    for name, (kind, offset, count) in header.pop("arrays").items():
+        assert offset % 8 == (4 + size) % 8 == 0
+        arrays[name] = np.frombuffer(body, f"<{kind}", count, offset)
+    return header, arrays
+
+
+@given(
+    st.dictionaries(st.text(max_size=5), st.text(max_size=20), max_size=4).filter(
+        lambda header: "arrays" not in header
+    ),
+    arrays_of.arrays(np.float32, arrays_of.array_shapes(max_dims=2, max_side=7)),
+    st.lists(st.integers(0, 255), max_size=9),
+)
+def test_blocks_are_read_back(header: dict[str, str], floats: np.ndarray, small: list[int]) -> None:
+    contents, arrays = decoded(encoded(header, {"f": ("f4", floats), "u": ("u1", np.array(small, int))}))
+
+    def shown(text: str) -> str:
+        return DIRECTION.sub(lambda part: f"\\u{ord(part[0]):04x}", text.encode("utf-8", "replace").decode())
+
+    assert contents == {shown(key): shown(text) for key, text in header.items()}
+    np.testing.assert_array_equal(arrays["f"], floats.ravel())
+    assert arrays["u"].tolist() == small
+    with pytest.raises(OverflowError, match="gold"):
+        encoded({}, {"gold": ("u1", np.array([256 + len(small)]))})
+
+
+Data = dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]
+
+
+def data_of(runs: list[Run], **options: Any) -> Data:
+    """Task → its entry in the index, header and arrays."""
+    data = document_data(runs, [f"run {number}" for number in range(len(runs))], silent, **options)
+    return {entry["task"]: (entry, *decoded(data.blocks[entry["block"]])) for entry in data.index["tasks"]}
+
+
+def margins(scores: Any, values: np.ndarray) -> list[float]:
+    """Score of the gold choice less the best other."""
+    by_document = []
+    for _, rows in scores.assign(value=values).groupby(["subtask", "doc_id"], sort=False):
+        gold = rows["choice"] == rows["gold"]
+        by_document.append(float(rows["value"][gold].iloc[0] - rows["value"][~gold].max()))
+    return by_document
+
+
+def test_decisions_and_scores_are_the_rules_own(two_runs: list[Run]) -> None:
+    for task, (entry, _, arrays) in data_of(two_runs).items():
+        for number, run in enumerate(two_runs):
+            scores = run.scores[run.scores["task"] == task].reset_index(drop=True)
+            assert entry["rules"] == list(available_rules(run.scores))
+            for rule in entry["rules"]:
+                decided = decide(scores, find_rule(rule))
+                assert arrays[f"{number}/{rule}/prediction"].tolist() == decided["prediction"].tolist()
+                assert arrays[f"{number}/{rule}/tie"].astype(bool).tolist() == decided["tie"].tolist()
+                expected = margins(scores, row_scores(scores, find_rule(rule)))
+                np.testing.assert_allclose(arrays[f"{number}/{rule}/margin"], expected, rtol=2**-23)
+                assert (np.sign(arrays[f"{number}/{rule}/margin"]) == np.sign(expected)).all()
+            for name, kind in (("ll", np.float32), ("n", np.int32)):
+                columns = scores[[f"{name}_{segment}" for segment in SEGMENTS]].to_numpy(kind)
+                np.testing.assert_array_equal(arrays[f"{number}/{name}"], columns.ravel())
+
+
+def test_runs_of_other_documents(tmp_path: Path) -> None:
+    """Of other limits they share their documents, in the order of the first run; of other content they are apart."""
+    short, whole = finished_run(tmp_path, "org/short", first=7), finished_run(tmp_path, "org/whole")
+    for task, (entry, header, arrays) in data_of([short, whole]).items():
+        decided = decide(whole.scores[whole.scores["task"] == task].reset_index(drop=True), find_rule("ppl"))
+        assert entry["documents"] == entry["of"] == len(decided)
+        missing = arrays["0/ppl/prediction"] == ABSENT
+        assert missing.sum() == len(decided) - 7 and np.isnan(arrays["0/ppl/margin"][missing]).all()
+        expected = decided.set_index(["subtask", "doc_id"])["prediction"]
+        names = zip((entry["subtasks"][number] for number in arrays["subtask"]), header["ids"], strict=True)
+        assert [expected[name] for name in names] == arrays["1/ppl/prediction"].tolist()
+    other = finished_run(tmp_path, "org/other")
+    rows = (other.scores["task"] == "boolq") & (other.scores["doc_id"] == 3)
+    other.scores.loc[rows, "gold"] = 1 - other.scores.loc[rows, "gold"]
+    with pytest.raises(RunError, match=r"other.*gold.*boolq document 3.*whole"):
+        data_of([whole, other])
+    other.manifest["specification"]["documents"]["boolq"] = "other"
+    tasks = {task: entry["runs"] for task, (entry, *_) in data_of([whole, other]).items()}
+    assert tasks == {"arc_easy": [0, 1], "boolq": [0], "boolq (run 1)": [1], "mmlu": [0, 1]}
+    # Each answer is beside the secret of its own text
+    secrets = (["11", "12"], ["21", "22"])
+    by_task = data_of([needles(tmp_path, text, own) for text, own in zip(("essays", "laws"), secrets, strict=True)])
+    for (_, header, _), own in zip(by_task.values(), secrets, strict=True):
+        [of_run] = header["runs"].values()
+        assert (header["references"], of_run["answers"]) == ([[secret] for secret in own], own[:1] * 2)
+
+
+def test_a_sample_of_the_documents(two_runs: list[Run]) -> None:
+    whole = data_of(two_runs)
+    for task, (entry, header, arrays) in data_of(two_runs, sample=DocumentSample(5)).items():
+        of_all, every, all_arrays = whole[task]
+        assert (entry["documents"], entry["of"]) == (5, of_all["documents"])
+        names, all_names = (
+            [(about["subtasks"][number], document) for number, document in zip(part["subtask"], ids, strict=True)]
+            for about, part, ids in ((entry, arrays, header["ids"]), (of_all, all_arrays, every["ids"]))
+        )
+        numbers = [all_names.index(name) for name in names]
+        assert arrays["1/acc/prediction"].tolist() == all_arrays["1/acc/prediction"][numbers].tolist()
+
+
+def test_prompts_are_the_texts_that_were_scored(checkpoint: Path, documents: Path, tmp_path: Path) -> None:
+    """A prompt for each of two templates, of real documents."""
+    runs = [
+        evalkit.evaluate(checkpoint, tasks=("winogrande", "boolq", "mmlu"), template=template, data_dir=documents,
+                         allow_unofficial_data=True, output=tmp_path, progress=evalkit.Progress(live=False))
+        for template in ("inst", "plain")
+    ]  # fmt: skip
+    for task, (entry, header, arrays) in data_of(runs).items():
+        assert [prompt["runs"] for prompt in header["prompts"]] == [[0], [1]]
+        for prompt, run in zip(header["prompts"], runs, strict=True):
+            [view] = benchmark(run.kind).views(run, (task,), silent)
+            for number, subtask in enumerate(arrays["subtask"]):
+                text = view.texts[entry["subtasks"][subtask], header["ids"][number]]  # type: ignore[union-attr]
+                choices = prompt["choices"][number]
+                of_view = (text.common, *text.choices)
+                for pieces, scored in zip((prompt["common"][number], *choices), of_view, strict=True):
+                    assert [(SEGMENTS[segment], words) for segment, words in pieces] == list(map(tuple, scored))
+                # Options that no continuation shows are given
+                shown = header["options"][number] or [
+                    "".join(words for segment, words in pieces if SEGMENTS[segment] == "continuation").strip()
+                    for pieces in choices
+                ]
+                assert shown == [option.strip() for option in text.options]

@@ -22,25 +22,9 @@ from evalkit.runs.writing import open_run
 from tests.marks import fast
 from tests.runs.conftest import MANIFEST as CONTENT
 from tests.runs.conftest import SPECIFICATION, Small
-from tests.sealed import read, reseal, write_run
+from tests.sealed import read, reseal, write, write_run
 
 LONG = "x" * 300
-
-
-def edited(folder: Path, name: str = MANIFEST, **changes: Any) -> Path:
-    """Change a sealed file of a run, and seal it again."""
-    (folder / name).write_text(json.dumps(read(folder, name) | changes), encoding="utf-8")
-    reseal(folder)
-    return folder
-
-
-# Names
-
-
-def test_an_id_stands_for_all_of_a_specification() -> None:
-    assert specification_id(dict(reversed(SPECIFICATION.items()))) == specification_id(SPECIFICATION)
-    others = [SPECIFICATION | {"limit": 6}, SPECIFICATION | {"dtype": "bfloat16"}, SPECIFICATION | {"new": None}]
-    assert len({specification_id(s) for s in (SPECIFICATION, *others)}) == 4
 
 
 @pytest.mark.parametrize("model", ["org/name@main", "../../etc", "模型" * 80, "a b\n*?", ""])
@@ -51,7 +35,11 @@ def test_folder_names_fit_every_file_system(model: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_a_name_that_only_counts_has_the_folder_before_it(tmp_path: Path) -> None:
+def test_ids_and_names_of_models(tmp_path: Path) -> None:
+    """An id stands for all of a specification; a name that only counts has the folder before it."""
+    assert specification_id(dict(reversed(SPECIFICATION.items()))) == specification_id(SPECIFICATION)
+    others = [SPECIFICATION | {"limit": 6}, SPECIFICATION | {"dtype": "bfloat16"}, SPECIFICATION | {"new": None}]
+    assert len({specification_id(s) for s in (SPECIFICATION, *others)}) == 4
     names = {"a/checkpoints/checkpoint-1/hf": "a-checkpoints-checkpoint-1-hf", "a/epoch=3-step=1": "a-epoch=3-step=1",
              "a/llama-125m": "llama-125m"}  # fmt: skip
     for path, name in names.items():
@@ -61,18 +49,15 @@ def test_a_name_that_only_counts_has_the_folder_before_it(tmp_path: Path) -> Non
     assert model_name(Checkpoint("org/model@step1000", "hub", tmp_path / "latest")) == "model@step1000"
 
 
-# Finding
-
-
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Path]:
-    """Write a finished run of LongBench; changes of the specification distinguish runs of a model."""
+    """Write a finished run of LongBench; its specification has the model's name."""
 
-    def run(model: str, path: Path | None = None, revision: str | None = None, **specification: Any) -> Path:
-        given = {"model": model, "path": None if path is None else str(path), "revision": revision}
-        content = {"specification": SPECIFICATION | {"checkpoint": {"weights": model}} | specification}
+    def run(model: str, path: Path | None = None, revision: str | None = None) -> Path:
+        about = {"model": model, "path": None if path is None else str(path), "revision": revision}
+        content = {"specification": SPECIFICATION | {"checkpoint": {"weights": model}}}
         usual = {key: value for key, value in CONTENT.items() if key != "id"}
-        return write_run(tmp_path / "runs", usual | given | content, {"tasks": [], "averages": []}, {})
+        return write_run(tmp_path / "runs", usual | about | content, {"tasks": [], "averages": []}, {})
 
     return run
 
@@ -85,24 +70,20 @@ def test_a_run_is_found_by_whatever_names_it_alone(
     (tmp_path / "a" / "checkpoint-1000").mkdir(parents=True)
     steps = [make(f"org/name@step{step}", revision=f"{step}a1b") for step in (1, 2)]
     root, identity = run.parent, load_run(run).manifest["id"]
-    for given in (
+    for name in (
         str(run), run.name, run.name[:-3], identity, identity[:5], "a/checkpoint-1000", "a/checkpoint-1000/",
         "./a/checkpoint-1000", str(tmp_path / "a" / ".." / "a" / "checkpoint-1000"),
     ):  # fmt: skip
-        assert find_run(given, root).folder == run, given
+        assert find_run(name, root).folder == run, name
     assert find_run("b/checkpoint-1000", root).folder == other
     for step, folder in enumerate(steps, start=1):
         assert find_run(f"org/name@step{step}", root).folder == find_run(f"org/name@{step}a1b", root).folder == folder
-    for given in ("org/name", "name@", "n"):
-        with pytest.raises(UsageError, match=rf"'{given}' matches 2 runs in .*{steps[0].name}, {steps[1].name}"):
-            find_run(given, root)
-
-
-def test_what_names_no_run(make: Callable[..., Path], tmp_path: Path) -> None:
-    root = make("org/model").parent
+    for name in ("org/name", "name@", "n"):
+        with pytest.raises(UsageError, match=rf"'{name}' .*{steps[0].name}, {steps[1].name}"):
+            find_run(name, root)
     (tmp_path / "checkpoint").mkdir()
     cases: list[tuple[str, Path, type[EvalkitError]]] = [
-        ("modle", root, UnknownNameError),
+        ("nmae", root, UnknownNameError),
         ("model", tmp_path / "elsewhere", UnknownNameError),
         (" ", root, UsageError),
         (str(tmp_path / "checkpoint"), root, RunError),
@@ -110,13 +91,9 @@ def test_what_names_no_run(make: Callable[..., Path], tmp_path: Path) -> None:
         ("~nobody/x", root, UnknownNameError),
         ("x", tmp_path / LONG, RunError),
     ]
-    for given, folder, kind in cases:
+    for name, folder, kind in cases:
         with pytest.raises(kind):
-            find_run(given, folder)
-    for unsuitable in (5, "a\0b", ""):
-        for call, noun in ((load_run, "run folder"), (list_runs, "folder of runs")):
-            with pytest.raises(UsageError, match=noun):
-                call(unsuitable)  # type: ignore[arg-type]
+            find_run(name, folder)
 
 
 def test_folders_that_hold_no_finished_run(make: Callable[..., Path]) -> None:
@@ -128,45 +105,34 @@ def test_folders_that_hold_no_finished_run(make: Callable[..., Path]) -> None:
     (root / "file").touch()
     (root / "torn").mkdir()
     (root / "torn" / JOURNAL).touch()
-    assert [found.folder for found in scan(root)] == [begun, damaged, root / "torn"]
+    assert [entry.folder for entry in scan(root)] == [begun, damaged, root / "torn"]
     assert [run.folder for run in list_runs(root)] == [begun]
-    for given, noun in (("begun", "not finished"), ("dama", MANIFEST), ("torn", MANIFEST)):
+    for name, noun in (("begun", "not finished"), ("dama", MANIFEST), ("torn", MANIFEST)):
         with pytest.raises(RunError, match=noun):
-            find_run(given, root)
+            find_run(name, root)
 
 
-# Opening a folder for writing
-
-
-def test_a_folder_once_opened_is_found_again(tmp_path: Path) -> None:
-    with open_run(tmp_path, "run", dict(CONTENT)) as writer:
-        writer.save_manifest(note="kept")
-    with open_run(tmp_path, "run", CONTENT | {"created": "later"}) as writer:
-        assert (writer.manifest["note"], writer.manifest["created"]) == ("kept", CONTENT["created"])
-    assert not load_run(tmp_path / "run").complete
-    other = SPECIFICATION | {"limit": 6}
-    manifest = CONTENT | {"specification": other, "id": specification_id(other)}
-    with pytest.raises(RunError, match="another specification"), open_run(tmp_path, "run", manifest):
-        pass
-
-
-def test_outputs_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_opened_again_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    with open_run(tmp_path, "run", dict(CONTENT)) as writer:
+        writer.save_manifest(note="kept")
+    other = CONTENT | {"specification": SPECIFICATION | {"limit": 6}}
+    other["id"] = specification_id(other["specification"])
+    with pytest.raises(RunError, match="another specification"), open_run(tmp_path, "run", other):
+        pass
     (tmp_path / "file").touch()
     for root in (tmp_path / "file", tmp_path / LONG, Path("/proc/runs")):
         with pytest.raises(RunError, match="--output"), open_run(root, "run", dict(CONTENT)):
             pass
-    with open_run(tmp_path, "run", dict(CONTENT)) as writer:
+    with open_run(tmp_path, "run", CONTENT | {"created": "later"}) as writer:
+        assert (writer.manifest["note"], writer.manifest["created"]) == ("kept", CONTENT["created"])
         monkeypatch.setattr(os, "fsync", full)
         (tmp_path / "run" / JOURNAL).touch()
-        with pytest.raises(RunError, match=rf"{RESULTS} cannot be written \(No space .*safe in the journal"):
+        with pytest.raises(RunError, match=rf"{RESULTS} .*No space .*journal"):
             writer.save_bytes(RESULTS, b"{}")
-    assert not (tmp_path / "run" / RESULTS).exists()
-
-
-# Every file is bound to its run
+    assert not load_run(tmp_path / "run").complete and not (tmp_path / "run" / RESULTS).exists()
 
 
 def everything(folder: Path) -> str:
@@ -178,11 +144,11 @@ def everything(folder: Path) -> str:
 
 
 def flipped(content: bytes, dice: random.Random) -> bytes:
-    place = dice.randrange(len(content))
-    return content[:place] + bytes([content[place] ^ 1 << dice.randrange(8)]) + content[place + 1 :]
+    at = dice.randrange(len(content))
+    return content[:at] + bytes([content[at] ^ 1 << dice.randrange(8)]) + content[at + 1 :]
 
 
-@pytest.mark.parametrize("flips", fast([40], [40, 600]))
+@pytest.mark.parametrize("flips", fast([15], [15, 600]))
 def test_no_flipped_bit_changes_a_number(small: Small, flips: int) -> None:
     """Of the journal, from which results are made anew, it costs a batch and changes nothing."""
     run, dice = small(log_samples=True), random.Random(8)
@@ -198,10 +164,9 @@ def test_no_flipped_bit_changes_a_number(small: Small, flips: int) -> None:
             except EvalkitError as error:
                 assert "\n" not in str(error) and path.name in str(error)
         path.write_bytes(whole)
-    for _ in range(3):
-        (run.folder / JOURNAL).write_bytes(flipped((run.folder / JOURNAL).read_bytes(), dice))
-        (run.folder / RESULTS).unlink()
-        assert small(log_samples=True).scores.equals(run.scores)
+    (run.folder / JOURNAL).write_bytes(flipped((run.folder / JOURNAL).read_bytes(), dice))
+    (run.folder / RESULTS).unlink()
+    assert small(log_samples=True).scores.equals(run.scores)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +174,6 @@ def test_no_flipped_bit_changes_a_number(small: Small, flips: int) -> None:
     [
         (MANIFEST, {"documents": {"piqa": {"source": 1, "official": True, "count": 2}}}, "'documents.piqa.source'"),
         (MANIFEST, {"group_sizes": {}}, "'group_sizes'"),
-        (MANIFEST, {"created": "yesterday"}, "'created'"),
         (MANIFEST, {"devices": [{"device": "cpu"}]}, r"'devices\[0\].hardware'"),
         (MANIFEST, {"specification": {"suite": "zeroshot8"}}, "'specification.dtype'"),
         (RESULTS, {"averages": [{"name": "A", "accuracy": "0.5", "stderr": None}]}, r"'averages\[0\].accuracy'"),
@@ -219,8 +183,8 @@ def test_no_flipped_bit_changes_a_number(small: Small, flips: int) -> None:
 def test_sealed_files_of_another_form(own_run: Path, name: str, changes: dict[str, Any], noun: str) -> None:
     if name == SCORES:
         pd.DataFrame({"something": [1]}).to_parquet(own_run / SCORES)
-        reseal(own_run)
     else:
-        edited(own_run, name, **changes)
+        write(own_run, name, read(own_run, name) | changes)
+    reseal(own_run)
     with pytest.raises(RunError, match=rf"{name} is damaged \(.*{noun}"):
         everything(own_run)

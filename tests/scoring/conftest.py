@@ -11,8 +11,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, TokenSequence, question_rows, question_sequences
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.prompts import (
+    EncodedQuestion,
+    Prompter,
+    TokenSequence,
+    question_rows,
+    question_sequences,
+)
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template
 from evalkit.models.loading.load import LoadedModel
@@ -36,7 +41,7 @@ RELATIVE = 1e-4
 """Largest difference of a log-likelihood in float32: sums of the same numbers in another order."""
 BUDGET = 512
 
-Place = tuple[str, int, int]
+Key = tuple[str, int, int]
 Tiny = Callable[..., LoadedModel]
 
 
@@ -90,7 +95,7 @@ def encode(
 
 def score(
     engine: Engine, encoded: Sequence[EncodedQuestion], scored: frozenset[int] = ALL, budget: int | None = None
-) -> dict[Place, ScoreRow]:
+) -> dict[Key, ScoreRow]:
     """The score table by (subtask, document, choice)."""
     rows = [
         row
@@ -117,7 +122,7 @@ def by_itself(model: Any, sequence: TokenSequence) -> dict[str, tuple[float, int
 
 
 def largest_difference(
-    model: Any, encoded: Iterable[EncodedQuestion], table: dict[Place, ScoreRow], scored: frozenset[int] = ALL
+    model: Any, encoded: Iterable[EncodedQuestion], table: dict[Key, ScoreRow], scored: frozenset[int] = ALL
 ) -> float:
     """Largest relative difference of a segment's log-likelihood from `by_itself`; counts must be the same."""
     largest = 0.0
@@ -191,9 +196,9 @@ def from_alone(engine: Engine, model: Any, sequences: Sequences, budget: int | N
     """Largest difference of a choice's log-likelihood from the model's own pass; relative, or in nats below 1."""
     alone, sums, gaps = Forward(model), sums_of(engine, sequences, budget), []
     for item in (sequences[number] for number in range(len(sequences))):
-        for tokens, mask, found in zip(item.sequences, item.is_scored, sums[item.label], strict=True):
+        for tokens, mask, score in zip(item.sequences, item.is_scored, sums[item.label], strict=True):
             expected = float(alone.score_alone(tokens).logprobs[mask].sum(dtype=np.float64))
-            gaps.append(abs(found - expected) / max(1.0, abs(expected)))
+            gaps.append(abs(score - expected) / max(1.0, abs(expected)))
     return max(gaps)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from evalkit.errors import CheckpointError, ScoringError
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import Sequences, SequenceSet, batches_of
-from evalkit.scoring.probe import in_float32, make_probe, mask_first
+from evalkit.scoring.probe import in_float32, mask_first
 from evalkit.scoring.sharing import SharingCheck
 from evalkit.scoring.tree import Tree
 from tests.marks import fast
@@ -63,7 +64,7 @@ def drop_cache(inputs: dict[str, Any]) -> None:
         inputs["attention_mask"] = inputs["attention_mask"][..., -inputs["input_ids"].shape[1] :]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize(
     ("change", "kernels"),
     [
@@ -89,11 +90,7 @@ def test_a_model_that_forgets_its_inputs(change: Any, kernels: tuple[str, ...], 
 
 
 def by_rows(monkeypatch: pytest.MonkeyPatch, window: int, with_trunk: bool | None = None) -> None:
-    """Have attention see the last `window` tokens of the row, whatever their positions are.
-
-    Args:
-        with_trunk: only behind a trunk, or only without one; None: always.
-    """
+    """Have attention see the last `window` tokens of the row: with a trunk, without, or both."""
     real = Forward._tree_states
 
     def windowed(own: Forward, tree: Tree, trunk: Any) -> torch.Tensor:
@@ -108,7 +105,7 @@ def by_rows(monkeypatch: pytest.MonkeyPatch, window: int, with_trunk: bool | Non
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("with_trunk", [False, True])
 @pytest.mark.parametrize("kernel", ["tiles", "dense", pytest.param("flex", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("window", fast([256, -1], [64, 256, 1024, -1]))
+@pytest.mark.parametrize("window", fast([-1], [64, 256, 1024, -1]))
 def test_a_window_over_the_row(
     monkeypatch: pytest.MonkeyPatch, window: int, kernel: str, with_trunk: bool, dtype: torch.dtype
 ) -> None:
@@ -147,17 +144,15 @@ def test_one_masked_token() -> None:
 def test_experts_that_rounding_decides_between_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """One state in a hundred may be another, if it is not the same one with other tokens."""
     real = Forward.hidden_shared
-    places = iter(range(10, 10**6, 7))
+    for nodes, shares in ((iter(range(10, 10**6, 7)), True), (iter([30] * 100), False)):
 
-    def flipped(own: Forward, tree: Any, trunk: Any) -> torch.Tensor:
-        states = real(own, tree, trunk).clone()
-        states[next(places)] += 1
-        return states
+        def flipped(own: Forward, tree: Any, trunk: Any, nodes: Any = nodes) -> torch.Tensor:
+            states = real(own, tree, trunk).clone()
+            states[next(nodes)] += 1
+            return states
 
-    monkeypatch.setattr(Forward, "hidden_shared", flipped)
-    assert checked(model_of("llama"))[0].shares
-    places = iter([30] * 100)
-    assert not checked(model_of("llama"))[0].shares
+        monkeypatch.setattr(Forward, "hidden_shared", flipped)
+        assert checked(model_of("llama"))[0].shares == shares
 
 
 # Right ways of sharing
@@ -179,7 +174,7 @@ SHARING: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("kind", fast([*SHARING][:8], SHARING))
+@pytest.mark.parametrize("kind", fast(["llama", "mistral", "bloom", "mixtral"], SHARING))
 def test_architectures_that_share(kind: str, dtype: torch.dtype) -> None:
     settings, kernel = SHARING[kind]
     model = model_of(kind, dtype, **settings)
@@ -227,20 +222,20 @@ def test_a_kernel_that_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> Non
     model = model_of("llama")
     engine, [line] = checked(model, 4096)
     assert (engine.shares, engine.kernel, engine.budget) == (True, "dense", 512)
-    assert "tiles: it fails (NotImplementedError: no kernel" in line
+    assert "NotImplementedError: no kernel" in line
     assert from_alone(engine, model, ITEMS) <= RELATIVE
 
 
 # Heads
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", HALF)
 def test_an_unknown_output_head(dtype: torch.dtype) -> None:
     """A model that does something of its own to its logits is scored by its own pass."""
     model = model_of("llama", dtype)
     model.register_forward_hook(lambda _, __, output: setattr(output, "logits", 1.05 * output.logits))
     engine, said = checked(model)
-    assert not engine.shares and "its output head differs from evalkit's" in said[0]
+    assert not engine.shares and "output head" in said[0]
     if dtype == torch.float32:
         assert from_alone(engine, model, ITEMS) <= RELATIVE
 
@@ -251,25 +246,24 @@ def test_small_logits_do_not_hide_their_cap() -> None:
     model = model_of("recurrent_gemma", num_hidden_layers=4, **blocks)
     assert SharingCheck(model)._head_gap(Forward(model), ITEMS[2].sequences[0]) < 5e-3
     engine, _ = checked(model)
-    assert not engine.shares and "output head differs from evalkit's" in engine.why_not
+    assert not engine.shares and "output head" in engine.why_not
 
 
-@pytest.mark.parametrize("kind", ["mamba", "without an option of a cache"])
-def test_a_base_model_that_cannot_be_run_so(kind: str) -> None:
-    """Mamba rounds its states to the dtype of its head's weights before the head is called."""
-    model = model_of("mamba" if kind == "mamba" else "llama", **({"state_size": 8} if kind == "mamba" else {}))
-    if kind != "mamba":
-        base, whole = model.model.forward, model.forward
+def test_base_models_that_cannot_be_run_by_themselves() -> None:
+    """Mamba rounds its states to the dtype of its head's weights before the head; another has no option of a cache."""
+    without = model_of("llama")
+    base, whole = without.model.forward, without.forward
 
-        def without_option(use_cache: bool | None = None, **inputs: Any) -> Any:
-            if use_cache is not None:
-                raise TypeError("forward() got an unexpected keyword argument 'use_cache'")
-            return base(**inputs)
+    def without_option(use_cache: bool | None = None, **inputs: Any) -> Any:
+        if use_cache is not None:
+            raise TypeError("forward() got an unexpected keyword argument 'use_cache'")
+        return base(**inputs)
 
-        model.model.forward, model.forward = without_option, lambda input_ids: whole(input_ids=input_ids)
-    engine, _ = checked(model)
-    assert not engine.shares
-    assert from_alone(engine, model, START) <= RELATIVE
+    without.model.forward, without.forward = without_option, lambda input_ids: whole(input_ids=input_ids)
+    for model in (model_of("mamba", state_size=8), without):
+        engine, _ = checked(model)
+        assert not engine.shares
+        assert from_alone(engine, model, START) <= RELATIVE
 
 
 # Causality
@@ -294,7 +288,7 @@ def rejected(model: Any, *lengths: int) -> None:
 
 def hooked(model: Any, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
     """Change what the first layer's MLP returns, given its input and output."""
-    model.model.layers[0].mlp.register_forward_hook(lambda _, given, output: change(given[0], output))
+    model.model.layers[0].mlp.register_forward_hook(lambda _, inputs, output: change(inputs[0], output))
     return model
 
 
@@ -319,20 +313,11 @@ def prefix(_: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     return torch.cat((output[:, :20] + output[:, :20].mean(1, keepdim=True), output[:, 20:]), dim=1)
 
 
-@pytest.mark.parametrize("change", [*map(blocks_of, (2, 16, 32, 64, 128)), chosen, prefix])
+@pytest.mark.parametrize("change", [*map(blocks_of, (2, 32, 128)), chosen, prefix])
 def test_tokens_that_see_later_ones(change: Any) -> None:
     """A sequence that is cut at the end of a block would not show it."""
     rejected(hooked(model_of("llama"), change), SHORT)
     rejected(hooked(model_of("llama"), change), LONG)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_head_that_sees_later_tokens(dtype: torch.dtype) -> None:
-    model = model_of("llama", dtype)
-    model.register_forward_hook(
-        lambda _, __, output: setattr(output, "logits", output.logits + 0.5 * output.logits.roll(-1, 1))
-    )
-    rejected(model, SHORT)
 
 
 def test_logits_from_another_stream_than_the_last_hidden_state() -> None:
@@ -385,18 +370,10 @@ def test_tokens_that_a_model_never_predicts() -> None:
     assert np.isfinite(scores.logprobs[1:]).all()
 
 
-HYBRID = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "pad_token_id": 0}
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("bamba", HYBRID | {"attn_layer_indices": []}),
-        ("xlstm", {"embedding_dim": 64, "num_blocks": 2, "num_heads": 4, "pad_token_id": 0}),
-    ],
-)
-def test_models_that_cannot_make_a_cache(kind: str, settings: dict[str, Any]) -> None:
-    scored(model_of(kind, **settings), SHORT, LONG)
+def test_models_that_cannot_make_a_cache() -> None:
+    hybrid = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "pad_token_id": 0, "attn_layer_indices": []}
+    scored(model_of("bamba", **hybrid), SHORT, LONG)
+    scored(model_of("xlstm", embedding_dim=64, num_blocks=2, num_heads=4, pad_token_id=0), SHORT, LONG)
 
 
 # Models that do not run, numbers that are none, and memory
@@ -415,42 +392,37 @@ def test_a_model_that_does_not_run() -> None:
         scored(model, SHORT, LONG)
 
 
-def test_memory_for_half_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    Scarce(monkeypatch, 700, "hidden_shared")
-    engine, said = checked(model_of("llama"))
-    assert engine.shares and engine.budget == 550
-    assert said == ["out of memory at 1375 tokens: continuing with batches of 550"]
+def test_memory_that_does_not_hold_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the rows; the head; the check but not the document at its exact length; neither."""
 
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("not enough memory: you tried to allocate")])
-def test_memory_that_does_not_hold_a_check(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def fails(*_: Any) -> Any:
-        raise error
+    def fails(*_: Any, error: Exception | None = None) -> Any:
+        raise error or torch.OutOfMemoryError("CUDA out of memory.")
 
     with monkeypatch.context() as patched:
-        patched.setattr(SharingCheck, "_head_gap", fails)
-        assert "out of memory in the check" in checked(model_of("llama"))[0].why_not
-    monkeypatch.setattr(Forward, "hidden_alone", fails)
-    monkeypatch.setattr(Forward, "logits_alone", fails)
-    with pytest.raises(ScoringError, match="out of memory"):
-        checked(model_of("llama"))
-
-
-def test_memory_that_holds_a_check_at_the_exact_length_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, most = Forward.hidden_alone, LONG
-
-    def scarce(own: Forward, tokens: Any) -> torch.Tensor:
-        if len(tokens) > most:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return real(own, tokens)
-
-    monkeypatch.setattr(Forward, "hidden_alone", scarce)
-    model = model_of("llama")
-    [batch] = batches_of(item(LONG), BUDGET)
-    assert checked(model, start=item(SHORT))[0].score(batch)
-    most = 64
-    with pytest.raises(ScoringError, match="out of memory"):
-        checked(model, start=item(SHORT))[0].score(batch)
+        Scarce(patched, 700, "hidden_shared")
+        engine, [line] = checked(model_of("llama"))
+        assert engine.shares and engine.budget == 550 and "1375 tokens" in line
+    real, [batch] = Forward.hidden_alone, batches_of(item(LONG), BUDGET)
+    for most in (LONG, 64):
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                Forward, "hidden_alone", lambda *given, most=most: real(*given) if len(given[1]) <= most else fails()
+            )
+            engine, _ = checked(model_of("llama"), start=item(SHORT))
+            if most == LONG:
+                assert engine.score(batch)
+            else:
+                with pytest.raises(ScoringError, match="out of memory"):
+                    engine.score(batch)
+    for error in (torch.OutOfMemoryError(), RuntimeError("not enough memory: you tried to allocate")):
+        with monkeypatch.context() as patched:
+            failing = partial(fails, error=error)
+            patched.setattr(SharingCheck, "_head_gap", failing)
+            assert "out of memory" in checked(model_of("llama"))[0].why_not
+            patched.setattr(Forward, "hidden_alone", failing)
+            patched.setattr(Forward, "logits_alone", failing)
+            with pytest.raises(ScoringError, match="out of memory"):
+                checked(model_of("llama"))
 
 
 # Float32
@@ -482,24 +454,6 @@ def test_weights_are_restored_after_a_failure() -> None:
     assert not model.model.layers[0].mlp.gate_proj._forward_pre_hooks
 
 
-@pytest.mark.parametrize(("row", "longest"), [(256, 8), (256, 64), (700, 350), (640, 600)])
-def test_a_probe_is_the_tree_of_its_sequences(row: int, longest: int) -> None:
-    """Each token stands after the tokens of its own sequence, and sees just these."""
-    probe = make_probe(VOCABULARY, row, longest)
-    tree = probe.tree
-    assert len(tree.tokens) == row
-    assert max(map(len, probe.sequences)) == longest and len(set(map(len, probe.sequences))) > 3
-    index = np.arange(row)
-    sees = (index[None] <= index[:, None]) & (index[:, None] < tree.ends[None])
-    for node in range(row):
-        path = np.flatnonzero(sees[node])
-        assert tree.positions[path].tolist() == list(range(len(path)))
-        assert tree.tokens[path].tolist() == probe.sequences[probe.owner[node]][: len(path)].tolist()
-    assert sees[:, 0].all() and mask_first(tree).ends[0] == 1
-    after = probe.after(probe.trunk)
-    assert 0 < probe.trunk < longest and len(after.tokens) == after.ends.max() == row - probe.trunk
-
-
 # Cached verdicts
 
 
@@ -518,21 +472,15 @@ def comparisons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[],
     return since
 
 
-def test_a_verdict_is_found_once_for_an_architecture(comparisons: Callable[[], int], tmp_path: Path) -> None:
+def test_a_verdict_is_kept_for_an_architecture(comparisons: Callable[[], int], tmp_path: Path) -> None:
     def again(kind: str = "llama", dtype: torch.dtype = torch.float32, budget: int = 300, **settings: Any) -> Engine:
         return checked(model_of(kind, dtype, **settings), budget, remembers=True)[0]
 
     first = again()
     assert comparisons()
-    assert again().describe() == first.describe()
-    assert not comparisons()
+    assert again().describe() == first.describe() and not comparisons()
     assert not checked(model_of("llama"), 300)[0].describe()["stored"] and comparisons()  # a model changed by hand
-    others: list[dict[str, Any]] = [
-        {"kind": "qwen2"},
-        {"dtype": torch.bfloat16},
-        {"budget": 500},
-        {"rms_norm_eps": 1e-4},
-    ]
+    others: list[dict[str, Any]] = [{"kind": "qwen2"}, {"dtype": torch.half}, {"budget": 500}, {"rms_norm_eps": 0.1}]
     for other in others:
         again(**other)
         assert comparisons(), other
@@ -547,7 +495,7 @@ def test_a_verdict_is_found_once_for_an_architecture(comparisons: Callable[[], i
         assert again().shares and comparisons()
 
 
-def test_checks_of_weights_are_repeated_for_other_weights(
+def test_checks_of_weights_are_kept_for_their_files_and_failed_ones_never(
     comparisons: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
@@ -567,17 +515,14 @@ def test_checks_of_weights_are_repeated_for_other_weights(
     assert [runs(model, files) for files in ("a", "a", "b", "b", "a")] == [2, 0, 2, 0, 0]
     assert runs(model, None) == runs(model, "a", remembers=False) == 2
     assert runs(model_of("llama", torch.bfloat16), "a") == runs(model_of("llama", rms_norm_eps=1e-4), "a") == 2
-
-
-def test_failed_checks_of_weights_are_not_stored(comparisons: Callable[[], int]) -> None:
-    """Weights that are not numbers, predictions that change with later tokens, and a head that is not evalkit's."""
+    # Weights that are not numbers, predictions that change with later tokens, and a head that is not evalkit's
     nan, ahead, scaled = (model_of("llama") for _ in range(3))
     nan.model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan
     ahead.model.layers[0].register_forward_hook(lambda _, __, out: out + out.mean(1, keepdim=True))
     scaled.register_forward_hook(lambda _, __, out: setattr(out, "logits", 2 * out.logits))
     for _ in range(2):
-        for model, why in ((nan, "NaN"), (ahead, "not a causal language model")):
+        for wrong, why in ((nan, "NaN"), (ahead, "not a causal language model")):
             with pytest.raises(CheckpointError, match=why):
-                checked(model, remembers=True, files=why)
+                checked(wrong, remembers=True, files=why)
         engine, _ = checked(scaled, remembers=True, files="scaled")
-        assert "output head differs" in engine.why_not and not engine.describe()["stored"]
+        assert "output head" in engine.why_not and not engine.describe()["stored"]

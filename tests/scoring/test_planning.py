@@ -1,4 +1,4 @@
-"""Order, common prefixes and sizes of sequences, and plans of batches, compared with loops over lists."""
+"""Trees of shared prefixes, and plans of their batches, compared with sets of prefixes and loops over lists."""
 
 from __future__ import annotations
 
@@ -11,15 +11,86 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from evalkit.errors import ScoringError
 from evalkit.scoring import pack
 from evalkit.scoring.pack import MIN_SAVING, MIN_TRUNK, Sequences, SequenceSet, batches_of, plan
+from evalkit.scoring.tree import TRUNK, Tree, build_tree, sort_key, trunk_length
 from tests.marks import fast
 
-ITEMS = st.lists(
-    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=7), min_size=1, max_size=4), min_size=1, max_size=8
-)
+Prefix = tuple[int, ...]
+Case = tuple[list[NDArray[np.int32]], list[NDArray[np.bool_]], int]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Sequences over few tokens, so that they share, repeat and contain one another; what of them to score; a trunk."""
+    trunk = draw(st.lists(st.integers(0, 2), max_size=4))
+    # A prefix of another sequence, a duplicate and a sequence with but one token after the trunk are all legal
+    tails = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=7))
+    sequences = [np.array(trunk + tail, dtype=np.int32) for tail in tails]
+    is_scored = [
+        np.array(draw(st.lists(st.booleans(), min_size=len(s), max_size=len(s))), dtype=bool) for s in sequences
+    ]
+    return sequences, is_scored, len(trunk)
+
+
+def prefixes(tree: Tree, trunk: NDArray[np.int32]) -> list[Prefix]:
+    """For each node, the tokens that it sees, trunk first, itself last."""
+    nodes = range(len(tree.tokens))
+    seen = [[k for k in nodes if k <= q < tree.ends[k]] for q in nodes]
+    return [(*trunk.tolist(), *(int(tree.tokens[k]) for k in ancestors)) for ancestors in seen]
+
+
+@given(cases())
+def test_a_tree_is_the_trie_of_its_sequences(case: Case) -> None:
+    sequences, is_scored, trunk = case
+    tree = build_tree(sequences, is_scored, trunk)
+    first = max(trunk, 1)
+    whole = [tuple(s.tolist()) for s in sequences]
+    stem = sequences[0][:trunk]
+    seen = prefixes(tree, stem)
+
+    # Every distinct input prefix is one node, and attends to its ancestors and nothing else
+    assert sorted(seen) == sorted({s[:end] for s in whole for end in range(trunk + 1, len(s))})
+    assert tree.positions.tolist() == [len(prefix) - 1 for prefix in seen]
+
+    # Every distinct (prefix, scored token) is one pair
+    before = [tuple(stem.tolist()) if node == TRUNK else seen[node] for node in tree.pair_nodes.tolist()]
+    pairs = list(zip(before, tree.pair_targets.tolist(), strict=True))
+    expected = {
+        (s[:at], s[at]) for s, want in zip(whole, is_scored, strict=True) for at in range(first, len(s)) if want[at]
+    }
+    assert sorted(pairs) == sorted(expected)
+
+    # A sequence's path leads to the pairs of its scored tokens, in order
+    for s, want, path in zip(whole, is_scored, tree.paths, strict=True):
+        assert [None if p < 0 else pairs[p] for p in path.tolist()] == [
+            (s[:at], s[at]) if want[at] else None for at in range(first, len(s))
+        ]
+
+
+tokens = st.lists(st.integers(0, 3), min_size=2, max_size=8)
+
+
+@given(st.lists(tokens, min_size=1, max_size=6))
+def test_trunk_is_the_longest_prefix_that_leaves_each_sequence_an_input(sequences: list[list[int]]) -> None:
+    shortest = min(map(len, sequences))
+    common = max(n for n in range(shortest + 1) if len({tuple(s[:n]) for s in sequences}) == 1)
+    assert trunk_length([np.array(s, dtype=np.int32) for s in sequences]) == min(common, shortest - 2)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1)), st.lists(st.integers(0, 2**31 - 1)))
+def test_keys_sort_as_sequences_do(a: list[int], b: list[int]) -> None:
+    left, right = (sort_key(np.array(s, dtype=np.int32)) for s in (a, b))
+    assert (left < right) == (a < b)
+
+
+# Order, common prefixes, and plans
+
+SEQUENCES = st.lists(st.sampled_from([0, 1, 2, 256, 70_000]), min_size=1, max_size=7)
+ITEMS = st.lists(st.lists(SEQUENCES, min_size=1, max_size=4), min_size=1, max_size=8)
 Lists = list[list[list[int]]]
 
 
@@ -54,13 +125,8 @@ def test_order_common_prefixes_and_sizes(items: Lists, at_once: int, data: st.Da
     left, right = (np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack, "_AT_ONCE", at_once)
-        found = sequences.common(left, right).tolist()
-    assert found == [len(common(whole[a], whole[b])) for a, b in pairs]
-
-
-def test_large_ids_are_in_numeric_order() -> None:
-    sequences = sequences_of([[[255, 1], [256], [65_536], [2, 70_000], [2]]])
-    assert np.argsort(sequences.ranks).tolist() == [4, 3, 0, 1, 2]
+        lengths = sequences.common(left, right).tolist()
+    assert lengths == [len(common(whole[a], whole[b])) for a, b in pairs]
 
 
 def random_items(seed: int) -> tuple[Lists, list[str]]:
@@ -146,14 +212,3 @@ def test_too_small_a_budget_names_one_that_is_enough(tail: int) -> None:
         plan(sequences, 3, must_fit=True)
     enough = int(str(caught.value).split("give at least ")[1].split(",")[0])
     assert all(len(planned.of(sequences).tree.tokens) <= enough for planned in plan(sequences, enough, must_fit=True))
-
-
-def test_a_group_has_a_trunk_of_its_own_where_that_saves_passes() -> None:
-    dice = np.random.default_rng(0)
-    preambles = dice.integers(0, 500, (2, 300)).tolist()
-    items = [[preambles[number % 2] + dice.integers(0, 500, 20).tolist()] for number in range(20)]
-    sequences = sequences_of(items, [str(number % 2) for number in range(20)])
-    small = batches_of(sequences, 100)
-    assert {len(batch.trunk) for batch in small} == {300}
-    assert all(len(set(batch.sequences.groups)) == 1 for batch in small)
-    assert [batch.trunk for batch in plan(sequences, 5000)] == [0]

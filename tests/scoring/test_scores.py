@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, question_sequences
+from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, question_sequences
 from evalkit.errors import ScoringError
 from evalkit.models.context.extension import ContextSettings
 from evalkit.models.loading.load import load
@@ -53,7 +53,7 @@ KERNEL = [("sdpa", "tiles"), pytest.param("sdpa", "flex", marks=pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize(("attention", "kernel"), [*KERNEL, ("sdpa", "dense")])
 @pytest.mark.parametrize("family", get_args(Family))
-@pytest.mark.parametrize("template", fast(["inst", "joined"], TEMPLATES))
+@pytest.mark.parametrize("template", fast(["joined"], TEMPLATES))
 def test_every_segment_as_by_itself(tiny: Tiny, family: Family, attention: str, kernel: str, template: str) -> None:
     loaded = tiny(family, attention=attention)
     encoded = encode(loaded, TEMPLATES[template], unconditional=True)
@@ -97,8 +97,8 @@ def test_the_papers_attentions(family: str, variant: str, kernel: str) -> None:
     assert from_alone(engine, model, sequences) <= RELATIVE
 
 
-@pytest.mark.parametrize("budget", [100, 600], ids=["one tile", "several tiles"])
-@pytest.mark.parametrize("prefix", [30, 0])
+@pytest.mark.parametrize("budget", fast([600], [100, 600]))
+@pytest.mark.parametrize("prefix", fast([30], [30, 0]))
 @pytest.mark.parametrize("device", DEVICES)
 def test_half_precision_is_as_near_to_float32_as_without_sharing(device: str, prefix: int, budget: int) -> None:
     """bf16 rounds to 8 bits, in another order: the mean distance, in nats a token, is the same."""
@@ -121,14 +121,13 @@ def test_half_precision_is_as_near_to_float32_as_without_sharing(device: str, pr
         np.concatenate([*sums_of(engine, sequences).values()]) / tokens for engine in (reference, shared, lone)
     )
     distances = [np.abs(sums - expected) for sums in (by_sharing, alone)]
-    print(f"{device}, prefix {prefix}: mean {distances[0].mean():.5f} and {distances[1].mean():.5f} nats a token")
     assert 0 < distances[0].mean() <= 1.5 * distances[1].mean() and distances[0].max() <= 2 * distances[1].max()
 
 
 # Windows, and lengths on which rotary embeddings depend
 
 
-@pytest.mark.parametrize("length", [16, 48, 300])
+@pytest.mark.parametrize("length", fast([16, 48], [16, 48, 300]))
 @pytest.mark.parametrize("kind", ["sliding", "longrope", "dynamic"])
 def test_sequences_share_only_within_a_window(kind: str, length: int) -> None:
     """Sequences longer than the model was trained for do not share a batch, where they would change the others."""
@@ -146,7 +145,7 @@ def test_sequences_share_only_within_a_window(kind: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["yarn", "dynamic-yarn", "ntk", "linear"])
-@pytest.mark.parametrize("original", [16, 48])
+@pytest.mark.parametrize("original", fast([16], [16, 48]))
 def test_stretched_contexts_share_what_they_may(tmp_path: Path, method: str, original: int) -> None:
     """Under "dynamic-yarn" frequencies depend on each sequence's own length past the original window."""
     checkpoint = locate(str(tiny_checkpoint(tmp_path / "tiny", window=original)))
@@ -210,8 +209,8 @@ def test_a_batch_that_memory_does_not_hold_is_halved_and_scored_alike(
         assert from_alone(engine, loaded.model, sequences, 10**6) <= RELATIVE
         first = engine.score(batch)
         # Batches are independent: a repetition is split the same way, to the same bits
-        for (_, one), (_, other) in zip(first, engine.score(batch), strict=True):
-            assert all(np.array_equal(a.logprobs, b.logprobs, equal_nan=True) for a, b in zip(one, other, strict=True))
+        for (_, left), (_, right) in zip(first, engine.score(batch), strict=True):
+            assert all(np.array_equal(a.logprobs, b.logprobs, equal_nan=True) for a, b in zip(left, right, strict=True))
     assert said == [f"out of memory at {len(batch.tree.tokens)} tokens a batch: such batches are halved"]
     assert engine.budget == 10**6
 
@@ -232,15 +231,3 @@ def test_memory_that_lacks_for_one_document_names_it(tiny: Tiny, monkeypatch: py
     monkeypatch.setattr(Forward, method, lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         score(engine, encode(loaded))
-
-
-def test_a_score_that_is_not_a_number_names_the_document(tiny: Tiny) -> None:
-    """An overflow that the check did not show: here, of a byte of "🌊". It spreads over the documents of its batch."""
-    loaded = tiny()
-    encoded = encode(loaded)
-    (mark,) = loaded.tokenizer("🌊", add_special_tokens=False)["input_ids"][-1:]
-    engine = Engine(loaded.model, 4096, print)
-    engine.check(question_sequences(encoded[:2], ALL))
-    loaded.model.get_input_embeddings().weight[mark] = torch.inf
-    with pytest.raises(ScoringError, match=r"subject_0 document 8: a log-likelihood is not a finite number"):
-        score(engine, encoded)

@@ -224,10 +224,10 @@ def test_power(kind: Callable[..., ScoredLine], n: int, difference: float) -> No
     """That of the exact test; of documents that share sources, of the noncentral t with the error of many draws."""
     dice = np.random.default_rng(n)
     lines = [kind(n, difference, dice) for _ in range(2000)]
-    reference = mcnemar_power(n, 0.3, difference)
-    if kind is clustered:
-        reference = t_power(difference / float(np.std([each.documents.value for each in lines])), n / 3.5)
-    assert np.mean([(each.p or 0) <= 0.05 for each in lines]) == pytest.approx(reference, abs=0.04)
+    reference, steps = mcnemar_power(n, 0.3, difference), 0.03
+    if kind is clustered:  # the steps of its exact test cost up to four points, which the t does not know
+        reference, steps = t_power(difference / float(np.std([each.documents.value for each in lines])), n / 3.5), 0.045
+    assert np.mean([(each.p or 0) <= 0.05 for each in lines]) == pytest.approx(reference, abs=steps)
 
 
 @pytest.mark.simulation

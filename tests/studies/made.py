@@ -1,54 +1,86 @@
-"""A study of tiny checkpoints, with its runs computed as `evalkit study run` does: a run folder and a record each."""
+"""Studies of tiny checkpoints: their files, their runs as `evalkit study run` computes them, or only as recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
-from evalkit.benchmarks.request import remembering
-from evalkit.benchmarks.run import planned
-from evalkit.benchmarks.session import ModelHolder, run_plan
+from evalkit.display import Progress
 from evalkit.runs.folder import Run, load_run
-from evalkit.studies.study import StudyRun, save_record
+from evalkit.studies.study import record_of, save_record
 from evalkit.studies.study_file import read_study
-from tests.studies.tiny_studies import Told
+from tests.documents import made_up
 from tests.tables.runs import altered, loaded
+from tests.tiny import tiny_checkpoint
 
-SETTINGS = {"device": "cpu", "dtype": "float32", "allow_unofficial_data": True, "data_dir": "documents"}
+CHECKPOINTS = {
+    "vanilla": "vanilla",
+    "intg": "intg-seed*",
+    "diff": {"model": "train/diff-seed*", "steps": "checkpoint-*"},
+}
+FOLDERS = ("vanilla", "intg-seed1", "intg-seed2", *(f"train/diff-seed1/checkpoint-{step}" for step in (5, 10, 20)),
+           *(f"train/diff-seed2/checkpoint-{step}" for step in (5, 10)))  # fmt: skip
+ZS: dict[str, Any] = {"suite": "zeroshot8", "tasks": ["piqa", "boolq"], "limit": 5, "token_budget": 256}
+NEEDLE: dict[str, Any] = {"lengths": [200], "depths": [0, 50], "repeats": 1}
+SETTINGS = {"device": "cpu", "dtype": "float32", "data_dir": "documents", "allow_unofficial_data": True}
 
 
-def write_study(path: Path, **content: Any) -> Path:
-    """Write a study file; its runs are in `runs` beside it."""
-    path.write_text(yaml.safe_dump({"output": "runs", "settings": SETTINGS} | content, sort_keys=False), "utf-8")
+class Told(Progress):
+    """Keeps its messages."""
+
+    def __init__(self) -> None:
+        super().__init__(live=False)
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        """Keep a message."""
+        self.lines.append(line)
+
+
+def made_files(folder: Path, count: int = 6) -> Path:
+    """Write checkpoints and documents; those of some names are seeds, and steps of a training."""
+    for seed, name in enumerate(FOLDERS):
+        tiny_checkpoint(folder / name, seed=seed, window=1024)
+    made_up(folder / "documents", count=count)
+    return folder
+
+
+def write_study(path: Path, checkpoints: Mapping[str, Any], benchmarks: Any = None, **more: Any) -> Path:
+    """Write a study file; by default with one benchmark, and runs in `runs` beside it."""
+    content = {"output": "runs", "settings": SETTINGS, "checkpoints": dict(checkpoints)}
+    content["benchmarks"] = {"zs": ZS} if benchmarks is None else benchmarks
+    path.write_text(yaml.safe_dump(content | more, sort_keys=False), encoding="utf-8")
     return path
 
 
-def compute(path: Path, labels: Collection[str] = ()) -> dict[str, Run]:
-    """Compute the runs of a study with these labels, by default all; return them by label."""
-    study, holder = read_study(path), ModelHolder()
-    with remembering():
-        chosen = [run for run in study.runs if not labels or run.label in labels]
-        return {run.label: _computed(run, study.output, holder) for run in chosen}
+def changed(path: Path, **content: Any) -> Path:
+    """Replace entries of a study file."""
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text("utf-8")) | content, sort_keys=False), "utf-8")
+    return path
 
 
-def _computed(run: StudyRun, output: Path, holder: ModelHolder) -> Run:
-    plan = planned(run.checkpoint.model, run.options | {"output": output}, Told().say)
-    found = run_plan(plan, Told(), holder)
-    save_record(output, run, plan.folder, plan.manifest["id"])
-    return found
+def tables_of(path: Path) -> dict[str, pd.DataFrame]:
+    """Return label and table → the table of each run of a study, without times; all runs are finished."""
+    study, tables = read_study(path), {}
+    for run in study.runs:
+        record = record_of(study.output, run)
+        assert record is not None, run.label
+        finished = load_run(study.output / record.folder)
+        assert finished.complete, run.label
+        for name in finished.files:
+            if name.endswith(".parquet"):
+                tables[f"{run.label} {name}"] = finished.table(name, ()).drop(columns="seconds", errors="ignore")
+    return tables
 
 
 def recorded(path: Path, finished: Run, runs: Mapping[str, str | None], **specification: Any) -> None:
     """Give a study runs without computing them: copies of a finished one, each with other accuracies.
 
-    Args:
-        path: the study file.
-        finished: the run that is copied.
-        runs: label → named model whose sizes and attention its manifest has; None: the finished run's own.
-        specification: other entries of the specifications.
+    `runs`: label → named model whose sizes and attention its manifest has; None: the finished run's own.
     """
     study = read_study(path)
     by_label = {run.label: run for run in study.runs}

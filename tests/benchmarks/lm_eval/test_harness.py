@@ -195,18 +195,14 @@ def test_a_token_over_the_boundary_is_reported(ours: Harness) -> None:
     assert len(said) == 1 and "made document 0" in said[0]
 
 
-def test_unscorable_documents_are_reported(ours: Harness) -> None:
+def test_documents_and_models_that_cannot_be_scored_are_named(ours: Harness, tmp_path: Path) -> None:
     for text in (("The river", ""), ("", ""), ("The river", " rose" * 200)):
         with pytest.raises(ScoringError, match="made document 0"):
             ours.loglikelihood(requests("loglikelihood", text))
-
-
-def test_invalid_models_and_options(ours: Harness, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="neither a BOS nor an EOS token"):
+    with pytest.raises(CheckpointError, match="BOS"):
         evalkit.harness(str(tiny_checkpoint(tmp_path / "bare", bos=None, eos=None)))
-    for option in ("batch_size", "token_budget"):
-        with pytest.raises(UsageError, match=f"{option.replace('_', '.')} is 'many'"):
-            Harness(ours.loaded, **{option: "many"})
+    with pytest.raises(UsageError, match="many"):
+        Harness(ours.loaded, batch_size="many")
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +235,7 @@ def reference(loaded: LoadedModel, size: int = 1) -> HFLM:
 
 def stops_in(texts: list[str]) -> list[str]:
     """Pairs of whole characters from texts: an incomplete character may decode differently with the next token."""
-    pairs = [text[place : place + 2] for text in texts for place in (2, 5) if "\ufffd" not in text[place : place + 2]]
+    pairs = [text[at : at + 2] for text in texts for at in (2, 5) if "\ufffd" not in text[at : at + 2]]
     return [pair for pair in pairs if len(pair) == 2][:4]
 
 
@@ -261,9 +257,10 @@ def test_greedy_texts_are_lm_evals(kind: str, tokenizer: Any) -> None:
         assert stopped == texts_of(reference(loaded, 5), PROMPTS, settings)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_settings_are_transformers(tokenizer: Any) -> None:
+    loaded = loaded_model("llama", tokenizer)
+    free = texts_of(Harness(loaded), PROMPTS[:9], GREEDY)
+    for changes in (
         {"max_new_tokens": 5, "until": "\n"},
         {"max_length": 120, "max_gen_toks": 20},
         {"repetition_penalty": 1.8},
@@ -271,14 +268,9 @@ def test_greedy_texts_are_lm_evals(kind: str, tokenizer: Any) -> None:
         {"min_new_tokens": 6, "eos_token_id": list(range(0, VOCABULARY, 3))},
         {"suppress_tokens": list(range(0, VOCABULARY, 2))},
         {"until": ["</s>", "<s>", ""]},
-    ],
-    ids=lambda settings: next(iter(settings)),
-)
-def test_settings_are_transformers(settings: dict[str, Any], tokenizer: Any) -> None:
-    loaded = loaded_model("llama", tokenizer)
-    texts = texts_of(Harness(loaded), PROMPTS[:9], GREEDY | settings)
-    assert texts == texts_of(reference(loaded), PROMPTS[:9], GREEDY | settings)
-    assert texts != texts_of(Harness(loaded), PROMPTS[:9], GREEDY)
+    ):
+        texts = texts_of(Harness(loaded), PROMPTS[:9], GREEDY | changes)
+        assert texts == texts_of(reference(loaded), PROMPTS[:9], GREEDY | changes) != free, changes
 
 
 @pytest.mark.parametrize(
@@ -319,16 +311,12 @@ def test_a_sampled_text_is_its_documents_own(kind: str, tokenizer: Any) -> None:
     assert texts_of(ours, river, SAMPLED, "other") != repeated[:1]
     greedy = texts_of(ours, PROMPTS, GREEDY)
     assert texts != greedy == texts_of(ours, PROMPTS, SAMPLED | {"top_k": 1})
-
-
-def test_without_a_temperature_it_is_the_models_own(tokenizer: Any) -> None:
-    """lm-eval fails here, since it reads it as 0."""
-    loaded = loaded_model("llama", tokenizer)
-    settings = GREEDY | {"do_sample": True}
-    texts = texts_of(Harness(loaded), PROMPTS, settings)
-    assert texts == texts_of(Harness(loaded), PROMPTS, settings | {"temperature": 1.0})
+    # Without a temperature it is the model's own; lm-eval fails here, since it reads it as 0
+    free = GREEDY | {"do_sample": True}
+    expected = texts_of(ours, PROMPTS, free)
+    assert expected == texts_of(ours, PROMPTS, free | {"temperature": 1.0})
     loaded.model.generation_config.temperature = 0.3
-    assert texts != texts_of(Harness(loaded), PROMPTS, settings)
+    assert expected != texts_of(Harness(loaded), PROMPTS, free)
 
 
 @pytest.mark.parametrize("kind", fast(["gemma2"], ["llama", "gemma2", "mamba"]))
@@ -350,34 +338,28 @@ def test_samples_have_the_models_probabilities(kind: str, tokenizer: Any) -> Non
         assert counts[text] / count == pytest.approx(share, abs=5 * (share / count) ** 0.5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "noun"),
-    [
+def test_unsupported_settings_are_named(tokenizer: Any) -> None:
+    """With the document and the setting, before anything is generated; of a task or of the model's own config."""
+    loaded = loaded_model("llama", tokenizer)
+    changes: dict[str, Any]
+    for changes, noun in (
         ({"num_beams": 10}, "num_beams"),
         ({"tempreature": 0.6}, "tempreature"),
         ({"do_sample": True, "temperature": 0.0}, "temperature"),
         ({"until": [3]}, "until"),
         ({"max_gen_toks": LONGER}, "max_gen_toks"),
         ({"do_sample": "no"}, "do_sample"),
-        pytest.param({"max_gen_toks": "many"}, "many", marks=pytest.mark.hostile),
-        pytest.param({"bad_words_ids": [[1, 9000]]}, "9000", marks=pytest.mark.hostile),
-    ],
-    ids=str,
-)
-def test_unsupported_settings_are_named(settings: dict[str, Any], noun: str, tokenizer: Any) -> None:
-    """With the document and the setting, before anything is generated."""
-    instances = requests("generate_until", ("a", GREEDY), ("b", GREEDY | settings))
-    with pytest.raises(ScoringError, match=f"made document 1: .*{noun}"):
-        Harness(loaded_model("llama", tokenizer)).generate_until(instances)
-
-
-@pytest.mark.parametrize("settings", [{"num_beams": 4}, {"stop_strings": ["a"]}], ids=str)
-def test_a_model_that_asks_for_something_else_is_refused(settings: dict[str, Any], tokenizer: Any) -> None:
-    loaded = loaded_model("llama", tokenizer)
-    for name, value in settings.items():
+        ({"max_gen_toks": "many"}, "many"),
+        ({"bad_words_ids": [[1, 9000]]}, "9000"),
+    ):
+        instances = requests("generate_until", ("a", GREEDY), ("b", GREEDY | changes))
+        with pytest.raises(ScoringError, match=f"made document 1: .*{noun}"):
+            Harness(loaded).generate_until(instances)
+    for name, value in (("num_beams", 4), ("stop_strings", ["a"])):
+        loaded = loaded_model("llama", tokenizer)
         setattr(loaded.model.generation_config, name, value)
-    with pytest.raises(ScoringError, match=r"made document 0: .*generation config"):
-        texts_of(Harness(loaded), ["a"], GREEDY)
+        with pytest.raises(ScoringError, match=r"made document 0: .*generation config"):
+            texts_of(Harness(loaded), ["a"], GREEDY)
 
 
 @pytest.mark.slow

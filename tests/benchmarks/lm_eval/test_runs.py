@@ -25,7 +25,7 @@ from evalkit.comparison.sides import Side
 from evalkit.data import Library
 from evalkit.data.schema import SUBJECTS
 from evalkit.display import Progress
-from evalkit.errors import ScoringError, UsageError
+from evalkit.errors import UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.paths import resource
 from evalkit.runs.folder import Run
@@ -189,7 +189,7 @@ def test_evalkits_own_tasks_keep_their_documents(checkpoint: Path, documents: Pa
 
 def test_mutual_information_fills_the_unconditional_column(run: Evaluate, tmp_path: Path) -> None:
     metrics = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_mutual_info")]
-    documents = [{"question": "Why?", "choices": ["The river rose.", "Rice"], "gold": place % 2} for place in range(4)]
+    documents = [{"question": "Why?", "choices": ["The river rose.", "Rice"], "gold": n % 2} for n in range(4)]
     write_task(tmp_path, CHOICE | {"task": "made_mutual", "metric_list": metrics}, documents)
     mutual = run(include_path=tmp_path, tasks=("made_mutual",))
     [task] = mutual.results("pmi").tasks
@@ -264,7 +264,7 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
         return sorted((row[0], row[2], row[-1]) for _, rows in entries_of(run, RequestRow) for row in rows)
 
     expected = texts(run(**options, output=tmp_path / "whole"))
-    assert [place[:2] for place in expected] == [(doc, part) for doc in range(5) for part in range(3)]
+    assert [key[:2] for key in expected] == [(doc, part) for doc in range(5) for part in range(3)]
     assert len({text for _, _, text in expected}) > 5
     assert texts(run(**options, output=tmp_path / "single", token_budget=1)) == expected
     append = Journal.append
@@ -285,17 +285,6 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
     assert begun["kept_tokens"] != begun["token_budget"]
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=2**24, available=2**23))
     assert run(**options, output=tmp_path / "free", token_budget=None).manifest["kept_tokens"] == begun["kept_tokens"]
-
-
-def test_what_a_run_cannot_do_names_the_document(run: Evaluate, tmp_path: Path) -> None:
-    with pytest.raises(ScoringError, match=r"--token-budget 5 .*made_choice document \d"):
-        run(tasks=("made_choice",), token_budget=5)
-    beams = ANSWERS | {"task": "made_beams", "generation_kwargs": {"max_gen_toks": 8, "num_beams": 10}}
-    write_task(tmp_path / "own", beams, [{"text": "a", "answer": "b"}])
-    with pytest.raises(ScoringError, match=r"made_beams document 0: .* num_beams is 10"):
-        run(tasks=("made_beams",), include_path=tmp_path / "own")
-    with pytest.raises(UsageError, match="no rule applies"):
-        run(tasks=("made_texts",)).results("acc")
 
 
 def test_documents_are_read_as_people_read_them(whole: Run, tasks: Path, run: Evaluate) -> None:
@@ -360,13 +349,10 @@ def test_other_examples_are_another_prompt(run: Evaluate, tmp_path: Path) -> Non
     examples = tmp_path / "examples.jsonl"
     shots = CHOICE | {"task": "shots", "num_fewshot": 1, "fewshot_split": "examples"}
     write_task(tmp_path / "tasks", shots, documents, examples=examples)
-    options = {"tasks": ("shots",), "include_path": tmp_path / "tasks"}
     runs = []
-    for words in ("these", "those"):
-        lines = [{"question": f"Which of {words}?", "choices": ["one", "two"], "gold": 0}] * 3
-        examples.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        runs.append(run(**options, sample=3 + len(runs)))
+    for count, words in ((3, "these"), (4, "those")):
+        example = {"question": f"Which of {words}?", "choices": ["one", "two"], "gold": 0}
+        examples.write_text(f"{json.dumps(example)}\n" * 3, encoding="utf-8")
+        runs.append(run(tasks=("shots",), include_path=tmp_path / "tasks", sample=count))
     with pytest.raises(UsageError, match="solved examples"):
         paired(*runs)
-    with pytest.raises(UsageError, match="number of examples"):
-        paired(runs[0], run(**options, sample=4, num_fewshot=2))

@@ -20,7 +20,7 @@ import pytest
 
 from evalkit.studies.cluster.connection import connect
 from tests.engines.cluster.conftest import ROOT
-from tests.studies.tiny_studies import CHOICES, made_files, made_study
+from tests.studies.made import made_files, write_study
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -99,7 +99,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def study(made: Path, name: str) -> Path:
     """Write a study of one run with an output folder of its own."""
-    return made_study(made, {"A": "vanilla"}, {"zeroshot8": CHOICES}, name=f"{name}.yaml", output=name)
+    return write_study(made / f"{name}.yaml", {"A": "vanilla"}, output=name)
 
 
 def evalkit(env: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
