@@ -44,11 +44,7 @@ class StudyResults:
         self._changes: dict[str, str] = {}
 
     def run(self, checkpoint: StudyCheckpoint, benchmark: StudyBenchmark) -> Run | None:
-        """Return the finished run of a checkpoint on a benchmark; None if there is none.
-
-        Raises:
-            RunError: its folder is damaged.
-        """
+        """Return the finished run of a checkpoint on a benchmark, or None; raise `RunError` if it is damaged."""
         asked = StudyRun(checkpoint, benchmark)
         if asked.key not in self._runs:
             self._runs[asked.key] = finished_run_of(self.study, asked)
@@ -63,7 +59,6 @@ class StudyResults:
         return [one for one in checkpoints if self.run(one, benchmark) is None]
 
     def _described(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> str:
-        """Name the runs that are not finished, with the errors that ended them."""
         names = []
         for missing in (StudyRun(one, benchmark) for one in self.missing(checkpoints, benchmark)):
             record = record_of(self.study.output, missing)
@@ -98,11 +93,7 @@ class StudyResults:
 
 
 def read_results(path: Path) -> StudyResults:
-    """Read a study and open its results.
-
-    Raises:
-        UsageError: the study file is invalid, or neither its checkpoints nor records of them exist.
-    """
+    """Read a study and open its results; raises as `read_study`."""
     return StudyResults(read_study(path))
 
 
@@ -151,12 +142,7 @@ class StudySides:
 
 
 def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark) -> StudySides:
-    """Return the sides of a comparison: a model's seeds are the runs of its side.
-
-    Args:
-        results: of the study.
-        names: NAME or NAME@STEP of each side; empty: every model.
-        benchmark: whose runs are compared.
+    """Return the sides of a comparison, by NAME or NAME@STEP; by default every model. Seeds are runs of one side.
 
     Raises:
         UsageError: fewer than two sides, an unknown name, or a run that is not finished; names all such runs.
@@ -180,20 +166,13 @@ class StudyTraining:
     """One training of a study: a seed of a model with steps."""
 
     side: Side
-    """Its finished runs."""
     steps: tuple[int, ...]
-    """Step of each."""
     notes: tuple[str, ...]
     """Steps that are not finished, and checkpoints that have changed since."""
 
 
 def study_trainings(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark) -> list[StudyTraining]:
     """Return the trainings of a curve, one for each seed; steps that are not finished are left out with a note.
-
-    Args:
-        results: of the study.
-        names: names of models; empty: every model with steps.
-        benchmark: whose runs are points.
 
     Raises:
         UsageError: an unknown name, a model without steps, or a training with fewer than two finished runs.
@@ -231,12 +210,7 @@ class StudyAnalyses:
 
 
 def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str | None) -> StudyAnalyses:
-    """Return the finished analyses of a study's models, one of each seed.
-
-    Args:
-        results: of the study.
-        names: NAME or NAME@STEP; empty: every model, at its last step.
-        benchmark: name of the study's benchmark; None: the only one that analyses attention.
+    """Return the finished analyses of a study's models, by NAME or NAME@STEP, one of each seed.
 
     Raises:
         UsageError: an unknown name, no benchmark analyses attention, several do and none is named, or no run is

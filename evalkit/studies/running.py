@@ -44,7 +44,6 @@ class Job:
     """A run to be completed."""
 
     label: str
-    """Its name in messages."""
     plan: Plan
 
 
@@ -79,18 +78,9 @@ class JobRunner(Protocol):
     def __call__(
         self, jobs: Sequence[Job], progress: Progress, done: Callable[[Outcome], None] = lambda _: None
     ) -> list[Outcome]:
-        """Compute what is missing of each job and write its results.
+        """Compute what is missing of each job and write its results; one outcome for each job, in their order.
 
-        Args:
-            jobs: the runs, in order of preference; one or more.
-            progress: receives messages and progress.
-            done: called with each outcome as soon as it is known.
-
-        Returns:
-            One outcome for each job, in their order.
-
-        Raises:
-            EvalkitError: nothing can be computed at all.
+        `done` is called with each outcome as soon as it is known. Raises `EvalkitError` if nothing can be computed.
         """
 
 
@@ -131,11 +121,7 @@ def run_here(
 
 
 def plan_checkpoints(models: Sequence[str], options: Mapping[str, Any], say: Say) -> list[Job]:
-    """Plan the same benchmark for several checkpoints.
-
-    Raises:
-        SeveralErrors: checkpoints or options are invalid; all problems.
-    """
+    """Plan the same benchmark for several checkpoints; raise `SeveralErrors` with all problems."""
     jobs, problems, say = list[Job](), dict[str, None](), _once(say)
     with remembering(), doing(f"planning {counted(len(models), 'run')}"):
         for model in models:
@@ -207,7 +193,6 @@ def _kept(study: Study, run: StudyRun) -> Run | None:
 
 
 def _whose(runs: Sequence[StudyRun]) -> str:
-    """Name what runs with the same problem have in common."""
     checkpoints = {run.checkpoint.label for run in runs}
     benchmarks = {run.benchmark.name for run in runs}
     if len(checkpoints) == 1:
@@ -234,14 +219,11 @@ def _raise_any(problems: Sequence[str], where: str = "") -> None:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What became of a study's run."""
-
     run: StudyRun
     state: State
     folder: Path
     manifest: Mapping[str, Any]
     rule: str | None
-    """That its result is read under; None: the run's own."""
     message: str = ""
     """Why it failed, or who computes it; one line."""
 
@@ -252,16 +234,9 @@ class RunOutcome:
 
 
 def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -> list[RunOutcome]:
-    """Compute the runs of a study that no other process computes.
+    """Compute the runs of a study that no other process computes; return the outcome of each, in order.
 
-    Args:
-        study: the study.
-        progress: receives messages and progress.
-        runner: computes the runs.
-        wait: stay until no run is in use, and take over those whose process has ended.
-
-    Returns:
-        The outcome of each run, in order.
+    `wait`: stay until no run is in use, and take over those whose process has ended.
 
     Raises:
         EvalkitError: the study cannot be planned or recorded, or nothing can be computed at all.
@@ -324,7 +299,6 @@ def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -
 
 
 def _outcome(run: StudyRun, plan: Plan | Run, outcome: Outcome | None) -> RunOutcome:
-    """Return what became of a run; of one in use, with its process."""
     if isinstance(plan, Run) or outcome is None:
         return RunOutcome(run, "finished", plan.folder, plan.manifest, run.benchmark.rule)
     owner = read_owner(plan.folder) if outcome.state == "in use" else None

@@ -43,17 +43,12 @@ class RunState:
     folder: Path | None = None
     id: str = ""
     share: float | None = None
-    """Finished share, from 0 to 1; None: unknown."""
     host: str = ""
-    """Where it is running."""
     process: int | None = None
     seconds: float | None = None
-    """Time that a finished run took."""
     seconds_left: float | None = None
-    """Estimate; None: unknown."""
     score: float | None = None
     result: str = ""
-    """Printed form of the score."""
     reason: str = ""
     """Why it failed, or cannot be planned."""
     parameters: int | None = None
@@ -70,7 +65,6 @@ def share_of(plan: Plan) -> float:
 
 
 def _finished_in(folder: Path, identity: str) -> Run | None:
-    """Return the finished run of an id in a folder; None if there is none."""
     run = load_run(folder) if folder.is_dir() else None
     return run if run is not None and run.complete and run.manifest["id"] == identity else None
 
@@ -95,7 +89,6 @@ def states_of(study: Study, say: Say) -> list[RunState]:
 
 
 def _with_time(one: RunState, rates: Sequence[float]) -> RunState:
-    """Add an estimate of the time left to a run that is not finished."""
     is_done = one.state in ("finished", "not planned")
     if is_done or one.seconds_left is not None or not one.parameters or not rates:
         return one
@@ -119,7 +112,6 @@ def _state(study: Study, run: StudyRun, say: Say) -> RunState:
 
 
 def _in_folder(folder: Path, known: RunState) -> RunState:
-    """Return the state of a run by what is in its folder."""
     try:
         owner = read_owner(folder)
         if owner and is_locked(folder):

@@ -60,12 +60,10 @@ class _CheckpointFile(FileSettings):
 
 
 def _of_model(given: object) -> object:
-    """Expand a model without further keys."""
     return {"model": given} if isinstance(given, (str, list)) else given
 
 
 def _of_names(given: object) -> object:
-    """Expand a list of suites."""
     return dict.fromkeys(given) if isinstance(given, list) and all(isinstance(one, str) for one in given) else given
 
 
@@ -124,7 +122,6 @@ def read_study(path: Path) -> Study:
 
 
 def _check_known(where: str, kind: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Raise if there is an unknown name."""
     for name in names:
         if name not in known:
             raise UsageError(f"{where}: {UnknownNameError(kind, name, known)}")
@@ -212,7 +209,6 @@ class StudyFolders:
     """The folders beside a study file."""
 
     root: Path
-    """Folder of the study file."""
     recorded: frozenset[str] = frozenset()
     """Checkpoints that were evaluated, relative to `root`; they need not exist any more."""
 

@@ -42,13 +42,9 @@ class UnfilledTable:
 
 
 def study_table(results: StudyResults, request: TableRequest, benchmark: str | None) -> FilledTable | UnfilledTable:
-    """Fill a table from a study.
+    """Fill a table from a study; the request's own runs and mapping are not used.
 
-    Args:
-        results: of the study.
-        request: the table and its options; its runs and mapping are not used.
-        benchmark: name of the benchmark whose runs fill it; None: that of the study's `tables`, else the only one that
-            fits.
+    `benchmark`: whose runs fill it; None: that of the study's `tables`, else the only one that fits.
 
     Raises:
         EvalkitError: the layout, the study's settings of it, the runs or the combination of options is invalid.
@@ -90,7 +86,6 @@ def study_layouts(study: Study) -> list[str]:
 
 
 def _settings(study: Study, layout: str) -> StudyTable:
-    """Return the study's settings of a layout; a file is the same by any path."""
     if not layout.endswith(_YAML):
         return study.tables.get(layout, StudyTable())
     files = {(study.path.parent / key).resolve(): table for key, table in study.tables.items()}
@@ -132,10 +127,6 @@ def _assigned(
     """Return row → model, in the layout's order, and a sentence for each reason why models have no row.
 
     Rows are assigned by the study's settings, then by names, then by the shapes of models.
-
-    Raises:
-        UnknownNameError: `rows` names a row that the layout does not have, or a step that a model does not have.
-        UsageError: two models have the shape of one row, or one model that of several.
     """
     study, keys = results.study, list(layout.assigned)
     if unknown := next((row for row in given.rows if row not in keys), None):
@@ -193,14 +184,12 @@ def _row_by_shape(
 
 
 def _written(layout: TableLayout, rows: Mapping[str, str]) -> str:
-    """Return what a study file says to assign rows."""
     table = layout.name if layout.name in layout_names() else layout.path.name
     listed = ", ".join(f"{row}: {name}" for row, name in rows.items())
     return f"'tables: {{{table}: {{rows: {{{listed}}}}}}}'"
 
 
 def _remarks(results: StudyResults, shown: Sequence[Selected], benchmark: StudyBenchmark) -> list[str]:
-    """Return notes for readers: steps, runs that are not finished, checkpoints that have changed."""
     checkpoints = [checkpoint for model in shown for checkpoint in model.checkpoints]
     missing = [checkpoint.label for checkpoint in results.missing(checkpoints, benchmark)]
     unfinished = [f"Not finished: {', '.join(missing)}."] if missing else []

@@ -81,7 +81,6 @@ class _Processes:
         return result
 
     def close(self) -> None:
-        """Free the group; called by all processes."""
         if self._group is not None and distributed.is_initialized():
             distributed.destroy_process_group(self._group)
         self._group = None
@@ -166,7 +165,6 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._progress = progress or Progress(live=False)
         self._processes: _Processes | None = None
         self._evaluated: int | None = None
-        """The step that was evaluated last."""
         self._error: Exception | None = None
         """The error of the last evaluation, in the process that evaluates."""
 
@@ -226,7 +224,6 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._error = None
 
     def _attempt(self, work: Callable[[], dict[str, float]]) -> _Outcome:
-        """Return the outcome of some work; interrupts are raised."""
         self._error = None
         try:
             return _Outcome(work(), "")

@@ -31,13 +31,7 @@ from evalkit.runs.traits import model_differences
 
 
 class GrowingCurve:
-    """Runs of one training by step.
-
-    Args:
-        folder: of the training's checkpoints.
-        plot: the figure's file; None: no figure.
-        say: called with messages for the user.
-    """
+    """Runs of one training by step, and their figure in `plot`, if that is given."""
 
     def __init__(self, folder: Path, plot: Path | None, say: Say) -> None:
         self._folder, self._plot, self._say = folder, plot, say
@@ -45,16 +39,7 @@ class GrowingCurve:
         self._rule: str | None = None
 
     def add(self, step: int, run: Run, rule: str) -> str | None:
-        """Add a finished run; return its line, or None if it is there already.
-
-        Args:
-            step: its training step.
-            run: the run.
-            rule: of its plan; finished runs may have been started under another one.
-
-        Raises:
-            EvalkitError: its results cannot be read.
-        """
+        """Add a finished run under the rule of its plan; return its line, or None if it is there already."""
         self._rule = rule
         if not self._runs:
             self._runs = self._earlier(run)
@@ -104,7 +89,6 @@ class GrowingCurve:
         return f"; {unit.difference(average.difference)}{unit.points} [{low}, {high}] since step {before:,}"
 
     def _draw(self) -> None:
-        """Draw the figure; one that cannot be drawn is reported, and the evaluation goes on."""
         if self._plot is None or len(self._runs) < 2:
             return
         from evalkit.comparison.plots import curves
@@ -130,15 +114,12 @@ class Arrived:
 
 @dataclass
 class _Candidate:
-    """A folder that may be a checkpoint."""
-
     folder: Path
     states: FileStates
     changed: float
     """When its files were last seen to change; seconds of a monotonic clock."""
     step: int | None = None
     yielded: FileStates | None = None
-    """The state in which it was yielded."""
     reason: str = ""
     """Why it is not complete, in this state."""
     not_before: float = 0.0
@@ -213,7 +194,6 @@ class Watcher:
             one.yielded, one.not_before = None, time.monotonic() + seconds
 
     def _look(self) -> None:
-        """Read the states of all folders that may be checkpoints."""
         now, known = time.monotonic(), {}
         try:
             with os.scandir(self._folder) as entries:
@@ -254,7 +234,6 @@ class Watcher:
         return self._known[min(ready)[1]] if ready else None
 
     def _name(self, one: _Candidate, why: str) -> None:
-        """Name a folder that is not yielded, once."""
         if not one.named:
             one.named = True
             self._say(f"{one.folder.name} {why}")

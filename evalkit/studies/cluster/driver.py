@@ -91,15 +91,7 @@ class ClusterRunner:
 
 
 class Driver:
-    """The loop.
-
-    Args:
-        pool: the workers.
-        jobs: the runs.
-        progress: receives messages and progress.
-        done: called with each outcome.
-        ship: whether checkpoints are sent to the workers.
-    """
+    """The loop; `ship`: whether checkpoints are sent to the workers."""
 
     def __init__(
         self,
@@ -114,7 +106,6 @@ class Driver:
         self.queue = JobQueue(jobs, progress, done, pool.put if ship else None)
         self._progress = progress
         self._loading: list[float] = []
-        """Seconds that checkpoints took to load."""
         self._said: set[str] = set()
         self._particular: set[int] = set()
         """Numbers of the workers that are refused for a job or lacked memory for a batch."""
@@ -157,7 +148,6 @@ class Driver:
                     self._say_once(f"no worker has memory for {flight} of {job.label}; it is split")
 
     def _give_work(self) -> None:
-        """Give every worker with a free hand its next batch, one each in turn."""
         given, self._is_nothing_left = True, False
         while given:
             free = [worker for worker in self.pool.usable if not worker.preparing and len(worker.flights) < IN_HANDS]
@@ -215,7 +205,6 @@ class Driver:
         return max(ready or members, key=lambda job: job.left)
 
     def _load(self, worker: WorkerHandle, model: str, jobs: list[TrackedJob]) -> CheckpointLoad:
-        """Return the work that is left for a checkpoint, and the other workers that can do some of it."""
         seconds = [job.seconds_left for job in jobs]
         known = [value for value in seconds if value is not None]
         others = sum(
@@ -242,7 +231,6 @@ class Driver:
         take(content)
 
     def _lose(self, worker: WorkerHandle, why: str) -> None:
-        """Give up a worker, and give its work to others."""
         if (job := worker.preparing) is not None:
             self._progress.say(f"{worker} was lost while it loaded {job.label} ({why})")
             host = worker.description.host if worker.description else ""
@@ -311,7 +299,6 @@ class Driver:
             job.put_back(flight)
 
     def _deliver(self, worker: WorkerHandle, job: TrackedJob, flight: Flight, content: ComputedBatch) -> None:
-        """Have a batch stored."""
         if content.key != flight.batch.key:
             raise AssertionError(f"an answer for batch {content.key} came for {flight}")
         try:

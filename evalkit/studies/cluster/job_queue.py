@@ -37,11 +37,7 @@ _ESTIMATE_EVERY = 0.5
 class JobQueue:
     """The jobs, with their state.
 
-    Args:
-        jobs: the runs.
-        progress: receives messages and progress.
-        done: called with each outcome.
-        ship: stores a checkpoint's files in the cluster and returns a reference; None: the workers have the files.
+    `ship` stores a checkpoint's files in the cluster and returns a reference; None: the workers have the files.
     """
 
     def __init__(
@@ -63,7 +59,6 @@ class JobQueue:
         self._tasks: list[tuple[TrackedJob, Future[Any], Callable[[Any], None]]] = []
         """What the threads do for a job, and what takes the result."""
         self._holders: Mapping[str | None, int] = {}
-        """Checkpoint → number of workers that hold it."""
         self._estimated = 0.0
         """When the time left was estimated last; seconds of a monotonic clock."""
         progress.start(sum(job.size for job in self.jobs), 0.0)
@@ -110,11 +105,7 @@ class JobQueue:
         self._start(self._writer, job, partial(self._stored, job, flight, answer.seconds), job.run.store, *arguments)
 
     def advance(self, holders: Mapping[str | None, int]) -> None:
-        """Take what the threads have done, and ask them for more.
-
-        Args:
-            holders: checkpoint → number of workers that hold it.
-        """
+        """Take what the threads have done, and ask them for more; `holders`: checkpoint → its workers."""
         self._holders = holders
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -183,15 +174,12 @@ class JobQueue:
         work: Callable[..., Any],
         *arguments: Any,
     ) -> None:
-        """Have a thread do something for a job; `advance` gives the result to `take`."""
         self._tasks.append((job, thread.submit(work, *arguments), take))
 
     def _flush(self) -> None:
-        """Wait until all batches that have come are written."""
         self._writer.submit(int).result()
 
     def _opened(self, job: TrackedJob, is_finished: bool) -> None:
-        """Take a job whose folder is open, or whose results are written."""
         if is_finished:
             self.end(job, "finished")
         else:
@@ -208,7 +196,6 @@ class JobQueue:
             job.batches = None
 
     def _stored(self, job: TrackedJob, flight: Flight, seconds: float, _: None) -> None:
-        """Count a batch that is in the journal."""
         job.unwritten -= 1
         # A batch that an earlier session planned differently may be finished in part
         job.done = min(job.done + flight.batch.work, job.total)
@@ -262,7 +249,6 @@ def _rate(jobs: Sequence[TrackedJob]) -> float:
 
 
 def _plan(job: TrackedJob, answer: PreparedRun) -> None:
-    """Store the model's facts and plan the batches."""
     assert job.run is not None
     facts = job.run.start(answer.prepared)
     planned = job.run.batches(facts, answer.prepared.tokenizer)
@@ -271,13 +257,11 @@ def _plan(job: TrackedJob, answer: PreparedRun) -> None:
 
 
 def _next_batches(batches: Iterator[Batch], count: int) -> tuple[list[Batch], bool]:
-    """Return the next batches of a job, and whether they are the last."""
     found = list(islice(batches, count))
     return found, len(found) < count
 
 
 def _finish(job: TrackedJob) -> bool:
-    """Write a job's results and close its folder; return that it is finished."""
     assert job.run is not None
     with job.stack:
         job.run.finish()

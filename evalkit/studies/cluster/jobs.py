@@ -27,9 +27,7 @@ class Flight:
     """Times that it was lost with its worker. After the first one it is computed by itself, so that the right batch is
     blamed."""
     short: set[int] = field(default_factory=set)
-    """Workers without memory for it."""
     split: bool = False
-    """Whether it may be split."""
 
     def fits(self, worker: int) -> bool:
         """Return whether a worker may compute it."""
@@ -49,7 +47,6 @@ class TrackedJob:
     phase: Literal["waiting", "opening", "unprepared", "planning", "computing", "finishing", "ended"] = "waiting"
     outcome: Outcome | None = None
     stack: ExitStack = field(default_factory=ExitStack)
-    """Closes the folder."""
     run: OpenRun | None = None
     recipe: Recipe | None = None
     shipped: Any = None
@@ -57,14 +54,11 @@ class TrackedJob:
     batches: Iterator[Batch] | None = None
     """Batches that are not planned yet; None before planning and after the last one."""
     stop: Callable[[], None] = lambda: None
-    """See `Planned.stop`."""
     is_filling: bool = False
-    """Whether the planner makes batches."""
     ready: deque[Flight] = field(default_factory=deque)
     in_hands: set[BatchKey] = field(default_factory=set)
     """Batches that workers have; an answer for another one is late."""
     unwritten: int = 0
-    """Number of batches that came and are not in the journal yet."""
     refusals: dict[int, str] = field(default_factory=dict)
     """Worker → why it cannot prepare the job."""
     losses: int = 0
@@ -72,7 +66,6 @@ class TrackedJob:
     lost_at: dict[str, float] = field(default_factory=dict)
     """Machine → when it last lost a worker that prepared the job."""
     device_kinds: set[tuple[str, str]] = field(default_factory=set)
-    """Kinds of devices that have prepared it."""
     total: float = 0.0
     """Work of the whole run; the unit is the benchmark's."""
     done: float = 0.0
@@ -84,9 +77,7 @@ class TrackedJob:
         plan, specification = self.job.plan, self.job.plan.manifest["specification"]
         self.label = self.job.label
         self.kind: str = plan.manifest["kind"]
-        """Name of its benchmark."""
         self.name = f"{self.number} {plan.manifest['id']}"
-        """Its name in calls of workers."""
         self.model = " ".join(map(repr, loading_key(plan.request.model, specification)))
         """Name of its checkpoint as it is loaded."""
         weights = 1
