@@ -17,7 +17,7 @@ from evalkit.display import doing
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import printable
 from evalkit.models.loading.fingerprint import fingerprint, known_fingerprint
-from evalkit.models.loading.spec import ModelSpec, model_spec
+from evalkit.models.loading.spec import model_spec
 from evalkit.runs.folder import Run
 from evalkit.studies.study import (
     Selected,
@@ -58,24 +58,19 @@ class StudyResults:
         """Return the checkpoints whose run on a benchmark is not finished."""
         return [one for one in checkpoints if self.run(one, benchmark) is None]
 
-    def _described(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> str:
+    def unfinished(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
+        """Return a sentence that names the runs that are not finished, with the errors that ended them, if any."""
         names = []
-        for missing in (StudyRun(one, benchmark) for one in self.missing(checkpoints, benchmark)):
+        for missing in (StudyRun(checkpoint, benchmark) for checkpoint in self.missing(checkpoints, benchmark)):
             record = record_of(self.study.output, missing)
             error = "" if record is None else printable(record.error)
             names.append(f"{missing.label} ({error})" if error else missing.label)
-        return ", ".join(names)
+        return [f"Not finished: {', '.join(names)}."] if names else []
 
     def require(self, checkpoints: Sequence[StudyCheckpoint], benchmark: StudyBenchmark) -> None:
         """Raise `UsageError` if a run of these checkpoints is not finished; names all of them."""
-        if names := self._described(checkpoints, benchmark):
-            verb = "is" if len(self.missing(checkpoints, benchmark)) == 1 else "are"
-            raise UsageError(f"{names} {verb} not finished; run {self.remedy}, which computes what is missing")
-
-    def unfinished(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
-        """Return a sentence that names the runs that are not finished, if there are any."""
-        names = self._described(checkpoints, benchmark)
-        return [f"Not finished: {names}."] if names else []
+        for sentence in self.unfinished(checkpoints, benchmark):
+            raise UsageError(f"study {self.study.path}: {sentence.rstrip('.')}; run {self.remedy}")
 
     def changes(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
         """Return a sentence for each finished run of other files than its checkpoint has now."""
@@ -105,25 +100,17 @@ def _change_of(run: Run, checkpoint: StudyCheckpoint) -> str:
         return ""
     # Two studies can have checkpoints of one name in different folders, whose weights were perhaps never hashed here
     elsewhere = evaluated is not None and Path(evaluated).exists() and not here.samefile(evaluated)
-    recorded = run.manifest["specification"]["checkpoint"]
-    changed = [part for part, digest in _known(spec, elsewhere).items() if recorded.get(part, digest) != digest]
-    return f"{checkpoint.given} has other files than this run's ({', '.join(changed)})" if changed else ""
-
-
-def _known(spec: ModelSpec, unhashed: bool) -> dict[str, str]:
-    """Return part → digest, as far as known without the network; empty for a folder that is not complete any more.
-
-    `unhashed`: weights that were never hashed on this machine are read.
-    """
-    is_here = spec.tokenizer is None or Path(spec.tokenizer).expanduser().is_dir()
+    has_tokenizer = spec.tokenizer is None or Path(spec.tokenizer).expanduser().is_dir()
     try:
-        checkpoint = (spec if is_here else replace(spec, tokenizer=None)).locate()
-        digests = asdict(fingerprint(checkpoint)) if unhashed else dict(known_fingerprint(checkpoint))
-    except EvalkitError:
-        return {}
-    if not is_here:
+        known = (spec if has_tokenizer else replace(spec, tokenizer=None)).locate()
+        digests = asdict(fingerprint(known)) if elsewhere else dict(known_fingerprint(known))  # without the network
+    except EvalkitError:  # a folder that is not complete any more
+        return ""
+    if not has_tokenizer:
         digests.pop("tokenizer", None)
-    return digests
+    recorded = run.manifest["specification"]["checkpoint"]
+    changed = [part for part, digest in digests.items() if recorded.get(part, digest) != digest]
+    return f"{checkpoint.given} has other files than this run's ({', '.join(changed)})" if changed else ""
 
 
 def steps_note(models: Sequence[Selected]) -> list[str]:
@@ -217,20 +204,14 @@ def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str |
             finished.
     """
     study = results.study
-    fitting = [one for one in study.benchmarks if one.kind == ATTENTION]
-    if benchmark is not None:
-        fitting = [study.benchmark(benchmark)]
-        if fitting[0].kind != ATTENTION:
-            kind = fitting[0].kind
-            raise UsageError(f"study {study.path}: benchmark {benchmark} is of {kind}; figures are of {ATTENTION}")
-    if not fitting:
+    asked = study.benchmarks if benchmark is None else [study.benchmark(benchmark)]
+    fitting = [entry for entry in asked if entry.kind == ATTENTION]
+    if len(fitting) != 1:
+        known = " | ".join(entry.name for entry in fitting) or "none"
         raise UsageError(
-            f"study {study.path}: no benchmark analyses attention; add one, such as 'benchmarks: {{attention: {{suite: "
-            "attention}}}'"
+            f"study {study.path}: figures are of one benchmark of suite {ATTENTION}, here {known}: give --benchmark, "
+            "or add one under 'benchmarks'"
         )
-    if len(fitting) > 1:
-        known = " | ".join(one.name for one in fitting)
-        raise UsageError(f"study {study.path} has several benchmarks of attention: give --benchmark {known}")
     [chosen] = fitting
     models = [select(study, name) for name in names or study.names]
     labels = [(one, label) for model in models for one, label in zip(model.checkpoints, model.labels, strict=True)]

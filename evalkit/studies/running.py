@@ -295,20 +295,38 @@ def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -
                 progress.say(f"waiting for other processes: {', '.join(sorted(new))}")
                 announced |= new
             time.sleep(_POLL)
-    return [_outcome(run, plan, outcomes.get(plan.manifest["id"])) for run, plan in plans]
-
-
-def _outcome(run: StudyRun, plan: Plan | Run, outcome: Outcome | None) -> RunOutcome:
-    if isinstance(plan, Run) or outcome is None:
-        return RunOutcome(run, "finished", plan.folder, plan.manifest, run.benchmark.rule)
-    owner = read_owner(plan.folder) if outcome.state == "in use" else None
-    message = str(owner) if owner else outcome.message
-    return RunOutcome(run, outcome.state, plan.folder, plan.manifest, plan.manifest["rule"], message)
+    results = []
+    for run, plan in plans:
+        outcome = outcomes.get(plan.manifest["id"])
+        if isinstance(plan, Run) or outcome is None:
+            results.append(RunOutcome(run, "finished", plan.folder, plan.manifest, run.benchmark.rule))
+            continue
+        owner = read_owner(plan.folder) if outcome.state == "in use" else None
+        message = str(owner) if owner else outcome.message
+        results.append(RunOutcome(run, outcome.state, plan.folder, plan.manifest, plan.manifest["rule"], message))
+    return results
 
 
 def outcomes_report(outcomes: Sequence[RunOutcome]) -> Report:
     """Return a report with a line for each run: its outcome, and its result or why it has none."""
-    content = [_record(outcome) for outcome in outcomes]
+    content = []
+    for outcome in outcomes:
+        score, result = None, ""
+        if outcome.state == "finished":
+            run = load_run(outcome.folder)
+            score, result = benchmark_of(run).headline(run, run.other_rule(outcome.rule))
+        content.append(
+            outcome.run.columns
+            | {
+                "id": outcome.manifest["id"],
+                "folder": str(outcome.folder),
+                "state": outcome.state,
+                "score": score,
+                "result": result,
+                "message": outcome.message,
+                "left_out": "; ".join(outcome.left_out),
+            }
+        )
     rows = [[record["run"], record["state"], record["result"] or record["message"]] for record in content]
     table = simple_table("outcomes", ["run", "state", "result"], rows, texts=3)
     count = {state: sum(record["state"] == state for record in content) for state in ("finished", "failed", "in use")}
@@ -320,19 +338,3 @@ def outcomes_report(outcomes: Sequence[RunOutcome]) -> Report:
         notes.append("other processes compute the runs in use; --wait stays until they are finished")
     verdict = f"{counted(len(content), 'run')}: {', '.join(parts)}"
     return Report((table,), (verdict,), notes=tuple(notes), content=content, records=content)
-
-
-def _record(outcome: RunOutcome) -> dict[str, Any]:
-    score, result = None, ""
-    if outcome.state == "finished":
-        run = load_run(outcome.folder)
-        score, result = benchmark_of(run).headline(run, run.other_rule(outcome.rule))
-    return outcome.run.columns | {
-        "id": outcome.manifest["id"],
-        "folder": str(outcome.folder),
-        "state": outcome.state,
-        "score": score,
-        "result": result,
-        "message": outcome.message,
-        "left_out": "; ".join(outcome.left_out),
-    }

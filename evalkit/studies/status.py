@@ -69,30 +69,22 @@ def _finished_in(folder: Path, identity: str) -> Run | None:
     return run if run is not None and run.complete and run.manifest["id"] == identity else None
 
 
-def _seconds_of(run: Run) -> float | None:
-    """Return the seconds that a finished run's batches took; None if they are stored nowhere."""
-    with suppress(RunError):
-        return sum(run.seconds.values())
-    return seconds_in(run.folder / JOURNAL) or None
-
-
 def states_of(study: Study, say: Say) -> list[RunState]:
     """Return the state of each run, in order."""
     with remembering():
         states = [_state(study, run, say) for run in study.runs]
     rates: dict[str, list[float]] = {}
     """Benchmark → seconds for a parameter, of each finished run."""
-    for one in states:
-        if one.seconds and one.parameters:
-            rates.setdefault(one.run.benchmark.name, []).append(one.seconds / one.parameters)
-    return [_with_time(one, rates.get(one.run.benchmark.name, [])) for one in states]
-
-
-def _with_time(one: RunState, rates: Sequence[float]) -> RunState:
-    is_done = one.state in ("finished", "not planned")
-    if is_done or one.seconds_left is not None or not one.parameters or not rates:
-        return one
-    return replace(one, seconds_left=median(rates) * one.parameters * (1 - (one.share or 0.0)))
+    for state in states:
+        if state.seconds and state.parameters:
+            rates.setdefault(state.run.benchmark.name, []).append(state.seconds / state.parameters)
+    for number, state in enumerate(states):
+        known = rates.get(state.run.benchmark.name)
+        is_left = state.state not in ("finished", "not planned") and state.seconds_left is None
+        if is_left and known and state.parameters:
+            seconds = median(known) * state.parameters * (1 - (state.share or 0.0))
+            states[number] = replace(state, seconds_left=seconds)
+    return states
 
 
 def _state(study: Study, run: StudyRun, say: Say) -> RunState:
@@ -105,24 +97,27 @@ def _state(study: Study, run: StudyRun, say: Say) -> RunState:
         return _in_folder(plan.folder, RunState(run, "missing", plan.folder, plan.manifest["id"], parameters=count))
     folder = study.output / record.folder
     known = RunState(run, "missing", folder, record.id, parameters=record.parameters, reason=record.error)
-    found = _in_folder(folder, known)
-    if run.checkpoint.is_gone and found.state in ("interrupted", "missing"):
-        return replace(found, state="not planned", reason=GONE)
-    return found
+    state = _in_folder(folder, known)
+    is_lost = run.checkpoint.is_gone and state.state in ("interrupted", "missing")
+    return replace(state, state="not planned", reason=GONE) if is_lost else state
 
 
 def _in_folder(folder: Path, known: RunState) -> RunState:
     try:
         owner = read_owner(folder)
         if owner and is_locked(folder):
-            running = replace(known, state="running", share=owner.done, seconds_left=owner.seconds_left, reason="")
-            return replace(running, host=owner.host, process=owner.process)
+            return replace(known, state="running", share=owner.done, seconds_left=owner.seconds_left, host=owner.host,
+                           process=owner.process, reason="")  # fmt: skip
         if (run := _finished_in(folder, known.id)) is not None:
             score, result = benchmark_of(run).headline(run, run.other_rule(known.run.benchmark.rule))
+            try:
+                seconds: float | None = sum(run.seconds.values())
+            except RunError:
+                seconds = seconds_in(run.folder / JOURNAL) or None
             # The record's first: counted in the same way for runs that are not finished
             count = known.parameters or (run.manifest.get("loaded") or {}).get("parameters")
-            finished = replace(known, state="finished", share=1.0, seconds=_seconds_of(run), parameters=count)
-            return replace(finished, score=score, result=result, reason="")
+            return replace(known, state="finished", share=1.0, seconds=seconds, parameters=count, score=score,
+                           result=result, reason="")  # fmt: skip
     except EvalkitError as error:
         return replace(known, state="failed", reason=str(error))
     begun = (folder / JOURNAL).is_file()

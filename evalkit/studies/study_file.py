@@ -64,7 +64,7 @@ def _of_model(given: object) -> object:
 
 
 def _of_names(given: object) -> object:
-    return dict.fromkeys(given) if isinstance(given, list) and all(isinstance(one, str) for one in given) else given
+    return dict.fromkeys(given) if isinstance(given, list) and all(isinstance(name, str) for name in given) else given
 
 
 _make_model: Any = create_model  # mypy's overloads do not allow a mapping of fields
@@ -159,7 +159,7 @@ def _checkpoints(
     written = dict(settings)
     written |= {option: value for option in _MODEL_OPTIONS if (value := getattr(given, option)) is not None}
     options = folders.options(written, ModelSpec)
-    models = [found for text in _listed(given.model) for found in folders.models(where, text)]
+    models = [match for text in _listed(given.model) for match in folders.matches(where, text)]
     for number, (model, is_match) in enumerate(models, start=1):
         seed = number if len(models) > 1 else None
         # What a pattern matches is a folder; it is gone if only its record is there
@@ -187,7 +187,7 @@ def _steps(where: str, folders: StudyFolders, model: str, given: list[str]) -> l
     """Return (step, folder in the model or revision, whether a pattern matches it), by step."""
     parts = [(part, False) for part in given]
     if folders.is_folder(model):
-        parts = [found for part in given for found in folders.steps(f"{where}, model '{model}'", model, part)]
+        parts = [match for part in given for match in folders.matches(f"{where}, model '{model}'", part, model)]
     elif _is_written_as_path(model) or any(is_pattern(part) for part in given):
         raise UsageError(f"{where}: folder {folders.path(model)}, whose 'steps' are listed, does not exist")
     steps = []
@@ -250,36 +250,25 @@ class StudyFolders:
                     return str(path)
         return value
 
-    def models(self, where: str, text: str) -> list[tuple[str, bool]]:
-        """Return the folders of a pattern, each with True, those of records if no other; a name with False.
+    def matches(self, where: str, text: str, model: str = "") -> list[tuple[str, bool]]:
+        """Return the folders of a pattern among the models, or in a model's folder, each with True; a name with False.
 
-        Seeds of a folder that was deleted are not counted where others exist: the user removed them.
+        Recorded folders count, too, among the steps of a model, which trainers delete; as seeds they count only if no
+        folder is left: the user has removed the others.
         """
-        if not is_pattern(text, self.root):
-            return [(text, False)]
-        return self._matched(where, self.root, text, set(matching(text, self.root)) or self._recorded("", text))
-
-    def steps(self, where: str, model: str, text: str) -> list[tuple[str, bool]]:
-        """Return the same of a pattern in a model's folder, with recorded ones: trainers delete steps."""
-        folder = self.path(model)
+        folder = self.path(model) if model else self.root
         if not is_pattern(text, folder):
             return [(text, False)]
-        return self._matched(
-            where, folder, text, {*matching(text, folder)} | self._recorded(f"{model.rstrip('/')}/", text)
-        )
-
-    def _matched(self, where: str, folder: Path, text: str, names: Collection[str]) -> list[tuple[str, bool]]:
+        names = {*matching(text, folder)}
+        if model or not names:
+            prefix, patterns = f"{model.rstrip('/')}/" if model else "", text.split("/")
+            for recorded in self.recorded:
+                parts = recorded.removeprefix(prefix).split("/")
+                # Folder by folder, as a shell matches
+                is_inside = recorded.startswith(prefix) and len(parts) >= len(patterns)
+                if is_inside and all(map(fnmatchcase, parts, patterns)):
+                    names.add("/".join(parts[: len(patterns)]))
         if not names:
             inside = "" if text.startswith(("/", "~")) else f" in {folder.resolve()}"
             raise UsageError(f"{where}: no folder matches '{text}'{inside}")
         return [(name, True) for name in sorted(names, key=by_number)]
-
-    def _recorded(self, prefix: str, text: str) -> set[str]:
-        """Return the beginnings of recorded checkpoints that match, folder by folder as a shell matches."""
-        patterns = text.split("/")
-        inside = (given.removeprefix(prefix).split("/") for given in self.recorded if given.startswith(prefix))
-        return {
-            "/".join(parts[: len(patterns)])
-            for parts in inside
-            if len(parts) >= len(patterns) and all(map(fnmatchcase, parts, patterns))
-        }

@@ -54,7 +54,12 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
     beside = study.path.parent / name
     if name.endswith(_YAML) and beside.is_file() and not Path(name).is_file():
         name = str(beside)
-    given, layout = _settings(study, name), requested_layout(replace(request, name=name))
+    if name.endswith(_YAML):  # a file is the same by any path
+        files = {(study.path.parent / key).resolve(): table for key, table in study.tables.items()}
+        given = files.get(Path(name).resolve(), StudyTable())
+    else:
+        given = study.tables.get(name, StudyTable())
+    layout = requested_layout(replace(request, name=name))
     where = f"study {study.path}, table '{layout.name}'"
     layout = layout.retitled(given.caption, given.titles, where)
     chosen = _fitting(results, layout, benchmark or given.benchmark, where)
@@ -62,11 +67,15 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
         return UnfilledTable(layout.name, chosen)
     models, without_row = _assigned(results, layout, given, chosen, where)
     rows: dict[str, Sequence[Run]] = {
-        row: runs for row, one in models.items() if (runs := results.runs(one.checkpoints, chosen))
+        row: runs for row, model in models.items() if (runs := results.runs(model.checkpoints, chosen))
     }
     # Only rows that can be compared with their baseline
     alone = without_baseline(layout, rows)
-    remarks = _remarks(results, list(models.values()), chosen) + [
+    checkpoints = [checkpoint for model in models.values() for checkpoint in model.checkpoints]
+    missing = [checkpoint.label for checkpoint in results.missing(checkpoints, chosen)]
+    remarks = [*steps_note(list(models.values())), *([f"Not finished: {', '.join(missing)}."] if missing else [])]
+    remarks += results.changes(checkpoints, chosen)
+    remarks += [
         f"No finished run of {' or '.join(layout.pairs[size].baseline)}, the baseline of "
         f"{', '.join(key for key, other in alone.items() if other == size)}."
         for size in dict.fromkeys(alone.values())
@@ -83,13 +92,6 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
 def study_layouts(study: Study) -> list[str]:
     """Return all layouts: evalkit's own by name, and the files under the study's `tables`."""
     return [*layout_names(), *(str(study.path.parent / name) for name in study.tables if name.endswith(_YAML))]
-
-
-def _settings(study: Study, layout: str) -> StudyTable:
-    if not layout.endswith(_YAML):
-        return study.tables.get(layout, StudyTable())
-    files = {(study.path.parent / key).resolve(): table for key, table in study.tables.items()}
-    return files.get(Path(layout).resolve(), StudyTable())
 
 
 def _fitting(results: StudyResults, layout: TableLayout, given: str | None, where: str) -> StudyBenchmark | str:
@@ -132,7 +134,7 @@ def _assigned(
     if unknown := next((row for row in given.rows if row not in keys), None):
         raise UsageError(f"{where}: {UnknownNameError('row', unknown, keys)}")
     chosen = {row: select(study, name) for row, name in given.rows.items()}
-    used = {one.checkpoints[0].name for one in chosen.values()}
+    used = {model.checkpoints[0].name for model in chosen.values()}
     for name in study.names:
         if name in keys and name not in used and name not in chosen:
             chosen[name] = select(study, name)
@@ -187,10 +189,3 @@ def _written(layout: TableLayout, rows: Mapping[str, str]) -> str:
     table = layout.name if layout.name in layout_names() else layout.path.name
     listed = ", ".join(f"{row}: {name}" for row, name in rows.items())
     return f"'tables: {{{table}: {{rows: {{{listed}}}}}}}'"
-
-
-def _remarks(results: StudyResults, shown: Sequence[Selected], benchmark: StudyBenchmark) -> list[str]:
-    checkpoints = [checkpoint for model in shown for checkpoint in model.checkpoints]
-    missing = [checkpoint.label for checkpoint in results.missing(checkpoints, benchmark)]
-    unfinished = [f"Not finished: {', '.join(missing)}."] if missing else []
-    return [*steps_note(shown), *unfinished, *results.changes(checkpoints, benchmark)]

@@ -155,9 +155,12 @@ def test_other_settings_or_text_in_the_same_folder(
     with pytest.raises(UsageError, match=r"batch 4 .* micro-batches of 3"):
         trained(shared, tmp_path / "y", micro_batch=3)
     run([training_of(shared, training.output, **given, log_every=1, micro_batch=2, keep=1)], dry_run=True)
+    begun = training_of(shared, tmp_path / "z", **given)
+    run([begun], dry_run=True)
+    (begun.output / "training.csv").write_text("step\n")
     text.write_text("two " * 99)
     with pytest.raises(UsageError, match="packed_text"):
-        run([training_of(shared, training.output, **given)], dry_run=True)
+        run([begun], dry_run=True)
 
 
 @pytest.mark.training

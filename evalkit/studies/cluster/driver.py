@@ -20,8 +20,7 @@ from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import counted
 from evalkit.runs.columns import from_bytes
 from evalkit.studies.cluster.connection import connected
-from evalkit.studies.cluster.job_queue import JobQueue
-from evalkit.studies.cluster.jobs import Flight, TrackedJob
+from evalkit.studies.cluster.jobs import Flight, JobQueue, TrackedJob
 from evalkit.studies.cluster.resources import ClusterOptions
 from evalkit.studies.cluster.scheduling import CheckpointLoad, choose_checkpoint
 from evalkit.studies.cluster.worker import Answer, ComputedBatch, PreparedRun, WorkerFailure
@@ -69,15 +68,10 @@ class ClusterRunner:
         with remembering(), connected(options.address) as ray:
             pool = WorkerPool(ray, options, "cpu" if devices == {"cpu"} else "auto", progress.say)
             room, has = pool.capacity(), f"has {pool.describe()}"
-            if options.address is None and room < (options.workers or 1):
+            if room < (1 if options.address else options.workers or 1):
                 raise UsageError(
-                    f"this machine {has}: room for {counted(room, 'worker')} of {pool.needs}, not for "
-                    f"{options.workers}; see --worker-cpus and --worker-gpus"
-                )
-            if not room:
-                raise UsageError(
-                    f"no machine of the cluster has room for a worker: each needs {pool.needs}, and the cluster {has}; "
-                    "see --worker-cpus and --worker-gpus"
+                    f"room for {room} workers, not for {options.workers or 1}: each needs {pool.needs}, and the "
+                    f"cluster {has}; see --worker-cpus and --worker-gpus"
                 )
             if options.address and options.address.startswith("ray://"):
                 progress.say(

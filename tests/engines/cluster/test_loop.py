@@ -34,7 +34,6 @@ from evalkit.studies.cluster.workers import WorkerPool
 from evalkit.studies.running import Job, Outcome
 from tests.engines.cluster.conftest import Recorder, Tables, jobs_of, lines, same, states
 from tests.journals import entries_of
-from tests.tiny import tiny_checkpoint
 
 Fault = Callable[[int, str, tuple[Any, ...]], Any]
 """(worker, method, arguments) → an answer, an exception, LATER, or None for the worker's own answer."""
@@ -434,41 +433,3 @@ def test_ctrl_c_keeps_every_batch_that_came(files: Path, tmp_path: Path, monkeyp
         ray.run(jobs)
     assert lines(tmp_path) == 7
     assert not is_locked(jobs[0].plan.folder)
-
-
-@pytest.mark.slow
-def test_a_worker_that_keeps_its_checkpoint_looks_at_no_other(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """64 workers and 36 checkpoints, whose batches one worker has computed before: the work for each delivery."""
-    for seed in range(36):
-        tiny_checkpoint(tmp_path / f"model{seed}", seed=seed, window=1024)
-    (tmp_path / "documents").symlink_to(files / "documents")
-    jobs = jobs_of(tmp_path, tmp_path / "runs", models=36)
-    real, known, prepared, names = BatchWorker(1), dict[Any, Answer](), list[Answer](), list[str]()
-
-    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        if method == "prepare":
-            if not prepared:
-                prepared.append(real.prepare(*arguments))
-                names.append(arguments[0])
-            return prepared[0]
-        if method == "compute":
-            batch = arguments[1]
-            if batch.key not in known:
-                known[batch.key] = real.compute(names[0], batch, False)
-            return known[batch.key]._replace(content=replace(known[batch.key].content, seconds=0.5))
-        return None
-
-    looks = count()
-    has_work_for = TrackedJob.has_work_for
-
-    def counted(self: TrackedJob, worker: int) -> bool:
-        next(looks)
-        return has_work_for(self, worker)
-
-    monkeypatch.setattr(TrackedJob, "has_work_for", counted)
-    outcomes, progress = InProcessRay(64, fault, backwards=True).run(jobs, seconds=300)
-    assert states(outcomes) == ["finished"] * 36
-    assert len(known) * 36 == progress.batches
-    assert next(looks) < 100 * progress.batches  # 670 where every free worker looks at every checkpoint
