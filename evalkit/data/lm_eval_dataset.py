@@ -1,9 +1,7 @@
-"""lm-eval datasets of evalkit's pinned documents.
+"""lm-eval datasets of evalkit's pinned documents, which task files under `tasks/` name as their `custom_dataset`.
 
-In: a document set's name and the task file's arguments. Out: `datasets.Dataset`s by split. The task files under
-`tasks/` name `dataset` as their `custom_dataset`, so that both evalkit and `lm_eval --include_path tasks` read the same
-validated documents. On lm-eval's command line the folder of `--data-dir` is given as `--metadata '{"data_dir":
-"FOLDER"}'` or as `EVALKIT_DATA_DIR`.
+In: a document set's name. Out: `datasets.Dataset`s by split, for evalkit and `lm_eval --include_path tasks`, where the
+folder of `--data-dir` is `--metadata '{"data_dir": "FOLDER"}'` or `EVALKIT_DATA_DIR`.
 """
 
 from __future__ import annotations

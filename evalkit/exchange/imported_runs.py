@@ -205,7 +205,6 @@ def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, t
 
 
 def _stored_line(line: bytes, number: int) -> bytes:
-    """Return a line with the number of its document in the run, and chats as texts; unchanged if it is so already."""
     content = parse_json(line)
     arguments = {
         name: {key: part_of_request(part) for key, part in request.items()}

@@ -40,8 +40,6 @@ MetricValue = float | tuple[float, float] | None
 
 
 class _Line(Stored):
-    """Keys of a line; the value of each metric is under its name."""
-
     doc_id: int = Field(ge=0, lt=2**63)
     doc: dict[str, Any]
     target: str
@@ -86,8 +84,6 @@ class _LogConfig(Stored):
 
 
 class _TaskConfig(Stored):
-    """What is read of a task's definition."""
-
     output_type: str | None = None
     process_results: Any = None
     target_delimiter: str | None = None
@@ -257,7 +253,6 @@ def _sample(content: Mapping[str, Any], line: _Line, where: str) -> LoggedSample
 
 
 def _requests(arguments: Mapping[str, Mapping[str, Any]], where: str) -> tuple[tuple[str, ...], ...]:
-    """Texts of each request; equal texts, such as the context of all choices, share their memory."""
     shared: dict[str, str] = {}
     requests = []
     for number in range(len(arguments)):
@@ -295,7 +290,6 @@ def _likelihoods(answers: Sequence[Any]) -> tuple[float, ...]:
 
 
 def _check_complete(samples: Sequence[LoggedSample], path: Path) -> None:
-    """Raise `DataError` if a document occurs twice, or filters have other documents or other metrics."""
     lines: dict[tuple[str, int], int] = {}
     documents: dict[str, set[tuple[int, str]]] = {}
     for number, sample in enumerate(samples, start=1):
@@ -315,7 +309,6 @@ def _check_complete(samples: Sequence[LoggedSample], path: Path) -> None:
 
 
 def _check_results_file(log: LoggedTask) -> None:
-    """Raise `DataError` if the results file beside a sample file is not of the same evaluation."""
     remedy = f"move {log.results_path} away, or restore the file"
     if counts := log.results.n_samples.get(log.task):
         if counts.effective != (count := len(log.documents)):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,10 @@ def _import(
 ) -> Run:
 
     def finish(writer: RunWriter) -> None:
-        scores = {log.task: list(document_scores(log.task, _lm_eval_samples(log))) for log in logs}
+        scores = {}
+        for log in logs:
+            samples = (sample._asdict() | sample.metrics for sample in _by_number(log.samples))
+            scores[log.task] = list(document_scores(log.task, samples))
         write_tables(
             writer,
             [row for log in logs for row in rows[log.task]],
@@ -157,11 +160,26 @@ def _import(
             entries.append(_entry(log, metrics[log.task], request) | {"compared": compared})
         writer.save_results({"tasks": entries, "groups": [], "averages": [], "samples": True})
 
+    tasks: dict[str, dict[str, Any]] = {}
+    for log in logs:
+        digest = hashlib.sha256()
+        for sample in _by_number(log.documents):
+            digest.update(json.dumps(sample.doc, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        version = log.results.versions.get(log.task)
+        tasks[log.task] = {"version": version, "num_fewshot": log.shots, "documents": digest.hexdigest()}
+    # How many documents a task has, only the results file says
+    if any(log.count is None for log in logs):
+        selection = selection_hash([(name, task["documents"]) for name, task in tasks.items()]) | {
+            "complete": "unknown"
+        }
+    else:
+        numbers = {log.task: sorted(sample.doc_id for sample in log.documents) for log in logs}
+        places = [LoggedPlaces(log.task, numbers[log.task], [log.task] * _count(log)) for log in logs]
+        selection = selection_specification(logs, places)
     shots = {log.shots for log in logs}
-    tasks = {log.task: _about(log) for log in logs}
     specification = {
         "suite": LM_EVAL,
-        **_selection(logs, tasks),
+        **selection,
         "names": [*tasks],
         "tasks": tasks,
         "num_fewshot": shots.pop() if len(shots) == 1 else None,
@@ -181,38 +199,11 @@ def _by_number(samples: Sequence[LoggedSample]) -> list[LoggedSample]:
     return sorted(samples, key=lambda sample: sample.doc_id)
 
 
-def _about(log: LoggedTask) -> dict[str, Any]:
-    """Return what the log says of a task; its definition is not known."""
-    digest = hashlib.sha256()
-    for sample in _by_number(log.documents):
-        digest.update(json.dumps(sample.doc, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-    version = log.results.versions.get(log.task)
-    return {"version": version, "num_fewshot": log.shots, "documents": digest.hexdigest()}
-
-
-def _selection(logs: Sequence[LoggedTask], tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return which documents the log has; how many a task has, only the results file says."""
-    if any(log.count is None for log in logs):
-        return selection_hash([(name, task["documents"]) for name, task in tasks.items()]) | {"complete": "unknown"}
-    numbers = {log.task: sorted(sample.doc_id for sample in log.documents) for log in logs}
-    places = [LoggedPlaces(log.task, numbers[log.task], [log.task] * _count(log)) for log in logs]
-    return selection_specification(logs, places)
-
-
 def _count(log: LoggedTask) -> int:
-    """The number of a task's documents, as far as it is known."""
     return max(log.count or 0, len(log.documents))
 
 
-def _lm_eval_samples(log: LoggedTask) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a task as `document_scores` reads them, by number."""
-    for sample in _by_number(log.samples):
-        about = {"doc_id": sample.doc_id, "doc": sample.doc, "filter": sample.filter, "metrics": list(sample.metrics)}
-        yield about | sample.metrics
-
-
 def _entry(log: LoggedTask, metrics: Sequence[dict[str, Any]], request: Import) -> dict[str, Any]:
-    """Return a task's entry in results.json: the metrics that follow from its documents, whatever the log says."""
     if missing := sorted(_logged_values(log).keys() - {(metric["metric"], metric["filter"]) for metric in metrics}):
         names = ", ".join(f"{metric},{rule}" for metric, rule in missing)
         request.say(f"{log.path}: {names} of {log.task} cannot be computed from the documents and is left out")
@@ -279,7 +270,6 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
 
 
 def _is_plain_choice(log: LoggedTask, requests: Sequence[tuple[str, ...]]) -> bool:
-    """Whether lm-eval's own code has computed acc, with the target as the number of a choice."""
     is_choice = log.config.output_type == "multiple_choice" and not log.config.process_results
     return is_choice and len({texts[0] for texts in requests}) == 1
 

@@ -84,8 +84,6 @@ def match(logs: Sequence[LoggedTask], library: Library, say: Say) -> tuple[list[
 
 
 class _PinnedTask:
-    """The pinned questions of a task, with the content of each."""
-
     def __init__(self, task: str, library: Library) -> None:
         self._task, self._library = task, library
         self._suite = suite_of("documents", [task])
@@ -102,8 +100,8 @@ class _PinnedTask:
         numbered = self._numbered(log.task)
         samples: dict[int, LoggedSample] = {}
         for sample, content in zip(log.documents, contents, strict=True):
-            place = numbered[sample.doc_id] if sample.doc_id < len(numbered) else None
-            if place is None or content != self._contents[place]:
+            number = numbered[sample.doc_id] if sample.doc_id < len(numbered) else None
+            if number is None or content != self._contents[number]:
                 texts = [value for value in sample.doc.values() if isinstance(value, str) and len(value) > 1]
                 beginning = repr(printable(max(texts, key=len, default=""))[:_SHOWN])
                 raise DataError(
@@ -111,9 +109,9 @@ class _PinnedTask:
                     f"pinned documents of {log.task}, by its content with the gold answer; the log is of another "
                     "dataset or version of it"
                 )
-            samples[place] = sample
+            samples[number] = sample
         places = sorted(samples)
-        pairs = [(samples[place], self._questions[place]) for place in places]
+        pairs = [(samples[number], self._questions[number]) for number in places]
         if not all(_has_choices(sample, question) for sample, question in pairs):
             return f"its choices are not those of {self._task}"
         for sample, question in pairs:
@@ -129,9 +127,8 @@ class _PinnedTask:
             return []
 
     def _numbered(self, leaf: str) -> list[int]:
-        """Return the place of each document of a leaf task, in lm-eval's order."""
         if leaf != _POOLED:
-            return [place for place, question in enumerate(self._questions) if question.subtask == leaf]
+            return [number for number, question in enumerate(self._questions) if question.subtask == leaf]
         seen: Counter[str] = Counter()
         turns = []
         for question in self._questions:
@@ -146,8 +143,8 @@ class _PinnedTask:
                 return False
             suite = with_fewshot(self._suite, log.shots)
             questions = pinned_questions(suite, self._library, ALL_DOCUMENTS)[self._task]
-        for place, sample in samples.items():
-            question = questions[place]
+        for number, sample in samples.items():
+            question = questions[number]
             pairs = zip(question.contexts, question.continuations, strict=True)
             if sample.requests != tuple((context, question.delimiter + text) for context, text in pairs):
                 return False
@@ -155,7 +152,6 @@ class _PinnedTask:
 
 
 def _has_choices(sample: LoggedSample, question: Question) -> bool:
-    """Whether the continuations are the question's, whatever separates them from the context."""
     requests, choices = len(sample.requests), len(question.continuations)
     if requests != choices:
         raise DataError(f"{sample.where} has {requests} requests, but its pinned document has {choices} choices")
@@ -164,7 +160,6 @@ def _has_choices(sample: LoggedSample, question: Question) -> bool:
 
 
 def _check(sample: LoggedSample, question: Question) -> None:
-    """Raise `DataError` if a line's scores are invalid, or contradict its pinned document or its own metrics."""
     likelihoods, sizes = np.array(sample.likelihoods), [len(choice) for choice in question.choices]
     if len(likelihoods) != len(sizes):
         raise DataError(f"{sample.where} must have a log-likelihood for each of its {len(sizes)} choices")
@@ -190,7 +185,7 @@ def import_choices(matched: Sequence[MatchedTask], request: Import, library: Lib
     template, template_digest = _template(matched)
     shots = shared_value(logs, "solved examples", lambda log: log.shots)
     tasks = [
-        LoggedPlaces(task, sorted(place for part in members for place in part.places), members[0].strata)
+        LoggedPlaces(task, sorted(number for part in members for number in part.places), members[0].strata)
         for task, members in by_task.items()
     ]
     if twice := [task.task for task in tasks if len(set(task.places)) < len(task.places)]:
@@ -241,7 +236,6 @@ def _write(writer: RunWriter, matched: Sequence[MatchedTask]) -> None:
 
 
 def _part(task: str, members: Sequence[MatchedTask]) -> list[str]:
-    """Return a note if the log has only some subjects of a task; it names at most three."""
     logged = {question.subtask for part in members for _, question in part.documents}
     if len(logged) == (count := len(set(members[0].strata))):
         return []

@@ -133,10 +133,7 @@ def _average(name: str, tasks: Sequence[TaskResult], size: int) -> Average:
 
 
 def document_outcomes(table: pd.DataFrame, outcome: ContinuousOutcome, rule: Rule) -> Floats:
-    """Return the outcome of each document, [documents] in the table's order; formulas: `score_table.OUTCOMES`.
-
-    The rows of a document are adjacent, its choices in order. The rule is that of a margin; others do not read it.
-    """
+    """Return each document's outcome, [documents]. A document's rows are adjacent, its choices in order."""
     choice = table["choice"].to_numpy()
     starts = np.flatnonzero(choice == 0)
     counts = np.diff(np.append(starts, len(table)))

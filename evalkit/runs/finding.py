@@ -132,7 +132,6 @@ def scan(root: Path) -> Iterator[Run | DamagedRun]:
 
 
 def _matches(run: Run | DamagedRun, given: str, path: str | None) -> bool:
-    """Whether a run's names or its checkpoint's match `given`; `path` is `given` as a resolved path."""
     if isinstance(run, DamagedRun) or run.folder.name.startswith(given):
         return run.folder.name.startswith(given)
     manifest = run.manifest

@@ -7,11 +7,8 @@
         results.json      accuracies under every rule
         lm_eval/          the results in lm-eval's format
 
-A run is identified by its specification: the folder's id is a hash of everything that determines the numbers, so the
-same command finds the same folder and two specifications never share a row. A folder is complete when results.json
-exists, which is written last. Every file that is read back is bound to the run by a digest and is read by this module
-only; a file that is not the one that was written is rejected. A finished run can be kept without its journal, but its
-tables cannot be rebuilt.
+The folder's id is a hash of everything that determines the numbers, and results.json, written last, makes it complete.
+Every file that is read back is bound to the run by a digest, and is read by this module only.
 """
 
 from __future__ import annotations
@@ -139,10 +136,7 @@ def digest(content: bytes) -> str:
 
 
 def json_bytes(content: Any, **options: Any) -> bytes:
-    """Encode as JSON in UTF-8.
-
-    A lone surrogate, which a path can contain and UTF-8 cannot encode, is written as its JSON escape.
-    """
+    """Encode as JSON in UTF-8; a lone surrogate, which a path can contain, is written as its JSON escape."""
     return json.dumps(content, ensure_ascii=False, **options).encode("utf-8", "backslashreplace")
 
 
@@ -158,7 +152,6 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unsealed(path: Path) -> dict[str, Any]:
-    """Read a sealed file; `ValueError` if its digest is missing or does not match its content."""
     content = parse_json(read_bytes(path, MOST_BYTES))
     if not isinstance(content, dict) or DIGEST not in content:
         raise ValueError(f"it has no '{DIGEST}' of its content: truncated, or written by an earlier version of evalkit")
@@ -341,7 +334,6 @@ def _check_form(content: dict[str, Any], form: type[Stored]) -> None:
 
 
 def _owner_of(content: bytes) -> str | None:
-    """Return the id of the run that a table was written for, if it says so."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -353,16 +345,13 @@ def _owner_of(content: bytes) -> str | None:
 
 @contextmanager
 def _reading(folder: Path, name: str) -> Iterator[None]:
-    """Turn what a file's reader raises into a `RunError`."""
     try:
         yield
     except (ValueError, RecursionError, OSError) as error:  # ArrowInvalid is a ValueError
+        rebuilt = MANIFEST if name == MANIFEST else RESULTS
+        advice = f"delete {rebuilt} and run its command again, which resumes from the journal"
         if not is_file(folder / JOURNAL):
             advice = f"restore the original file, or {WITHOUT_JOURNAL}"
-        elif name == MANIFEST:
-            advice = "delete it and run its command again, which resumes from the journal"
-        else:
-            advice = f"delete {RESULTS} and run its command again, which rebuilds it from the journal"
         trouble = f"cannot be read: {error.strerror or error}" if isinstance(error, OSError) else ""
         raise RunError(f"{folder / name} {trouble or f'is damaged ({first_line(error)})'}; {advice}") from error
 

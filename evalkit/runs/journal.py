@@ -1,13 +1,10 @@
 """The journal of a run: one line with a checksum for every finished batch, on disk before the next batch starts.
 
-    <CRC-32 of the rest> [<the run's id>, task, batch, seconds, place, columns] <rows>
+    <CRC-32 of the rest> [<the run's id>, task, batch, seconds, place, <digest of the rows' schema>] <rows>
 
-In: entries with their rows. Out: the same, read back line by line, one line in memory at a time; `FinishedRows` keeps
-which keys are finished, and reads their rows from the file, a batch at a time.
-
-`columns` is the digest of the rows' schema. The rows are an Arrow record batch (`columns.py`) in base64, so a line feed
-only ever ends a line. A process may be killed at any byte. A line that does not match its checksum is dropped when the
-journal is next opened, and its batch is scored again. An intact line of another run or form is rejected.
+The rows are an Arrow record batch (`columns.py`) in base64, so a line feed only ever ends a line. A process may be
+killed at any byte: a line that does not match its checksum is dropped when the journal is next opened, and its batch is
+scored again. An intact line of another run or form is rejected. One line is in memory at a time.
 """
 
 from __future__ import annotations
@@ -90,10 +87,7 @@ class Journal:
         self._say = say
 
     def read(self) -> Iterator[tuple[Entry, pa.RecordBatch]]:
-        """Yield all intact entries, each once, with their rows; then remove damaged lines from the file.
-
-        A line of another run or form is an error.
-        """
+        """Yield intact entries with their rows, each once; then drop damaged lines. Another run's line is an error."""
         if not self._path.exists():
             return
         seen: set[bytes] = set()
@@ -137,10 +131,7 @@ class Journal:
         return stored[1]
 
     def append(self, entry: Entry, rows: Rows, packed: bytes | None = None) -> tuple[Entry, pa.RecordBatch]:
-        """Write an entry and flush it to disk; return it with its rows, as `read` does.
-
-        `packed` is `to_bytes` of the same rows, where another process has made it.
-        """
+        """Write an entry and flush it to disk; return it as `read` does. `packed`: `to_bytes` of the rows, if made."""
         from evalkit.runs.columns import record_batch, schema_digest, to_bytes
 
         try:
@@ -198,8 +189,8 @@ class Journal:
                 f"or {WITHOUT_JOURNAL}"
             ) from error
         # A run has many entries but few tasks and devices: each text is in memory once
-        place = BatchDevice._make(sys.intern(part) if isinstance(part, str) else part for part in stored.place)
-        return Entry(sys.intern(stored.task), stored.batch, stored.seconds, place, offset), batch
+        device = BatchDevice._make(sys.intern(part) if isinstance(part, str) else part for part in stored.place)
+        return Entry(sys.intern(stored.task), stored.batch, stored.seconds, device, offset), batch
 
 
 Key = tuple[Hashable, ...]
@@ -207,10 +198,7 @@ Key = tuple[Hashable, ...]
 
 
 class FinishedRows:
-    """Finished batches of a run, by the columns that identify what a row belongs to, such as a document.
-
-    All rows of a key are in one batch; if several batches have the same key, the first in the file is used.
-    """
+    """Finished batches of a run by the rows' key columns; of a key in several batches the first one counts."""
 
     def __init__(self, journal: Journal, key: Sequence[str]) -> None:
         self.entries: list[Entry] = []

@@ -1,10 +1,7 @@
 """Scoring rules: from the score table to predictions, by pure functions without a model and without torch.
 
-A rule assigns every row a score, higher is better. The prediction is the argmax over a document's choices, the first
-one in a tie, as in lm-eval.
-
+A rule scores every row; the prediction is the argmax over a document's choices, the first in a tie, as in lm-eval.
 Another package adds a rule by an entry point of the group `evalkit.rules`: its name is the rule's, its object a `Rule`.
-
 Notation: L(s) is the log-likelihood and n(s) the token count of segment s; the continuation is c, the end token e.
 """
 
@@ -41,10 +38,7 @@ class RuleChoices(NamedTuple):
 
 
 def best_choices(scores: Floats, choice: NDArray[np.int64]) -> RuleChoices:
-    """Return the choice with the highest score of each document, the first one in a tie.
-
-    `scores` are [rows] under a rule, `choice` is [rows] the index of each row's choice; 0 begins a document.
-    """
+    """Return each document's choice of the highest score, the first in a tie. Both [rows]; choice 0 begins one."""
     starts = np.flatnonzero(choice == 0)
     if not len(starts):
         return RuleChoices(starts, np.empty(0, np.int64), np.empty(0, bool))
@@ -150,12 +144,7 @@ RULES: dict[str, Rule] = {
 
 @cache
 def find_rule(name: str) -> Rule:
-    """Return a rule by name, evalkit's own or another package's.
-
-    Raises:
-        UnknownNameError: there is no such rule.
-        UsageError: the rule's package cannot be imported, or its entry point is not that rule.
-    """
+    """Return a rule by name, of evalkit or another package; `UnknownNameError`, or `UsageError` if it is invalid."""
     if name in RULES:
         return RULES[name]
     rule = load_added(GROUP, name, "rule", tuple(RULES))
@@ -186,10 +175,7 @@ def invalid_rules() -> Iterator[str]:
 
 
 def why_unusable(rule: Rule, table: pd.DataFrame) -> str | None:
-    """Return why a rule cannot be applied to a score table; None if it can.
-
-    A rule of another package is tried, so that its errors affect no other rule.
-    """
+    """Return why a rule cannot be applied to a score table; None if it can. A rule of another package is tried."""
     try:
         if rule.name in RULES:
             return _lacking(rule, table)
@@ -200,7 +186,6 @@ def why_unusable(rule: Rule, table: pd.DataFrame) -> str | None:
 
 
 def _lacking(rule: Rule, table: pd.DataFrame) -> str | None:
-    """Return, as a message, what a table lacks that a rule reads; None if it has everything."""
     is_counted, unsized = not table["n_continuation"].isna().any(), why_unsized(table)
     if rule.per_token and not is_counted:
         others = "acc" if unsized else "acc, acc_norm or acc_bytes"

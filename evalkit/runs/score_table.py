@@ -65,10 +65,7 @@ UNCOUNTED = (*(f"n_{segment}" for segment in SEGMENTS), "truncated", "straddles"
 
 
 def score_table(rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> pd.DataFrame:
-    """Build the score table in its stored form, in the order of the rows.
-
-    `clusters`: (subtask, document) → cluster; a document without an entry is its own cluster.
-    """
+    """Build the score table in the order of the rows; `clusters`: (subtask, document) → cluster, by default its own."""
     import pandas as pd
 
     table = pd.DataFrame(rows, columns=list(ScoreRow._fields))
@@ -162,10 +159,7 @@ the choices, s a rule's score. Sources: Brier (1950) in its original form, the s
 
 
 def outcome_of(key: str) -> tuple[ContinuousOutcome, str | None] | None:
-    """Return the outcome that a key names, and the rule of a margin if the key has one; None if it names a rule.
-
-    Keys are the outcomes' names, and "margin:RULE".
-    """
+    """Return a key's outcome, and the rule of "margin:RULE" if the key has one; None if the key names a rule."""
     name, _, rule = key.partition(":")
     if name == MARGIN:
         return OUTCOMES[MARGIN], rule or None

@@ -1,14 +1,9 @@
-"""Measurement settings of a run, and the devices that computed it.
+"""Measurement settings of a run, its `Trait`s, and the devices that computed it, from its manifest.
 
-In: a run's manifest. Out: its `Trait`s: the settings that determine its scores besides the checkpoint and the content
-of its documents (`benchmarks/registry.py` compares those of two runs). Runs that differ in a refused trait measure
-another quantity and cannot share a table or a group of seeds. Other differences change scores by rounding only and are
-noted (docs/reference/tables.md lists both). Settings that cannot change a score are not traits: the token budget, and
-how prefixes are shared, which the start-up check compares with the model's own forward pass. Properties of the model
-itself (its context window, its end tokens) are not traits either.
-
-The device is not in a run's specification, since it changes the last bits only. Each batch in the journal and the
-manifest record it instead, as a `BatchDevice`, and a run that is resumed on other hardware warns.
+Runs that differ in a refused trait measure another quantity and cannot share a table or a group of seeds; other
+differences change scores by rounding only and are noted (docs/reference/tables.md). Neither properties of the model nor
+settings that cannot change a score are traits. The device changes the last bits only, so it is not in the
+specification: each batch in the journal records it, and a run that is resumed on other hardware warns.
 """
 
 from __future__ import annotations
@@ -63,10 +58,7 @@ def hardware_of(device: str) -> str:
 
 
 def devices(batches: Iterable[tuple[str, int, BatchDevice | None]]) -> list[dict[str, Any]]:
-    """Return the manifest's list of devices from (task, batch number, device) of each batch.
-
-    Batch numbers are ranges: 0, 1, 2, 5 is "0-2,5".
-    """
+    """Return the manifest's devices from (task, batch number, device) of each batch; numbers as ranges, "0-2,5"."""
     by_device: dict[BatchDevice, dict[str, set[int]]] = {}
     for task, number, device in batches:
         if device is not None:
@@ -91,7 +83,7 @@ def places(manifest: Mapping[str, Any]) -> list[BatchDevice]:
 
 def kinds(manifest: Mapping[str, Any]) -> list[str]:
     """Return the distinct kinds of devices of a finished run: "cpu x86_64", "cuda NVIDIA H100"."""
-    return list(dict.fromkeys(" ".join(place.kind) for place in places(manifest)))
+    return list(dict.fromkeys(" ".join(device.kind) for device in places(manifest)))
 
 
 def mixture(manifest: Mapping[str, Any]) -> list[str]:
@@ -117,10 +109,7 @@ class Trait:
 
 
 def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
-    """Return a run's traits by name.
-
-    `rule` is that of its numbers; None: the run's own. Not used for runs whose answers no rule chooses.
-    """
+    """Return a run's traits by name; `rule` is that of its numbers, by default the run's own."""
     specification, imported = run.manifest["specification"], is_imported(run.manifest)
     by_name: dict[str, Trait] = {}
 
@@ -187,7 +176,6 @@ def _limit(specification: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _may_be_all(specification: Mapping[str, Any]) -> bool:
-    """Whether an imported log does not say if its documents are all of each task."""
     return specification.get("complete") == "unknown"
 
 
@@ -219,7 +207,6 @@ def max_prompt_tokens(specification: Mapping[str, Any]) -> int | None:
 
 
 def _windows(windows: Mapping[str, int | None]) -> str:
-    """Return how texts are cut; the model's own context window is its property, and no trait."""
     tokens, stride = windows["tokens"], windows["stride"]
     length = f"of at most {tokens:,} tokens" if tokens else "of the model's own length"
     return f"{length}, stride {stride:,}" if stride else length
@@ -232,7 +219,6 @@ def windows_of_text(specification: Mapping[str, Any]) -> str:
 
 
 def _prompts(specification: Mapping[str, Any]) -> str:
-    """Return the prompts of a run beside its template: "one", or their names, the orders of options and a hash."""
     if not (prompts := specification.get("prompts")):
         return "one"
     names, orders = ", ".join(prompts["templates"]), prompts["choice_orders"]
@@ -270,10 +256,7 @@ def origin_notes(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def unofficial(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the tasks whose "documents", or solved "examples", are not the official ones, by these keys if any.
-
-    Material without an official version, such as a needle test's text, is never listed.
-    """
+    """Return the tasks whose "documents" or solved "examples" are not the official ones, by these keys if any."""
     by_kind = {
         kind: [task for task, source in manifest.get(kind, {}).items() if source["official"] is False]
         for kind in ("documents", "examples")

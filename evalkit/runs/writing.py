@@ -1,11 +1,8 @@
 """Writing a run folder: one process at a time, under a lock, and each file atomically.
 
-In: a run's manifest. Out: a `RunWriter`, or the finished `Run`; or a `RunInUseError` that names the process that has
-the lock. A process that is gone holds no folder.
-
 The lock is the operating system's (`.lock`), which ends with its process. File systems of clusters may not pass it on
-between machines, so the holder also renews the time of a file (`.owner`), with its name and its progress. A folder
-whose owner is on another machine and has renewed its file lately is in use, whatever the operating system says.
+between machines, so the holder also renews the time of a file (`.owner`) with its name and progress: a folder whose
+owner is on another machine and has renewed its file lately is in use, whatever the operating system says.
 """
 
 from __future__ import annotations
@@ -161,11 +158,7 @@ def read_owner(folder: Path) -> Owner | None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a process writes a run at the moment.
-
-    The operating system's lock counts; the lease counts too for an owner on another machine, or where this user may
-    not lock.
-    """
+    """Return whether a process writes a run: by the system's lock or, of another machine, by the lease."""
     owner, may_lock = read_owner(folder), True
     if (folder / _LOCK).exists():
         try:
@@ -203,10 +196,7 @@ def find_finished(
     say: Callable[[str], None],
     device: str,
 ) -> Run | None:
-    """Return the run of a manifest if its folder exists and has everything that is requested, by `is_finished`.
-
-    `say` is called if the run was computed on another device than the requested one.
-    """
+    """Return a manifest's run if it has all that is requested; `say` if it was computed on another device."""
     if not (is_file(folder / RESULTS) and is_file(folder / MANIFEST)):
         return None
     run = _load_same(folder, manifest)
@@ -216,7 +206,7 @@ def find_finished(
     def indexed(name: str) -> str:  # torch's default index is 0
         return name if ":" in name else f"{name}:0"
 
-    known = list(dict.fromkeys(place.device for place in places(run.manifest)))
+    known = list(dict.fromkeys(batches.device for batches in places(run.manifest)))
     if device != "auto" and known and indexed(device) not in map(indexed, known):
         say(f"this run is finished and was computed on {' and '.join(known)}; nothing is computed on {device}")
     return run
@@ -226,10 +216,7 @@ def find_finished(
 def open_run(
     root: Path, name: str, manifest: dict[str, Any], say: Callable[[str], None] = lambda _: None
 ) -> Iterator[RunWriter]:
-    """Open a run folder for writing, new or existing, with a lock against other processes.
-
-    The manifest is written if the folder is new; otherwise the writer has the stored one.
-    """
+    """Open a run folder for writing, under a lock; a new folder gets the manifest, otherwise the stored one is used."""
     folder = root / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -285,10 +272,7 @@ class RunWriter:
             )
 
     def finished(self, row: type[tuple[Any, ...]], key: Sequence[str]) -> FinishedRows:
-        """Return the journal's finished rows to resume from, and delete results.json so that the run is incomplete.
-
-        `row` is the type of the rows (`Journal`), and `key` their columns that identify a document (`FinishedRows`).
-        """
+        """Return the rows to resume from by their `key` columns; delete results.json: the run is incomplete."""
         finished = FinishedRows(Journal(self.folder / JOURNAL, self.manifest["id"], row, self.say), key)
         self._entries = finished.entries
         self.remove_results()

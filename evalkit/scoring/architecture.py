@@ -69,10 +69,7 @@ def rotary_lengths(config: Any) -> list[int | None]:
 
 
 def auto_budget(model: Any) -> int:
-    """Return a token budget that fits in the device's memory beside the weights, at most what saturates the device.
-
-    It does not depend on how much memory other processes use.
-    """
+    """Return a token budget that fits beside the weights, whatever other processes use, and saturates the device."""
     memory = memory_beside_weights(model)
     most = _GPU_TOKENS if next(iter(memory)).type == "cuda" else _CPU_TOKENS
     # Estimate of the peak activation memory of one token in one layer, mask row and input included

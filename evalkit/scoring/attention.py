@@ -1,14 +1,9 @@
 """Tree attention: attention over a tree of shared prefixes, in place of a model's own attention function.
 
-In: where each token's subtree ends. Out: a `TreeAttention` that transformers' attention modules call while `attending`
-is active; their keys and values are the trunk's, followed by the tree's. Two implementations give the same numbers:
-
-- `TileLayout`, for CPUs: the row is cut into tiles of neighbouring tokens, and each tile attends to the trunk, its
-  ancestors and itself. What the tree masks for a whole tile is never computed, so a row may contain a whole batch.
-- `FlexLayout`, for GPUs: FlexAttention with a block mask, which is computed from the ends and not from all pairs.
-
-Models whose attention does not use transformers' registry of attention functions use neither; they get the tree as an
-attention mask (`forward.py`).
+In: where each token's subtree ends. Out: a layout that transformers' attention modules call while `attending` is
+active; their keys and values are the trunk's, followed by the tree's. `TileLayout` (CPUs) cuts the row into tiles, each
+of which attends to the trunk, its ancestors and itself; `FlexLayout` (GPUs) is FlexAttention with a block mask. Models
+outside of transformers' registry of attention functions get the tree as an attention mask (`forward.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -53,22 +48,6 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     if device.type == "cuda" and torch.cuda.is_available():
         return states.pin_memory().to(device, non_blocking=True)
     return states.to(device)
-
-
-class TreeAttention(Protocol):
-    """Attention between the tokens of one batch."""
-
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, product: Product | None
-    ) -> torch.Tensor:
-        """Return the attention output, [1, nodes, heads, size].
-
-        Args:
-            query: [1, heads, nodes, size].
-            key, value: [1, heads, trunk + nodes, size].
-            scale: factor of the logits; None: 1 / sqrt(size).
-            product: replaces softmax attention, where given.
-        """
 
 
 class Unsupported(Exception):
@@ -140,6 +119,11 @@ class TileLayout:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, product: Product | None
     ) -> torch.Tensor:
+        """Return the attention output, [1, nodes, heads, size].
+
+        `query` is [1, heads, nodes, size]; `key` and `value` are [1, heads, trunk + nodes, size]. The logits' factor
+        `scale` is 1 / sqrt(size) by default; a `product` replaces softmax attention.
+        """
         _, heads, tokens, size = query.shape
         output = query.new_empty(1, tokens, heads, value.shape[3])
         if query.device not in self._masks:
@@ -197,7 +181,6 @@ class FlexLayout:
         return attended
 
     def _spread(self, states: torch.Tensor) -> torch.Tensor:
-        """Pad trunk and nodes of [1, heads, trunk + nodes, size] to whole blocks each."""
         nodes = _pad(states[:, :, self._trunk :], self._padded)
         return torch.cat((_pad(states[:, :, : self._trunk], self._gap), nodes), dim=2) if self._trunk else nodes
 
@@ -242,6 +225,8 @@ def _compiled(function: Any, device: str) -> Any:
     return compile_for_any_size(function) if device == "cuda" else function
 
 
+TreeAttention: TypeAlias = TileLayout | FlexLayout
+
 _active: TreeAttention | None = None
 
 
@@ -283,10 +268,7 @@ def _attention(
     product: Product | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend within the active tree; the function that transformers calls.
-
-    transformers passes no mask, since no mask function is registered under `NAME`.
-    """
+    """Attend within the active tree; transformers passes no mask, since no mask function is registered under `NAME`."""
     if attention_mask is not None:
         raise Unsupported("attention with a mask that the model makes itself")
     # Soft caps, attention sinks and position biases would be ignored silently

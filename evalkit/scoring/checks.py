@@ -116,10 +116,7 @@ class ModelChecks:
                 return
 
     def sharing(self, kernel: str, lengths: BatchLengths, before: Callable[[], None]) -> str:
-        """Return why prefixes cannot be shared by a kernel, or ""; raise `TooManyTokens` where memory runs out.
-
-        `before` is called before a comparison that is remembered for the architecture.
-        """
+        """Return why a kernel cannot share prefixes, or ""; `before` precedes a comparison that is remembered."""
         name = f"{kernel} row {lengths.row} longest {lengths.longest}"
         if self._remembers and name not in self._passed:
             before()

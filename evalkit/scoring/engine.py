@@ -124,10 +124,7 @@ class Engine:
         return results | {"checked": self._checked._asdict(), "stored": self._checks.stored and self.checked}
 
     def score(self, batch: TreeBatch, alone: bool = False) -> list[tuple[int, list[Scores]]]:
-        """Score a batch; return the number of each item with the scores of its sequences, in order.
-
-        If `alone`, each sequence is scored by itself, by the model's own attention.
-        """
+        """Score a batch; return each item's number and its sequences' scores. `alone`: by the model's own attention."""
         longest = _longest_input(batch.sequences)
         if self.checked:
             self._checks.cover(longest)
@@ -158,7 +155,6 @@ class Engine:
         return min(self._requested, DENSE_TOKENS) if self._forward.kernel == "dense" else self._requested
 
     def _check_active_kernel(self) -> str:
-        """Check sharing under the active kernel; halve the budget while memory runs out. Return the failure, or ""."""
         while True:
             self.budget = self._fitting_budget()
             # Planned batches, with room for a trunk
@@ -212,7 +208,6 @@ class Engine:
             self._say(line)
 
     def _shared_scores(self, batch: TreeBatch) -> list[list[Scores]]:
-        """Return the scores of each item's sequences; a batch that memory does not hold is halved."""
         tree = batch.tree
         try:
             with memory_for(batch.sets[0].label, len(batch.trunk) + len(tree.tokens), at_most=len(batch.items) == 1):
@@ -229,12 +224,11 @@ class Engine:
             torch.cuda.empty_cache()
         self._say_once("memory", f"out of memory at {len(tree.tokens)} tokens a batch: such batches are halved")
         half = len(batch.items) // 2
-        parts = (range(half), range(half, len(batch.items)))
-        return [scores for part in parts for scores in self._shared_scores(batch.part(part))]
+        halves = batch.part(slice(half)), batch.part(slice(half, None))
+        return [scores for part in halves for scores in self._shared_scores(part)]
 
 
 def _longest_input(sequences: Sequences) -> int:
-    """Return the most tokens that the model reads of a sequence; the last token is only predicted."""
     return int(sequences.lengths.max()) - 1
 
 

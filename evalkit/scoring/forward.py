@@ -117,10 +117,7 @@ class OutputHead:
     def _chunk_scores(
         self, states: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64], step: int
     ) -> torch.Tensor:
-        """Score pairs, sorted by target, with `step` columns of the vocabulary at a time; sums are float32.
-
-        Returns [2, pairs]: log-probabilities, and 1 where the target is the argmax.
-        """
+        """Return [2, pairs]: log-probabilities, and 1 for the argmax; pairs are sorted by target, columns in steps."""
         pair_node, pair_target = to_device(np.stack((nodes, targets)), self._device)
         chosen = torch.empty(len(targets), device=self._device)
         peak = torch.full((len(states),), -torch.inf, device=self._device)
@@ -142,7 +139,6 @@ class OutputHead:
 
 
 def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
-    """Return the log-sum-exp of [nodes, columns] in any dtype as [nodes] in float32."""
     if logits.device.type != "cpu":
         return logits.float().logsumexp(-1)
     # log_softmax needs one pass over the logits
@@ -274,7 +270,6 @@ class Forward:
         return states
 
     def _tree_states(self, tree: Tree, trunk: Trunk) -> torch.Tensor:
-        """Return the final hidden states of a tree, [nodes, d_model]."""
         ids, positions = to_device(np.stack((tree.tokens, tree.positions)).astype(np.int64), self._device)[:, None]
         inputs = {"input_ids": ids, "position_ids": positions}
         if trunk.layers:
@@ -296,10 +291,7 @@ class Forward:
             return self._states(**inputs, use_cache=bool(trunk.layers))
 
     def _tree_mask(self, ends: torch.Tensor, trunk: int) -> torch.Tensor:
-        """Return the additive mask of a tree, [1, 1, nodes, trunk + nodes], from the ends of subtrees, [nodes].
-
-        Not boolean, since eager attention adds the mask without a check of its dtype.
-        """
+        """Return a tree's additive mask, [1, 1, nodes, trunk + nodes]; eager attention takes no boolean one."""
         nodes = len(ends)
         index = torch.arange(nodes, device=ends.device)
         hidden = (index[None] > index[:, None]) | (index[:, None] >= ends[None])

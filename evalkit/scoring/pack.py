@@ -1,13 +1,9 @@
 """Token sequences of items in flat arrays, and their batches under a token budget.
 
-In: token ids, and which of them are to be scored. Out: `Sequences`, which hold those of a whole task; `PlannedBatch`es
-in the order in which they are run, and the `TreeBatch` of each; estimates of a task's tokens from a sample of its
-documents. The plan depends only on its arguments, so a resumed run plans the same batches and can skip the finished
-ones. A sequence as an object of its own takes more memory and time than its tokens, so planning has no loop over
-sequences.
-
-Items are sorted lexicographically by their tokens, so that neighbours share the longest prefixes (a passage, a twin's
-sentence, a subject's preamble). A batch is a contiguous part of that order, computed as one tree.
+In: token ids, and which are to be scored. Out: `Sequences` of a task; its `PlannedBatch`es in the order in which they
+run; estimates from a sample. The plan depends only on its arguments, so a resumed run plans the same batches. Items are
+sorted by their tokens, so that neighbours share the longest prefixes; a batch is part of that order, as one tree.
+Planning has no loop over sequences: as objects they take more memory and time than their tokens.
 """
 
 from __future__ import annotations
@@ -190,7 +186,7 @@ class TreeBatch:
 
     @cached_property
     def sets(self) -> list[SequenceSet]:
-        return [self.sequences[place] for place in range(len(self.items))]
+        return [self.sequences[item] for item in range(len(self.items))]
 
     @cached_property
     def tree(self) -> Tree:
@@ -198,9 +194,8 @@ class TreeBatch:
         sequences = [sequence for item in self.sets for sequence in item.sequences]
         return build_tree(sequences, [mask for item in self.sets for mask in item.is_scored], len(self.trunk))
 
-    def part(self, places: Sequence[int]) -> TreeBatch:
-        items = tuple(self.items[place] for place in places)
-        return TreeBatch(self.trunk, items, Sequences.of(self.sets[place] for place in places))
+    def part(self, members: slice) -> TreeBatch:
+        return TreeBatch(self.trunk, self.items[members], Sequences.of(self.sets[members]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: vars(self)[name] for name in self.__dataclass_fields__}
@@ -254,13 +249,11 @@ def return_freed_memory() -> None:
 
 
 def _largest(sequences: Sequences, planned: Sequence[PlannedBatch]) -> tuple[int, int]:
-    """Return the most tokens that an item has after its batch's trunk, and its number."""
     sizes = [(int(sequences.nodes[item]) - batch.trunk, item) for batch in planned for item in batch.items]
     return max(sizes, key=lambda size: size[0])
 
 
 def _trunk(sequences: Sequences, items: Places) -> int:
-    """Return the length of the trunk of items, which are in lexicographic order."""
     lowest, highest = sequences.extremes
     last = highest[items[np.argmax(sequences.ranks[highest[items]])]]
     common = int(sequences.common(lowest[items[:1]], np.array([last]))[0])
@@ -288,7 +281,6 @@ def _grouped(sequences: Sequences, order: Places, budget: int) -> list[Places]:
 
 
 def _cut(sequences: Sequences, items: Places, budget: int) -> Iterator[PlannedBatch]:
-    """Split items, in order, into batches of about the same number of tokens."""
     # In a single batch the tree shares the prefix anyway
     trunk = _trunk(sequences, items) if int(sequences.nodes[items].sum()) > budget else 0
     firsts = sequences.extremes[0][items]

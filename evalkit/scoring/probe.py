@@ -1,10 +1,8 @@
 """The start-up check's two means: a synthetic tree whose states are known, and a model that computes in float32.
 
-A `Probe` depends on the lengths of the packed row and of its longest sequence only: a prefix, then branches that branch
-again, of different lengths (one token among them), repeated until the row is as long as the batches that will run, and
-one branch as long as the longest sequence. Every repetition of a branch must give the states of its sequence alone,
-wherever it is in the row. A model that takes positions from the row, has a window over the row or ignores the mask
-fails. Only a few distinct sequences have to be run alone.
+A `Probe` is a prefix, then branches that branch again, repeated until the row is as long as the batches that will run,
+and one branch as long as the longest sequence. Every repetition must give the states of its sequence alone: a model
+that takes positions from the row, has a window over the row or ignores the mask fails. Few sequences run alone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Start-up checks of a model on synthetic sequences: how scores by evalkit differ from the model's own forward pass.
 
-In: a loaded model, and the lengths of batches and sequences. Out: why prefixes cannot be shared, why evalkit's output
-head cannot replace the model's own, or how scores change with later tokens; an empty string where nothing is wrong.
-
-Sharing is compared by the hidden states of every token of a row that is as long as the batches will be (`probe.py`),
-in float32 whatever the dtype of the weights, with and without a trunk. A check that could not have detected the
+Out: why prefixes cannot be shared, why evalkit's output head cannot replace the model's own, or how scores change with
+later tokens; empty where nothing is wrong. Sharing is compared by the hidden states of a row as long as the batches
+(`probe.py`), in float32 whatever the weights' dtype, with and without a trunk. A check that could not have detected the
 smallest error, one masked token, is inconclusive and does not pass.
 """
 
@@ -207,7 +205,6 @@ class SharingCheck:
         return forward.hidden_shared(probe.after(trunk), probe.sequences[0][:trunk]), which
 
     def _run_alone(self, longest: int, seed: int, wide: bool) -> torch.Tensor:
-        """Return states by the model's own forward pass, [tokens of all distinct sequences, d_model]."""
         probe = make_probe(self._vocabulary, longest, longest, seed)
         forward = self._forward(wide)
         with self._widened() if wide else nullcontext():

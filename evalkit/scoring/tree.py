@@ -1,13 +1,8 @@
 """Prefix tree of token sequences: each distinct prefix is computed once.
 
-In: token sequences with a trunk (a prefix common to all, whose keys and values are cached; it may be empty). Out: a
-`Tree`: the sequences' distinct tokens after the trunk in one row, each with its position and the end of its subtree.
-Sequences without a common prefix give several trees side by side, which need no special case.
-
-A tree is in depth-first order, so a token's descendants follow it without a gap: token q attends to token k exactly
-when k <= q < ends[k]. These two comparisons are the whole tree mask.
-
-A sequence's last token is only predicted, never an input, so it is not in the tree.
+In: token sequences with a trunk (a prefix common to all, or empty). Out: a `Tree` of the distinct tokens after the
+trunk, in depth-first order: a token's descendants follow it without a gap, so token q attends to token k exactly
+when k <= q < ends[k], which is the whole tree mask. A sequence's last token is only predicted, and not in the tree.
 """
 
 from __future__ import annotations

@@ -50,15 +50,39 @@ def batches_in(output: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def runs(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """A finished run of a kind and a checkpoint, made at the first use. Do not modify."""
+def runs(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A finished run of a kind and a checkpoint, made at the first use. Do not modify.
+
+    Of the first checkpoint it was interrupted after a batch, and resumed.
+    """
     output, finished = tmp_path_factory.mktemp("runs"), {}
 
     def run(kind: str, seed: int = 0) -> Run:
         if (kind, seed) not in finished:
-            finished[kind, seed] = made(kind, files, output / kind / str(seed), seed)
+            folder = output / kind / str(seed)
+            finished[kind, seed] = made(kind, files, folder, 1) if seed else resumed(kind, 1, files, folder)
         return finished[kind, seed]
 
+    return run
+
+
+def resumed(kind: str, after: int, files: Path, output: Path, device: str = "cpu") -> Run:
+    """A run that was interrupted after some batches, and has gone on with the others."""
+    append, written = Journal.append, []
+
+    def stops(own: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
+        if len(written) == after:
+            raise KeyboardInterrupt
+        written.append(entry)
+        return append(own, entry, rows)
+
+    with pytest.MonkeyPatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr(Journal, "append", stops)
+        made(kind, files, output, device=device)
+    kept = next(output.glob(f"*/{JOURNAL}")).read_bytes()
+    assert kept.count(b"\n") == after and not list(output.glob(f"*/{RESULTS}"))
+    run = made(kind, files, output, device=device)
+    assert (run.folder / JOURNAL).read_bytes().startswith(kept) and batches_in(output) > after
     return run
 
 
@@ -88,43 +112,21 @@ def test_it_names_its_benchmark_and_is_listed_and_opened_without_a_model(
     same(made(kind, files, run.folder.parent), run)
 
 
+@pytest.mark.slow
 @every_kind
-@pytest.mark.parametrize("after", fast([1], [1, 3]))
-def test_an_interrupted_run_resumes(
-    kind: str, after: int, runs: Made, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt_and_resume(kind, after, runs(kind), files, tmp_path, monkeypatch, "cpu")
+def test_an_interrupted_run_resumes(kind: str, runs: Made, files: Path, tmp_path: Path) -> None:
+    whole = made(kind, files, tmp_path / "whole")
+    same(runs(kind), whole)
+    same(resumed(kind, 3, files, tmp_path / "resumed"), whole)
 
 
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("kind", [*KINDS][:6])
-def test_an_interrupted_run_resumes_on_a_gpu(kind: str, files: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_interrupted_run_resumes_on_a_gpu(kind: str, files: Path, tmp_path: Path) -> None:
     whole = made(kind, files, tmp_path / "whole", device="cuda")
     assert all(entry["device"].startswith("cuda") for entry in whole.manifest["devices"])
-    interrupt_and_resume(kind, 3, whole, files, tmp_path / "resumed", monkeypatch, "cuda")
-
-
-def interrupt_and_resume(
-    kind: str, after: int, whole: Run, files: Path, output: Path, monkeypatch: Any, device: str
-) -> None:
-    append, written = Journal.append, []
-
-    def stops(own: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
-        if len(written) == after:
-            raise KeyboardInterrupt
-        written.append(entry)
-        return append(own, entry, rows)
-
-    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
-        during.setattr(Journal, "append", stops)
-        made(kind, files, output, device=device)
-    kept = next(output.glob(f"*/{JOURNAL}")).read_bytes()
-    assert kept.count(b"\n") == after and not list(output.glob(f"*/{RESULTS}"))
-    finished = made(kind, files, output, device=device)
-    same(finished, whole)
-    assert (finished.folder / JOURNAL).read_bytes().startswith(kept)
-    assert batches_in(output) == batches_in(whole.folder.parent) > after
+    same(resumed(kind, 3, files, tmp_path / "resumed", "cuda"), whole)
 
 
 def _run(kind: str, files: Path, output: Path, installed: str) -> None:

@@ -1,9 +1,7 @@
 """Batches of lm-eval's requests, in which sequences to score and prompts to continue share their prefixes.
 
-In: a plan's requests, the finished rows, and facts about the model. Out: the batches that are not finished; or an
-estimate of a run's tokens. Generated texts have the settings of their requests as transformers' `generate` reads them.
-How requests are grouped does not depend on what is finished, so a resumed run gives the
-answers of an uninterrupted one, bit for bit on the same machine.
+In: a plan's requests, the finished rows, and facts about the model. Out: the batches that are not finished, grouped
+whatever is finished, so that a resumed run gives the same answers bit for bit; or an estimate of a run's tokens.
 """
 
 from __future__ import annotations
@@ -115,10 +113,7 @@ def validate_generation(requests: Sequence[ModelRequest], loaded: LoadedModel, w
 
 
 def prompts_of(requests: Sequence[ModelRequest], encoding: Encoding, facts: TextFacts) -> list[Prompt]:
-    """Return the prompts of `generate_until` requests; `Prompt.index` is the index of the request.
-
-    A sampled text depends on nothing but its own request: neither on the batch nor on the order.
-    """
+    """Return the prompts of `generate_until` requests; a sampled text depends on nothing but its own request."""
     tokenizer = encoding.tokenizer
     end_texts = [] if tokenizer.eos_token_id is None else [tokenizer.decode(tokenizer.eos_token_id)]
     # lm-eval's rule for generation checks for the BOS token only
@@ -182,10 +177,7 @@ class RequestBatch:
 
 
 def candidates(plan: TaskPlan) -> list[ModelRequest]:
-    """Return the requests of a plan that show how the model is prepared: see `Benchmark.setup`.
-
-    These are some to score, among which the start-up check chooses, and one of each distinct generation_kwargs.
-    """
+    """Return some requests to score, for the start-up check, and one of each generation_kwargs."""
     requests = [request for members in plan.requests.values() for request in members]
     generated: dict[str, ModelRequest] = {}
     for request in requests:
@@ -198,10 +190,7 @@ def candidates(plan: TaskPlan) -> list[ModelRequest]:
 
 
 def planned(plan: TaskPlan, facts: RequestFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
-    """Return the batches of all requests without an answer; see `Benchmark.batches`.
-
-    `say` is called once for a task in which continuations are encoded without their context.
-    """
+    """Return the batches of unanswered requests; `say` if continuations are encoded without their context."""
     encoding = Encoding(tokenizer, facts.prefix_id, facts.window)
     missing = {journal: unanswered(finished, requests) for journal, requests in plan.requests.items()}
 
@@ -274,7 +263,6 @@ def _generation_batches(
 
 
 def _batch(number: int, content: RequestBatch, missing: Sequence[ModelRequest], work: float) -> Batch:
-    """Return a batch whose work and documents are those of the requests without an answer."""
     documents = len({request.doc_id for request in missing})
     return Batch(str(missing[0].task), number, content, work, documents, missing[0].journal)
 

@@ -80,11 +80,7 @@ class LMEval(Benchmark):
         return any(unanswered(finished, members) for members in plan.requests.values())
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """Return every numeric metric, as lm-eval computed it.
-
-        Raises:
-            UsageError: a rule is given; lm-eval's tasks have their own metrics.
-        """
+        """Return every numeric metric, as lm-eval computed it; a given rule is a `UsageError`."""
         if rule is not None:
             raise UsageError(
                 f"run {run.folder} is a run of lm-eval's tasks, which have their own metrics; leave out --rule"

@@ -197,7 +197,6 @@ class Harness(HFLM):  # type: ignore[misc]
         return [float(sum(likelihood for likelihood, _ in windows)) for windows in self._answers(requests)]
 
     def _answers(self, instances: Sequence[Any]) -> list[list[tuple[float, bool]]]:
-        """Return the answers to each request: one, or one for each window."""
         items, members = items_of(continuations_of(requests_of(instances), self.encoding, self._say))
         if len(items) and not self.engine.checked:
             self.engine.check(items)

@@ -78,7 +78,6 @@ def write_lm_eval(writer: RunWriter, evaluated: Evaluated) -> None:
 
 
 def _with_caveats(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries, with the caveats of a task, or of a group's tasks, in its alias."""
     entries = dict(evaluated.entries)
     for kind in entries.keys() & {"results", "groups"}:
         entries[kind] = dict(entries[kind])
@@ -90,7 +89,6 @@ def _with_caveats(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str
 
 
 def _leaves(name: str, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield the tasks of a group and of its subgroups; for a task, itself."""
     if not groups.get(name):
         yield name
     for member in groups.get(name, ()):

@@ -42,10 +42,7 @@ class DocumentScore(NamedTuple):
 
 
 def document_scores(task: str, samples: Iterable[Mapping[str, Any]]) -> Iterator[DocumentScore]:
-    """Yield the values of the documents of a leaf task.
-
-    lm-eval's samples have doc_id, doc, filter, metrics, and a value under the name of each metric.
-    """
+    """Yield the values of a leaf task's documents from lm-eval's samples, in which each metric's name is a key."""
     contents: dict[int, str] = {}
     seen: Counter[str] = Counter()
     for sample in samples:
@@ -69,11 +66,7 @@ def _number(value: Any) -> float:
 
 
 def compared_metric(scores: Iterable[DocumentScore], higher_is_better: Mapping[str, bool | None]) -> str | None:
-    """Return the metric by which a task's documents are compared, as "metric,filter".
-
-    It is the first metric of which every document's value is between 0 and 1, and of which lower is not better; None if
-    there is none.
-    """
+    """Return the first "metric,filter" with values from 0 to 1 of which lower is not better; None if there is none."""
     values: dict[tuple[str, str], list[float]] = {}
     for score in scores:
         values.setdefault((score.metric, score.filter), []).append(score.value)
@@ -86,10 +79,7 @@ def compared_metric(scores: Iterable[DocumentScore], higher_is_better: Mapping[s
 def choice_rows(
     task: str, subtask: str, doc_id: int, gold: int, choices: Sequence[str], likelihoods: Sequence[float | None]
 ) -> list[ScoreRow]:
-    """Return the score rows of a document, of which only the continuations' log-likelihoods are known.
-
-    `choices` are the answer options and `likelihoods` natural logarithms, both [choices]; all token counts are 0.
-    """
+    """Return a document's score rows with the choices' log-likelihoods, [choices], alone; all token counts are 0."""
     return [
         ScoreRow(
             *(task, subtask, doc_id, number, len(choices), gold),
@@ -143,10 +133,7 @@ class _TaskDocuments(Comparable):
         return DOCUMENTS in self.run.files
 
     def must_agree(self, task: str) -> dict[str, str]:
-        """See `Comparable`. The documents' hash covers the selected ones; the config says how many examples are drawn.
-
-        Documents of an imported run are paired by content, so that their order and number may differ.
-        """
+        """See `Comparable`; an imported run's documents are paired by content, whatever their order and number."""
         specification = self.run.manifest["specification"]
         about = specification["tasks"][task]
         shots = about["num_fewshot"]

@@ -160,8 +160,8 @@ def first_requests(task: Any, count: int, places: Collection[int] | None = None)
     """Return lm-eval's requests for the first documents of a task, or for those at some places among them."""
     task.set_fewshot_seed(SEEDS["fewshot"])
     instances: list[Any] = []
-    for place, (doc_id, doc) in enumerate(task.doc_iterator(rank=0, limit=count, world_size=1)):
-        if places is not None and place not in places:
+    for position, (doc_id, doc) in enumerate(task.doc_iterator(rank=0, limit=count, world_size=1)):
+        if places is not None and position not in places:
             continue
         with task_errors(task.task_name, f"build the request of document {doc_id}"):
             shots = task.config.num_fewshot or 0
@@ -266,5 +266,5 @@ def source_of(task: Any, pinned: bool, library: Library) -> dict[str, Any]:
         return {"source": documents.source, "official": documents.official, "count": count}
     files = (config.dataset_kwargs or {}).get("data_files")
     listed = files.values() if isinstance(files, dict) else [files] if files else []
-    place = " ".join(str(part) for part in (config.dataset_path or "its own code", config.dataset_name) if part)
-    return {"source": f"{place} {', '.join(map(str, listed))}".strip(), "official": True, "count": count}
+    origin = " ".join(str(part) for part in (config.dataset_path or "its own code", config.dataset_name) if part)
+    return {"source": f"{origin} {', '.join(map(str, listed))}".strip(), "official": True, "count": count}

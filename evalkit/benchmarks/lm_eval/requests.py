@@ -164,10 +164,7 @@ class Encoding:
 
 @contextmanager
 def _tokenizer_threads() -> Iterator[None]:
-    """Enable the tokenizer's threads, which lm-eval's command line disables.
-
-    A variable that was not set stays: the tokenizers library would warn about processes that are forked later.
-    """
+    """Enable the tokenizer's threads. A variable that was not set stays: the library would warn about later forks."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     try:
@@ -263,7 +260,6 @@ def continuations_of(requests: Sequence[ModelRequest], encoding: Encoding, say: 
 
 
 def _windows(requests: Sequence[ModelRequest], encoding: Encoding) -> list[Continuation]:
-    """Return the disjoint windows into which lm-eval splits texts."""
     texts = [encoding.special(request.arguments[0], encoding.prefix_text) for request in requests]
     ids = encoding.ids(texts)
     continuations = []

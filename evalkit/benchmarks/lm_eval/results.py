@@ -134,10 +134,7 @@ def _evaluated(plan: TaskPlan, answers: StoredAnswers, writer: RunWriter) -> dic
 
 
 def _task_rows(name: str, task: Any, answers: StoredAnswers) -> list[ScoreRow]:
-    """Return the score rows of a multiple-choice task whose documents have one gold answer each; of others none.
-
-    A task with its own process_results function has none either.
-    """
+    """Return the score rows of a multiple-choice task with one gold answer each; of others, and own metrics, none."""
     custom = getattr(task.config, "process_results", None)
     if task.OUTPUT_TYPE != "multiple_choice" or callable(custom) or getattr(task, "multiple_target", 0):
         return []
@@ -192,7 +189,6 @@ def _clusters(tasks: Mapping[str, Any]) -> dict[tuple[str, int], int]:
 
 
 def _entry(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of a task or group in results.json: every metric, as lm-eval computed it."""
     values, better = results["results"][name], results["higher_is_better"].get(name, {})
     metrics = []
     for key, value in values.items():
@@ -213,7 +209,6 @@ def _entry(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document in the form of lm-eval's sample files: answers and targets as text."""
     arguments = {
         f"gen_args_{number}": {f"arg_{index}": part for index, part in enumerate(request)}
         for number, request in enumerate(sample["arguments"])

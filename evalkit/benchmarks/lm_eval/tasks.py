@@ -49,11 +49,7 @@ _SOURCES = {"dataset_path", "custom_dataset"}
 
 @contextlib.contextmanager
 def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
-    """Suppress lm-eval's progress bars, log and prints, and compile each Jinja template once.
-
-    evalkit reserves standard output for results and shows its own progress. `say` is called when lm-eval starts a
-    bootstrap, which can take minutes.
-    """
+    """Suppress lm-eval's output, compile each template once, and call `say` when lm-eval starts a bootstrap."""
     with doing("loading lm-eval", slow=imports("lm_eval")):
         import datasets
         import lm_eval.tasks  # noqa: F401
@@ -131,12 +127,7 @@ class TaskSet:
 def load_tasks(
     names: Sequence[str], include_path: Path | None, num_fewshot: int | None, library: Library, say: Say
 ) -> TaskSet:
-    """Load tasks, groups and tags by name, with their documents.
-
-    `library` has the documents of evalkit's own tasks; `say` is called before steps that take long. A name that is
-    unknown is an `UnknownNameError`, a task that is not supported or is named twice a `UsageError`, and documents or
-    task files that cannot be read are a `DataError`.
-    """
+    """Load tasks, groups and tags by name, with their documents; unknown, unsupported and repeated names are errors."""
     with quiet_lm_eval():
         own = _manager(resource(*TASK_DIR), {"library": library, "num_fewshot": num_fewshot or 0})
         users = _users_manager(include_path)
@@ -222,8 +213,6 @@ def _users_manager(folder: Path | None) -> Any:
 
 
 def _configs(names: Sequence[str], users: Any, own: Any, say: Say) -> dict[str, dict[str, Any]]:
-    """Return leaf task → its configuration, after adding the catalogue to the user's index if it is needed."""
-
     def described(name: str) -> dict[str, dict[str, Any]]:
         with task_errors(name, "load it"):
             return task_configs(users, name)
@@ -256,7 +245,6 @@ def _check_supported(task: str, config: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _documents(manager: Any, configs: Mapping[str, Mapping[str, Any]], say: Say) -> Iterator[None]:
-    """Within the block, errors name the task, and the hub's cache is used alone if the hub cannot be reached."""
     import datasets
     import huggingface_hub.constants
 

@@ -98,14 +98,12 @@ def _pieces(context: str, continuation: str) -> tuple[Piece, ...]:
 
 
 def _arguments(sample: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield the texts of each request, in order, without generation_kwargs."""
     for number in range(len(sample["arguments"])):
         request = sample["arguments"][f"gen_args_{number}"]
         yield tuple(part for part in request.values() if isinstance(part, str))
 
 
 def _samples(run: Run, task: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a task's sample file; none if the run does not have it."""
     pattern = re.compile(rf"lm_eval/samples_{re.escape(task)}_\d{{4}}-[\dT.-]+\.jsonl")
     for name in filter(pattern.fullmatch, run.files):
         for line in run.read(name).splitlines():
@@ -175,7 +173,6 @@ def headline(run: Run, rule: str | None = None) -> tuple[float | None, str]:
 
 
 def _number(value: Any) -> str:
-    """Return a metric's value with four decimals, as in lm-eval; a value that is not a number as text."""
     return fixed(value, 4) if isinstance(value, (int, float)) else str(value)
 
 

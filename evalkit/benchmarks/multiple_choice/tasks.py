@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -86,10 +85,7 @@ class Question:
 
 
 def pinned_questions(suite: Suite, library: Library, selection: DocumentSelection) -> dict[str, list[Question]]:
-    """Return the questions of a suite whose tasks are all pinned, from evalkit's cache where it has them.
-
-    Arguments and errors: as of `load_questions`.
-    """
+    """Return the questions of a suite whose tasks are all pinned as `load_questions`, from evalkit's cache if there."""
     code = [source_digest(), folder_digest(resource(*TASK_DIR))]
     keys = {task: _cache_key(suite, library, task, selection, code) for task in suite.tasks}
     contents = {task: read_cached_bytes(_CACHED, key) for task, key in keys.items()}
@@ -173,7 +169,8 @@ def load_questions(
 
         shots = suite.num_fewshot
         manager = TaskManager(include_defaults=False, metadata={"library": library, "num_fewshot": shots})
-        replace_index(manager, _own_tasks())
+        folder = resource(*TASK_DIR)
+        replace_index(manager, index_of(index_tasks(folder), folder))
         questions: dict[str, list[Question]] = {}
         for task in suite.tasks:
             other = (others or {}).get(task)
@@ -191,13 +188,6 @@ def load_questions(
     return questions
 
 
-@cache
-def _own_tasks() -> dict[str, Any]:
-    """Return lm-eval's index of evalkit's own task files."""
-    folder = resource(*TASK_DIR)
-    return index_of(index_tasks(folder), folder)
-
-
 def _task_questions(
     task: str, leaves: Mapping[str, Any], shots: int, selection: DocumentSelection, estimate: int | None
 ) -> list[Question]:
@@ -208,7 +198,7 @@ def _task_questions(
     for name, numbers in selected_documents(task, sizes, selection).items():
         if estimate is not None:
             kept = spread(len(numbers), max(_OF_SUBJECT, estimate // len(sizes)), _BLOCK)
-            numbers = [numbers[place] for place in kept]
+            numbers = [numbers[index] for index in kept]
         if numbers:
             questions += _leaf_questions(task, leaves[name], sizes[name], shots, numbers, estimate is None)
     return questions
@@ -218,8 +208,8 @@ def selected_documents(task: str, sizes: Mapping[str, int], selection: DocumentS
     """Return subject → the numbers of its documents that are read, in order; `sizes`: subject → its documents."""
     strata = [(name, number) for name, size in sizes.items() for number in range(size)]
     selected: dict[str, list[int]] = {name: [] for name in sizes}
-    for place in selection.places(task, [name for name, _ in strata]):
-        name, number = strata[place]
+    for index in selection.places(task, [name for name, _ in strata]):
+        name, number = strata[index]
         selected[name].append(number)
     return selected
 
@@ -300,12 +290,7 @@ def _gold_index(gold: Any, choices: Sequence[str], label: str) -> int:
 
 
 def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
-    """Load the tasks of a suite that are not pinned, one by one.
-
-    Raises:
-        UsageError: a task's documents are not choices with one right answer, or a task in the user's folder has the
-            name of a pinned task.
-    """
+    """Load the tasks of a suite that are not pinned, one by one; each must have choices with one right answer."""
     from evalkit.benchmarks.lm_eval.plan import set_seeds
     from evalkit.benchmarks.lm_eval.tasks import load_tasks, names_in
 
@@ -319,7 +304,12 @@ def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
     for task in suite.others:
         loaded[task] = load_tasks((task,), suite.task_files, suite.num_fewshot, library, say)
         for name, leaf in loaded[task].tasks.items():
-            if why := _why_no_choices(leaf):
+            why = "its documents have several right answers" if getattr(leaf, "multiple_target", 0) else ""
+            if leaf.OUTPUT_TYPE != "multiple_choice":
+                why = f"its output type is {leaf.OUTPUT_TYPE}"
+            elif callable(getattr(leaf.config, "process_results", None)):
+                why = "it computes its metrics by its own function"
+            if why:
                 raise UsageError(
                     f"task {name if name == task else f'{task} ({name})'}: {why}, but templates and rules need choices "
                     f"with one right answer; run it with its own metrics: --suite lm_eval --tasks {task}"
@@ -327,14 +317,6 @@ def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
             # The specification includes the content of the examples only if their number is set
             leaf.set_config(key="num_fewshot", value=suite.num_fewshot)
     return loaded
-
-
-def _why_no_choices(leaf: Any) -> str:
-    if leaf.OUTPUT_TYPE != "multiple_choice":
-        return f"its output type is {leaf.OUTPUT_TYPE}"
-    if callable(getattr(leaf.config, "process_results", None)):
-        return "it computes its metrics by its own function"
-    return "its documents have several right answers" if getattr(leaf, "multiple_target", 0) else ""
 
 
 def identity_of(tasks: TaskSet, library: Library) -> tuple[str, dict[str, Any]]:
