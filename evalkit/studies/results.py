@@ -52,11 +52,11 @@ class StudyResults:
 
     def runs(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> tuple[Run, ...]:
         """Return the finished runs of checkpoints on a benchmark, in their order."""
-        return tuple(run for one in checkpoints if (run := self.run(one, benchmark)) is not None)
+        return tuple(run for checkpoint in checkpoints if (run := self.run(checkpoint, benchmark)) is not None)
 
     def missing(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[StudyCheckpoint]:
         """Return the checkpoints whose run on a benchmark is not finished."""
-        return [one for one in checkpoints if self.run(one, benchmark) is None]
+        return [checkpoint for checkpoint in checkpoints if self.run(checkpoint, benchmark) is None]
 
     def unfinished(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
         """Return a sentence that names the runs that are not finished, with the errors that ended them, if any."""
@@ -75,15 +75,15 @@ class StudyResults:
     def changes(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
         """Return a sentence for each finished run of other files than its checkpoint has now."""
         sentences = []
-        for one in checkpoints:
-            if (run := self.run(one, benchmark)) is None:
+        for checkpoint in checkpoints:
+            if (run := self.run(checkpoint, benchmark)) is None:
                 continue
-            key = StudyRun(one, benchmark).key
+            key = StudyRun(checkpoint, benchmark).key
             if key not in self._changes:
-                with doing(f"comparing {one.label} with its run"):
-                    self._changes[key] = _change_of(run, one)
+                with doing(f"comparing {checkpoint.label} with its run"):
+                    self._changes[key] = _change_of(run, checkpoint)
             if what := self._changes[key]:
-                sentences.append(f"{one.label}: {what}; {self.remedy} evaluates it.")
+                sentences.append(f"{checkpoint.label}: {what}; {self.remedy} evaluates it.")
         return sentences
 
 
@@ -165,24 +165,24 @@ def study_trainings(results: StudyResults, names: Sequence[str], benchmark: Stud
         UsageError: an unknown name, a model without steps, or a training with fewer than two finished runs.
     """
     study = results.study
-    with_steps = dict.fromkeys(one.name for one in study.checkpoints if one.step is not None)
+    with_steps = dict.fromkeys(checkpoint.name for checkpoint in study.checkpoints if checkpoint.step is not None)
     if not (chosen := names or list(with_steps)):
         raise UsageError(f"study {study.path}: no checkpoint has 'steps', so there is no curve")
-    found = []
+    curves = []
     for name, checkpoints in (seed for model in chosen for seed in trainings(study, model)):
         missing = results.missing(checkpoints, benchmark)
-        done = [one for one in checkpoints if one not in missing]
+        done = [checkpoint for checkpoint in checkpoints if checkpoint not in missing]
         if len(done) < 2:
             results.require(missing, benchmark)
             raise UsageError(f"study {study.path}: {name} has one step; a curve needs two or more")
         notes = results.changes(done, benchmark)
         if missing:
-            lacking = ", ".join(f"{one.step:,}" for one in missing)
+            lacking = ", ".join(f"{checkpoint.step:,}" for checkpoint in missing)
             notes = [f"{name}: not finished: {'step' if len(missing) == 1 else 'steps'} {lacking}.", *notes]
-        steps = tuple(one.step for one in done if one.step is not None)
-        found.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, tuple(notes)))
-    check_unique([training.side for training in found])
-    return found
+        steps = tuple(checkpoint.step for checkpoint in done if checkpoint.step is not None)
+        curves.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, tuple(notes)))
+    check_unique([training.side for training in curves])
+    return curves
 
 
 @dataclass(frozen=True)
@@ -214,12 +214,16 @@ def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str |
         )
     [chosen] = fitting
     models = [select(study, name) for name in names or study.names]
-    labels = [(one, label) for model in models for one, label in zip(model.checkpoints, model.labels, strict=True)]
-    checkpoints = [one for one, _ in labels]
+    labels = [
+        (checkpoint, label)
+        for model in models
+        for checkpoint, label in zip(model.checkpoints, model.labels, strict=True)
+    ]
+    checkpoints = [checkpoint for checkpoint, _ in labels]
     if names:
         results.require(checkpoints, chosen)
-    found = [(run, label) for one, label in labels if (run := results.run(one, chosen)) is not None]
-    if not found:
+    analyses = [(run, label) for checkpoint, label in labels if (run := results.run(checkpoint, chosen)) is not None]
+    if not analyses:
         raise UsageError(f"study {study.path}: no run of {chosen.name} is finished; run {results.remedy}")
     notes = *steps_note(models), *results.unfinished(checkpoints, chosen), *results.changes(checkpoints, chosen)
-    return StudyAnalyses(tuple(run for run, _ in found), tuple(label for _, label in found), notes)
+    return StudyAnalyses(tuple(run for run, _ in analyses), tuple(label for _, label in analyses), notes)

@@ -95,13 +95,13 @@ def run_here(
     holder = ModelHolder()
     keys = [loading_key(job.plan.request.model, job.plan.manifest["specification"]) for job in jobs]
     # Those with the same loaded model together
-    places = sorted(range(len(jobs)), key=lambda place: keys.index(keys[place]))
+    places = sorted(range(len(jobs)), key=lambda number: keys.index(keys[number]))
 
-    def complete(place: int) -> Outcome:
-        job = jobs[place]
+    def complete(number: int) -> Outcome:
+        job = jobs[number]
         try:
             if finished(job.plan, silent) is None:
-                progress.say(f"{place + 1} of {len(jobs)}: {job.label}")
+                progress.say(f"{number + 1} of {len(jobs)}: {job.label}")
             run_plan(job.plan, progress, holder)
         except RunInUseError as error:
             return Outcome(job, "in use", str(error))
@@ -110,14 +110,14 @@ def run_here(
         return Outcome(job, "finished")
 
     with remembering():
-        for place in places:
-            outcomes[place] = complete(place)
-            if outcomes[place].state != "in use":
-                done(outcomes[place])
-        for place in [place for place in places if outcomes[place].state == "in use"]:
-            outcomes[place] = complete(place)
-            done(outcomes[place])
-    return [outcomes[place] for place in range(len(jobs))]
+        for number in places:
+            outcomes[number] = complete(number)
+            if outcomes[number].state != "in use":
+                done(outcomes[number])
+        for number in [number for number in places if outcomes[number].state == "in use"]:
+            outcomes[number] = complete(number)
+            done(outcomes[number])
+    return [outcomes[number] for number in range(len(jobs))]
 
 
 def plan_checkpoints(models: Sequence[str], options: Mapping[str, Any], say: Say) -> list[Job]:
@@ -274,11 +274,11 @@ def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -
 
     def complete(jobs: Sequence[Job]) -> None:
         if jobs:
-            outcomes.update({one.job.plan.manifest["id"]: one for one in runner(jobs, progress, record)})
+            outcomes.update({outcome.job.plan.manifest["id"]: outcome for outcome in runner(jobs, progress, record)})
 
     complete(jobs)
     announced: set[str] = set()
-    while wait and (others := {name: one.job for name, one in outcomes.items() if one.state == "in use"}):
+    while wait and (others := {name: other.job for name, other in outcomes.items() if other.state == "in use"}):
         free = []
         for identity, job in others.items():
             if is_locked(job.plan.folder):

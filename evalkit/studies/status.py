@@ -135,15 +135,15 @@ _RECORDED = ("state", "share", "host", "process", "seconds", "seconds_left", "sc
 def status_report(study: Study, states: Sequence[RunState]) -> Report:
     """Return a report with a line for each of the states."""
     records = [
-        one.run.columns
-        | {"id": one.id, "folder": None if one.folder is None else str(one.folder)}
-        | {name: getattr(one, name) for name in _RECORDED}
-        for one in states
+        about.run.columns
+        | {"id": about.id, "folder": None if about.folder is None else str(about.folder)}
+        | {name: getattr(about, name) for name in _RECORDED}
+        for about in states
     ]
-    table = simple_table("status", ("run", "state", "share", "left", "result"), [_row(one) for one in states], texts=5)
-    count = {state: sum(one.state == state for one in states) for state in get_args(State)}
-    left = [one for one in states if one.state != "finished"]
-    known = [one.seconds_left for one in left if one.seconds_left is not None]
+    table = simple_table("status", ("run", "state", "share", "left", "result"), list(map(_row, states)), texts=5)
+    count = {state: sum(about.state == state for about in states) for state in get_args(State)}
+    left = [about for about in states if about.state != "finished"]
+    known = [about.seconds_left for about in left if about.seconds_left is not None]
     unknown = len(left) - len(known)
     totals = ", ".join(f"{number} {state}" for state, number in count.items() if number)
     verdict = f"{counted(len(states), 'run')}: {totals}"
@@ -163,8 +163,8 @@ def status_report(study: Study, states: Sequence[RunState]) -> Report:
     return Report((table,), (verdict,), notes=notes, content=content, records=records)
 
 
-def _row(one: RunState) -> list[str]:
-    share = "" if one.share is None or one.state in ("finished", "missing") else f"{percent(one.share, 0)} %"
-    left = "" if one.seconds_left is None else clock(one.seconds_left)
-    where = f"process {one.process} on {one.host}" if one.state == "running" else ""
-    return [one.run.label, one.state, share, left, one.result or one.reason or where]
+def _row(state: RunState) -> list[str]:
+    share = "" if state.share is None or state.state in ("finished", "missing") else f"{percent(state.share, 0)} %"
+    left = "" if state.seconds_left is None else clock(state.seconds_left)
+    where = f"process {state.process} on {state.host}" if state.state == "running" else ""
+    return [state.run.label, state.state, share, left, state.result or state.reason or where]

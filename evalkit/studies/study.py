@@ -128,7 +128,9 @@ class Study:
     @property
     def runs(self) -> tuple[StudyRun, ...]:
         """Return every checkpoint on every benchmark; those of one checkpoint together."""
-        return tuple(StudyRun(checkpoint, one) for checkpoint in self.checkpoints for one in self.benchmarks)
+        return tuple(
+            StudyRun(checkpoint, benchmark) for checkpoint in self.checkpoints for benchmark in self.benchmarks
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,7 +139,7 @@ class Study:
 
     def benchmark(self, name: str | None) -> StudyBenchmark:
         """Return a benchmark by name, by default the only one; raise `UsageError` if there is none, or several."""
-        known = {one.name: one for one in self.benchmarks}
+        known = {benchmark.name: benchmark for benchmark in self.benchmarks}
         if name is None and len(known) > 1:
             raise UsageError(f"study {self.path} has several benchmarks: give --benchmark {' | '.join(known)}")
         if name is not None and name not in known:
@@ -170,7 +172,7 @@ class Selected:
     def labels(self) -> list[str]:
         """Name of each checkpoint: the model's, with the seed where there are several."""
         several = len(self.checkpoints) > 1
-        return [f"{self.name} seed {one.seed}" if several else self.name for one in self.checkpoints]
+        return [f"{self.name} seed {checkpoint.seed}" if several else self.name for checkpoint in self.checkpoints]
 
 
 def select(study: Study, given: str) -> Selected:
@@ -278,5 +280,5 @@ def finished_run_of(study: Study, run: StudyRun) -> Run | None:
     record = record_of(study.output, run)
     if record is None or not (study.output / record.folder / RESULTS).is_file():
         return None
-    found = load_run(study.output / record.folder)
-    return found if found.complete and found.manifest["id"] == record.id else None
+    finished = load_run(study.output / record.folder)
+    return finished if finished.complete and finished.manifest["id"] == record.id else None

@@ -94,8 +94,8 @@ def read_study(path: Path) -> Study:
     output = RUNS
     if content.output is not None:
         output = path.parent / given_path(f"{where}: 'output'", content.output).expanduser()
-    place = Path(os.path.relpath(path.parent.resolve(), output.resolve())).as_posix()
-    folders = StudyFolders(path.parent, recorded_checkpoints(output, place))
+    location = Path(os.path.relpath(path.parent.resolve(), output.resolve())).as_posix()
+    folders = StudyFolders(path.parent, recorded_checkpoints(output, location))
     benchmarks = tuple(
         _benchmark(f"{where}, benchmark '{name}'", folders, name, given or {}, content.settings)
         for name, given in content.benchmarks.items()
@@ -106,7 +106,7 @@ def read_study(path: Path) -> Study:
     checkpoints = tuple(
         checkpoint
         for name, given in content.checkpoints.items()
-        for checkpoint in _checkpoints(f"{where}, checkpoint '{name}'", folders, place, name, given, of_models)
+        for checkpoint in _checkpoints(f"{where}, checkpoint '{name}'", folders, location, name, given, of_models)
     )
     study = Study(path, output, checkpoints, benchmarks, content.tables)
     for name, table in study.tables.items():
@@ -153,7 +153,7 @@ def _benchmark(
 
 
 def _checkpoints(
-    where: str, folders: StudyFolders, place: str, name: str, given: Any, settings: Mapping[str, Any]
+    where: str, folders: StudyFolders, location: str, name: str, given: Any, settings: Mapping[str, Any]
 ) -> Iterator[StudyCheckpoint]:
     """Yield the checkpoints of an entry: its seeds, and the steps of each."""
     written = dict(settings)
@@ -166,17 +166,17 @@ def _checkpoints(
         is_gone = is_match and not folders.exists(model)
         if given.steps is None:
             path = str(folders.path(model)) if is_match or folders.is_path(model) else model
-            yield StudyCheckpoint(name, seed, None, model, path, options, written, place, is_gone)
+            yield StudyCheckpoint(name, seed, None, model, path, options, written, location, is_gone)
             continue
         for step, part, is_listed in _steps(where, folders, model, _listed(given.steps)):
             if folders.is_folder(model):
                 inside = f"{model.rstrip('/')}/{part}"
                 is_lost = (is_gone or is_listed) and not folders.exists(inside)
                 path = str(folders.path(inside))
-                yield StudyCheckpoint(name, seed, step, inside, path, options, written, place, is_lost)
+                yield StudyCheckpoint(name, seed, step, inside, path, options, written, location, is_lost)
             else:
                 revision, shown = {"revision": part}, f"{model}@{part}"
-                yield StudyCheckpoint(name, seed, step, shown, model, options | revision, written | revision, place)
+                yield StudyCheckpoint(name, seed, step, shown, model, options | revision, written | revision, location)
 
 
 def _listed(given: str | list[str]) -> list[str]:

@@ -99,10 +99,10 @@ def _fitting(results: StudyResults, layout: TableLayout, given: str | None, wher
     if layout.suite is None:
         return "it has no suite, so no run fills it"
     named = [results.study.benchmark(given)] if given else list(results.study.benchmarks)
-    fitting = [one for one in named if _suite(one) == layout.suite]
-    fitting = fitting or [one for one in named if _fills(results, one) == layout.suite]
+    fitting = [benchmark for benchmark in named if _suite(benchmark) == layout.suite]
+    fitting = fitting or [benchmark for benchmark in named if _fills(results, benchmark) == layout.suite]
     if len(fitting) > 1:
-        names = [one.name for one in fitting]
+        names = [benchmark.name for benchmark in fitting]
         raise UsageError(
             f"{where}: benchmarks {' and '.join(names)} both fill it; give --benchmark {' | '.join(names)}, or write "
             f"'tables: {{{layout.name}: {{benchmark: {names[0]}}}}}'"
@@ -119,7 +119,7 @@ def _suite(benchmark: StudyBenchmark) -> str:
 
 def _fills(results: StudyResults, benchmark: StudyBenchmark) -> str | None:
     """Return the other suite whose tables a benchmark fills, from any of its runs; None if none is finished."""
-    runs = (results.run(one, benchmark) for one in results.study.checkpoints)
+    runs = (results.run(checkpoint, benchmark) for checkpoint in results.study.checkpoints)
     return next((filled(run.suite)[0] for run in runs if run is not None), None)
 
 
@@ -140,18 +140,18 @@ def _assigned(
             chosen[name] = select(study, name)
             used.add(name)
     reasons: dict[str, list[str]] = {}
-    found: dict[str, list[str]] = {}
+    by_shape: dict[str, list[str]] = {}
     for name in study.names:
         if name not in used:
             row, why = _row_by_shape(results, layout, benchmark, name, chosen, where)
-            (reasons.setdefault(why, []) if row is None else found.setdefault(row, [])).append(name)
-    if several := {row: names for row, names in found.items() if len(names) > 1}:
+            (reasons.setdefault(why, []) if row is None else by_shape.setdefault(row, [])).append(name)
+    if several := {row: names for row, names in by_shape.items() if len(names) > 1}:
         listed = ", ".join(f"'{row}' ({', '.join(names)})" for row, names in several.items())
         raise UsageError(
             f"{where}: several checkpoints have the model of one row: {listed}; write which one you mean, as in "
             f"{_written(layout, {row: names[0] for row, names in several.items()})}"
         )
-    chosen |= {row: select(study, name) for row, [name] in found.items()}
+    chosen |= {row: select(study, name) for row, [name] in by_shape.items()}
     sentences = tuple(printable(f"{', '.join(names)}: {why}") for why, names in reasons.items())
     return {key: chosen[key] for key in keys if key in chosen}, sentences
 

@@ -45,18 +45,18 @@ class ClusterRunner:
     ) -> list[Outcome]:
         """See `JobRunner`. Finished runs need no cluster."""
         outcomes: dict[int, Outcome] = {}
-        for place, job in enumerate(jobs):
+        for number, job in enumerate(jobs):
             try:
                 if finished(job.plan, progress.say) is None:
                     continue
-                outcomes[place] = Outcome(job, "finished")
+                outcomes[number] = Outcome(job, "finished")
             except Exception as error:  # a damaged folder
-                outcomes[place] = Outcome(job, "failed", why_failed(error))
-            done(outcomes[place])
-        left = [place for place in range(len(jobs)) if place not in outcomes]
+                outcomes[number] = Outcome(job, "failed", why_failed(error))
+            done(outcomes[number])
+        left = [number for number in range(len(jobs)) if number not in outcomes]
         if left:
-            outcomes |= zip(left, self._computed([jobs[place] for place in left], progress, done), strict=True)
-        return [outcomes[place] for place in range(len(jobs))]
+            outcomes |= zip(left, self._computed([jobs[number] for number in left], progress, done), strict=True)
+        return [outcomes[number] for number in range(len(jobs))]
 
     def _computed(self, jobs: list[Job], progress: Progress, done: Callable[[Outcome], None]) -> list[Outcome]:
         options = self.options

@@ -360,8 +360,8 @@ def _plan(job: TrackedJob, answer: PreparedRun) -> None:
 
 
 def _next_batches(batches: Iterator[Batch], count: int) -> tuple[list[Batch], bool]:
-    found = list(islice(batches, count))
-    return found, len(found) < count
+    planned = list(islice(batches, count))
+    return planned, len(planned) < count
 
 
 def _finish(job: TrackedJob) -> bool:

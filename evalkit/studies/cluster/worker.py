@@ -42,11 +42,11 @@ _LARGEST = 4 << 30
 
 def versions() -> dict[str, str]:
     """Return the versions that all processes of a run must share; torch without its build ("+cpu")."""
-    found = {"evalkit": __version__} | dict.fromkeys(LIBRARIES, "not installed")
+    known = {"evalkit": __version__} | dict.fromkeys(LIBRARIES, "not installed")
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name).partition("+")[0]
-    return found
+            known[name] = version(name).partition("+")[0]
+    return known
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ def _unpacked(model: ModelSpec, files: Mapping[str, bytes]) -> Iterator[ModelSpe
         for name, content in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes(content)
-        [place] = (root / "model").iterdir()
+        [checkpoint] = (root / "model").iterdir()
         tokenizer = str(root / "tokenizer") if (root / "tokenizer").is_dir() else model.tokenizer
-        yield replace(model, model=str(place), revision=None, tokenizer=tokenizer)
+        yield replace(model, model=str(checkpoint), revision=None, tokenizer=tokenizer)
 
 
 @dataclass(frozen=True)

@@ -286,5 +286,5 @@ def _log_of(worker: WorkerDescription) -> list[str]:
 
             text = "".join(get_log(actor_id=worker.actor, suffix="err", tail=_LOG_LINES, timeout=5))
     lines = [line.rstrip() for line in text.splitlines() if line.strip()][-_LOG_LINES:]
-    causes = [place for place, line in enumerate(lines) if _CAUSE.search(line)]
+    causes = [number for number, line in enumerate(lines) if _CAUSE.search(line)]
     return lines[causes[0] :] if causes else []
