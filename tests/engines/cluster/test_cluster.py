@@ -152,7 +152,8 @@ def test_a_worker_that_freezes_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The only worker, while it loads or computes; or one of two, while the other one goes on."""
-    for name, seconds in {"_DEADLINE": 6.0, "_FIRST_DEADLINE": 10.0, "_LOADING_DEADLINE": 15.0}.items():
+    deadlines = {"_LOADING_DEADLINE": 15.0} if moment == "prepare" else {"_DEADLINE": 6.0, "_FIRST_DEADLINE": 10.0}
+    for name, seconds in deadlines.items():
         monkeypatch.setattr(f"evalkit.studies.cluster.workers.{name}", seconds)
     slow(two_nodes, 0.3)
     thread = threading.Thread(target=lambda: computing(moment).suspend())
@@ -184,8 +185,8 @@ def test_every_benchmark_on_one_checkpoint(two_nodes: Nodes, tmp_path: Path) -> 
     tiny_checkpoint(tmp_path / "model0", window=1024)
     made_up(tmp_path / "documents", count=12)
     texts = [" ".join(f"word{number}" for number in range(start, start + 150)) for start in range(0, 900, 100)]
-    rows = [record("passage_count", number, context=text) for number, text in enumerate(texts)]
-    write(tmp_path / "rows" / "passage_count.jsonl", rows)
+    rows = [record("qasper", number, context=text) for number, text in enumerate(texts)]
+    write(tmp_path / "rows" / "qasper.jsonl", rows)
     kinds = ("multiple_choice", "lm_eval", "longbench", "needle")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
