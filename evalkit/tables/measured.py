@@ -66,7 +66,7 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
     rules = list(dict.fromkeys(str(run.manifest["rule"]) for seeds in runs.values() for run in seeds))
     if rule == MARGIN:
         if len(rules) > 1:
-            raise UsageError(f"the runs have different rules ({', '.join(rules)}), of which margins are; give --rule")
+            raise UsageError(f"margins are a rule's, and the runs have several ({', '.join(rules)}); give --rule")
         rule = f"{MARGIN}:{''.join(rules)}"
     row_marks, notes = _notes(layout, runs, rule, mixed)
     if layout.pairs:

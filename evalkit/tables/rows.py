@@ -104,7 +104,8 @@ def check_suite(layout: TableLayout, run: Run, where: str = "") -> None:
         )
     if layout.suite not in (run.suite, filled(run.suite)[0]):
         raise UsageError(
-            f"{where}run {run.folder} is of suite {run.suite}, but table {layout.name} shows suite {layout.suite}"
+            f"{where}run {run.folder} is of suite {run.suite}, but table {layout.name} shows suite {layout.suite}; "
+            "name a run of that suite, or a layout of this one"
         )
 
 
