@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_stretched_run_is_a_run_of_its_own(model: Path, documents: Path, tmp_path: Path) -> None:
-    """Neither a context within the window nor a missing one shows in its identity; flags come before a file."""
+    """Neither a context within the window nor a missing one shows in its identity."""
     common = {"data_dir": documents, "allow_unofficial_data": True, "tasks": ("piqa",), "limit": 2, "output": tmp_path}
     lines = Lines()
     run = evaluate(str(model), progress=lines, context=1200, **common)
@@ -64,14 +64,6 @@ def test_a_stretched_run_is_a_run_of_its_own(model: Path, documents: Path, tmp_p
     assert same[0]["specification"]["context_extension"] is None
     ids = {plain.manifest["id"], run.manifest["id"], manifest(context=1200, context_method="linear")["id"]}
     assert len(ids) == 3
-    file = tmp_path / "own.yaml"
-    file.write_text("context: 900\nattention_factor: 1.5\n", encoding="utf-8")
-    kept = manifest(context_config=str(file))["specification"]["context_extension"]
-    assert (kept["target"], kept["factor"], kept["attention_factor"]) == (900, 3.0, 1.5)
-    assert manifest(context_config=str(file), context="none")["specification"]["context_extension"] is None
-    for options, noun in (({"context": "8k"}, "--context"), ({"context_method": "linear"}, "give --context")):
-        with pytest.raises(UsageError, match=noun):
-            manifest(**options)
 
 
 def test_lm_evals_tasks_and_the_harness_take_longer_texts(model: Path, tmp_path: Path) -> None:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 
 class _ChoiceTask(StoredTask):
-    """A task's accuracy in results.json."""
-
     n: int
     accuracy: float
     stderr: float | None

@@ -39,14 +39,12 @@ class ComparableChoices(Comparable):
 
     @cached_property
     def documents(self) -> pd.DataFrame:
-        """One row for each document, in the score table's order."""
         scores = self.run.scores
         columns = ["task", "subtask", "doc_id", "choices", "gold", CLUSTER]
         return scores.loc[scores["choice"] == 0, columns].reset_index(drop=True)
 
     @cached_property
     def rules(self) -> Sequence[str]:
-        """The rules that the run has scores for."""
         from evalkit.runs.accuracies import available_rules
 
         return available_rules(self.run.scores)

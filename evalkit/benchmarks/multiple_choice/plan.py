@@ -180,8 +180,6 @@ def _documents(
 
 @dataclass(frozen=True)
 class TaskPart:
-    """Documents of a task under one template, which are batched together."""
-
     task: str
     template: Template
     questions: Sequence[Question]
@@ -192,7 +190,6 @@ class TaskPart:
 
     @property
     def journal(self) -> str:
-        """Name of the part in the journal."""
         return f"{self.task} {self.prompt}" if self.prompt else self.task
 
     def key_of(self, question: Question) -> Key:
@@ -232,30 +229,25 @@ class ChoicePlan:
     checkpoint: Checkpoint
     library: Library
     others: Mapping[str, TaskSet]
-    """The suite's tasks that are not pinned, as loaded by lm-eval."""
     manifest: dict[str, Any]
     randomness: RandomState | None
     """State in which the questions of `others` are built; None without them."""
 
     @property
     def template(self) -> Template:
-        """The run's own template."""
         return next(iter(self.prompts.templates.values()))
 
     @property
     def unconditional(self) -> bool:
-        """Whether to score choices without their context too."""
         return bool(self.manifest["specification"]["unconditional"])
 
     @property
     def folder(self) -> Path:
-        """The run folder, which may not exist yet."""
         template = self.template.name + ("-varied" if self.request.vary else "")
         return run_folder(self.request.output, self.checkpoint, self.suite.name, template, self.manifest)
 
     @property
     def documents_key(self) -> str:
-        """What the questions depend on."""
         specification = self.manifest["specification"]
         names = ("suite", "documents", "examples", "num_fewshot", "limit", "sample", "seed", "unconditional", "code")
         about = {name: specification.get(name) for name in names} | {"tasks": list(self.suite.tasks)}
@@ -263,7 +255,6 @@ class ChoicePlan:
 
     @cached_property
     def questions(self) -> dict[str, list[Question]]:
-        """Task → its selected documents."""
         from evalkit.benchmarks.multiple_choice.tasks import load_questions, pinned_questions
 
         def load() -> dict[str, list[Question]]:
@@ -277,7 +268,6 @@ class ChoicePlan:
 
     @cached_property
     def parts(self) -> list[TaskPart]:
-        """What is scored."""
         return self.parts_of(self.questions)
 
     def parts_of(self, questions: Mapping[str, Sequence[Question]]) -> list[TaskPart]:

@@ -48,7 +48,6 @@ class TokenSequence:
     truncated: int = 0
     """Number of context tokens truncated on the left to fit the context window."""
     straddles: int = 0
-    """Number of tokens that straddle a segment boundary."""
     characters: NDArray[np.int32] | None = None
     """[length, 2] each token's characters in the rendered text, [start, end); -1 of tokens that are added as ids. None
     unless the prompter was asked for them."""
@@ -62,8 +61,6 @@ class TokenSequence:
 
 @dataclass(frozen=True)
 class EncodedQuestion:
-    """A question with the sequences of its choices."""
-
     question: Question
     sequences: tuple[TokenSequence, ...]
     unconditional: tuple[TokenSequence, ...] = ()
@@ -238,8 +235,6 @@ def _literal(segment: str, text: str) -> Part:
 
 @dataclass(frozen=True)
 class EncodedQuestions:
-    """The encoded questions of a task in flat arrays."""
-
     sequences: Sequences
     """For the engine; an item is a question: the sequences of its choices, then the unconditional ones."""
     segments: NDArray[np.int8]

@@ -45,7 +45,6 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
 
 
 def about_run(run: Run, seconds: Mapping[str, float] | None) -> dict[str, Any]:
-    """Return the first keys of a report's JSON content."""
     about = {"run": run.manifest["id"], "folder": str(run.folder), "seconds": seconds}
     return about | {"specification": run.manifest["specification"]}
 
@@ -131,7 +130,6 @@ def outcomes_table(run: Run, rule: str) -> Table:
 
 
 def subtask_table(results: Results, task: str) -> Table:
-    """Return the accuracies of one task's subjects."""
     rows = [
         [part.task.removeprefix(f"{task}_"), f"{part.n:,}", percent(part.accuracy), plus_minus(part.stderr)]
         for part in results.subtasks[task]
@@ -140,7 +138,6 @@ def subtask_table(results: Results, task: str) -> Table:
 
 
 def plus_minus(stderr: float | None) -> str:
-    """Return a standard error, a fraction, in percent."""
     return "–" if stderr is None else f"± {percent(stderr)}"
 
 

@@ -53,22 +53,17 @@ class ScoringFacts:
     """Properties of a scoring model that planning needs."""
 
     window: int
-    """Context window in tokens."""
     token_budget: int
-    """Maximum number of tokens in a batch."""
     shares: bool
     """Whether sequences share the computation of common prefixes."""
 
 
 @dataclass(frozen=True)
 class ChoiceContent:
-    """Content of a batch of multiple-choice documents."""
-
     batch: TreeBatch
     questions: dict[int, EncodedQuestion]
     """Index of an item → its document, without its texts and tokens."""
     scored: frozenset[int]
-    """Indices into `SEGMENTS` of the segments that the template scores."""
 
     def warm(self) -> None:
         _ = self.batch.tree
@@ -146,7 +141,6 @@ def _prompters(plan: ChoicePlan, tokenizer: Any, window: int, say: Say) -> dict[
 
 
 def _scored(template: Template) -> frozenset[int]:
-    """Return the indices of the segments that a template scores."""
     return frozenset(map(SEGMENTS.index, template.score))
 
 
@@ -160,7 +154,6 @@ Setup = dict[Template, list[Question]]
 
 
 def setup_of(plan: ChoicePlan) -> Setup:
-    """Return what scoring needs of a plan."""
     setup: Setup = {}
     for part in plan.parts:
         setup.setdefault(part.template, []).extend(part.questions[:_CANDIDATES])

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 TASK_DIR = ("tasks", "zeroshot8")
 """evalkit's own lm-eval task files, whose documents are pinned."""
 _RESERVED_NAMES = ("lm_eval", "longbench", "longbench-e", "needle", "tasks")
-"""Suite names of other kinds of runs."""
 _SHIPPED_ONLY = ("documents", "fewshot", "fills", "stands_for")
 
 
@@ -43,14 +42,10 @@ class Examples(FileSettings):
     """Source of a task's few-shot examples."""
 
     documents: str
-    """Name of the document set with the examples."""
     most: int
-    """Number of examples for each subject."""
 
 
 class _SuiteFile(FileSettings):
-    """Schema of a suite file, see the module docstring."""
-
     description: str = ""
     groups: Annotated[Named[Annotated[Listed[str], Field(min_length=1)]], Field(min_length=1)]
     labels: Named[str] = Field(default_factory=dict)
@@ -67,7 +62,6 @@ class _SuiteFile(FileSettings):
     documents: Named[str] = Field(default_factory=dict)
     """Pinned task → name of its document set, if different."""
     fewshot: Named[Examples] = Field(default_factory=dict)
-    """Pinned task → its few-shot examples, if these are pinned."""
 
 
 class Suite(_SuiteFile):
@@ -91,13 +85,11 @@ class Suite(_SuiteFile):
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Tasks that lm-eval loads."""
         return tuple(task for task in self.tasks if task not in pinned_tasks())
 
 
 @cache
 def shipped_suites() -> dict[str, Suite]:
-    """Return name → suite, for the suites that evalkit ships."""
     return {path.stem: _read(path) for path in sorted(resource("configs", "suites").glob("*.yaml"))}
 
 
@@ -160,14 +152,12 @@ def _read(path: Path) -> Suite:
 
 
 def suite_of(name: str, tasks: Sequence[str], task_files: Path | None = None) -> Suite:
-    """Return a suite of single tasks. Raises `UsageError` if a task is named twice."""
     refuse_duplicate_tasks(tasks)
     groups, sizes = {"Average": tuple(tasks)}, {"Average": len(tasks)}
     return _user_defined(Suite(name=name, groups=groups, sizes=sizes, task_files=task_files))
 
 
 def _user_defined(suite: Suite) -> Suite:
-    """Return a user's suite with the documents and examples of evalkit's own tasks."""
     documents = {task: name for task, name in pinned_tasks().items() if task in suite.tasks and name != task}
     fewshot = {
         task: examples
@@ -191,7 +181,6 @@ def choose_tasks(suite: Suite, chosen: Sequence[str]) -> Suite:
 
 
 def refuse_duplicate_tasks(tasks: Sequence[str]) -> None:
-    """Raise a `UsageError` if a task is named twice."""
     if len(set(tasks)) != len(tasks):
         raise UsageError(f"a task is named twice in {', '.join(tasks)}; leave one out")
 

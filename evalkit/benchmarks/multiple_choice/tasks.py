@@ -43,9 +43,7 @@ class LeafTask:
     alias: str
     """Name in lm-eval's printed tables, e.g. "anatomy"."""
     version: Any
-    """Version in the task file."""
     documents: int
-    """Number of documents before any limit."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,6 @@ class Question:
     contexts: tuple[str, ...]
     continuations: tuple[str, ...]
     delimiter: str
-    """lm-eval's separator of context and continuation."""
     gaps: tuple[str, ...]
     """Separator of context and continuation in running text: one space, or the white space of WinoGrande's sentence."""
     choices: tuple[str, ...]
@@ -74,13 +71,10 @@ class Question:
     cluster: int
     """`doc_id` of the subtask's first document with the same source, which may be the document itself."""
     doc: dict[str, Any]
-    """lm-eval's document, for exports."""
     leaf: LeafTask
-    """lm-eval's task of the document, for exports."""
 
     @property
     def label(self) -> str:
-        """Name of the document in messages."""
         return f"{self.subtask} document {self.doc_id}"
 
 
@@ -100,7 +94,6 @@ def pinned_questions(suite: Suite, library: Library, selection: DocumentSelectio
 
 
 def _cache_key(suite: Suite, library: Library, task: str, selection: DocumentSelection, code: list[str]) -> str:
-    """Return everything that a task's questions depend on."""
     identities = []
     for name in [suite.documents.get(task, task)] + ([suite.fewshot[task].documents] if suite.num_fewshot else []):
         loaded, location = library.load(name), library.where(name)
@@ -320,7 +313,6 @@ def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
 
 
 def identity_of(tasks: TaskSet, library: Library) -> tuple[str, dict[str, Any]]:
-    """Return the hash of lm-eval's task with its documents, and the source of the documents."""
     from evalkit.benchmarks.lm_eval.plan import source_of, task_specification
 
     sources = [source_of(leaf, name in tasks.pinned, library) for name, leaf in tasks.tasks.items()]

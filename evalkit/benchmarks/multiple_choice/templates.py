@@ -41,8 +41,6 @@ FIELDS = ("system", "context", "continuation", "gap", "delimiter")
 
 @dataclass(frozen=True)
 class Part:
-    """Text of one segment, with fields."""
-
     segment: str
     text: str
 
@@ -94,7 +92,6 @@ class Template:
 
 
 def template_names() -> list[str]:
-    """Return the names of the templates that evalkit ships."""
     return sorted(path.stem for path in resource("configs", "templates").glob("*.yaml"))
 
 
@@ -108,7 +105,6 @@ def load_template(name: str) -> Template:
 
 
 def stored_template(content: Mapping[str, Any]) -> Template:
-    """Return the template that a run's manifest stores."""
     parts = tuple(Part(**part) for part in content["parts"])
     return Template(**{**content, "score": tuple(content["score"]), "parts": parts})
 
@@ -138,8 +134,6 @@ def _checked_score(score: tuple[Segment, ...]) -> tuple[Segment, ...]:
 
 
 class _TemplateFile(FileSettings):
-    """Schema of a template file, see the module docstring."""
-
     description: str = ""
     bos: Literal["always", "tokenizer", "never"] = "always"
     eos: bool = True

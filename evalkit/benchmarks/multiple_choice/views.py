@@ -65,7 +65,6 @@ def shown_prompts(plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
 
 
 def _prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
-    """Return a question's sequences as text, with segments in colour and their token counts."""
     question = encoded.question
     lines = [click.style(printable(f"{question.label}, gold answer {question.gold}"), bold=True)]
     for choice, sequence in enumerate(encoded.sequences):

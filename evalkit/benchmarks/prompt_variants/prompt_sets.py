@@ -35,15 +35,11 @@ FACTORS = {"template": "templates", "choice_order": "choice_orders", "system_pro
 """Factor, as on the command line → its key in a file."""
 _NO_SYSTEM = "no system prompt"
 _MOST = 64
-"""Most templates, or system prompts, of a set."""
 _FORMS = ("{}. {}", "{}) {}", "({}) {}")
-"""How a letter and its option are written."""
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The prompts of a run."""
-
     templates: dict[str, Template]
     """Prompt → its template, the run's own first; that one alone, under an empty name, in a run with one prompt."""
     words: dict[str, str]
@@ -66,8 +62,6 @@ class PromptSet:
 
 
 class _VaryFile(FileSettings):
-    """Schema of a set's file, see the module docstring."""
-
     templates: Annotated[Listed[NonEmpty], Field(max_length=_MOST)] = ()
     system_prompts: Annotated[Listed[str], Field(max_length=_MOST)] = ()
     choice_orders: Annotated[int, Field(ge=1)] = 1

@@ -53,7 +53,6 @@ class VariedAccuracy(Stored):
 
     name: str = Field(validation_alias=AliasChoices("name", "task"))
     n: int | None
-    """Documents; None for an average."""
     accuracy: float
     """Mean over documents and prompts."""
     stderr: float | None
@@ -70,8 +69,6 @@ class VariedAccuracy(Stored):
 
 
 class VariedResults(Stored):
-    """Results of a run under one rule."""
-
     rule: str
     tasks: list[VariedAccuracy]
     averages: list[VariedAccuracy]
@@ -88,8 +85,6 @@ class VariedResults(Stored):
 
 
 class VariedResultsFile(Stored):
-    """Schema of results.json, beyond the keys that every benchmark has."""
-
     tasks: list[VariedAccuracy]
     averages: list[VariedAccuracy]
     rules: dict[str, VariedResults]
@@ -121,7 +116,6 @@ class PromptTables:
 
     @property
     def rules(self) -> list[str]:
-        """The rules that every prompt has the scores for."""
         from evalkit.runs.accuracies import available_rules
 
         first, *others = (available_rules(rows) for rows in self.by_prompt.values())
@@ -157,7 +151,6 @@ class PromptTables:
 
 
 def prompt_tables(run: Run) -> PromptTables:
-    """Return the tables of a finished run."""
     columns = [*ScoreRow._fields, CLUSTER, PROMPT]
     return PromptTables(run.table(PROMPTS, columns)[columns])
 
@@ -260,7 +253,6 @@ class ComparablePrompts(ComparableChoices):
 
     @cached_property
     def rules(self) -> Sequence[str]:
-        """The rules that every prompt has scores for."""
         return self.tables.rules
 
     def results(self, rule: str) -> VariedResults:

@@ -158,18 +158,6 @@ def test_samples_are_all_there_or_made_again(small: Evaluate, monkeypatch: pytes
     assert run.has_samples and len(list(run.folder.glob("lm_eval/samples_*"))) == 2
 
 
-def test_pmi_scores_each_choice_without_its_context(small: Evaluate) -> None:
-    run = small(rule="pmi")
-    scores = run.scores
-    assert np.isfinite(scores["ll_unconditional"]).all()
-    gained = (scores["ll_continuation"] - scores["ll_unconditional"]).to_numpy()
-    starts = np.flatnonzero(scores["choice"] == 0)
-    best = [int(np.argmax(part)) for part in np.split(gained, starts[1:])]
-    right = pd.Series(np.array(best) == scores["gold"].to_numpy()[starts])
-    by_task = right.groupby(scores["task"].iloc[starts].to_numpy()).mean()
-    assert {task.task: task.accuracy for task in run.results().tasks} == pytest.approx(by_task.to_dict())
-
-
 def test_a_window_or_budget_that_is_too_small(small: Evaluate, tmp_path: Path) -> None:
     """Cut documents are counted; a document that does not fit the budget is named with a budget that is enough."""
     run = small(tiny_checkpoint(tmp_path / "narrow", window=160), tasks=("boolq",))
