@@ -29,18 +29,12 @@ def signed_attention(
     mask: torch.Tensor | None,
     scale: float,
 ) -> torch.Tensor:
-    """Compute cog attention for all heads.
+    """Compute cog attention for all heads: [batch, heads, queries, width], under autocast in its dtype.
 
-    Args:
-        query: [batch, heads, queries, size].
-        key: [batch, key-value heads, keys, size]; each is shared by heads / key-value heads query heads.
-        value: [batch, key-value heads, keys, width].
-        mask: [batch or 1, 1, queries, keys], boolean (True: visible) or added to the absolute logits; None: causal,
-            with the last query aligned to the last key.
-        scale: of the logits.
-
-    Returns:
-        [batch, heads, queries, width], under autocast in its dtype.
+    Of queries [batch, heads, queries, size], keys [batch, key-value heads, keys, size], each shared by heads /
+    key-value heads query heads, and values [batch, key-value heads, keys, width]. The mask, [batch or 1, 1, queries,
+    keys], is boolean (True: visible) or added to the absolute logits; None: causal, with the last query aligned to the
+    last key. The logits are multiplied by `scale`.
     """
     query, key, value = _autocast(query, key, value)
     batch, heads = query.shape[:2]
@@ -79,8 +73,6 @@ def split_scale(scale: float) -> tuple[float, float]:
 
 
 class _Signed(torch.autograd.Function):
-    """Cog attention of [groups, members, queries, size], [groups, keys, size] and [groups, keys, width]."""
-
     @staticmethod
     def forward(
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
