@@ -145,14 +145,14 @@ class VariantAttention(nn.Module):
         # A pair's values are two heads wide; split, because fused kernels require the width of the keys
         halves = [half.repeat(1, 2, 1, 1) for half in value.chunk(2, dim=1)]
         scale = differential.size(self.head_size) ** -0.5
-        found = [self._softmax(query, key, half, mask, scale, passed) for half in halves]
-        plus, minus = torch.cat([out for out, _ in found], dim=-1).chunk(2, dim=2)
+        results = [self._softmax(query, key, half, mask, scale, passed) for half in halves]
+        plus, minus = torch.cat([out for out, _ in results], dim=-1).chunk(2, dim=2)
         weight = self._lambda(query.dtype)
         out = plus - weight * minus
         if differential.subln != "none":
             # Under autocast the products are in its dtype, and the norm in that of its weights
             out = (1 - self.lambda_init) * self.subln(out.to(self.lambda_q1.dtype))
-        seen = found[0][1]
+        seen = results[0][1]
         return out, None if seen is None else self.effective_map(seen, query.dtype)
 
     def _cog(
@@ -203,9 +203,9 @@ class VariantAttention(nn.Module):
     def _lambda(self, dtype: torch.dtype) -> torch.Tensor:
         """Compute λ = exp(λq1 · λk1) − exp(λq2 · λk2) + λ_init, in float32 or wider."""
         wide = torch.promote_types(dtype, torch.float32)
-        one = torch.exp(torch.sum(self.lambda_q1 * self.lambda_k1, dtype=wide)).to(dtype)
-        two = torch.exp(torch.sum(self.lambda_q2 * self.lambda_k2, dtype=wide)).to(dtype)
-        return one - two + self.lambda_init
+        first = torch.exp(torch.sum(self.lambda_q1 * self.lambda_k1, dtype=wide)).to(dtype)
+        second = torch.exp(torch.sum(self.lambda_q2 * self.lambda_k2, dtype=wide)).to(dtype)
+        return first - second + self.lambda_init
 
 
 def _split_signals(states: Any, integral: Integral) -> Any:

@@ -47,8 +47,8 @@ def signed_attention(
     out: torch.Tensor = _Signed.apply(  # type: ignore[no-untyped-call]
         grouped, key.flatten(0, 1), value.flatten(0, 1), rows, scale
     )
-    found: torch.Tensor = out.unflatten(0, (batch, groups)).flatten(1, 2)
-    return found
+    attended: torch.Tensor = out.unflatten(0, (batch, groups)).flatten(1, 2)
+    return attended
 
 
 def signed_map(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
@@ -80,8 +80,8 @@ class _Signed(torch.autograd.Function):
         out = query.new_empty(*query.shape[:-1], value.shape[-1])
         for rows, keys in _blocks(query, key, mask):
             share, sign = _block_map(query, key, mask, scale, rows, keys)
-            found = torch.bmm(share.mul_(sign).to(value.dtype), value[:, keys])
-            out[:, :, rows] = found.unflatten(1, (query.shape[1], -1))
+            product = torch.bmm(share.mul_(sign).to(value.dtype), value[:, keys])
+            out[:, :, rows] = product.unflatten(1, (query.shape[1], -1))
         ctx.save_for_backward(query, key, value, mask, out)
         ctx.scale = scale
         return out
