@@ -151,8 +151,7 @@ def kernels(arguments: argparse.Namespace) -> str:
     import torch
     from versus_lm_eval import matrices, matrix_rate, note, timed
 
-    from evalkit.benchmarks.multiple_choice.encoded import question_sequences
-    from evalkit.benchmarks.multiple_choice.prompts import Prompter
+    from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_sequences
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template

@@ -235,8 +235,7 @@ def show_help() -> dict[str, float]:
 def planning() -> dict[str, float]:
     """Encode and plan questions, on one thread."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from evalkit.benchmarks.multiple_choice.encoded import question_sequences
-    from evalkit.benchmarks.multiple_choice.prompts import Prompter
+    from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_sequences
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.multiple_choice.templates import load_template

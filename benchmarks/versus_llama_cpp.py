@@ -47,8 +47,7 @@ from llama_tables import CommandRow, TaskRow, write
 from numpy.typing import NDArray
 from versus_lm_eval import machine, note, timed
 
-from evalkit.benchmarks.multiple_choice.encoded import question_sequences
-from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, EncodedQuestion, Prompter
+from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, EncodedQuestion, Prompter, question_sequences
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import load_template

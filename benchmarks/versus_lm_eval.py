@@ -35,8 +35,13 @@ import psutil
 import torch
 
 from evalkit import __version__
-from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, EncodedQuestion, question_rows, question_sequences
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.prompts import (
+    CONTINUATION,
+    EncodedQuestion,
+    Prompter,
+    question_rows,
+    question_sequences,
+)
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, with_fewshot
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template

@@ -32,11 +32,8 @@ def test_each_group_has_so_many_values_at_equal_distances(script: dict[str, Any]
     torch.testing.assert_close((groups - low) / step, ((groups - low) / step).round(), atol=1e-4, rtol=0)
     assert ((groups - exact).abs() <= step / 2 + 1e-6).all()
     torch.testing.assert_close((groups.amin(-1), groups.amax(-1)), (low[..., 0], high[..., 0]))
-
-
-def test_a_group_of_equal_weights_stays(script: dict[str, Any]) -> None:
-    weight = torch.full((2, 8), 0.25)
-    assert script["rounded"](weight, 4, 8).equal(weight)
+    equal = torch.full((2, group), 0.25)
+    assert script["rounded"](equal, bits, group).equal(equal)
 
 
 def test_the_script_writes_a_checkpoint(

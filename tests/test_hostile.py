@@ -17,9 +17,9 @@ import pytest
 from evalkit.inputs.values import LONGEST_TEXT
 from tests.arguments import arguments
 from tests.benchmarks.lm_eval.made import CHOICE, write_task
-from tests.cli.test_root import Command, Outcome, _no_settings, complains, evalkit, run
+from tests.cli.conftest import Command, Outcome, _no_settings, complains, evalkit, run
 from tests.documents import made_up, rewrite
-from tests.inputs.test_reading import BOMB
+from tests.inputs.test_inputs import BOMB
 from tests.pages.test_contents import decoded as block_of
 
 __all__ = ["_no_settings", "evalkit", "run"]  # fixtures
@@ -78,9 +78,8 @@ def refused(outcome: Outcome) -> str:
     """Return the one-line error."""
     assert outcome.code in (1, 2), outcome
     complains(outcome, outcome.code)
-    assert is_clean(outcome.err)
     last = outcome.err.split("\n")[-2]
-    assert len(last) < 2100
+    assert is_clean(outcome.err) and len(last) < 2100
     return last
 
 
@@ -112,12 +111,11 @@ def test_names_of_anything(evalkit: Command, checkpoint: Path, name: str) -> Non
 def test_yaml_of_anything(evalkit: Command, checkpoint: Path, documents: Path, content: str | bytes) -> None:
     file = write(Path("own.yaml"), content)
     write(Path("tasks/own.yaml"), content)
-    common = ["run", "--model", checkpoint, "--tasks", "piqa", "--data-dir", documents, "--allow-unofficial-data"]
+    common = ["run", "--model", checkpoint, "--tasks", "piqa"]
+    documented = [*common, "--data-dir", documents, "--allow-unofficial-data"]
     for command in (
-        [*common, "--config", file],
-        [*common, "--template", file],
-        [*common, "--context-config", file],
-        ["run", "--model", checkpoint, "--tasks", "piqa", "--include-path", "tasks"],
+        *([*documented, option, file] for option in ("--config", "--template", "--context-config")),
+        [*common, "--include-path", "tasks"],
         ["table", file],
         ["table", "main_res", "--source", "runs", "--runs", file],
         ["models", "show", file],
@@ -128,16 +126,16 @@ def test_yaml_of_anything(evalkit: Command, checkpoint: Path, documents: Path, c
 
 @pytest.mark.parametrize("content", sampled(OBJECTS))
 def test_json_of_anything(evalkit: Command, checkpoint: Path, documents: Path, content: str | bytes) -> None:
-    common = {"--data-dir": documents, "--allow-unofficial-data": None, "--tasks": "piqa"}
+    options = ["--data-dir", documents, "--allow-unofficial-data", "--tasks", "piqa"]
     for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
         folder = Path(shutil.copytree(checkpoint, Path(f"with {name}")))
         write(folder / name, content)
-        assert f"with {name}" in refused(evalkit("run", "--model", f"./{folder}", *arguments(common, [])))
+        assert f"with {name}" in refused(evalkit("run", "--model", f"./{folder}", *options))
     assert "with config.json" in refused(evalkit("models", "show", "./with config.json"))
     weights = Path(shutil.copytree(checkpoint, "headed")) / "model.safetensors"
     header = content if isinstance(content, bytes) else content.encode()
     write(weights, len(header).to_bytes(8, "little") + header)
-    assert "model.safetensors" in refused(evalkit("run", "--model", "./headed", *arguments(common, [])))
+    assert "model.safetensors" in refused(evalkit("run", "--model", "./headed", *options))
     for path in ("data/piqa.jsonl", "rows/qasper.jsonl", "texts.jsonl"):
         write(Path(path), content)
     init = ("models", "init", "llama-125m-intg", "--output", "made", "--train-tokenizer", "texts.jsonl")
@@ -150,53 +148,40 @@ def test_json_of_anything(evalkit: Command, checkpoint: Path, documents: Path, c
         assert words in refused(evalkit(*command))
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+@pytest.mark.hostile
+def test_documents_and_tasks_of_anything(run: Command, evalkit: Command, checkpoint: Path) -> None:
+    for change, words in (
         ({"endings": ["a", "b", "[step] [x]", "d"]}, "'endings[2]'"),
         ({"ctx_a": "x" * (LONGEST_TEXT + 1)}, "'ctx_a'"),
         ({"ctx_a": "a\udc00"}, "surrogate"),
-    ],
-    ids=["brackets", "long", "half"],
-)
-def test_documents_with_anything(run: Command, change: dict[str, Any], words: str) -> None:
-    rewrite(made_up(Path("documents")) / "hellaswag.jsonl", 2, change)
-    last = refused(run("--data-dir", "documents", "--tasks", "hellaswag"))
-    assert "documents/hellaswag.jsonl, line 2" in last and words in last
+    ):
+        rewrite(made_up(Path("documents")) / "hellaswag.jsonl", 2, change)
+        last = refused(run("--data-dir", "documents", "--tasks", "hellaswag"))
+        assert "documents/hellaswag.jsonl, line 2" in last and words in last
+    for prompt in ("{{ question * 9000000 }}", "{{ '\\ud800' }}"):
+        documents = [{"question": "Why?", "choices": ["a", "b"], "gold": 1}]
+        write_task(Path("tasks"), CHOICE | {"doc_to_text": prompt}, documents)
+        last = refused(evalkit("run", "--model", checkpoint, "--include-path", "tasks", "--tasks", "made_choice"))
+        assert "made_choice document 0" in last
 
 
-@pytest.mark.hostile
-@pytest.mark.parametrize("prompt", ["{{ question * 9000000 }}", "{{ '\\ud800' }}"], ids=["long", "half"])
-def test_tasks_of_anything(evalkit: Command, checkpoint: Path, prompt: str) -> None:
-    documents = [{"question": "Why?", "choices": ["a", "b"], "gold": 1}]
-    write_task(Path("tasks"), CHOICE | {"doc_to_text": prompt}, documents)
-    last = refused(evalkit("run", "--model", checkpoint, "--include-path", "tasks", "--tasks", "made_choice"))
-    assert "made_choice document 0" in last
-
-
-def test_nothing_can_order_the_terminal(run: Command, evalkit: Command) -> None:
-    outcome = run("--output", "runs\n\x1b[2J\u202e")
+def test_nothing_can_order_the_terminal_or_turn_a_page(run: Command, evalkit: Command) -> None:
+    """Controls are shown by their codes, in texts on the terminal and of pages, and in what a page's script reads."""
+    text = "a\x1b[2J\u202eb \u2066c\u2069\u200f"
+    rewrite(made_up(Path("documents")) / "piqa.jsonl", 1, {"goal": text, "sol1": text})
+    shown = run("--data-dir", "documents", "--tasks", "piqa", "--show-prompts", 1)
+    assert shown.code == 0 and is_clean(shown.out) and "a\\x1b[2J\\u202eb" in shown.out
+    outcome = run("--data-dir", "documents", "--tasks", "piqa", "--output", "runs\n\x1b[2J\u202e")
     assert outcome.code == 0 and is_clean(outcome.out)
     assert outcome.out.splitlines()[-1].startswith("runs\\n\\x1b[2J\\u202e/")
-    rewrite(made_up(Path("documents")) / "piqa.jsonl", 1, {"goal": "a\x1b[2J\u202eb"})
-    shown = run("--data-dir", "documents", "--tasks", "piqa", "--show-prompts", 1)
-    assert shown.code == 0 and is_clean(shown.out)
-    assert "a\\x1b[2J\\u202eb" in shown.out
-
-
-def test_documents_cannot_turn_a_page(run: Command, evalkit: Command) -> None:
-    """Changes of direction are shown by their codes, in texts of the page and in what its script reads."""
-    text = "a\u202eb \u2066c\u2069\u200f"
-    rewrite(made_up(Path("documents")) / "piqa.jsonl", 1, {"goal": text, "sol1": text})
-    assert run("--data-dir", "documents", "--tasks", "piqa", "--output", "runs\u202e").code == 0
-    assert evalkit("report", *Path("runs\u202e").iterdir(), "-o", "page.html").code == 0
+    assert evalkit("report", *Path("runs\n\x1b[2J\u202e").iterdir(), "-o", "page.html").code == 0
     page = Path("page.html").read_text(encoding="utf-8")
     blocks = re.findall(r'<script[^>]*id="block-\d+"[^>]*>(.*?)</script>', page, re.DOTALL)
     [index] = re.findall(r'<script[^>]*id="document-index"[^>]*>(.*?)</script>', page, re.DOTALL)
     parts = (json.loads(index), *(block_of(block)[0] for block in blocks))
     contents = [page, *(json.dumps(part, ensure_ascii=False) for part in parts)]
     assert not any(mark in content for content in contents for mark in text if not mark.isprintable())
-    assert any("a\\\\u202eb \\\\u2066c\\\\u2069\\\\u200f" in content for content in contents)
+    assert any("\\\\u202eb \\\\u2066c\\\\u2069\\\\u200f" in content for content in contents)
 
 
 @pytest.mark.hostile

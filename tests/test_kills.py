@@ -24,22 +24,13 @@ from tests.documents import made_up
 from tests.journals import entries_of
 from tests.marks import fast
 
-TASKS = ("arc_easy", "piqa", "boolq")
-BUDGET = 128
-"""Small, so that every document is a batch."""
 PRELOADED = [
-    "evalkit.benchmarks.run",
-    "evalkit.models.loading.load",
-    "evalkit.benchmarks.lm_eval.log_format",
-    "evalkit.scoring.engine",
-    "lm_eval.tasks",
-    "pyarrow.parquet",
+    "evalkit.benchmarks.run", "evalkit.models.loading.load", "evalkit.benchmarks.lm_eval.log_format",
+    "evalkit.scoring.engine", "lm_eval.tasks", "pyarrow.parquet",
     # transformers imports these when it loads a model, which takes seconds
-    "transformers.conversion_mapping",
-    "transformers.core_model_loading",
-    "transformers.models.auto.modeling_auto",
+    "transformers.conversion_mapping", "transformers.core_model_loading", "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
-]
+]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
@@ -49,39 +40,29 @@ class _Silent(Progress):
         pass
 
 
-def _evaluate(options: dict[str, Any]) -> None:
-    evaluate(**options, progress=_Silent(live=False))
-
-
-@pytest.fixture(scope="module")
-def processes() -> ForkServerContext:
-    """Starts processes with everything imported, so that one can be killed every half second."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return context
+def _evaluate(options: dict[str, Any]) -> pd.DataFrame:
+    return evaluate(**options, progress=_Silent(live=False)).scores
 
 
 @pytest.fixture(scope="module")
 def options(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = made_up(tmp_path_factory.mktemp("documents"), count=20)
+    """Of a run in which every document is a batch."""
     return {
         "model": str(checkpoint),
-        "data_dir": folder,
+        "data_dir": made_up(tmp_path_factory.mktemp("documents"), count=20),
         "allow_unofficial_data": True,
-        "tasks": TASKS,
-        "token_budget": BUDGET,
+        "tasks": ("arc_easy", "piqa", "boolq"),
+        "token_budget": 128,
         "output": tmp_path_factory.mktemp("undisturbed"),
     }
 
 
-def journal_of(output: Path) -> Path:
-    found = list(output.glob("*/journal.jsonl"))
-    return found[0] if found else output / "none"
+def journal_of(output: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in output.glob("*/journal.jsonl"))
 
 
 def batches_in(output: Path) -> int:
-    path = journal_of(output)
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    return journal_of(output).count(b"\n")
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
@@ -107,10 +88,10 @@ def start(processes: ForkServerContext, options: dict[str, Any], output: Path) -
 
 
 def disturb(process: ForkServerProcess, output: Path, dice: random.Random, duration: float) -> None:
-    """Wait until the time of the kill."""
-    if dice.random() < 0.3:  # any, also while it starts or writes its results
+    """Kill the process at any moment, also while it starts or writes its results; more often while it scores."""
+    if dice.random() < 0.3:
         process.join(dice.uniform(0, duration))
-    else:  # while it scores
+    else:
         ahead = batches_in(output) + dice.randint(1, 8)
         wait_for(lambda: batches_in(output) >= ahead or not process.is_alive(), 60)
         process.join(dice.uniform(0, 0.02))
@@ -118,14 +99,16 @@ def disturb(process: ForkServerProcess, output: Path, dice: random.Random, durat
 
 
 @pytest.mark.slow
-def test_many_kills(processes: ForkServerContext, options: dict[str, Any], tmp_path: Path) -> None:
-    dice, most = random.Random(2), 50
-    durations = []
+def test_many_kills(options: dict[str, Any], tmp_path: Path) -> None:
+    # Processes start with everything imported, so that one can be killed every half second
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(PRELOADED)
+    dice, most, duration = random.Random(2), 50, 0.0
     for number in range(2):  # the first one also imports
         started = time.monotonic()
         start(processes, options, tmp_path / f"undisturbed {number}").join()
-        durations.append(time.monotonic() - started)
-    expected = evaluate(**options, progress=_Silent(live=False)).scores
+        duration = time.monotonic() - started
+    expected = _evaluate(options)
     batches = batches_in(options["output"])
     assert batches > 20
     kills, runs, seen = 0, 0, set()
@@ -135,7 +118,7 @@ def test_many_kills(processes: ForkServerContext, options: dict[str, Any], tmp_p
         while not finished:
             process = start(processes, options, output)
             if kills < most:
-                disturb(process, output, dice, durations[1])
+                disturb(process, output, dice, duration)
             process.join()
             assert process.exitcode in (0, -signal.SIGKILL)
             finished = process.exitcode == 0
@@ -150,48 +133,34 @@ def test_many_kills(processes: ForkServerContext, options: dict[str, Any], tmp_p
     assert len(seen & set(range(1, batches))) > most / 5
 
 
-def command(options: dict[str, Any], output: Path) -> list[str]:
-    return [sys.executable, "-m", "evalkit", "run", "--model", options["model"], "--data-dir", str(options["data_dir"]),
-            "--allow-unofficial-data", "--tasks", ",".join(TASKS), "--token-budget", str(BUDGET),
-            "--output", str(output)]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def long_run(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Long enough for a signal to arrive during scoring."""
-    folder = made_up(tmp_path_factory.mktemp("many documents"), count=150)
-    return options | {"data_dir": folder, "output": tmp_path_factory.mktemp("undisturbed long run")}
-
-
 @pytest.mark.parametrize("kind", fast([signal.SIGKILL], [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
-def test_the_command_is_killed_and_given_again(long_run: dict[str, Any], tmp_path: Path, kind: signal.Signals) -> None:
-    options = long_run
-    expected = evaluate(**options, progress=_Silent(live=False)).scores
+def test_the_command_is_killed_and_given_again(options: dict[str, Any], tmp_path: Path, kind: signal.Signals) -> None:
+    # Long enough for a signal to arrive during scoring
+    options = options | {"data_dir": made_up(tmp_path / "documents", count=60), "output": tmp_path / "undisturbed"}
+    output = tmp_path / "runs"
+    command = [sys.executable, "-m", "evalkit", "run", options["model"], "--data-dir", str(options["data_dir"]),
+               "--allow-unofficial-data", "--tasks", ",".join(options["tasks"]), "--token-budget", "128",
+               "--output", str(output)]  # fmt: skip
+    expected = _evaluate(options)
     batches = batches_in(options["output"])
     process = subprocess.Popen(
-        command(options, tmp_path),
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         # Shells start background processes with interrupts ignored, which is inherited
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    wait_for(lambda: batches_in(tmp_path) >= 2 or process.poll() is not None, 120)
+    wait_for(lambda: batches_in(output) >= 2 or process.poll() is not None, 120)
     process.send_signal(kind)
     out, err = process.communicate()
-    assert out == ""
-    assert "Traceback" not in err
+    assert out == "" and "Traceback" not in err
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(kind, -kind)
     if kind != signal.SIGKILL:
-        assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[kind]
-        assert err.splitlines()[-1] == (
-            "evalkit: interrupted; finished batches are saved: run the same command again to resume"
-        )
-    else:
-        assert process.returncode == -signal.SIGKILL
-    assert not any(tmp_path.glob("*/results.json"))
-    before = batches_in(tmp_path)
-    assert 2 <= before < batches
-    kept = journal_of(tmp_path).read_bytes()
-    evaluate(**(options | {"output": tmp_path}), progress=_Silent(live=False))
-    whole(tmp_path, expected, batches)
-    assert journal_of(tmp_path).read_bytes().startswith(kept)  # nothing was scored again
+        assert err.splitlines()[-1].startswith("evalkit: interrupted")
+    assert not any(output.glob("*/results.json"))
+    kept = journal_of(output)
+    assert 2 <= batches_in(output) < batches
+    _evaluate(options | {"output": output})
+    whole(output, expected, batches)
+    assert journal_of(output).startswith(kept)  # nothing was scored again

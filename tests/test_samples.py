@@ -17,7 +17,6 @@ from evalkit.runs.folder import JOURNAL, MANIFEST, Run
 ROOT = Path(__file__).parents[1]
 SAMPLES = ROOT / "results" / "samples"
 FOLDERS = sorted(path for path in SAMPLES.iterdir() if path.is_dir())
-MOST_BYTES = 15_000_000
 
 
 @pytest.fixture
@@ -45,34 +44,25 @@ def sample(name: str) -> Run:
     return evalkit.load_run(folder_of(name))
 
 
-def test_they_are_small_and_have_no_journals() -> None:
+def test_they_are_small_finished_and_whole_without_journals_and_paths() -> None:
+    """One of every kind; the demo checkpoint's are of all official documents."""
     files = [path for path in SAMPLES.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= MOST_BYTES
+    assert sum(path.stat().st_size for path in files) <= 15_000_000
     assert not [path for path in files if path.name in (JOURNAL, ".lock", ".owner")]
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_each_is_finished_whole_and_without_paths(folder: Path) -> None:
-    run = evalkit.load_run(folder)
-    assert run.complete
-    for name in run.files.keys() - {MANIFEST}:
-        run.read(name)
-    for path in folder.rglob("*.json"):
-        texts = re.findall(r'"((?:[^"\\]|\\.)*)"', path.read_text(encoding="utf-8"))
-        assert not [text for text in texts if re.match(r"(/|[A-Za-z]:\\)\w", text) or re.search(r"\s/\w+/", text)]
-
-
-def test_every_kind_of_run_is_there() -> None:
-    kinds = {evalkit.load_run(folder).kind for folder in FOLDERS}
-    assert kinds == {"multiple_choice", "perplexity", "attention", "longbench", "needle"}
-
-
-@pytest.mark.parametrize("template", ["inst", "plain"])
-def test_the_demo_checkpoints_documents_are_all_and_official(template: str) -> None:
-    run = sample(f"demo-zeroshot8-{template}")
-    assert sum(task["n"] for task in run.stored["tasks"]) == 34_507
-    assert all(source["official"] for source in run.manifest["documents"].values())
-    assert (run.template, run.manifest["specification"]["dtype"]) == (template, "bfloat16")
+    runs = [evalkit.load_run(folder) for folder in FOLDERS]
+    assert {run.kind for run in runs} == {"multiple_choice", "perplexity", "attention", "longbench", "needle"}
+    for run in runs:
+        assert run.complete
+        for name in run.files.keys() - {MANIFEST}:
+            run.read(name)
+        for path in run.folder.rglob("*.json"):
+            texts = re.findall(r'"((?:[^"\\]|\\.)*)"', path.read_text(encoding="utf-8"))
+            assert not [text for text in texts if re.match(r"(/|[A-Za-z]:\\)\w", text) or re.search(r"\s/\w+/", text)]
+    for template in ("inst", "plain"):
+        run = sample(f"demo-zeroshot8-{template}")
+        assert sum(task["n"] for task in run.stored["tasks"]) == 34_507
+        assert all(source["official"] for source in run.manifest["documents"].values())
+        assert (run.template, run.manifest["specification"]["dtype"]) == (template, "bfloat16")
 
 
 def test_tables_figures_and_pages(command: Callable[..., str], tmp_path: Path) -> None:

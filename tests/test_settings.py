@@ -22,44 +22,27 @@ from evalkit.studies.study_file import read_study
 from tests import generated
 
 
-def commands(group: click.Group = cli) -> list[Command]:
-    """Return the commands that run a benchmark."""
-    members: list[Command] = []
-    for command in group.commands.values():
-        members += commands(command) if isinstance(command, click.Group) else []
-        members += [command] if isinstance(command, Command) and command.kind else []
-    return members
-
-
-def test_the_generated_files_are_current() -> None:
-    """`python -m tests.generated` writes them."""
+def test_settings_are_options_keywords_and_the_generated_files() -> None:
+    """`python -m tests.generated` writes the files."""
     assert generated.KEYWORDS.read_text(encoding="utf-8") == generated.keywords()
     assert generated.REFERENCE.read_text(encoding="utf-8") == generated.reference()
-
-
-def test_every_setting_is_an_option_with_its_help() -> None:
-    assert {command.name for command in commands()} == {"run", "needle", "attention", "perplexity"}
-    for command in commands():
+    for name in ("run", "needle", "attention", "perplexity"):
+        command = cli.commands[name]
+        assert isinstance(command, Command)
         for definition in settings_of(ModelSpec, benchmark(str(command.kind)).request).values():
-            assert definition.help.endswith((".", "…"))
             options = [option for option in command.params if definition.flag in option.opts]
             assert len(options) == (definition.name not in command.without), definition.name
             assert all(isinstance(option, click.Option) and definition.help in str(option.help) for option in options)
-
-
-def test_keywords_are_the_settings() -> None:
     loading, shared = settings_of(ModelSpec), settings_of(SuiteRequest)
     evaluate, callback, harness = (
         inspect.signature(function).parameters
         for function in (evalkit.evaluate, evalkit.TrainerCallback, evalkit.harness)
     )
-    own = {*shared, "settings", "progress", "name", "tokenizer"}
-    assert evaluate.keys() == {*own, "model", *loading}
-    assert callback.keys() == {*own, "trainer", "every", "at_end", "on_error", "attention"}
+    keywords = {*shared, "settings", "progress", "name", "tokenizer"}
+    assert evaluate.keys() == {*keywords, "model", *loading}
+    assert callback.keys() == {*keywords, "trainer", "every", "at_end", "on_error", "attention"}
     assert harness.keys() > loading.keys()
-    for name, definition in {**loading, **shared}.items():
-        assert evaluate[name].default == definition.default
-        assert f"{name}: " in str(evalkit.evaluate.__doc__)
+    assert all(evaluate[name].default == definition.default for name, definition in {**loading, **shared}.items())
 
 
 @dataclass(frozen=True)
@@ -70,7 +53,6 @@ class _WithDummy(NeedleRequest):
 def test_a_new_setting_is_one_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(benchmark("needle")), "request", _WithDummy)
     needle = cli.commands["needle"]
-    assert isinstance(needle, Command)
     monkeypatch.setattr(needle, "_params", None)
     shown = needle.get_help(click.Context(needle, info_name="needle"))
     assert "--dummy N" in shown and "A setting of a trial." in shown

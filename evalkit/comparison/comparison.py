@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
-
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.comparison.differences import (
     DOWN,
@@ -27,7 +25,6 @@ from evalkit.comparison.differences import (
 from evalkit.comparison.line import (
     ScoredLine,
     average_difference,
-    by_layer,
     by_task,
     efficiency,
     line_label,
@@ -40,11 +37,7 @@ from evalkit.stats.significance import holm
 
 
 def compare_sides(sides: Sequence[Side], rule: str | None = None) -> list[Comparison]:
-    """Compare the first side with each other one.
-
-    Raises:
-        EvalkitError: there is only one side, two sides cannot be paired, or as `compare`.
-    """
+    """Compare the first side with each other one."""
     if len(sides) < 2:
         alone = f"there is nothing to compare {sides[0].name} with: " if sides else ""
         raise UsageError(f"{alone}name two runs or groups, or more (evalkit ls runs lists the runs)")
@@ -56,10 +49,8 @@ def compare_sides(sides: Sequence[Side], rule: str | None = None) -> list[Compar
 def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
     """Compare two sides under one rule, and under every other rule for agreement.
 
-    `rule` is a rule's name, or a continuous outcome (`runs.score_table.outcome_key`); None: the rule of all runs.
-
-    Raises:
-        UsageError: no rule is given and the runs have different ones, or a run does not support it.
+    `rule` is a rule's name, or a continuous outcome (`runs.score_table.outcome_key`); None: the rule of all runs. A
+    rule that a run does not support, or different ones, raise `UsageError`.
     """
     rule = pairing.key(rule)
     measure, letters = pairing.measure(rule), pairing.graded[0].of_letters(rule)
@@ -93,8 +84,7 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
 def p_value(pairing: Pairing, tasks: Sequence[str], rule: str) -> float:
     """Return the uncorrected p value of one task's difference, or of the unweighted mean over several tasks.
 
-    Raises:
-        UsageError: a task is not in every run, or a run does not support the rule.
+    A task that is not in every run, or a rule that a run does not support, raises `UsageError`.
     """
     by_name = {task.task: task for task in pairing.tasks}
     if absent := [task for task in tasks if task not in by_name]:
@@ -108,21 +98,18 @@ def p_value(pairing: Pairing, tasks: Sequence[str], rule: str) -> float:
 
 
 def subject_differences(pairing: Pairing, task: PairedTask, rule: str) -> tuple[TaskDifference, ...]:
-    """Return the difference of each subject of a task, named by the subject, in the order of the documents.
+    """Return the difference of each subject of a task that has any, named by it, in the order of the documents.
 
     p values are corrected by Holm's method over the task's subjects; intervals are not. For a measure of several
     layers the score of a document is the mean over them.
-
-    Raises:
-        UsageError: a run does not support the rule.
     """
-    assert task.strata is not None, f"{task.task} has no subjects"
+    assert task.strata is not None
     names = pairing.graded[0].documents["subtask"].to_numpy()[task.rows[0]]
     measure, lines = pairing.measure(rule), []
     for number in range(int(task.strata.max()) + 1):
-        places = np.flatnonzero(task.strata == number)
-        clusters = None if task.clusters is None else task.clusters[places]
-        rows, name = tuple(rows[places] for rows in task.rows), str(names[places[0]])
+        of_subject = task.strata == number
+        clusters = None if task.clusters is None else task.clusters[of_subject]
+        rows, name = tuple(rows[of_subject] for rows in task.rows), str(names[of_subject][0])
         subject = replace(task, task=name, clusters=clusters, strata=None, rows=rows, dropped=0)
         lines.append(ScoredLine(subject, *pairing.scores(subject, rule), measure))
     return _family(lines, with_power=False)
@@ -139,7 +126,12 @@ def _differences(
 ) -> tuple[tuple[TaskDifference, ...], tuple[AverageDifference, ...]]:
     """Return the differences of tasks, or of their layers, and those of groups of tasks and of all, uncorrected."""
     lines = by_task(pairing, rule)
-    tasks = _family(by_layer(pairing, rule) if lines[0].measure.layers else lines, with_power)
+    layered = [
+        ScoredLine(line.paired, *pairing.scores(line.paired, rule, number), line.measure, layer)
+        for line in lines
+        for number, layer in enumerate(line.measure.layers)
+    ]
+    tasks = _family(layered or lines, with_power)
     groups, sizes = pairing.graded[0].groups, pairing.graded[0].group_sizes
     by_name = {line.paired.task: line for line in lines}
     averaged = [(name, [by_name[task] for task in group if task in by_name]) for name, group in groups.items()]
@@ -153,9 +145,8 @@ def _differences(
 
 def _continuous(pairing: Pairing, rule: str) -> ContinuousEvidence | None:
     """Return what the continuous outcome of the runs shows on the same documents; None if a run has none."""
-    outcomes = {one.beside(rule) for one in pairing.graded}
-    outcome = outcomes.pop()
-    if outcome is None or outcomes:
+    outcome, *others = {run.beside(rule) for run in pairing.graded}
+    if outcome is None or others:
         return None
     letters = pairing.graded[0].of_letters(outcome)
     accuracy, lines = (
@@ -163,11 +154,11 @@ def _continuous(pairing: Pairing, rule: str) -> ContinuousEvidence | None:
     )
     if not lines:
         return None
-    times = efficiency(accuracy, lines) or (None, None, None)
+    ratio = efficiency(accuracy, lines) or (None, None, None)
     return ContinuousEvidence(
         outcome,
         lines[0].measure,
         average_difference("Average", lines),
         tuple(paired.task for paired in pairing.tasks if paired.task in letters),
-        *(None if number is not None and math.isinf(number) else number for number in times),
+        *(None if number is not None and math.isinf(number) else number for number in ratio),
     )

@@ -28,7 +28,8 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.stats.significance import DRAWS
 
-_PLACES, _MOST_PLACES = 3, 12
+_LEAST_P = 0.0005
+"""Smallest p value that three decimals can show."""
 
 
 @dataclass(frozen=True)
@@ -40,30 +41,25 @@ class Unit:
 
     @property
     def factor(self) -> float:
-        """Factor that a score is multiplied by in figures."""
         return 100 if self.places is None else 1
 
     @property
     def points(self) -> str:
-        """Suffix of a difference: " points", or nothing."""
         return " points" if self.places is None else ""
 
     def value(self, score: float, signed: bool = False) -> str:
-        """Format a score, or a difference (signed)."""
         if self.places is None and math.isfinite(score):
             return percent(score, signed=signed)
         return fixed(score, self.places or 0, signed)
 
     def difference(self, difference: float) -> str:
-        """Format a difference with its sign; zero is never negative."""
         return self.value(difference, signed=True)
 
     def interval(self, difference: Difference) -> str:
-        """Format the interval of a difference."""
         return f"{self.difference(difference.low)} to {self.difference(difference.high)}"
 
     def error(self, stderr: float | None) -> str:
-        """Format a standard error with one more decimal; a dash if it is unknown."""
+        """Format with one more decimal; a dash if it is unknown."""
         if self.places is None and stderr is not None and math.isfinite(stderr):
             return percent(stderr, 2)
         return fixed(stderr, (self.places or 0) + 1)
@@ -80,17 +76,11 @@ def unit_of(measure: Measure, errors: Iterable[float | None]) -> Unit:
     if measure.is_share:
         return Unit(None)
     least = min((error for error in errors if error is not None and 0 < error < math.inf), default=None)
-    places = _PLACES if least is None else 1 - math.floor(math.log10(least))
-    return Unit(max(0, min(places, _MOST_PLACES)))
+    return Unit(3 if least is None else max(0, min(12, 1 - math.floor(math.log10(least)))))
 
 
 def page_unit(compared: Comparison) -> Unit:
-    """Return the unit that a comparison is printed in."""
     return unit_of(compared.measure, [row.stderr for row in (*compared.tasks, *compared.averages)])
-
-
-_LEAST_P = 0.0005
-"""Smallest p value that three decimals can show."""
 
 
 def p_text(p: float | None) -> str:
@@ -101,7 +91,6 @@ def p_text(p: float | None) -> str:
 
 
 def label(compared: Comparison, name: str) -> str:
-    """Return the printed label of a line; of an average, its name."""
     return compared.labels[name].full if name in compared.labels else name
 
 
@@ -170,12 +159,10 @@ _PROMPT_NOTES = (
 
 
 def _prompt_of(rule: str) -> str:
-    """Return the prompt of "RULE@PROMPT"; of a rule alone, that it is the mean over them."""
     return rule.partition("@")[2] or "mean over prompts"
 
 
 def _single_prompts(compared: Comparison) -> list[RuleVerdict]:
-    """Return the verdict under each prompt, without that on the mean."""
     return [verdict for verdict in compared.rules if "@" in verdict.rule]
 
 
@@ -192,7 +179,8 @@ def prompts_sentence(compared: Comparison) -> str:
         return f"{b} is {better if up else worse} than {a} under all {prompts} ({test})."
     if not up and not down:
         sign = -1 if compared.measure.higher_is_better is False else 1
-        ahead, behind = (sum(sign * side * one.difference > 0 for one in averages.values()) for side in (1, -1))
+        gains = [sign * average.difference for average in averages.values()]
+        ahead, behind = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
         shown = f"No difference between {b} and {a} is shown under any of {prompts}"
         return f"{shown}; {b} is ahead under {ahead}, {a} under {behind}."
     counts = {better: up, worse: down, "undecided": count - up - down}
@@ -207,7 +195,7 @@ _COLUMNS = ("n", "sources", "dropped", "official", "score_a", "score_b", "differ
 
 def comparison_report(comparisons: Sequence[Comparison]) -> Report:
     """Build the report of comparisons with the same baseline, whose sides are called by letters."""
-    letters = [chr(ord("A") + place) if place < 26 else str(place) for place in range(1, len(comparisons) + 1)]
+    letters = [chr(ord("A") + n) if n < 26 else str(n) for n in range(1, len(comparisons) + 1)]
     parts = tuple(_one_comparison(compared, letter) for compared, letter in zip(comparisons, letters, strict=True))
     content = [
         {"verdict": headline(compared)} | asdict(compared) | {"notes": list(part.notes)}
@@ -274,7 +262,6 @@ def _differences(compared: Comparison, b: str) -> Table:
 
 
 def _spreads(compared: Comparison, b: str) -> Table:
-    """Build the table of standard errors by component: runs and documents."""
     rows, unit = [], page_unit(compared)
     for row in (*compared.tasks, *compared.averages):
         if parts := row.spread:

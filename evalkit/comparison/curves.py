@@ -1,7 +1,6 @@
 """Training curves: accuracy, or another outcome, by step.
 
-In: runs of one training, with steps from their revisions, checkpoints or names. Out: a `Curve` with a confidence
-interval for every point, and its report.
+In: runs of one training. Out: a `Curve` with a confidence interval for every point, and its report.
 """
 
 from __future__ import annotations
@@ -47,28 +46,22 @@ class Curve:
     rule: str
     measure: Measure
     runs: tuple[str, ...]
-    """Run folders, sorted by step."""
+    """Folders, sorted by step."""
     tasks: dict[str, tuple[Point, ...]]
     documents: dict[str, int]
-    """Number of documents of each task that all checkpoints have."""
+    """Of each task, those that all checkpoints have."""
     chance: dict[str, float]
     """Accuracy of a uniform guess on each task, and on average; empty where there are no choices."""
     average: tuple[Point, ...]
     labels: dict[str, Label]
-    """Line → printed label."""
 
 
 def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | None = None) -> Curve:
     """Return the accuracy of every checkpoint of a training, on the documents that all of them have.
 
-    Args:
-        side: the training.
-        rule: scoring rule, or a continuous outcome (`runs.score_table.outcome_key`); None: the runs' own rule.
-        steps_of_runs: step of each run; None: as `step_of` finds it.
-
-    Raises:
-        UsageError: a run has no step, two have the same, there is only one run, or the runs differ in model, documents
-            or measurement settings.
+    `rule` is a scoring rule or a continuous outcome (`runs.score_table.outcome_key`), by default the runs' own;
+    `steps_of_runs` by default as `step_of` finds them. Runs without a step, with the same one, of another model or of
+    other settings raise `UsageError`.
     """
     by_step = _by_step(side.runs, steps_of_runs or list(map(step_of, side.runs)))
     first, *later = by_step.values()
@@ -83,9 +76,9 @@ def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | No
         chance["Average"] = sum(chance.values()) / len(chance)
     tasks, counts, labels = {}, {}, {}
     for task in pairing.tasks:
-        for place, layer in enumerate(measure.layers) if measure.layers else [(None, None)]:
+        for number, layer in enumerate(measure.layers) if measure.layers else [(None, None)]:
             name = line_name(task.task, layer)
-            tasks[name] = _points(by_step, _accuracies(pairing, task, rule, measure, place), measure)
+            tasks[name] = _points(by_step, _accuracies(pairing, task, rule, measure, number), measure)
             counts[name], labels[name] = task.n, line_label(pairing.label(task.task), layer)
     whole = [_accuracies(pairing, task, rule, measure, None) for task in pairing.tasks]
     averages = [_average(of_step, measure) for of_step in zip(*whole, strict=True)]
@@ -132,7 +125,6 @@ class _Accuracy(NamedTuple):
 
 
 def _accuracies(pairing: Pairing, task: PairedTask, rule: str, measure: Measure, layer: int | None) -> list[_Accuracy]:
-    """Return the accuracy of each run on a task."""
     accuracies = []
     weights = cluster_sums(np.ones(task.n), task.clusters)
     for scores in chain(*pairing.scores(task, rule, layer)):
@@ -175,7 +167,6 @@ def _points(steps: dict[int, Run], accuracies: Sequence[_Accuracy], measure: Mea
 
 
 def curve_unit(curve: Curve) -> Unit:
-    """Return the unit that a curve is printed in."""
     return unit_of(
         curve.measure, [point.stderr for points in (*curve.tasks.values(), curve.average) for point in points]
     )
@@ -193,8 +184,8 @@ def curve_report(curves: Sequence[Curve]) -> Report:
             f"{len(training.tasks)} {noun}{'s' * (len(training.tasks) > 1)})"
         )
         rows = []
-        for place, point in enumerate(training.average):
-            cells = [unit.value(points[place].accuracy) for points in training.tasks.values()]
+        for point, *of_tasks in zip(training.average, *training.tasks.values(), strict=True):
+            cells = [unit.value(of_task.accuracy) for of_task in of_tasks]
             rows.append([f"{point.step:,}", *cells, unit.value(point.accuracy), unit.error(point.stderr)])
         headers = ("step", *(training.labels[task].short for task in training.tasks), "Avg.", "± SE")
         tables.append(simple_table("curve", headers, rows, title=training.name if len(curves) > 1 else ""))

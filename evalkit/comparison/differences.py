@@ -35,7 +35,6 @@ class Difference:
     """Paired difference, B less A."""
 
     name: str
-    """Name of the task or average."""
     score_a: float
     score_b: float
     difference: float
@@ -49,9 +48,9 @@ class Difference:
     is the value that gives the same interval."""
     p: float | None
     spread: Spread | None
-    """Variance components, seeds and documents, if a side has several runs."""
+    """Variance components, if a side has several runs."""
     verdict: str
-    """Verdict on B: "better" or "worse" ("higher" or "lower" where neither is better), or "undecided"."""
+    """On B: "better" or "worse" ("higher" or "lower" where neither is better), or "undecided"."""
 
     def __repr__(self) -> str:
         interval = f"95 % {self.low:+.4g} to {self.high:+.4g}"
@@ -64,9 +63,8 @@ class TaskDifference(Difference):
 
     n: int
     sources: int
-    """Number of sources of the documents; fewer than documents if some share one."""
     strata: int
-    """Number of subjects; 1 for a task without subjects."""
+    """Subjects; 1 for a task without subjects."""
     dropped: int
     official: bool
     won: int
@@ -75,11 +73,9 @@ class TaskDifference(Difference):
     same: int
     test: str
     p_holm: float | None
-    """p value with Holm's correction over the tasks."""
     detectable: float | None
     """Smallest true difference that these documents detect with 80 % power (without Holm); None if there is none."""
     layer: int | None = None
-    """Layer of the model, for measures with a value per layer."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,7 +90,7 @@ class RuleVerdict:
     rule: str
     average: AverageDifference
     better: int
-    """Number of tasks on which B is better, or higher where neither is better."""
+    """Tasks on which B is better, or higher."""
     worse: int
 
 
@@ -111,9 +107,8 @@ class ContinuousEvidence:
     times: float | None
     """How many times fewer documents it needs than accuracy for the same power; None if that is not known."""
     times_low: float | None
-    """The 95 % interval."""
+    """The 95 % interval, which may have no upper end."""
     times_high: float | None
-    """None also where it has no upper end."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,6 @@ class Comparison:
     a: str
     b: str
     runs_a: tuple[str, ...]
-    """Run folders."""
     runs_b: tuple[str, ...]
     rule: str
     measure: Measure
@@ -140,7 +134,6 @@ class Comparison:
     letters: tuple[str, ...] = ()
     """Tasks whose answers are letters, if the outcome is one that mostly measures their format."""
     continuous: ContinuousEvidence | None = None
-    """None if the comparison is not about accuracy, or a run has no continuous outcome."""
 
     def __repr__(self) -> str:
         average = f"average {self.average.difference:+.4g}: {self.average.verdict}"
@@ -153,15 +146,12 @@ class Comparison:
 
     @property
     def average(self) -> AverageDifference:
-        """Average over all tasks."""
+        """Over all tasks."""
         return self.averages[-1]
 
     def count(self, verdict: str) -> int:
         """Return the number of tasks with a verdict."""
         return sum(task.verdict == verdict for task in self.tasks)
-
-
-FINE, IS_WORSE, IS_UNDECIDED = 0, 3, 4
 
 
 def exit_code(comparisons: Sequence[Comparison], margin: float) -> int:
@@ -171,12 +161,7 @@ def exit_code(comparisons: Sequence[Comparison], margin: float) -> int:
     by more than the margin. It is non-inferior if the whole interval of its average is above -margin. Without a margin
     a side that is equal to A is therefore undecided: no number of documents proves that two sides are equal.
 
-    Args:
-        comparisons: with the same baseline.
-        margin: largest acceptable loss of the average: a fraction, or in the measure's unit.
-
-    Raises:
-        UsageError: the measure has no better direction.
+    The margin is a fraction, or in the measure's unit. A measure without a better direction raises `UsageError`.
     """
     measure = comparisons[0].measure
     if measure.higher_is_better is None:
@@ -188,6 +173,6 @@ def exit_code(comparisons: Sequence[Comparison], margin: float) -> int:
         worst, best = sorted((sign * comparison.average.low, sign * comparison.average.high))
         losses = (-sign * task.difference for task in comparison.tasks if task.verdict == WORSE)
         if best < -margin or any(loss > margin for loss in losses):
-            return IS_WORSE
-        codes.append(FINE if worst > -margin else IS_UNDECIDED)
+            return 3
+        codes.append(0 if worst > -margin else 4)
     return max(codes)

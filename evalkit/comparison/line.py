@@ -40,13 +40,9 @@ MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip and t", "t over seeds and docu
 
 
 class ScoredLine:
-    """Scores of a line with their difference, its errors and its test.
+    """[runs of the side, n] scores of a line, with their difference, its errors and its test.
 
-    Args:
-        paired: its documents.
-        a, b: [runs of the side, n] scores.
-        measure: of the scores.
-        layer: of the model; None if a document has one score, or for the mean over layers.
+    `layer` is None if a document has one score, or for the mean over layers.
     """
 
     def __init__(self, paired: PairedTask, a: Floats, b: Floats, measure: Measure, layer: int | None = None) -> None:
@@ -92,7 +88,7 @@ class ScoredLine:
         return None if smooth is None or discrete is None else max(smooth, discrete)
 
     def difference(self, p_holm: float, with_power: bool) -> TaskDifference:
-        """Return the record of the line; the smallest detectable difference, which is slow, only if `with_power`."""
+        """Return the record of the line, with the smallest detectable difference, which is slow, if `with_power`."""
         paired, measure, lower = self.paired, self.measure, self.measure.higher_is_better is False
         corrected = None if self.p is None else p_holm
         return TaskDifference(
@@ -118,16 +114,6 @@ def by_task(pairing: Pairing, rule: str) -> list[ScoredLine]:
     """Return a line for each task; for a measure with layers, of each document's mean over them."""
     measure = pairing.measure(rule)
     return [ScoredLine(task, *pairing.scores(task, rule), measure) for task in pairing.tasks]
-
-
-def by_layer(pairing: Pairing, rule: str) -> list[ScoredLine]:
-    """Return a line for each layer of each task."""
-    measure = pairing.measure(rule)
-    return [
-        ScoredLine(task, *pairing.scores(task, rule, place), measure, layer)
-        for task in pairing.tasks
-        for place, layer in enumerate(measure.layers)
-    ]
 
 
 def average_difference(name: str, lines: Sequence[ScoredLine]) -> AverageDifference:
@@ -203,14 +189,8 @@ def efficiency(accuracy: Sequence[ScoredLine], other: Sequence[ScoredLine]) -> t
     """Return how many times fewer documents an outcome needs than accuracy at equal power, and the 95 % interval.
 
     Several runs of a side are taken as they are: the ratio is about documents, not about seeds. The upper end is
-    infinite where accuracy's difference may be zero. The interval is Fieller's, of the ratio of two expectations.
-
-    Args:
-        accuracy: lines of tasks under accuracy.
-        other: lines of the same tasks, in the same order, under the outcome.
-
-    Returns:
-        None where the outcome's difference may be zero, or where every ratio is possible.
+    infinite where accuracy's difference may be zero. The interval is Fieller's, of the ratio of two expectations. None
+    where the outcome's difference may be zero, or where every ratio is possible.
     """
     first, second = (average([line.documents for line in lines]) for lines in (accuracy, other))
     if not (first.variance > 0 and second.variance > 0):
@@ -218,8 +198,8 @@ def efficiency(accuracy: Sequence[ScoredLine], other: Sequence[ScoredLine]) -> t
     a, b = first.value / first.stderr, second.value / second.stderr
     # Both differences, in units of their errors, are correlated over samples of documents
     sums = [
-        mean(one.differences / first.stderr + two.differences / second.stderr, one.paired.clusters, one.paired.strata)
-        for one, two in zip(accuracy, other, strict=True)
+        mean(x.differences / first.stderr + y.differences / second.stderr, x.paired.clusters, x.paired.strata)
+        for x, y in zip(accuracy, other, strict=True)
     ]
     correlation = max(-1.0, min(1.0, average(sums).variance / 2 - 1))
     square = t_quantile((1 + CONFIDENCE) / 2, min(first.freedom, second.freedom)) ** 2

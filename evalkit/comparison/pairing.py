@@ -39,17 +39,15 @@ class PairedTask:
     rows: tuple[Codes, ...]
     """For each run of A, then of B: [n] indices of the documents in the run's own table."""
     dropped: int
-    """Number of documents that only some of the runs have."""
+    """Documents that only some of the runs have."""
     official: bool
 
     @property
     def n(self) -> int:
-        """Number of paired documents."""
         return len(self.rows[0])
 
     @property
     def sources(self) -> int:
-        """Number of sources of the documents."""
         return self.n if self.clusters is None else len(np.unique(self.clusters))
 
 
@@ -66,21 +64,15 @@ class Pairing:
     """Runs of A, then of B."""
 
     def label(self, task: str) -> Label:
-        """Return the printed label of a task."""
         first = self.graded[0].run
         return benchmark_of(first).label(first, task)
 
     def key(self, rule: str | None) -> str:
-        """Return the key of a rule or outcome (`outcome_key`), by default and for a margin the runs' own.
-
-        Raises:
-            UsageError: no rule is given and the runs have different ones.
-        """
+        """Return the key of a rule or outcome (`outcome_key`), by default and for a margin the runs' own."""
         if rule not in (None, MARGIN):
             return rule
-        if len(rules := list(dict.fromkeys(one.run.manifest["rule"] for one in self.graded))) > 1:
-            first, *others = (one.rules for one in self.graded)
-            common = ", ".join(name for name in first if all(name in other for other in others)) or "no rule"
+        if len(rules := list(dict.fromkeys(graded.run.manifest["rule"] for graded in self.graded))) > 1:
+            common = ", ".join(_common([graded.rules for graded in self.graded])) or "no rule"
             raise UsageError(
                 f"the runs have different rules ({', '.join(rules)}); name one with --rule: all runs support {common}"
             )
@@ -88,22 +80,18 @@ class Pairing:
 
     def alternatives(self, rule: str) -> list[str]:
         """Return the rules that all runs support and that measure the same as `rule`."""
-        first, *others = (one.alternatives(rule) for one in self.graded)
-        return [name for name in first if all(name in other for other in others)]
+        return _common([graded.alternatives(rule) for graded in self.graded])
 
     def measure(self, rule: str) -> Measure:
-        """Return the measure of documents under a rule, the same in all runs.
-
-        Raises:
-            UsageError: a run does not support the rule, or the runs measured different layers.
-        """
-        first, *others = measures = [one.measure(rule) for one in self.graded]
-        for one, other in zip(self.graded[1:], others, strict=True):
+        """Return the measure of documents under a rule; runs that measured different layers raise `UsageError`."""
+        measures = [graded.measure(rule) for graded in self.graded]
+        first = measures[0]
+        for graded, other in zip(self.graded, measures, strict=True):
             if (other.layers, other.averaged) != (first.layers, first.averaged):
                 mine, theirs = (measure.averaged or f"{len(measure.layers)} layers" for measure in (first, other))
                 raise UsageError(
                     f"{first.name} is of {mine} in run {self.graded[0].run.folder.name} and of {theirs} in run "
-                    f"{one.run.folder.name}; compare models with the same layers, or one layer: --rule {rule}@-1"
+                    f"{graded.run.folder.name}; compare models with the same layers, or one layer: --rule {rule}@-1"
                 )
         # An imported log may not say which direction is better, where another run does
         return next((measure for measure in measures if measure.higher_is_better is not None), first)
@@ -113,18 +101,20 @@ class Pairing:
 
         `layer` is the index of one of the measure's layers; None: each document's mean over them.
         """
-        scores = [one.by_rule(rule)[rows] for one, rows in zip(self.graded, task.rows, strict=True)]
+        scores = [graded.by_rule(rule)[rows] for graded, rows in zip(self.graded, task.rows, strict=True)]
         scores = [of if of.ndim == 1 else of.mean(axis=1) if layer is None else of[:, layer] for of in scores]
         count = len(self.a.runs)
         return np.stack(scores[:count]), np.stack(scores[count:])
 
 
+def _common(names: Sequence[Sequence[str]]) -> list[str]:
+    return [name for name in names[0] if all(name in other for other in names)]
+
+
 def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
     """Pair the runs of two sides by document; runs that are read are added to `graded`, by their folder.
 
-    Raises:
-        UsageError: the runs are of different suites or documents, or have no task in common.
-        RunError: a table is damaged or too old.
+    Runs of different suites or documents, or without a common task, raise `UsageError`.
     """
     runs = (*a.runs, *b.runs)
     for run in runs:
@@ -140,18 +130,17 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
     for other in of_runs[1:]:
         of_runs[0].check_alike(other)
         other.check_alike(of_runs[0])
-    by_run = [list(dict.fromkeys(one.documents["task"])) for one in of_runs]
-    shared = [task for task in by_run[0] if all(task in tasks for tasks in by_run)]
-    left_out = {task: "not in every run" for task in dict.fromkeys(chain(*by_run)) if task not in shared}
-    for one in of_runs:
-        measured = [task["task"] for task in one.run.stored["tasks"]]
-        left_out |= {task: one.lacking for task in measured if not any(task in tasks for tasks in by_run)}
+    by_run = [list(dict.fromkeys(of_run.documents["task"])) for of_run in of_runs]
+    shared, every = _common(by_run), dict.fromkeys(chain(*by_run))
+    left_out = {task: "not in every run" for task in every if task not in shared}
+    for of_run in of_runs:
+        left_out |= {task["task"]: of_run.lacking for task in of_run.run.stored["tasks"] if task["task"] not in every}
     if not shared:
         reasons = ", ".join(f"{task}: {reason}" for task, reason in left_out.items())
         raise UsageError(f"the runs have no task in common ({reasons}); compare runs with a common task")
     for task in shared:
         for run in runs[1:]:
-            check_same_documents(runs[0], run, task, all(one.has_contents for one in of_runs))
+            check_same_documents(runs[0], run, task, all(of_run.has_contents for of_run in of_runs))
     return Pairing(a, b, tuple(_paired(of_runs, shared)), left_out, of_runs)
 
 
@@ -167,18 +156,18 @@ def check_same_documents(a: Run, b: Run, task: str, by_content: bool = False) ->
 
 def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[PairedTask]:
     for task in tasks:
-        tables = [one.documents[one.documents["task"] == task] for one in graded]
-        places, dropped = _places(tables, _identity(task, tables, graded))
-        if not len(places[0]):
+        tables = [of_run.documents[of_run.documents["task"] == task] for of_run in graded]
+        indices, dropped = _indices(tables, _identity(task, tables, graded))
+        if not len(indices[0]):
             raise UsageError(f"task {task}: the runs have no document in common; run both on the same documents")
-        first, *others = chosen = [table.iloc[place] for table, place in zip(tables, places, strict=True)]
-        for one, table in zip(graded[1:], others, strict=True):
-            for column in one.checked:  # equal, unless a table was modified
+        first, *others = chosen = [table.iloc[index] for table, index in zip(tables, indices, strict=True)]
+        for of_run, table in zip(graded[1:], others, strict=True):
+            for column in of_run.checked:  # equal, unless a table was modified
                 if (wrong := np.flatnonzero(first[column].to_numpy() != table[column].to_numpy())).size:
                     row = first.iloc[int(wrong[0])]
                     raise UsageError(
                         f"task {task}: {row['subtask']} document {row['doc_id']} has another '{column}' in run "
-                        f"{one.run.folder.name} than in run {graded[0].run.folder.name}; it is not the same document"
+                        f"{of_run.run.folder.name} than in run {graded[0].run.folder.name}; it is not the same document"
                     )
         subjects, names = first["subtask"].factorize()
         alone = (first[CLUSTER].to_numpy() == first["doc_id"].to_numpy()).all()
@@ -190,14 +179,14 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
             strata=np.asarray(subjects, np.int64) if len(names) > 1 else None,
             rows=tuple(np.asarray(table.index, np.int64) for table in chosen),
             dropped=dropped,
-            official=not any(task in marked for one in graded for marked in unofficial(one.run.manifest).values()),
+            official=not any(task in marked for run in graded for marked in unofficial(run.run.manifest).values()),
         )
 
 
 def _identity(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, ...]) -> str:
     """Return the column that identifies a document: its content where all runs have it, else its number."""
     having = [CONTENT in table for table in tables]
-    if any(having) and not all(having) and any(is_imported(one.run.manifest) for one in graded):
+    if any(having) and not all(having) and any(is_imported(of_run.run.manifest) for of_run in graded):
         raise UsageError(
             f"task {task}: run {graded[having.index(False)].run.folder.name} has no hashes of its documents' content, "
             "by which an imported run is paired: run its command again with a new --output"
@@ -205,7 +194,7 @@ def _identity(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, .
     return CONTENT if all(having) else "doc_id"
 
 
-def _places(tables: Sequence[pd.DataFrame], identity: str) -> tuple[list[Codes], int]:
+def _indices(tables: Sequence[pd.DataFrame], identity: str) -> tuple[list[Codes], int]:
     """Return the indices of the common documents in each table, in the first one's order, and the number of others."""
     names = ["subtask", identity]
     first, *others = ([table[name].to_numpy() for name in names] for table in tables)

@@ -26,18 +26,14 @@ _FAINT, _LIGHT = "#ececec", "#888888"
 
 
 def forest(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Draw a forest plot: a row for each task, a panel for each side that is compared with A.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Draw a forest plot: a row for each task, a panel for each side that is compared with A."""
     comparisons = [replace(each, a=short_name(each.a), b=short_name(each.b)) for each in comparisons]
     tasks = {task.name: task for each in comparisons for task in each.tasks}
     averages = (
         list(dict.fromkeys(mean.name for each in comparisons for mean in each.averages)) if len(tasks) > 1 else []
     )
-    heights = {name: -float(place) for place, name in enumerate(tasks)}
-    heights |= {name: -(len(tasks) + 0.4 + place) for place, name in enumerate(averages)}
+    heights = {name: -float(row) for row, name in enumerate(tasks)}
+    heights |= {name: -(len(tasks) + 0.4 + row) for row, name in enumerate(averages)}
     figure = new_figure(1.6 + 6.2 * len(comparisons), 0.34 * len(heights) + 2.0)
     panels = figure.subplots(1, len(comparisons), squeeze=False, sharey=True)[0]
     edges = [abs(edge) for each in comparisons for row in (*each.tasks, *each.averages) for edge in (row.low, row.high)]
@@ -59,11 +55,7 @@ def forest(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def curves(trainings: Sequence[Curve], path: Path) -> None:
-    """Draw accuracy by step with 95 % bands: a panel for the average and every task, a line for each training.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Draw accuracy by step with 95 % bands: a panel for the average and every task, a line for each training."""
     tasks = list(dict.fromkeys(task for each in trainings for task in each.tasks))
     names = ["Average", *tasks] if len(tasks) > 1 else tasks
     columns = min(3, len(names))
@@ -114,9 +106,9 @@ def _panel(panel: Axes, compared: Comparison, heights: Mapping[str, float], reac
     lower = compared.measure.higher_is_better is False
     left, right = (compared.b, compared.a) if lower else (compared.a, compared.b)
     verdict = f"is {compared.verdicts[0]}"
-    for side, text, place in (("left", f"← {left} {verdict}", 0.0), ("right", f"{right} {verdict} →", 1.0)):
-        style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "#666666", **PLAIN}
-        panel.annotate(text, (place, 1), xycoords="axes fraction", xytext=(0, 6), ha=side, **style)
+    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "#666666", **PLAIN}
+    for side, text, x in (("left", f"← {left} {verdict}", 0.0), ("right", f"{right} {verdict} →", 1.0)):
+        panel.annotate(text, (x, 1), xycoords="axes fraction", xytext=(0, 6), ha=side, **style)
     panel.set_xlabel("difference, points" if unit.points else "difference", fontsize=8.5, color=INK)
     style_axes(panel)
     panel.spines["left"].set_visible(False)
@@ -124,30 +116,19 @@ def _panel(panel: Axes, compared: Comparison, heights: Mapping[str, float], reac
 
 
 def _row(panel: Axes, row: Difference, height: float, p: float | None, unit: Unit) -> None:
-    colour = COLOURS[row.verdict]
-    reach = [unit.factor * row.low, unit.factor * row.high]
+    colour, marker = COLOURS[row.verdict], "o" if isinstance(row, TaskDifference) else "D"
+    reach, face = [unit.factor * row.low, unit.factor * row.high], "white" if row.verdict == UNDECIDED else colour
     panel.plot(reach, [height, height], color=colour, linewidth=2.0, solid_capstyle="round", zorder=2)
-    panel.plot(
-        [unit.factor * row.difference],
-        [height],
-        color=colour,
-        marker="o" if isinstance(row, TaskDifference) else "D",
-        markersize=6.5,
-        markerfacecolor="white" if row.verdict == UNDECIDED else colour,
-        markeredgewidth=1.5,
-        zorder=3,
-    )
+    look = {"marker": marker, "markersize": 6.5, "markerfacecolor": face, "markeredgewidth": 1.5}
+    panel.plot([unit.factor * row.difference], [height], color=colour, zorder=3, **look)  # type: ignore[arg-type]
     _margin_text(panel, unit.difference(row.difference), height, 34, fontsize=9, color=colour)
     _margin_text(panel, f"p {p_text(p)}", height, 42, fontsize=7.5, color=_LIGHT, ha="left")
 
 
 def _margin_text(panel: Axes, text: str, height: float, shift: float, **style: Any) -> None:
     """Write text at a row's height, `shift` points to the right of the panel, or to its left if negative."""
-    place = (1 if shift > 0 else 0, height)
-    look = {"ha": "right", "va": "center"} | style | PLAIN
-    panel.annotate(
-        text, place, xycoords=("axes fraction", "data"), xytext=(shift, 0), textcoords="offset points", **look
-    )
+    look = {"ha": "right", "va": "center", "textcoords": "offset points"} | style | PLAIN
+    panel.annotate(text, (int(shift > 0), height), xycoords=("axes fraction", "data"), xytext=(shift, 0), **look)
 
 
 def _short_count(value: float, _: int | None = None) -> str:

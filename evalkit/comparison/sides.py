@@ -1,8 +1,7 @@
 """Sides of a comparison, and the claim that it supports.
 
 In: references to runs and groups, as on the command line. Out: `Side`s of finished runs with unique names, and no run
-twice; and a `Claim`. Two runs compare two checkpoints, or one checkpoint under two settings; several seeds of each side
-compare two architectures.
+twice; and a `Claim`: about checkpoints, settings, or, with several seeds of each side, architectures.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from evalkit.escape import printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, read_json
 from evalkit.runs.finding import find_run, is_generic
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import Trait, checkpoint_of, documents_read, model_differences, same_checkpoint
+from evalkit.runs.traits import checkpoint_of, documents_read, model_differences, same_checkpoint
 
 _STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_= ]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -62,26 +61,17 @@ class Side:
 
 
 Group: TypeAlias = tuple[str, Sequence[Run]]
-"""Name, and the runs of one side."""
 
 
 def find_sides(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
-    """Find the sides of a comparison, in their order: runs (`finding.find_run`), then groups "NAME=run,run,…".
-
-    Raises:
-        UsageError: a malformed group, or a duplicate run or name.
-    """
-    named = [read_group(group) for group in groups]
+    """Find the sides of a comparison, in their order: runs (`finding.find_run`), then groups "NAME=run,run,…"."""
+    named = list(map(read_group, groups))
     singles = [find_run(text, root) for text in given]
     return sides_of(singles, [(name, [find_run(run, root) for run in runs]) for name, runs in named])
 
 
 def find_trainings(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
-    """Find the trainings of a curve: all single runs are one training, and each group is one.
-
-    Raises:
-        UsageError: no run is given, or one is given twice.
-    """
+    """Find the trainings of a curve: all single runs are one training, and each group is one."""
     trainings: list[Group] = [(name, [find_run(run, root) for run in runs]) for name, runs in map(read_group, groups)]
     if singles := [find_run(text, root) for text in given]:
         folders = {str(run.manifest["model"]).rstrip("/").rpartition("/")[0].rpartition("/")[2] for run in singles}
@@ -93,20 +83,16 @@ def find_trainings(given: Sequence[str], groups: Sequence[str], root: Path) -> l
 
 
 def read_group(text: str) -> tuple[str, list[str]]:
-    """Return name and run references of a group, "NAME=run,run,…". Raises `UsageError`."""
-    name, sign, listed = text.partition("=")
+    """Return name and run references of a group, "NAME=run,run,…"."""
+    name, _, listed = text.partition("=")
     runs = [part.strip() for part in listed.split(",") if part.strip()]
-    if not (sign and name.strip() and runs):
+    if not (name.strip() and runs):
         raise UsageError(f"--group {text}: write it as NAME=RUN,RUN,…")
     return printable(name.strip()), runs
 
 
 def sides_of(singles: Sequence[Run], groups: Sequence[Group], single_names: Sequence[str] = ()) -> list[Side]:
-    """Return sides in their order: single runs, under these names or their own, then groups.
-
-    Raises:
-        UsageError: a group without runs, or a duplicate run or name.
-    """
+    """Return sides in their order: single runs, under these names or their own, then groups; none twice."""
     if empty := [name for name, runs in groups if not runs]:
         raise UsageError(f"group {empty[0]} has no runs; name one or more, or remove the group")
     sides = [Side(name, (run,)) for name, run in zip(single_names or names(singles), singles, strict=True)]
@@ -118,7 +104,7 @@ def sides_of(singles: Sequence[Run], groups: Sequence[Group], single_names: Sequ
 def check_unique(sides: Sequence[Side]) -> None:
     """Raise `UsageError` if a run or a side's name occurs twice."""
     seen: dict[str, str] = {}
-    for side in sides:
+    for number, side in enumerate(sides):
         for run in side.runs:
             if (identity := run.manifest["id"]) in seen:
                 raise UsageError(
@@ -126,43 +112,34 @@ def check_unique(sides: Sequence[Side]) -> None:
                     "compared with itself; remove one"
                 )
             seen[identity] = side.name
-    for place, side in enumerate(sides):
-        if side.name in [other.name for other in sides[:place]]:
+        if side.name in [other.name for other in sides[:number]]:
             raise UsageError(f"two sides are called '{side.name}'; give the groups different names")
 
 
 def names(runs: Sequence[Run]) -> list[str]:
     """Return a unique name for each run: its model, with the settings that distinguish runs of models of that name."""
-    models, settings = list(map(_model_name, runs)), list(map(_settings, runs))
+    models, settings = [], []
+    for run in runs:
+        parts = [part for part in str(run.manifest["model"]).rstrip("/").split("/") if part]
+        # The last part of a folder or hub name, with its parent if that is a step or a common word
+        count = 2 if len(parts) > 1 and (is_generic(parts[-1]) or step_in(parts[-1]) is not None) else 1
+        models.append("/".join(parts[-count:]) or run.folder.name)
+        specification = run.manifest["specification"]
+        shots = specification.get("num_fewshot")
+        settings.append({
+            "revision": str(run.manifest.get("revision") or ""),
+            "template": run.template,
+            "dtype": str(specification.get("dtype") or ""),
+            "shots": f"{shots}-shot" if shots else "",
+            "limit": documents_read(specification) or "all documents",
+        })  # fmt: skip
     unique = []
     for model, mine in zip(models, settings, strict=True):
         alike = [theirs for other, theirs in zip(models, settings, strict=True) if other == model]
         differing = [value for key, value in mine.items() if value and len({theirs[key] for theirs in alike}) > 1]
         unique.append(printable(" ".join([model, *differing])))
-    return [
-        name if unique.count(name) == 1 else f"{name} {run.manifest['id']}"
-        for name, run in zip(unique, runs, strict=True)
-    ]
-
-
-def _model_name(run: Run) -> str:
-    """Return the last part of a folder or hub name, with its parent if the last part is a step or a common word."""
-    parts = [part for part in str(run.manifest["model"]).rstrip("/").split("/") if part]
-    if len(parts) > 1 and (is_generic(parts[-1]) or step_in(parts[-1]) is not None):
-        return "/".join(parts[-2:])
-    return parts[-1] if parts else run.folder.name
-
-
-def _settings(run: Run) -> dict[str, str]:
-    specification = run.manifest["specification"]
-    shots = specification.get("num_fewshot")
-    return {
-        "revision": str(run.manifest.get("revision") or ""),
-        "template": run.template,
-        "dtype": str(specification.get("dtype") or ""),
-        "shots": f"{shots}-shot" if shots else "",
-        "limit": documents_read(specification) or "all documents",
-    }
+    ids = [run.manifest["id"] for run in runs]
+    return [name if unique.count(name) == 1 else f"{name} {ids[n]}" for n, name in enumerate(unique)]
 
 
 @dataclass(frozen=True)
@@ -191,15 +168,47 @@ def claim_of(a: Side, b: Side) -> Claim:
             )
         check_uniform(side)
     settings = _differing(a, b)
-    return Claim(*_kind_and_sentence(a, b, settings), settings)
+    if {checkpoint_of(run) for run in a.runs} == {checkpoint_of(run) for run in b.runs}:
+        what = " and ".join(settings) or "its location"
+        sentence = f"Both are the same checkpoint, so the claim is about {what}, not about models."
+        return Claim("setting", sentence, settings)
+    counts = (len(a.runs), len(b.runs))
+    few = "; with two seeds of a side its spread is hardly known, so only large differences show" if 2 in counts else ""
+    if counts == (1, 1):
+        kind = "checkpoints"
+        sentence = (
+            "The claim is about these two checkpoints: another seed of either could score differently, and one run "
+            "does not show by how much."
+        )
+    elif 1 in counts:
+        alone, many = (a, b) if counts[0] == 1 else (b, a)
+        kind = "mixed"
+        sentence = (
+            f"The claim is about {many.name} ({len(many.runs)} runs) and this one checkpoint of {alone.name}; it does "
+            f"not extend to other seeds of {alone.name}, since one run does not show their spread{few}."
+        )
+    elif any(steps is not None and len(set(steps)) == len(steps) for steps in map(steps_of, (a.runs, b.runs))):
+        kind = "trainings"
+        sentence = (
+            f"The runs of a side are checkpoints of one training ({counts[0]} and {counts[1]}), so the claim is about "
+            "these trainings: their spread replaces the spread between seeds, and is likely smaller."
+        )
+    else:
+        kind = "architectures"
+        sentence = (
+            f"The claim is about two architectures: the errors cover other seeds ({counts[0]} and {counts[1]} here) "
+            f"and other documents{few}."
+        )
+    return Claim(kind, sentence, settings)
 
 
 def check_uniform(side: Side, may_differ: Collection[str] = ()) -> None:
     """Raise `UsageError` if the runs of a side have different models, or settings other than those that may differ."""
     first = side.runs[0]
     for run in side.runs[1:]:
-        models, pairs = model_differences(first, run), _setting_differences(first, run)
-        settings = [pair for pair in pairs if pair[0].refused and pair[0].name not in may_differ]
+        models = model_differences(first, run)
+        settings = [pair for pair in differences(first, run) if pair[0].refused and pair[0].name not in may_differ]
+        settings = [pair for pair in settings if pair[0].name != "rule"]
         if models or settings:
             differing = [*models, *(f"{mine.name} ({mine.value} and {theirs.value})" for mine, theirs in settings)]
             raise UsageError(
@@ -208,51 +217,19 @@ def check_uniform(side: Side, may_differ: Collection[str] = ()) -> None:
             )
 
 
-def _setting_differences(a: Run, b: Run) -> list[tuple[Trait, Trait]]:
-    """Return the traits that differ besides the checkpoint; the rule is the same for all runs of a comparison."""
-    return [pair for pair in differences(a, b) if pair[0].name != "rule"]
-
-
 def _differing(a: Side, b: Side) -> dict[str, tuple[str, str]]:
     """Return the settings that differ between any two runs → (A's values, B's)."""
     of_first: dict[str, str] = {}
-    of_runs: dict[Path, dict[str, str]] = {}
-    for run in (*a.runs, *b.runs):
-        pairs = _setting_differences(a.runs[0], run)
-        of_first |= {mine.name: mine.value for mine, _ in pairs}
-        of_runs[run.folder] = {theirs.name: theirs.value for _, theirs in pairs}
-
-    def values(side: Side, name: str) -> str:
-        return ", ".join(dict.fromkeys(of_runs[run.folder].get(name, of_first[name]) for run in side.runs))
-
-    return {name: (values(a, name), values(b, name)) for name in of_first}
-
-
-def _kind_and_sentence(a: Side, b: Side, differing: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
-    weights = [{checkpoint_of(run) for run in side.runs} for side in (a, b)]
-    if weights[0] == weights[1]:
-        what = " and ".join(differing) or "its location"
-        return "setting", f"Both are the same checkpoint, so the claim is about {what}, not about models."
-    counts = (len(a.runs), len(b.runs))
-    few = "; with two seeds of a side its spread is hardly known, so only large differences show" if 2 in counts else ""
-    if counts == (1, 1):
-        return "checkpoints", (
-            "The claim is about these two checkpoints: another seed of either could score differently, and one run "
-            "does not show by how much."
+    of_sides: list[list[dict[str, str]]] = []
+    for side in (a, b):
+        # The rule is the same for all runs of a comparison
+        of_runs = [[pair for pair in differences(a.runs[0], run) if pair[0].name != "rule"] for run in side.runs]
+        of_first |= {mine.name: mine.value for pairs in of_runs for mine, _ in pairs}
+        of_sides.append([{theirs.name: theirs.value for _, theirs in pairs} for pairs in of_runs])
+    return {
+        name: (
+            ", ".join(dict.fromkeys(of_run.get(name, value) for of_run in of_sides[0])),
+            ", ".join(dict.fromkeys(of_run.get(name, value) for of_run in of_sides[1])),
         )
-    if 1 in counts:
-        alone, many = (a, b) if counts[0] == 1 else (b, a)
-        return "mixed", (
-            f"The claim is about {many.name} ({len(many.runs)} runs) and this one checkpoint of {alone.name}; it does "
-            f"not extend to other seeds of {alone.name}, since one run does not show their spread{few}."
-        )
-    steps = [steps_of(side.runs) for side in (a, b)]
-    if any(listed is not None and len(set(listed)) == len(listed) for listed in steps):
-        return "trainings", (
-            f"The runs of a side are checkpoints of one training ({counts[0]} and {counts[1]}), so the claim is about "
-            "these trainings: their spread replaces the spread between seeds, and is likely smaller."
-        )
-    return "architectures", (
-        f"The claim is about two architectures: the errors cover other seeds ({counts[0]} and {counts[1]} here) and "
-        f"other documents{few}."
-    )
+        for name, value in of_first.items()
+    }

@@ -1,7 +1,7 @@
 """Outcomes of documents: right or wrong, by how much, tied, truncated.
 
 In: a finished run, by its benchmark's views. Out: `TaskOutcomes`, with the same arrays for choices and for answers, and
-a `DocumentOutcome` for each document, with its plain data.
+a `DocumentOutcome` for each document.
 """
 
 from __future__ import annotations
@@ -22,52 +22,41 @@ from evalkit.runs.rules import Floats, best_choices, find_rule, row_scores
 from evalkit.runs.score_table import SEGMENTS
 
 Flags = NDArray[np.bool_]
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Decisions:
     """Decisions of a rule, [documents] each, in the order of the task's score table."""
 
-    starts: Places
+    starts: Indices
     """The document's first row in the table."""
-    gold: Places
-    prediction: Places
-    """Index of the predicted choice; the first one in a tie, as in lm-eval."""
+    gold: Indices
+    prediction: Indices
+    """The first choice in a tie, as in lm-eval."""
     tie: Flags
     """Whether several choices have the highest score."""
     right: Flags
-    """Whether the prediction is the gold choice."""
     margin: Floats
     """Score of the gold choice less the highest score of another choice, in the rule's unit: negative where the
     prediction is wrong, 0 in a tie with the gold choice, inf for a document with one choice."""
 
 
 def decisions(view: ChoiceView, rule: str) -> Decisions:
-    """Return the decisions of a rule about the documents of a task.
-
-    Raises:
-        UnknownNameError: there is no such rule.
-        UsageError: the run lacks the scores that the rule needs.
-    """
+    """Return the decisions of a rule about a task's documents; a run without the rule's scores raises `UsageError`."""
     table = view.scores
     scores = row_scores(table, find_rule(rule))
     starts, prediction, tie = best_choices(scores, table["choice"].to_numpy())
     gold = table["gold"].to_numpy()[starts]
-    margin = _margins(scores, starts, starts + gold)
+    margin: Floats = np.empty(0)
+    if len(starts):
+        of_gold, others = scores[starts + gold], scores.copy()
+        others[starts + gold] = -np.inf
+        best = np.maximum.reduceat(others, starts)
+        # Of two infinities, whose difference is no number, both are the worst possible score: a tie
+        margin = np.subtract(of_gold, best, out=np.zeros(len(gold)), where=of_gold != best)
+        margin = np.where(np.diff(np.append(starts, len(scores))) == 1, np.inf, margin)
     return Decisions(starts, gold, prediction, tie, prediction == gold, margin)
-
-
-def _margins(scores: Floats, starts: Places, gold_rows: Places) -> Floats:
-    if not len(starts):
-        return np.empty(0)
-    others = scores.copy()
-    others[gold_rows] = -np.inf
-    best = np.maximum.reduceat(others, starts)
-    gold = scores[gold_rows]
-    # Of two infinities, whose difference is no number, both are the worst possible score: a tie
-    margin = np.subtract(gold, best, out=np.zeros(len(gold)), where=gold != best)
-    return np.where(np.diff(np.append(starts, len(scores))) == 1, np.inf, margin)
 
 
 BEST = 1.0
@@ -90,29 +79,23 @@ class TaskOutcomes:
     """Margin of choices (see `Decisions`), score of answers; NaN for an answer without a score."""
     truncated: Flags
     decided: Decisions | None = None
-    """Decisions about choices; None for answers."""
+    """None for answers, as the rule."""
     rule: str | None = None
-    """The rule that chose; None for answers."""
 
     @property
     def wrong(self) -> Flags:
-        """Whether a document is neither right nor without a score."""
+        """Neither right nor without a score."""
         return ~self.right & ~np.isnan(self.value)
 
     @cached_property
-    def places(self) -> dict[DocumentName, int]:
-        """Subtask and id → index of the document."""
-        return {key: place for place, key in enumerate(self.keys)}
+    def indices(self) -> dict[DocumentName, int]:
+        return {key: index for index, key in enumerate(self.keys)}
 
 
 def run_outcomes(run: Run, tasks: Collection[str], rule: str | None, say: Say) -> Iterator[TaskOutcomes]:
     """Yield the tasks (none named: all) of a finished run with the outcomes of their documents.
 
-    `rule` is the rule that chooses, by default the run's own.
-
-    Raises:
-        UsageError: a rule is given for answers, or the run lacks its scores.
-        EvalkitError: the run is not finished, or damaged.
+    `rule` is the rule that chooses, by default the run's own; a rule for answers raises `UsageError`.
     """
     run.require_finished()
     if rule is not None:
@@ -136,12 +119,11 @@ class DocumentOutcome(NamedTuple):
     """One document in one run."""
 
     task: TaskOutcomes
-    place: int
-    """Its index in the task."""
+    number: int
 
     @property
     def key(self) -> DocumentName:
-        return self.task.keys[self.place]
+        return self.task.keys[self.number]
 
     @property
     def name(self) -> str:
@@ -151,16 +133,16 @@ class DocumentOutcome(NamedTuple):
 
     @property
     def value(self) -> float:
-        return float(self.task.value[self.place])
+        return float(self.task.value[self.number])
 
     @property
     def answer(self) -> AnsweredDocument | None:
-        """The answered document; None of one with choices."""
-        return self.task.view.documents[self.place] if isinstance(self.task.view, AnswerView) else None
+        """None of a document with choices."""
+        return self.task.view.documents[self.number] if isinstance(self.task.view, AnswerView) else None
 
     @property
     def text(self) -> ChoiceText | None:
-        """The texts of a document with choices; None if there are none."""
+        """None of an answer, and of choices without texts."""
         if not isinstance(self.task.view, ChoiceView):
             return None
         subtask, identity = self.key
@@ -168,38 +150,39 @@ class DocumentOutcome(NamedTuple):
 
     @property
     def gold(self) -> int:
-        """Index of the gold choice."""
         assert self.task.decided is not None
-        return int(self.task.decided.gold[self.place])
+        return int(self.task.decided.gold[self.number])
 
     @property
     def rows(self) -> list[dict[Any, Any]]:
         """The rows of the choices in the score table; none of an answer."""
         if self.task.decided is None or not isinstance(self.task.view, ChoiceView):
             return []
-        scores, start = self.task.view.scores, int(self.task.decided.starts[self.place])
+        scores, start = self.task.view.scores, int(self.task.decided.starts[self.number])
         return scores.iloc[start : start + int(scores["choices"].iloc[start])].to_dict("records")
 
     def decision(self, made: Decisions) -> dict[str, Any]:
         """Return what a rule chooses, as plain data."""
         return {
-            "prediction": int(made.prediction[self.place]),
-            "right": bool(made.right[self.place]),
-            "tie": bool(made.tie[self.place]),
-            "margin": float(made.margin[self.place]),
+            "prediction": int(made.prediction[self.number]),
+            "right": bool(made.right[self.number]),
+            "tie": bool(made.tie[self.number]),
+            "margin": float(made.margin[self.number]),
         }
 
     def outcome(self) -> dict[str, Any]:
         """Return the outcome as plain data: of choices the prediction, of an answer its text and score."""
-        task, place = self.task, self.place
-        right = {"right": bool(task.right[place]) if task.right[place] or task.wrong[place] else None}
-        truncated = {"truncated": bool(task.truncated[place])}
+        task, number = self.task, self.number
+        known: dict[str, Any] = {
+            "right": bool(task.right[number]) if task.right[number] or task.wrong[number] else None
+        }
+        known |= {"truncated": bool(task.truncated[number])}
         if isinstance(task.view, AnswerView):
-            document = task.view.documents[place]
-            about = {"answer": document.answer, "references": list(document.references), "metric": task.view.metric}
-            return about | {"score": document.score} | right | truncated | dict(document.facts)
+            answer = task.view.documents[number]
+            about = {"answer": answer.answer, "references": list(answer.references), "metric": task.view.metric}
+            return about | {"score": answer.score} | known | dict(answer.facts)
         assert task.decided is not None
-        return {"gold": self.gold} | self.decision(task.decided) | right | truncated
+        return {"gold": self.gold} | self.decision(task.decided) | known
 
     def record(self) -> dict[str, Any]:
         """Return the outcome with its run, and the scores of the choices by segment, as plain data."""
@@ -215,12 +198,12 @@ def _segment_scores(row: Mapping[Any, Any]) -> dict[str, dict[str, float | None]
     scored. A log-likelihood that the run does not have is None.
     """
     # Token counts of an imported log are not known
-    counted = [segment for segment in SEGMENTS if row[f"n_{segment}"] > 0]
-    present = counted or [segment for segment in SEGMENTS if not np.isnan(row[f"ll_{segment}"])]
+    known = [segment for segment in SEGMENTS if not np.isnan(row[f"ll_{segment}"])]
+    present = [segment for segment in SEGMENTS if row[f"n_{segment}"] > 0] or known
     scores = {segment: _numbers(row[f"ll_{segment}"], row[f"n_{segment}"]) for segment in present}
     if not np.isnan(row["ll_unconditional"]):
         scores["unconditional"] = _numbers(row["ll_unconditional"], row["n_continuation"])
-    scored = [segment for segment in present if not np.isnan(row[f"ll_{segment}"])]
+    scored = [segment for segment in present if segment in known]
     if len(scored) > 1:
         scores["whole"] = _numbers(*(sum(row[f"{kind}_{segment}"] for segment in scored) for kind in ("ll", "n")))
     return scores

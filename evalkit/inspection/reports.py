@@ -18,10 +18,8 @@ from evalkit.reporting.table import Table, simple_table
 from evalkit.reporting.terminal import coloured
 from evalkit.runs.rules import find_rule
 
-_OPTION = 40
-"""Most characters of an option."""
-_LISTED_TEXT, _LISTED_OPTION = 60, 24
-"""In a list: most characters of the beginning of a text, and of an option or an answer."""
+_OPTION, _LISTED_OPTION, _LISTED_TEXT = 40, 24, 60
+"""Most characters of an option, of one in a list (or of an answer), and of the beginning of a text there."""
 
 
 def prompt_text(selected: SelectedDocument) -> str:
@@ -70,9 +68,9 @@ def list_report(selection: Selection, limit: int, names: Sequence[str]) -> Repor
     shown = selected[:limit]
     by_task = defaultdict(list)
     for document, *_ in shown:
-        by_task[document.task.view.task].append(document.place)
+        by_task[document.task.view.task].append(document.number)
     texts = {task: _beginnings(first, by_task[task]) for first, *_ in tasks if (task := first.view.task)}
-    begins = [texts[document.task.view.task][document.place] for document, *_ in shown]
+    begins = [texts[document.task.view.task][document.number] for document, *_ in shown]
     part = f"; the first {limit:,} of these" if len(shown) < len(selected) else ""
     facts = [f"{len(selected):,} of {selection.searched:,} documents{part}"]
     if len(names) > 1:
@@ -109,20 +107,19 @@ def _shortened(text: str, most: int) -> str:
     return line if len(line) <= most and len(text) <= 4 * most else f"{line[: most - 1]}…"
 
 
-def _beginnings(task: TaskOutcomes, places: Sequence[int]) -> dict[int, str]:
+def _beginnings(task: TaskOutcomes, indices: Sequence[int]) -> dict[int, str]:
     """Return index → the beginning of a document's context, on one line.
 
     The paragraphs with which all contexts of its subtask begin are left out: MMLU's heading, solved examples.
     """
-    subtasks = {task.keys[place][0] for place in places}
-    contexts: dict[str, dict[int, str]] = {subtask: {} for subtask in subtasks}
-    for place, (subtask, _) in enumerate(task.keys):
-        if subtask in subtasks:
-            contexts[subtask][place] = _context(DocumentOutcome(task, place))
+    contexts: dict[str, dict[int, str]] = {task.keys[index][0]: {} for index in indices}
+    for index, (subtask, _) in enumerate(task.keys):
+        if subtask in contexts:
+            contexts[subtask][index] = _context(DocumentOutcome(task, index))
     beginnings: dict[int, str] = {}
     for texts in contexts.values():
         shared = common_prefix(list(texts.values())).rfind("\n\n") + 1 if len(texts) > 1 else 0
-        beginnings |= {place: _shortened(text[shared:], _LISTED_TEXT) for place, text in texts.items()}
+        beginnings |= {index: _shortened(text[shared:], _LISTED_TEXT) for index, text in texts.items()}
     return beginnings
 
 
@@ -136,7 +133,6 @@ def _context(document: DocumentOutcome) -> str:
 
 
 def _document_record(selected: SelectedDocument) -> dict[str, Any]:
-    """Return a document with its texts, and its outcome and scores in each run."""
     document = selected[0]
     record: dict[str, Any] = {"name": document.name} | _named(document)
     text, problem = document.text, document.task.view.problem
@@ -213,7 +209,7 @@ def _rules_table(document: DocumentOutcome, by_rule: Sequence[dict[str, Any]], t
 def _notes(document: DocumentOutcome) -> Iterator[str]:
     yield "*: the gold answer; <: the rule of the list"
     yield "log-likelihoods are natural logarithms; perplexity: exp(-log-likelihood / tokens); –: not scored"
-    if document.task.truncated[document.place]:
+    if document.task.truncated[document.number]:
         cut = [f"{int(row['truncated']):,} tokens of choice {choice}" for choice, row in enumerate(document.rows)]
         yield f"the context was truncated on the left to fit the context window: {', '.join(cut)}"
 
@@ -227,9 +223,10 @@ def _list_table(shown: Sequence[SelectedDocument], begins: Sequence[str], runs: 
     texts = len(headers)
     headers += [f"{letter}{value}" for letter in letters]
     rows = list(map(_list_row, shown, begins))
-    kept = [place for place in range(len(headers)) if not place or any(row[place] for row in rows)]
-    cells = [[row[place] for place in kept] for row in rows]
-    return simple_table("documents", [headers[place] for place in kept], cells, texts=sum(p < texts for p in kept))
+    kept = [column for column in range(len(headers)) if not column or any(row[column] for row in rows)]
+    cells = [[row[column] for column in kept] for row in rows]
+    count = sum(column < texts for column in kept)
+    return simple_table("documents", [headers[column] for column in kept], cells, texts=count)
 
 
 def _list_row(selected: SelectedDocument, begin: str) -> list[str]:

@@ -16,13 +16,9 @@ from evalkit.errors import EvalkitError, UnknownNameError, UsageError
 from evalkit.inspection.outcomes import BEST, DocumentName, DocumentOutcome, TaskOutcomes, run_outcomes
 from evalkit.runs.folder import Run
 
-_LISTED = 3
-"""Documents that a message lists."""
-
 InRuns = tuple[TaskOutcomes, ...]
-"""A task's outcomes in one run, or in two."""
 SelectedDocument = tuple[DocumentOutcome, ...]
-"""A document in one run, or in two."""
+"""In one run, or in two."""
 
 
 @dataclass(frozen=True)
@@ -43,28 +39,18 @@ class Criteria:
 
 
 class Selection(NamedTuple):
-    """Documents of one or two runs."""
+    """The tasks that were searched, the documents that fulfil the criteria, and of how many."""
 
     tasks: list[InRuns]
-    """The tasks that were searched."""
     documents: list[SelectedDocument]
-    """Those that fulfil the criteria, in order."""
     searched: int
-    """Number of documents that were searched."""
 
 
 def show_list(runs: Sequence[Run], task: str | None, rule: str | None, criteria: Criteria, say: Say) -> Selection:
-    """Select documents, sorted by value, the lowest first; right or won ones the highest first.
+    """Select documents of one run or two, sorted by value, the lowest first; right or won ones the highest first.
 
-    Args:
-        runs: one finished run, or two.
-        task: a task or a subtask; None: all.
-        rule: the rule that chooses; None: the first run's own.
-        criteria: what a document must be.
-        say: called with messages for the user.
-
-    Raises:
-        EvalkitError: an unknown name, a damaged run, runs of other documents, or a criterion that does not apply.
+    `task` is a task or a subtask, by default all; `rule` the rule that chooses, by default the first run's own. Runs of
+    other documents, and criteria that do not apply, raise `UsageError`.
     """
     if len(runs) == 1 and (criteria.won or criteria.lost):
         raise UsageError("--won and --lost compare two runs; name both: evalkit show RUN_A RUN_B --won")
@@ -82,10 +68,7 @@ def show_list(runs: Sequence[Run], task: str | None, rule: str | None, criteria:
 
 
 def show_document(runs: Sequence[Run], name: str, rule: str | None, say: Say) -> SelectedDocument:
-    """Return one document in each run, such as "arc_easy/17", "mmlu/mmlu_astronomy/3" or "mmlu_astronomy/3".
-
-    Other arguments and errors: see `show_list`.
-    """
+    """Return one document in each run, such as "arc_easy/17", "mmlu/mmlu_astronomy/3" or "mmlu_astronomy/3"."""
     head, _, rest = name.partition("/")
     if not rest:
         raise UsageError(f"--document {name}: write TASK/DOCUMENT, such as arc_easy/17 or mmlu/mmlu_astronomy/3")
@@ -118,15 +101,15 @@ def _tasks(run: Run) -> list[str]:
 def _find_document(task: TaskOutcomes, subtask: str | None, rest: str) -> DocumentOutcome:
     """Return the document with an id, or subtask/id, in a subtask if it is known."""
     head, _, tail = rest.partition("/")
-    if (place := task.places.get((head, tail))) is not None:
-        return DocumentOutcome(task, place)
-    of_subtask = [place for place, (of, _) in enumerate(task.keys) if subtask in (None, of)]
-    matches = [DocumentOutcome(task, place) for place in of_subtask if task.keys[place][1] == rest]
+    if (index := task.indices.get((head, tail))) is not None:
+        return DocumentOutcome(task, index)
+    of_subtask = [index for index, (of, _) in enumerate(task.keys) if subtask in (None, of)]
+    matches = [DocumentOutcome(task, index) for index in of_subtask if task.keys[index][1] == rest]
     if not matches:
-        known = dict.fromkeys(task.keys[place][1] for place in of_subtask)
+        known = dict.fromkeys(task.keys[index][1] for index in of_subtask)
         raise UnknownNameError(f"document of {subtask or task.view.task}", rest, known)
     if len(matches) > 1:
-        listed = ", ".join(document.name for document in matches[:_LISTED]) + ", …" * (len(matches) > _LISTED)
+        listed = ", ".join(document.name for document in matches[:3]) + ", …" * (len(matches) > 3)
         raise UsageError(f"{len(matches)} subtasks of {task.view.task} have a document {rest}: {listed}; name one")
     return matches[0]
 
@@ -151,9 +134,9 @@ def _outcomes(runs: Sequence[Run], task: str | None, rule: str | None, say: Say)
 
 
 def _in_each(outcomes: InRuns, key: DocumentName) -> SelectedDocument | None:
-    if any(key not in of_run.places for of_run in outcomes):
+    if any(key not in of_run.indices for of_run in outcomes):
         return None
-    return tuple(DocumentOutcome(of_run, of_run.places[key]) for of_run in outcomes)
+    return tuple(DocumentOutcome(of_run, of_run.indices[key]) for of_run in outcomes)
 
 
 def _value(document: SelectedDocument) -> float:
@@ -179,14 +162,14 @@ def _selected(outcomes: InRuns, criteria: Criteria) -> Iterator[SelectedDocument
     for key in first.keys:
         if (selected := _in_each(outcomes, key)) is None:
             continue
-        place, other = selected[0].place, selected[-1].place
+        number, other = selected[0].number, selected[-1].number
         checks = (
-            (criteria.wrong, first.wrong[place]),
-            (criteria.right, first.right[place]),
-            (criteria.tie, tie[place]),
-            (criteria.truncated, first.truncated[place]),
-            (criteria.won, first.wrong[place] and last.right[other]),
-            (criteria.lost, first.right[place] and last.wrong[other]),
+            (criteria.wrong, first.wrong[number]),
+            (criteria.right, first.right[number]),
+            (criteria.tie, tie[number]),
+            (criteria.truncated, first.truncated[number]),
+            (criteria.won, first.wrong[number] and last.right[other]),
+            (criteria.lost, first.right[number] and last.wrong[other]),
             (criteria.subtask is not None, key[0] == criteria.subtask),
         )
         if all(holds for is_asked, holds in checks if is_asked) and _has_words(selected[0], criteria.words):
@@ -196,11 +179,10 @@ def _selected(outcomes: InRuns, criteria: Criteria) -> Iterator[SelectedDocument
 def _has_words(document: DocumentOutcome, words: Sequence[str]) -> bool:
     if not words:
         return True
-    whole = ""
+    prompts, texts = [], []
     if answer := document.answer:
-        prompt = "".join(piece.text for piece in answer.prompt)
-        whole = "\n".join((prompt, answer.answer, *answer.references))
+        prompts, texts = [answer.prompt], [answer.answer, *answer.references]
     elif text := document.text:
-        pieces = ("".join(piece.text for piece in part) for part in (text.common, *text.choices))
-        whole = "\n".join((*pieces, *text.options))
-    return all(word.casefold() in whole.casefold() for word in words)
+        prompts, texts = [text.common, *text.choices], [*text.options]
+    whole = "\n".join(["".join(piece.text for piece in prompt) for prompt in prompts] + texts).casefold()
+    return all(word.casefold() in whole for word in words)

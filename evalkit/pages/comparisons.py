@@ -23,7 +23,7 @@ def comparison_panels(
 ) -> tuple[Panel, ...]:
     """Return a panel for each side but the first, the baseline; with the reason for a side that cannot be compared.
 
-    `suite` is added to the titles of a page with several, and `name` is the beginning of the panels' anchors.
+    `suite` is added to the titles, and `name` is the beginning of the panels' anchors.
     """
     from evalkit.comparison.plots import forest
 
@@ -31,27 +31,29 @@ def comparison_panels(
     graded: dict[str, Comparable] = {}
     baseline, *others = sides
     for number, other in enumerate(others, 1):
-        place, title = f"{name}-{number}", f"{other.name} against {baseline.name}" + (f": {suite}" if suite else "")
+        address, title = f"{name}-{number}", f"{other.name} against {baseline.name}" + (f": {suite}" if suite else "")
         try:
             pairing = pair(baseline, other, graded)
             compared = compare(pairing, rule)
             lines = "layer" if compared.measure.layers else "task"
             words = f"Difference on each {lines} with its 95 % interval. {headline(compared)}"
-            figure = PageFigure(f"{place}-forest", words, svg_of(partial(forest, [compared])))
-            inner = _agreement_panels(place, pairing, compared) if len(pairing.graded) == 2 else []
+            figure = PageFigure(f"{address}-forest", words, svg_of(partial(forest, [compared])))
+            inner = []
+            if len(pairing.graded) == 2:
+                report = _agreement_report(pairing, compared)
+                inner.append(Panel(f"{address}-agreement", "Agreement by document", (report,)))
             with_subjects = (task for task in pairing.tasks if task.strata is not None)
-            for place_of_task, task in enumerate(with_subjects, 1):
-                subjects, label = _subject_report(pairing, task, compared), pairing.label(task.task).full
-                inner.append(Panel(f"{place}-subjects-{place_of_task}", f"{label} by subject", (subjects,)))
-            panels.append(Panel(place, title, comparison_report([compared]).parts, (figure,), panels=tuple(inner)))
+            for of_task, task in enumerate(with_subjects, 1):
+                report, label = _subject_report(pairing, task, compared), pairing.label(task.task).full
+                inner.append(Panel(f"{address}-subjects-{of_task}", f"{label} by subject", (report,)))
+            panels.append(Panel(address, title, comparison_report([compared]).parts, (figure,), panels=tuple(inner)))
         except EvalkitError as error:
             reason = f"{other.name} is not compared with {baseline.name}: {str(error).rstrip('.')}."
-            panels.append(Panel(place, title, (Report((), facts=(reason,)),)))
+            panels.append(Panel(address, title, (Report((), facts=(reason,)),)))
     return tuple(panels)
 
 
 def curve_panel(curves: Sequence[Curve], suite: str = "", name: str = "curves") -> Panel:
-    """Return the panel of training curves. `suite` and `name`: see `comparison_panels`."""
     from evalkit.comparison.plots import curves as draw
 
     measure, names = curves[0].measure.name, ", ".join(each.name for each in curves)
@@ -61,8 +63,7 @@ def curve_panel(curves: Sequence[Curve], suite: str = "", name: str = "curves") 
     return Panel(name, f"Training curves{about}: {names}", (curve_report(curves),), (figure,))
 
 
-def _agreement_panels(place: str, pairing: Pairing, compared: Comparison) -> list[Panel]:
-    """Return the panel of agreement by document between two runs."""
+def _agreement_report(pairing: Pairing, compared: Comparison) -> Report:
     title, rows = f"Documents by the answers of both, rule {compared.rule}", []
     counts = ["both right", "A right, B wrong", "A wrong, B right", "both wrong"]
     if graded := compared.measure.graded:
@@ -75,7 +76,7 @@ def _agreement_panels(place: str, pairing: Pairing, compared: Comparison) -> lis
             flags = [a > b, ~((a > b) | (b > a)), b > a]
         rows.append([pairing.label(task.task).full, f"{task.n:,}", *(f"{int(flag.sum()):,}" for flag in flags)])
     table = simple_table("agreement", ["task", "n", *counts], rows, title=title)
-    return [Panel(f"{place}-agreement", "Agreement by document", (Report((table,), facts=_sides(compared)),))]
+    return Report((table,), facts=_sides(compared))
 
 
 def _sides(compared: Comparison) -> tuple[str, str]:

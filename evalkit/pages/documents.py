@@ -11,8 +11,7 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +27,14 @@ from evalkit.inspection.outcomes import decisions
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import SEGMENTS
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 DocumentName: TypeAlias = tuple[str, Any]
 """Subtask, and the document's id in it."""
 Arrays: TypeAlias = dict[str, tuple[str, NDArray[Any]]]
 """Name → (u1, u2, i4, f4 or f8; values of any shape)."""
-Places: TypeAlias = NDArray[np.int64]
+Numbers: TypeAlias = NDArray[np.int64]
 
 ABSENT = 65535
 """Prediction of a run that does not have the document."""
@@ -51,11 +53,7 @@ class DocumentData:
 
 
 def encoded(header: Mapping[str, Any], arrays: Arrays) -> str:
-    """Return a block as base64, of JSON-compatible content and arrays.
-
-    Raises:
-        OverflowError: an integer does not fit its type.
-    """
+    """Return a block as base64, of JSON-compatible content and arrays; an integer that does not fit raises."""
     table: dict[str, list[Any]] = {}
     parts: list[bytes] = []
     offset = 0
@@ -76,45 +74,26 @@ def encoded(header: Mapping[str, Any], arrays: Arrays) -> str:
     return base64.b64encode(gzip.compress(content, mtime=0)).decode("ascii")
 
 
-class _TaskOfRun:
-    """A run's view of a task."""
+class _Member(NamedTuple):
+    """A run's view of a task, with the names of its documents in the run's order."""
 
-    def __init__(self, number: int, run: Run, view: TaskView) -> None:
-        self.number, self.run, self.view = number, run, view
+    number: int
+    run: Run
+    view: TaskView
+    names: list[DocumentName]
 
-    @cached_property
-    def names(self) -> list[DocumentName]:
-        """The documents, in the run's order."""
-        if isinstance(self.view, AnswerView):
-            return [(document.subtask, document.id) for document in self.view.documents]
-        ids = self.first["doc_id"].to_numpy().tolist()
-        return list(zip(self.first["subtask"].astype(str), ids, strict=True))
-
-    @cached_property
-    def first(self) -> Any:
-        """The rows of the documents' first choices in the score table."""
-        scores = self.choices.scores
-        return scores.iloc[np.flatnonzero(scores["choice"].to_numpy() == 0)]
-
-    @property
-    def choices(self) -> ChoiceView:
-        assert isinstance(self.view, ChoiceView)
-        return self.view
+    def numbers_in(self, names: Sequence[DocumentName]) -> Numbers:
+        """Return the number of each document among those of the page, -1 if it is not there."""
+        numbers = {name: number for number, name in enumerate(names)}
+        return np.fromiter((numbers.get(name, -1) for name in self.names), np.int64, len(self.names))
 
 
-class _Union:
-    """The documents of several runs of one task, given in order, or a sample of them."""
-
-    def __init__(self, members: Sequence[_TaskOfRun], sample: DocumentSample | None) -> None:
-        every, task = list(dict.fromkeys(name for member in members for name in member.names)), members[0].view.task
-        taken = range(len(every)) if sample is None else sample.places(task, [subtask for subtask, _ in every])
-        self.total = len(every)
-        self.names = [every[number] for number in taken]
-        self._places = {name: place for place, name in enumerate(self.names)}
-
-    def places(self, names: Sequence[DocumentName]) -> Places:
-        """Return the place of each document, -1 of those that are not taken."""
-        return np.fromiter((self._places.get(name, -1) for name in names), np.int64, len(names))
+def _member(number: int, run: Run, view: TaskView) -> _Member:
+    if isinstance(view, AnswerView):
+        return _Member(number, run, view, [(document.subtask, document.id) for document in view.documents])
+    first = view.scores.iloc[np.flatnonzero(view.scores["choice"].to_numpy() == 0)]
+    ids = first["doc_id"].to_numpy().tolist()
+    return _Member(number, run, view, list(zip(first["subtask"].astype(str), ids, strict=True)))
 
 
 def document_data(
@@ -123,40 +102,40 @@ def document_data(
     """Collect all documents of finished runs, which have `names` in the page, or a sample of them.
 
     Documents that runs share are read once within `remembering`.
-
-    Raises:
-        EvalkitError: a run is damaged.
     """
     tasks: list[dict[str, Any]] = []
     blocks: list[str] = []
-    problems: dict[str, list[str]] = {}
+    said: dict[str, list[str]] = {}
     for members in _by_documents(runs, say):
         first, task = members[0], members[0].view.task
         label = benchmark_of(first.run).label(first.run, task).full
         if task in [other["task"] for other in tasks]:  # other documents under the same name
             of = ", ".join(names[member.number] for member in members)
             task, label = f"{task} ({of})", f"{label} ({of})"
-        union = _Union(members, sample)
-        subtasks = list(dict.fromkeys(subtask for subtask, _ in union.names))
+        every = list(dict.fromkeys(name for member in members for name in member.names))
+        documents = every
+        if sample is not None:
+            documents = [every[number] for number in sample.places(first.view.task, [subtask for subtask, _ in every])]
+        subtasks = list(dict.fromkeys(subtask for subtask, _ in documents))
         of_kind = _choices if isinstance(first.view, ChoiceView) else _answers
-        about, header, arrays = of_kind(members, union)
-        numbers = np.array([subtasks.index(subtask) for subtask, _ in union.names], np.int64)
+        about, header, arrays = of_kind(members, documents)
         tasks.append({
             "task": task,
             "label": label,
             "official": first.run.manifest["documents"].get(first.view.task, {}).get("official"),
-            "documents": len(union.names),
-            "of": union.total,
+            "documents": len(documents),
+            "of": len(every),
             "subtasks": subtasks,
             **about,
             "block": len(blocks),
             "runs": [member.number for member in members],
         })  # fmt: skip
-        header = {"ids": [number for _, number in union.names]} | header
+        header = {"ids": [identity for _, identity in documents], **header}
+        numbers = np.array([subtasks.index(subtask) for subtask, _ in documents], np.int64)
         blocks.append(encoded(header, {"subtask": ("u2", numbers)} | arrays))
         for problem in _problems(members):
-            problems.setdefault(problem, []).append(task)
-    for problem, listed in problems.items():
+            said.setdefault(problem, []).append(task)
+    for problem, listed in said.items():
         say(f"{', '.join(listed)}: {problem}")
     about_runs = [
         {"name": name, "id": run.manifest["id"], "rule": run.rule} for name, run in zip(names, runs, strict=True)
@@ -164,7 +143,7 @@ def document_data(
     return DocumentData({"runs": about_runs, "segments": list(SEGMENTS), "tasks": tasks}, blocks)
 
 
-def _by_documents(runs: Sequence[Run], say: Say) -> Iterator[list[_TaskOfRun]]:
+def _by_documents(runs: Sequence[Run], say: Say) -> Iterator[list[_Member]]:
     """Yield the runs' views of each task; runs that have other documents of a task are apart."""
     order: dict[tuple[str, str], list[list[tuple[int, Run]]]] = {}
     for number, run in enumerate(runs):
@@ -177,82 +156,73 @@ def _by_documents(runs: Sequence[Run], say: Say) -> Iterator[list[_TaskOfRun]]:
     for (_, task), parts in order.items():
         for part in parts:
             views = ((number, run, benchmark_of(run).views(run, (task,), say)) for number, run in part)
-            if members := [_TaskOfRun(number, run, view) for number, run, of_task in views for view in of_task]:
+            if members := [_member(number, run, view) for number, run, of_task in views for view in of_task]:
                 yield members
+
+
+def _problems(members: Sequence[_Member]) -> list[str]:
+    return list(dict.fromkeys(member.view.problem for member in members if member.view.problem))
 
 
 _Parts: TypeAlias = tuple[dict[str, Any], dict[str, Any], Arrays]
 """Entries of the page's index; header and arrays of the block."""
 
 
-def _choices(members: Sequence[_TaskOfRun], union: _Union) -> _Parts:
-    """Return the parts of a task whose choices were scored: texts, log-likelihoods, decisions.
-
-    Raises:
-        RunError: two runs have different choices or gold answers of a document.
-    """
-    views = [member.choices for member in members]
-    gold, choices = _agreed(members, union)
-    texts = [next((view.texts[name] for view in views if name in view.texts), None) for name in union.names]
+def _choices(members: Sequence[_Member], names: Sequence[DocumentName]) -> _Parts:
+    """Return the parts of a task whose choices were scored: texts, log-likelihoods, decisions."""
+    views = [member.view for member in members if isinstance(member.view, ChoiceView)]
+    texts = [next((view.texts[name] for view in views if name in view.texts), None) for name in names]
     header = {
         # None where each choice's text shows its option
         "options": [[] if text is None or _shows_options(text) else list(text.options) for text in texts],
-        "prompts": _prompts(members, union),
+        "prompts": _prompts(members, names),
         "problem": "; ".join(_problems(members)),
     }
+    # Gold answer and number of choices of each document, in which the runs must agree
+    gold, choices = (np.full(len(names), -1, np.int64) for _ in range(2))
+    for member, view in zip(members, views, strict=True):
+        numbers = member.numbers_in(names)
+        kept = numbers >= 0
+        first = view.scores.iloc[np.flatnonzero(view.scores["choice"].to_numpy() == 0)]
+        for known, column in ((gold, "gold"), (choices, "choices")):
+            before, of_run = known[numbers[kept]], first[column].to_numpy()[kept]
+            if (wrong := (before >= 0) & (before != of_run)).any():
+                subtask, identity = names[int(numbers[kept][np.argmax(wrong)])]
+                raise RunError(
+                    f"run {member.run.folder} has other choices or another gold answer of {subtask} document "
+                    f"{identity} than run {members[0].run.folder}; give runs of the same documents"
+                )
+            known[numbers[kept]] = of_run
     arrays: Arrays = {"gold": ("u2", gold), "choices": ("u2", choices)}
     for member, view in zip(members, views, strict=True):
-        places = union.places(member.names)
+        numbers = member.numbers_in(names)
+        kept = numbers >= 0
         for rule in view.rules:
-            made, kept = decisions(view, rule), places >= 0
-            prediction, tie = np.full(len(gold), ABSENT), np.zeros(len(gold), np.int64)
-            margin = np.full(len(gold), np.nan)
+            made = decisions(view, rule)
+            prediction, tie = np.full(len(names), ABSENT), np.zeros(len(names), np.int64)
+            margin = np.full(len(names), np.nan)
             for values, source in ((prediction, made.prediction), (tie, made.tie), (margin, made.margin)):
-                values[places[kept]] = source[kept]
-            name = f"{member.number}/{rule}"
-            arrays[f"{name}/prediction"] = ("u2", prediction)
-            arrays |= {f"{name}/tie": ("u1", tie), f"{name}/margin": ("f4", margin)}
-        arrays |= _scores(member, places, choices)
+                values[numbers[kept]] = source[kept]
+            key = f"{member.number}/{rule}"
+            arrays[f"{key}/prediction"] = ("u2", prediction)
+            arrays |= {f"{key}/tie": ("u1", tie), f"{key}/margin": ("f4", margin)}
+        arrays |= _scores(member.number, view.scores, numbers, choices)
     rules = [rule for rule in views[0].rules if all(rule in view.rules for view in views)]
     return {"kind": "choices", "rules": rules, "metric": "accuracy"}, header, arrays
 
 
-def _problems(members: Sequence[_TaskOfRun]) -> list[str]:
-    return list(dict.fromkeys(member.view.problem for member in members if member.view.problem))
-
-
-def _agreed(members: Sequence[_TaskOfRun], union: _Union) -> tuple[Places, Places]:
-    """Return gold answer and number of choices of each document; raise `RunError` where two runs disagree."""
-    gold, choices = (np.full(len(union.names), -1, np.int64) for _ in range(2))
-    for member in members:
-        places = union.places(member.names)
-        kept = places >= 0
-        for known, column in ((gold, "gold"), (choices, "choices")):
-            before, of_run = known[places[kept]], member.first[column].to_numpy()[kept]
-            if (wrong := (before >= 0) & (before != of_run)).any():
-                subtask, number = union.names[int(places[kept][np.argmax(wrong)])]
-                raise RunError(
-                    f"run {member.run.folder} has other choices or another gold answer of {subtask} document {number} "
-                    f"than run {members[0].run.folder}; give runs of the same documents"
-                )
-            known[places[kept]] = of_run
-    return gold, choices
-
-
-def _scores(member: _TaskOfRun, places: Places, choices: Places) -> Arrays:
-    """Return log-likelihoods and tokens, [rows, segments], of the union's choices in its order."""
-    table, first = member.choices.scores, np.cumsum(choices) - choices
-    place = np.repeat(places, member.first["choices"].to_numpy())
-    kept = place >= 0
-    rows = first[place[kept]] + table["choice"].to_numpy()[kept]
-    total, width = int(choices.sum()), len(SEGMENTS)
+def _scores(run: int, table: pd.DataFrame, numbers: Numbers, choices: Numbers) -> Arrays:
+    """Return log-likelihoods and tokens, [rows, segments], of the page's documents in its order."""
+    choice, width, total = table["choice"].to_numpy(), len(SEGMENTS), int(choices.sum())
+    of_row = np.repeat(numbers, table["choices"].to_numpy()[choice == 0])
+    kept = of_row >= 0
+    rows = (np.cumsum(choices) - choices)[of_row[kept]] + choice[kept]
     likelihoods, tokens, truncated = np.full((total, width), np.nan), np.zeros((total, width)), np.zeros(total)
     likelihoods[rows] = table[[f"ll_{segment}" for segment in SEGMENTS]].to_numpy(float)[kept]
     counts = table[[f"n_{segment}" for segment in SEGMENTS]].to_numpy(float)[kept]
     tokens[rows] = np.nan_to_num(counts, nan=UNKNOWN)
     truncated[rows] = np.nan_to_num(table["truncated"].to_numpy()[kept])
-    name = str(member.number)
-    return {f"{name}/ll": ("f4", likelihoods), f"{name}/n": ("i4", tokens), f"{name}/truncated": ("i4", truncated)}
+    return {f"{run}/ll": ("f4", likelihoods), f"{run}/n": ("i4", tokens), f"{run}/truncated": ("i4", truncated)}
 
 
 def _shows_options(text: ChoiceText) -> bool:
@@ -262,11 +232,11 @@ def _shows_options(text: ChoiceText) -> bool:
     )
 
 
-def _prompts(members: Sequence[_TaskOfRun], union: _Union) -> list[dict[str, Any]]:
+def _prompts(members: Sequence[_Member], names: Sequence[DocumentName]) -> list[dict[str, Any]]:
     """Return the distinct prompts, each with its runs: those whose texts of common documents are the same."""
     distinct: list[tuple[list[int], dict[DocumentName, ChoiceText]]] = []
     for member in members:
-        if not (texts := member.choices.texts):
+        if not (isinstance(member.view, ChoiceView) and (texts := member.view.texts)):
             continue
         same = (prompt for prompt in distinct if all(prompt[1].get(name, text) == text for name, text in texts.items()))
         if (prompt := next(same, None)) is None:
@@ -275,7 +245,7 @@ def _prompts(members: Sequence[_TaskOfRun], union: _Union) -> list[dict[str, Any
         prompt[1].update(texts)  # runs may have other limits
     prompts = []
     for numbers, by_name in distinct:
-        shown = [by_name.get(name) for name in union.names]
+        shown = [by_name.get(name) for name in names]
         common = [[] if text is None else _indexed(text.common) for text in shown]
         choices = [[] if text is None else list(map(_indexed, text.choices)) for text in shown]
         prompts.append({"runs": numbers, "common": common, "choices": choices})
@@ -287,11 +257,10 @@ def _indexed(pieces: Iterable[Piece]) -> list[list[Any]]:
     return [[SEGMENTS.index(piece.segment) if piece.segment in SEGMENTS else -1, piece.text] for piece in pieces]
 
 
-def _answers(members: Sequence[_TaskOfRun], union: _Union) -> _Parts:
-    """Return the parts of a task whose documents were answered."""
+def _answers(members: Sequence[_Member], names: Sequence[DocumentName]) -> _Parts:
     views = [member.view for member in members if isinstance(member.view, AnswerView)]
     by_run = [dict(zip(member.names, view.documents, strict=True)) for member, view in zip(members, views, strict=True)]
-    first = [next(documents[name] for documents in by_run if name in documents) for name in union.names]
+    first = [next(documents[name] for documents in by_run if name in documents) for name in names]
     prompts = [document.prompt for document in first]
     header: dict[str, Any] = {
         "references": [list(document.references) for document in first],
@@ -301,7 +270,7 @@ def _answers(members: Sequence[_TaskOfRun], union: _Union) -> _Parts:
     }
     arrays: Arrays = {}
     for member, documents in zip(members, by_run, strict=True):
-        ordered = [documents.get(name) for name in union.names]
+        ordered = [documents.get(name) for name in names]
         header["runs"][str(member.number)] = {
             "answers": [document and document.answer for document in ordered],
             "facts": [dict(document.facts) if document else {} for document in ordered],

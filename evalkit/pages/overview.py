@@ -1,4 +1,4 @@
-"""Overview of finished runs in a page: a summary of each suite, then each run, and the figures of each benchmark.
+"""Finished runs in a page: a summary of each suite, each run, figures of each benchmark, and sources of documents.
 
 Of each run: results under its rule, how its numbers move under others, subjects, and how it was made.
 """
@@ -6,56 +6,58 @@ Of each run: results under its rule, how its numbers move under others, subjects
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from evalkit.benchmarks.differences import differences
+from evalkit.benchmarks.document_views import AnswerView, ChoiceView, Piece
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.errors import EvalkitError
+from evalkit.errors import EvalkitError, RunError, UsageError
+from evalkit.models.loading.locate import silent
 from evalkit.pages.page import PageFigure, Panel, svg_of
-from evalkit.pages.provenance import provenance_panel
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, literal
+from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, literal, simple_table
 from evalkit.runs.folder import Run
-
-_PLACES = 4
-"""Decimals of values that are not shares."""
+from evalkit.runs.traits import caveats, is_imported, mixture, origin_notes, traits, unofficial_notes
 
 
 def overview_panels(runs: Sequence[Run], names: Sequence[str]) -> tuple[Panel, ...]:
-    """Return a summary of each suite that several runs have, then a panel for each run, which have unique names.
-
-    Raises:
-        EvalkitError: a run is not finished, or damaged.
-    """
-    several = [(suite, places) for (_, suite), places in places_by_suite(runs).items() if len(places) > 1]
+    """Return a summary of each suite that several runs have, then a panel for each run, which have unique names."""
+    several = [(suite, numbers) for (_, suite), numbers in by_suite(runs).items() if len(numbers) > 1]
     summaries = []
-    for number, (suite, places) in enumerate(several, 1):
-        report = _suite_summary([runs[place] for place in places], [names[place] for place in places])
-        summaries.append(Panel(f"summary-{number}", f"{len(places)} runs of {suite}", (report,)))
+    for count, (suite, numbers) in enumerate(several, 1):
+        report = _suite_summary([runs[number] for number in numbers], [names[number] for number in numbers])
+        summaries.append(Panel(f"summary-{count}", f"{len(numbers)} runs of {suite}", (report,)))
     return (*summaries, *map(_run_panel, runs, names))
 
 
-def places_by_suite(runs: Sequence[Run]) -> dict[tuple[str, str], list[int]]:
-    """Return (kind, suite) → places of its runs, in the order of the first of each."""
-    places: dict[tuple[str, str], list[int]] = {}
-    for place, run in enumerate(runs):
-        places.setdefault((run.kind, run.suite), []).append(place)
-    return places
+def by_suite(runs: Sequence[Run]) -> dict[tuple[str, str], list[int]]:
+    """Return (kind, suite) → numbers of its runs, in the order of the first of each."""
+    numbers: dict[tuple[str, str], list[int]] = {}
+    for number, run in enumerate(runs):
+        numbers.setdefault((run.kind, run.suite), []).append(number)
+    return numbers
 
 
 def _suite_summary(runs: Sequence[Run], names: Sequence[str]) -> Report:
     """Return the summary of named runs of one suite: the first metric of each task, and the averages."""
     tasks: dict[str, dict[int, Metric]] = {}
     averages: dict[str, dict[int, Metric]] = {}
-    for place, run in enumerate(runs):
+    for number, run in enumerate(runs):
         for metric in benchmark_of(run).metrics(run):
-            tasks.setdefault(metric.task, {}).setdefault(place, metric)
+            tasks.setdefault(metric.task, {}).setdefault(number, metric)
         for average in benchmark_of(run).stored_averages(run):
             mean = Metric(average["name"], "average", 0, average["accuracy"], average["stderr"])
-            averages.setdefault(average["name"], {})[place] = mean
-    headings = [*(_heading(runs, task, values) for task, values in tasks.items()), *averages]
+            averages.setdefault(average["name"], {})[number] = mean
+    headings = []
+    for task, values in tasks.items():
+        first = runs[next(iter(values))]
+        mark = "*" if any(metric.official is False for metric in values.values()) else ""
+        lower = LOWER_IS_BETTER if any(metric.higher_is_better is False for metric in values.values()) else ""
+        headings.append(f"{benchmark_of(first).label(first, task).short}{mark}{lower}")
     columns = [_cells(values, len(runs)) for values in (*tasks.values(), *averages.values())]
     rows = zip(*columns, strict=True) if columns else [()] * len(runs)
     lines = tuple(Line("", literal(name), False, (), tuple(row)) for name, row in zip(names, rows, strict=True))
@@ -64,7 +66,7 @@ def _suite_summary(runs: Sequence[Run], names: Sequence[str]) -> Report:
         caption=(),
         corner=literal("run"),
         facts=(),
-        columns=(ColumnGroup((), tuple(map(literal, headings))),),
+        columns=(ColumnGroup((), tuple(map(literal, (*headings, *averages)))),),
         sections=(Section((), "line", lines),),
         notes=(),
     )
@@ -73,22 +75,15 @@ def _suite_summary(runs: Sequence[Run], names: Sequence[str]) -> Report:
     return Report((table,), notes=tuple(_notes(runs, names, metrics, bold)))
 
 
-def _heading(runs: Sequence[Run], task: str, values: Mapping[int, Metric]) -> str:
-    run = runs[next(iter(values))]
-    mark = "*" if any(metric.official is False for metric in values.values()) else ""
-    lower = LOWER_IS_BETTER if any(metric.higher_is_better is False for metric in values.values()) else ""
-    return f"{benchmark_of(run).label(run, task).short}{mark}{lower}"
-
-
 def _cells(values: Mapping[int, Metric], count: int) -> list[Cell]:
     """Return a cell for each of `count` runs; the best as printed are bold, none where nothing competes."""
-    cells = [_cell(values[place]) if place in values else Cell("–") for place in range(count)]
-    known = {place: metric.value for place, metric in values.items() if metric.value is not None}
+    cells = [_cell(values[number]) if number in values else Cell("–") for number in range(count)]
+    known = {number: metric.value for number, metric in values.items() if metric.value is not None}
     better = {metric.higher_is_better for metric in values.values()}
     if len(known) < 2 or better not in ({True}, {False}):
         return cells
-    best = (max if better == {True} else min)(known, key=lambda place: known[place])
-    return [cell._replace(bold=place in known and cell.value == cells[best].value) for place, cell in enumerate(cells)]
+    best = cells[(max if better == {True} else min)(known, key=lambda number: known[number])].value
+    return [cell._replace(bold=number in known and cell.value == best) for number, cell in enumerate(cells)]
 
 
 def _cell(metric: Metric) -> Cell:
@@ -96,7 +91,7 @@ def _cell(metric: Metric) -> Cell:
         return Cell("–")
     if whole := metric.whole:
         return Cell(percent(metric.value / whole), "" if metric.stderr is None else percent(metric.stderr / whole))
-    return Cell(fixed(metric.value, _PLACES), "" if metric.stderr is None else fixed(metric.stderr, _PLACES))
+    return Cell(fixed(metric.value, 4), "" if metric.stderr is None else fixed(metric.stderr, 4))
 
 
 def _notes(runs: Sequence[Run], names: Sequence[str], metrics: Sequence[Metric], bold: bool) -> Iterator[str]:
@@ -120,39 +115,171 @@ def _notes(runs: Sequence[Run], names: Sequence[str], metrics: Sequence[Metric],
 
 def _run_panel(run: Run, name: str) -> Panel:
     run.require_finished()
-    report, place = benchmark_of(run).report(run), f"run-{anchor(str(run.manifest['id']))}"
+    report, address = benchmark_of(run).report(run), f"run-{anchor(str(run.manifest['id']))}"
     shown = [table.name for table in report.tables]
     detailed = benchmark_of(run).report(run, detail=True).tables
     subjects = tuple(table for table in detailed if table.name not in shown)
-    panels = (Panel(f"{place}-subjects", "Results by subject", (Report(subjects),)),) if subjects else ()
+    panels = (Panel(f"{address}-subjects", "Results by subject", (Report(subjects),)),) if subjects else ()
     title = name if name.endswith(f" on {run.suite}") else f"{name}: {run.suite}"
-    return Panel(place, title, (report,), panels=(*panels, provenance_panel(run, f"{place}-made")))
+    return Panel(address, title, (report,), panels=(*panels, _provenance_panel(run, f"{address}-made")))
 
 
 def figure_panels(runs: Sequence[Run], names: Sequence[str]) -> tuple[Panel, ...]:
-    """Return a panel with the figures of each benchmark that has any for its runs, which have unique names.
-
-    Figures that cannot be drawn are named with the reason, so that the others are still shown.
-    """
+    """Return a panel with the figures of each benchmark that has any; those that cannot be drawn are named."""
     panels = []
     for kind in dict.fromkeys(run.kind for run in runs):
         members = [(run, name) for run, name in zip(runs, names, strict=True) if run.kind == kind]
-        place, figures, problems = f"figures-{anchor(kind)}", [], []
+        address, figures, problems = f"figures-{anchor(kind)}", [], []
         try:
             drawn = benchmark_of(members[0][0]).figures([run for run, _ in members], [name for _, name in members])
         except EvalkitError as error:
             drawn, problems = [], [f"the figures cannot be drawn: {error}"]
         for figure in drawn:
             try:
-                figures.append(PageFigure(f"{place}-{figure.name}", figure.words, svg_of(figure.draw)))
+                figures.append(PageFigure(f"{address}-{figure.name}", figure.words, svg_of(figure.draw)))
             except EvalkitError as error:
                 problems.append(f"figure {figure.name} cannot be drawn: {error}")
         if figures or problems:
             reports = (Report((), notes=tuple(problems)),) if problems else ()
-            panels.append(Panel(place, f"Figures of {kind}", reports, tuple(figures)))
+            panels.append(Panel(address, f"Figures of {kind}", reports, tuple(figures)))
     return tuple(panels)
 
 
 def anchor(text: str) -> str:
     """Return a text with hyphens in place of what an anchor may not contain."""
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
+
+
+def _provenance_panel(run: Run, name: str) -> Panel:
+    settings = simple_table("settings", ["setting", "value"], list(_settings(run)), texts=2)
+    marked = (f"*: {note}" for note in unofficial_notes(run.manifest))
+    notes = (*origin_notes(run.manifest), *marked, *mixture(run.manifest))
+    report = Report((settings, _documents_table(run)), notes=notes)
+    template, prompts = run.manifest["template"], []
+    if isinstance(template, Mapping) and template.get("parts"):  # with its placeholders
+        pieces = tuple(Piece(str(part["segment"]), str(part["text"])) for part in template["parts"])
+        prompts.append((f"Template {template['name']}", pieces))
+    return Panel(name, "How it was made", (report,), prompts=(*prompts, *_example(run)))
+
+
+def _example(run: Run) -> Iterator[tuple[str, tuple[Piece, ...]]]:
+    """Yield the prompt of the run's first document, with its gold choice, if it can be read."""
+    tasks = tuple(run.manifest["documents"])[:1]
+    try:
+        view = next(iter(benchmark_of(run).views(run, tasks, silent)), None)
+    except EvalkitError:
+        return
+    if isinstance(view, ChoiceView) and view.texts:
+        first = view.scores.iloc[0]
+        gold, key = int(first["gold"]), (str(first["subtask"]), int(first["doc_id"]))
+        if (text := view.texts.get(key)) is not None:
+            yield f"{key[0]} document {key[1]} with its gold choice", (*text.common, *text.choices[gold])
+    elif isinstance(view, AnswerView) and view.documents and view.documents[0].prompt:
+        document = view.documents[0]
+        yield f"{document.subtask} document {document.id}", document.prompt
+
+
+def _settings(run: Run) -> Iterator[tuple[str, str]]:
+    manifest, loaded = run.manifest, run.manifest.get("loaded") or {}
+    yield "checkpoint", str(manifest["model"])
+    if revision := manifest["revision"]:
+        yield "revision", str(revision)
+    for part, fingerprint in manifest["specification"]["checkpoint"].items():
+        yield part if is_imported(manifest) else f"fingerprint of its {part}", str(fingerprint)
+    for name, digest in manifest.get("imported", {}).get("files", {}).items():
+        yield "imported file", f"{name}, SHA-256 {digest}"
+    if architecture := loaded.get("architecture"):
+        yield "architecture", str(architecture)
+    if parameters := loaded.get("parameters"):
+        yield "parameters", f"{parameters:,}"
+    if window := manifest.get("context") or loaded.get("window"):
+        yield "context window", f"{window:,} tokens"
+    yield "suite", run.suite
+    versions = {f"{package} version" for package in manifest["versions"]}  # these are listed together
+    for name, trait in traits(run).items():
+        if name == "limit":
+            yield "documents", trait.words
+        elif trait.value and name not in versions:
+            yield name, trait.value
+    if isinstance(template := manifest["template"], Mapping):
+        names = {"description": "template's description", "system": "system prompt"}
+        yield from ((words, str(template[key])) for key, words in names.items() if template.get(key))
+    yield "versions", ", ".join(f"{package} {version}" for package, version in manifest["versions"].items())
+    yield "date", str(manifest["created"])
+    if command := manifest.get("command"):
+        yield "command", shlex.join(map(str, command))
+    yield "run", str(manifest["id"])
+    yield "folder", str(run.folder)
+
+
+def _documents_table(run: Run) -> Table:
+    benchmark = benchmark_of(run)
+    try:
+        seconds = run.seconds
+    except RunError:  # they are not stored
+        seconds = {}
+    counts: dict[str, int] = {}
+    for metric in benchmark.metrics(run):
+        counts.setdefault(metric.task, metric.n)
+    rows = []
+    for task, source in run.manifest["documents"].items():
+        label = benchmark.label(run, task).full + "*" * bool(caveats(run.manifest, task))
+        count = f"{counts[task]:,}" if task in counts else "–"
+        rows.append([label, str(source["source"]), count, f"{source['count']:,}", fixed(seconds.get(task), 1)])
+    for task, source in run.manifest.get("examples", {}).items():
+        label = f"{benchmark.label(run, task).full}: solved examples"
+        rows.append([label, str(source["source"]), "", f"{source['count']:,}", ""])
+    headers = ["task", "source of the documents", "n", "of", *(["seconds"] if seconds else [])]
+    return simple_table("documents", headers, [row[: len(headers)] for row in rows], texts=2)
+
+
+class Licence(NamedTuple):
+    """Licence of a dataset: its name, its text or the authors' page that names it, whom to credit, and its limits."""
+
+    name: str
+    url: str
+    authors: str
+    limits: str = ""
+
+
+LICENCES = {
+    "allenai/winogrande": Licence("CC BY", "https://github.com/allenai/winogrande#license", "Sakaguchi et al. 2019"),
+    "allenai/ai2_arc": Licence("CC BY-SA 4.0", "https://creativecommons.org/licenses/by-sa/4.0/", "Clark et al. 2018"),
+    "Rowan/hellaswag": Licence("MIT", "https://github.com/rowanz/hellaswag", "Zellers et al. 2019",
+                               "texts from WikiHow have a licence of their own"),
+    "baber/piqa": Licence("AFL 3.0", "https://opensource.org/license/afl-3-0-php", "Bisk et al. 2019"),
+    "aps/super_glue": Licence("CC BY-SA 3.0", "https://creativecommons.org/licenses/by-sa/3.0/", "Clark et al. 2019",
+                              "for BoolQ"),
+    "cais/mmlu": Licence("MIT", "https://github.com/hendrycks/test/blob/master/LICENSE", "Hendrycks et al. 2020"),
+    "THUDM/LongBench": Licence("MIT", "https://github.com/THUDM/LongBench/blob/main/LICENSE", "Bai et al. 2023",
+                               "for the collection; its parts have licences of their own"),
+}  # fmt: skip
+"""Repository on the hub → licence."""
+
+
+def sources_panel(runs: Sequence[Run]) -> Panel:
+    """Return the panel that names dataset, source and licence of every task, for those whose licence asks for it."""
+    rows: dict[tuple[str, ...], None] = {}
+    for run in runs:
+        for task, source in run.manifest["documents"].items():
+            label = benchmark_of(run).label(run, task).full + "*" * bool(caveats(run.manifest, task))
+            rows[label, *_dataset(run, task), str(source["source"])] = None
+    headers = ["task", "dataset", "authors", "licence", "page", "source used"]
+    table = simple_table("sources", headers, list(rows), texts=len(headers))
+    notes = ("*: not the official documents of the task",) * any(label.endswith("*") for label, *_ in rows)
+    return Panel("sources", "Sources and licences of the documents", (Report((table,), notes=notes),))
+
+
+def _dataset(run: Run, task: str) -> tuple[str, str, str, str]:
+    """Return a task's dataset, its authors, its licence, and the licence's page."""
+    try:
+        split = benchmark_of(run).dataset(run, task)
+    except UsageError:  # of lm-eval's tasks the dataset is not known
+        split = None
+    if split is None:
+        return "–", "–", "see the source", "–"
+    described = ", ".join(part for part in (split.path, split.config, split.split) if part)
+    if (licence := LICENCES.get(split.path)) is None:
+        return described, "–", "see the dataset's page", f"https://huggingface.co/datasets/{split.path}"
+    name = f"{licence.name} ({licence.limits})" if licence.limits else licence.name
+    return described, licence.authors, name, licence.url

@@ -32,8 +32,6 @@ from evalkit.reporting.table import SUFFIXES, Format, Table
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A figure of a page."""
-
     name: str
     """Unique in the page, and the name of the file that a reader saves."""
     words: str
@@ -69,19 +67,15 @@ class Page:
     results: tuple[Panel, ...] = ()
     """Results with panels of their own: LongBench, needle tests, figures of attention."""
     sources: tuple[Panel, ...] = ()
-    """Sources and licences of the documents."""
     documents: DocumentData | None = None
 
     @property
     def chapters(self) -> list[tuple[str, str, tuple[Panel, ...]]]:
         """Return anchor, title and panels of each chapter that has panels, and of the documents."""
-        names = ("overview", "comparisons", "results", "documents", "sources")
-        chapters = ((name, () if name == "documents" else getattr(self, name)) for name in names)
-        return [
-            (name, name.capitalize(), panels)
-            for name, panels in chapters
-            if panels or (name == "documents" and self.documents is not None)
-        ]
+        panels = {"overview": self.overview, "comparisons": self.comparisons, "results": self.results}
+        panels |= {"documents": (), "sources": self.sources}
+        shown = {name for name in panels if panels[name]} | ({"documents"} if self.documents is not None else set())
+        return [(name, name.capitalize(), panels[name]) for name in panels if name in shown]
 
 
 def svg_of(draw: Callable[[Path], None]) -> str:
@@ -120,12 +114,10 @@ class _CopiedTables:
         return {"number": number, "name": printable(table.name), "html": element}
 
     def json(self) -> Markup:
-        """Return the texts of all tables added so far."""
         return _json(self._texts)
 
 
 def render_page(page: Page) -> str:
-    """Return the page as HTML."""
     return "".join(_chunks(page))
 
 

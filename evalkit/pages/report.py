@@ -1,8 +1,7 @@
 """`evalkit report`: finished runs → one HTML file.
 
-In: runs, or a study's, as `PageContents`. Out: the file. Static parts are `Panel`s (`overview.py`, `comparisons.py`,
-`provenance.py`), documents are blocks (`documents.py`); `page.py` turns both into HTML. Runs of different suites share
-a page; compared are those of one suite.
+In: runs, or a study's, as `PageContents`. Out: the file. Static parts are `Panel`s (`overview.py`, `comparisons.py`),
+documents are blocks (`documents.py`); `page.py` turns both into HTML. Compared are runs of one suite.
 """
 
 from __future__ import annotations
@@ -23,17 +22,13 @@ from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.escape import counted
 from evalkit.pages.comparisons import comparison_panels, curve_panel
 from evalkit.pages.documents import document_data
-from evalkit.pages.overview import figure_panels, overview_panels, places_by_suite
+from evalkit.pages.overview import by_suite, figure_panels, overview_panels, sources_panel
 from evalkit.pages.page import Page, Panel, write_page
-from evalkit.pages.provenance import sources_panel
 from evalkit.reporting.report import Report
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import with_default_rule
 from evalkit.studies.results import StudyResults, StudyTraining
 from evalkit.studies.study import StudyBenchmark, StudyCheckpoint, select, trainings
-
-_NAMED = 3
-"""Most runs that the default title names."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,6 @@ class PageComparison:
     """The suite, or the benchmark of a study."""
     sides: tuple[Side, ...]
     rule: str | None = None
-    """None: the runs' own."""
     trainings: tuple[StudyTraining, ...] = ()
     """Trainings with two finished steps or more, drawn as curves."""
 
@@ -55,7 +49,6 @@ class PageContents:
 
     runs: tuple[Run, ...]
     names: tuple[str, ...]
-    """One for each run, unique."""
     comparisons: tuple[PageComparison, ...]
     notes: tuple[str, ...] = ()
     """For readers of the page: what is not finished, and checkpoints that have changed since."""
@@ -67,17 +60,10 @@ def contents_of_runs(
     rule: str | None = None,
     given_names: Sequence[str] = (),
 ) -> PageContents:
-    """Return the contents of a page of runs.
+    """Return the contents of a page of finished runs, `singles` and named groups, each a side of comparisons.
 
-    Args:
-        singles: runs, each a side of a comparison.
-        groups: name → the runs of one side.
-        rule: scoring rule or measure of comparisons, where the runs have it; None: the runs' own.
-        given_names: a name for each of `singles`; empty: from the runs.
-
-    Raises:
-        UsageError: no run, a run that is named twice, names that do not fit, or a rule that no run has.
-        RunError: a run is not finished.
+    `rule` is a scoring rule or measure, for the runs that have it, by default their own.
+    `given_names` are those of the singles.
     """
     runs = [*singles, *(run for _, members in groups for run in members)]
     if not runs:
@@ -91,13 +77,14 @@ def contents_of_runs(
     named = list(given_names) or _own_names(singles)
     sides = sides_of(singles, groups, named)
     shown = [*named, *(f"{name} {number}" for name, members in groups for number in range(1, len(members) + 1))]
-    if twice := [name for place, name in enumerate(shown) if name in shown[:place]]:
+    if twice := [name for name in shown if shown.count(name) > 1]:
         raise UsageError(f"two runs are called '{twice[0]}'; give the groups or the runs other names")
     rules = _rules(runs, rule)
     compared = []
-    for (kind, suite), places in places_by_suite([side.runs[0] for side in sides]).items():
-        if len(places) > 1:  # the title has the suite
-            members = (replace(sides[place], name=sides[place].name.removesuffix(f" on {suite}")) for place in places)
+    for (kind, suite), numbers in by_suite([side.runs[0] for side in sides]).items():
+        if len(numbers) > 1:  # the title has the suite
+            of_suite = [sides[number] for number in numbers]
+            members = (replace(side, name=side.name.removesuffix(f" on {suite}")) for side in of_suite)
             compared.append(PageComparison(suite, tuple(members), rules[kind]))
     return PageContents(tuple(runs), tuple(shown), tuple(compared))
 
@@ -105,9 +92,9 @@ def contents_of_runs(
 def _own_names(runs: Sequence[Run]) -> list[str]:
     """Return a name for each run, unique in its suite; with its suite where suites share names."""
     short = [""] * len(runs)
-    for places in places_by_suite(runs).values():
-        for place, name in zip(places, names([runs[place] for place in places]), strict=True):
-            short[place] = name
+    for numbers in by_suite(runs).values():
+        for number, name in zip(numbers, names([runs[number] for number in numbers]), strict=True):
+            short[number] = name
     if len(set(short)) == len(short):
         return short
     return [f"{name} on {run.suite}" for name, run in zip(short, runs, strict=True)]
@@ -135,15 +122,7 @@ def contents_of_study(
 ) -> PageContents:
     """Return the contents of a page of a study's finished runs; what is not finished is named in the notes.
 
-    Args:
-        results: of the study.
-        chosen: NAME or NAME@STEP; empty: every model, at its last step.
-        benchmark: name of a benchmark; None: all.
-        rule: scoring rule of comparisons; None: the benchmark's.
-
-    Raises:
-        UnknownNameError: an unknown name.
-        UsageError: no run is finished, or one is named twice.
+    `chosen` are NAME or NAME@STEP, by default every model at its last step; of one benchmark or all.
     """
     study = results.study
     benchmarks = [study.benchmark(benchmark)] if benchmark else list(study.benchmarks)
@@ -172,7 +151,6 @@ def contents_of_study(
 def _trainings(
     results: StudyResults, checkpoints: Sequence[StudyCheckpoint], benchmark: StudyBenchmark
 ) -> Iterator[StudyTraining]:
-    """Yield the trainings of checkpoints' models that have two finished steps or more."""
     for model in dict.fromkeys(checkpoint.name for checkpoint in checkpoints if checkpoint.step is not None):
         for name, of_training in trainings(results.study, model):
             done = [checkpoint for checkpoint in of_training if results.run(checkpoint, benchmark) is not None]
@@ -192,17 +170,8 @@ def write_report(
 ) -> int:
     """Write the page of finished runs, and return its size in bytes.
 
-    Args:
-        contents: runs and comparisons.
-        path: of the file.
-        say: called with messages for the user.
-        title: of the page; None: the names of the runs.
-        with_documents: whether the page shows documents.
-        sample: which documents of each task; None: all.
-
-    Raises:
-        UsageError: the file cannot be at this path; found before the runs are read.
-        EvalkitError: a run is damaged, or the file cannot be written.
+    The title is by default the names of the runs; `sample` says which documents of each task are shown, by default all.
+    That the file cannot be at this path raises `UsageError` before the runs are read.
     """
     runs, names = contents.runs, contents.names
     try:
@@ -222,11 +191,11 @@ def write_report(
         if with_documents:
             with doing("documents"):
                 documents = document_data(runs, names, say, sample)
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     with doing("writing the page"):
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         made = " ".join([f"Made by evalkit {__version__} on {now}.", *contents.notes])
-        title = title or ", ".join(names[:_NAMED]) + more
+        title = title or ", ".join(names[:3]) + more
         page = Page(title, made, overview, compared, results, sources, documents)
         try:
             write_page(page, path)
@@ -236,7 +205,6 @@ def write_report(
 
 
 def _compared(comparison: PageComparison, number: int, several: bool) -> Iterator[Panel]:
-    """Yield the panels of a comparison, and of its curves; titles of several name the suite."""
     suite = comparison.title if several else ""
     if len(comparison.sides) > 1:
         yield from comparison_panels(comparison.sides, comparison.rule, suite, f"comparison-{number}")

@@ -26,23 +26,19 @@ CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
-    """A mean with its variance and degrees of freedom, in the unit of the values."""
+    """A mean with its variance and the degrees of freedom of that, in the unit of the values."""
 
     value: float
     variance: float
     """Square of the standard error; NaN where there are too few values to estimate it."""
     freedom: float
-    """Degrees of freedom of the variance."""
 
     @property
     def stderr(self) -> float:
-        """The standard error."""
         return math.sqrt(self.variance)
 
 
 class Interval(NamedTuple):
-    """Lower and upper bound of an interval."""
-
     low: float
     high: float
 
@@ -139,7 +135,6 @@ def resampled_means(values: Floats, clusters: Codes, count: int, seed: Sequence[
 
 
 def percentile_interval(means: Floats) -> Interval:
-    """Return the 95 % percentile interval of bootstrap means."""
     low, high = np.percentile(means, (2.5, 97.5))
     return Interval(float(low), float(high))
 
@@ -151,7 +146,6 @@ def interval(estimate: Estimate) -> Interval:
 
 
 def t_quantile(probability: float, freedom: float) -> float:
-    """Return a quantile of Student's t distribution."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, probability))

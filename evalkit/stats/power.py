@@ -23,21 +23,14 @@ POWER = 0.8
 MOST_SEEDS = 1000
 """Seeds per side above which a plan is not looked for."""
 
-_ONE_TAIL = 5.0
-"""Standard errors above which the wrong tail of a t test is ignored."""
-_MAX_SHIFT = 30.0
-"""Standard errors; even with one degree of freedom a difference of so many is detected with a power of 80 %."""
-_FREEDOM = 1e6
-"""Degrees of freedom of the variance between documents, if they are many."""
-
 
 def t_power(shift: float, freedom: float, level: float = ALPHA) -> float:
     """Return the power of a two-sided t test for a difference of `shift` standard errors (noncentral t)."""
     from scipy.special import nctdtr
 
     critical = t_quantile(1 - level / 2, freedom)
-    # Above _ONE_TAIL the wrong tail is below 1e-9, and scipy's noncentral t is unreliable for it
-    wrong = float(nctdtr(freedom, shift, -critical)) if shift < _ONE_TAIL else 0.0
+    # Above 5 standard errors the wrong tail is below 1e-9, and scipy's noncentral t is unreliable for it
+    wrong = float(nctdtr(freedom, shift, -critical)) if shift < 5 else 0.0
     return 1 - float(nctdtr(freedom, shift, critical)) + wrong
 
 
@@ -45,7 +38,8 @@ def t_detectable(stderr: float, freedom: float, most: float = 1.0, level: float 
     """Return the smallest difference that a t test detects, in the unit of `stderr`; None if it is more than `most`."""
     if not stderr > 0:
         return None
-    shift = _first(lambda shift: t_power(shift, freedom, level), _MAX_SHIFT)
+    # Even with one degree of freedom, 30 standard errors are detected with a power of 80 %
+    shift = _first(lambda shift: t_power(shift, freedom, level), 30.0)
     return None if shift is None or shift * stderr > most else shift * stderr
 
 
@@ -53,12 +47,8 @@ def sign_flip_detectable(sums: Floats, weights: Floats, stderr: float, most: flo
     """Return the smallest difference that the sign-flip test of whole sources detects.
 
     It is that of a t test with the observed error and the effective number of equal sources. Where few sources differ,
-    the discreteness of the exact test requires more.
-
-    Args:
-        sums, weights: [clusters] sums of differences, and documents.
-        stderr: standard error of the mean difference per document.
-        most: largest possible difference of scores.
+    the discreteness of the exact test requires more. `sums` and `weights` are [clusters] sums of differences, and
+    documents; `stderr` is that of the mean over documents, `most` the largest possible difference of scores.
     """
     n, count = float(weights.sum()), len(sums)
     smooth = 0.0 if stderr == 0 else t_detectable(stderr, n**2 / float((weights**2).sum()) - 1, most)
@@ -151,21 +141,16 @@ def seeds_detectable(parts: Spread, seeds: int, documents: float = 1.0, level: f
     """Return the smallest difference found with 80 % power, in the scores' unit; None if it is above 30 errors.
 
     Without any variance it is 0. The test's distribution is taken as that of the t with the same critical difference.
-
-    Args:
-        parts, seeds, documents: as for `expected_spread`.
-        level: of the test; α / m for one of m comparisons under Holm's correction, where the others show nothing.
+    `level` is α / m for one of m comparisons under Holm's correction, where the others show nothing; other arguments as
+    for `expected_spread`.
     """
     expected = expected_spread(parts, seeds, documents)
-    estimate = crossed(Estimate(0.0, expected.documents, _FREEDOM), expected, level)
+    estimate = crossed(Estimate(0.0, expected.documents, 1e6), expected, level)  # documents are taken to be many
     return t_detectable(estimate.stderr, estimate.freedom, math.inf, level) if estimate.variance > 0 else 0.0
 
 
 def seeds_needed(parts: Spread, difference: float, documents: float = 1.0, level: float = ALPHA) -> int | None:
-    """Return the fewest seeds per side that find a difference with 80 % power; None if `MOST_SEEDS` are too few.
-
-    Arguments as for `seeds_detectable`.
-    """
+    """Return the fewest seeds per side that find a difference with 80 % power; None if `MOST_SEEDS` are too few."""
 
     def suffice(seeds: int) -> bool:
         smallest = seeds_detectable(parts, seeds, documents, level)

@@ -88,11 +88,11 @@ def t_test(estimate: Estimate) -> float:
 
 def holm(ps: Sequence[float]) -> list[float]:
     """Return Holm's adjusted p values, in the order given; rejecting those up to 5 % bounds the familywise error."""
-    order = sorted(range(len(ps)), key=lambda place: ps[place])
+    order = sorted(range(len(ps)), key=lambda number: ps[number])
     adjusted, highest = [0.0] * len(ps), 0.0
-    for rank, place in enumerate(order):
-        highest = max(highest, min(1.0, (len(ps) - rank) * ps[place]))
-        adjusted[place] = highest
+    for rank, number in enumerate(order):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[number]))
+        adjusted[number] = highest
     return adjusted
 
 
@@ -125,10 +125,6 @@ def _drawn(sizes: Floats, reached: float, seed: int) -> int:
     return as_far
 
 
-_SMALLEST_P = 1e-100
-_HALVINGS = 45
-
-
 class Spread(NamedTuple):
     """Components of the variance of a difference of two sides' means."""
 
@@ -136,7 +132,6 @@ class Spread(NamedTuple):
     """Between A's runs, s² / K; 0 for a single run, from which it cannot be estimated."""
     seeds_b: float
     documents: float
-    """Between documents, paired (and clustered, stratified)."""
     shared: float
     """Interaction of seeds and documents, which both of these contain and which counts once."""
     runs_a: int
@@ -144,7 +139,6 @@ class Spread(NamedTuple):
 
     @property
     def seeds(self) -> float:
-        """Variance between runs, of both sides."""
         return self.seeds_a + self.seeds_b
 
     @property
@@ -196,7 +190,7 @@ def crossed_p_value(documents: Estimate, parts: Spread) -> float:
     if math.isnan(documents.variance) or not _critical_difference(documents, parts, 1 - CONFIDENCE) > 0:
         return 1.0 if difference == 0 else math.nan
     exponent = _root_of_decreasing(
-        lambda power: _critical_difference(documents, parts, 10**power) - difference, math.log10(_SMALLEST_P), 0.0
+        lambda power: _critical_difference(documents, parts, 10**power) - difference, -100.0, 0.0
     )
     return float(10**exponent)
 
@@ -223,7 +217,7 @@ def _freedom(quantile: float, level: float) -> float:
 
 def _root_of_decreasing(function: Callable[[float], float], low: float, high: float) -> float:
     """Return the zero of a decreasing function between two arguments, by bisection; the nearer end if it has none."""
-    for _ in range(_HALVINGS):
+    for _ in range(45):
         middle = (low + high) / 2
         if function(middle) > 0:
             low = middle

@@ -81,14 +81,15 @@ def asked(kind: str, files: Path, output: Path) -> dict[str, Any]:
     return options | settings
 
 
-class Silent(Progress):
-    """Prints nothing."""
+class Lines(Progress):
+    """Records its messages."""
 
     def __init__(self) -> None:
         super().__init__(live=False)
+        self.said: list[str] = []
 
     def say(self, line: str) -> None:
-        """Nothing."""
+        self.said.append(line)
 
 
 def plan(kind: str, files: Path, output: Path, seed: int = 0, **changes: Any) -> Any:
@@ -97,7 +98,7 @@ def plan(kind: str, files: Path, output: Path, seed: int = 0, **changes: Any) ->
 
 def made(kind: str, files: Path, output: Path, seed: int = 0, **changes: Any) -> Run:
     """A finished run of a kind."""
-    return run_plan(plan(kind, files, output, seed, **changes), Silent())
+    return run_plan(plan(kind, files, output, seed, **changes), Lines())
 
 
 def tables(run: Run) -> dict[str, pd.DataFrame]:

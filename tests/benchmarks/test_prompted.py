@@ -10,19 +10,18 @@ import pytest
 from evalkit.benchmarks.prompted import ANSWERS, PromptDocument, PromptedBenchmark
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
-from evalkit.display import Progress
 from evalkit.errors import ScoringError, UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
+from tests.benchmarks.kinds import Lines
 
 
 class Words(PromptedBenchmark):
-    """Two tasks."""
+    """Two tasks, of three documents and of one."""
 
     kind, description, max_new_tokens = "words", "how many words", 6
 
     def tasks(self) -> dict[str, list[PromptDocument]]:
-        """Tasks of three documents and of one."""
         return {
             "river": [PromptDocument(f"The river rose in the night, {n} times", str(n)) for n in range(3)],
             "bridge": [PromptDocument("in the morning the bridge was", "gone")],
@@ -41,7 +40,7 @@ def made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
         own = kind()
         monkeypatch.setattr("evalkit.benchmarks.session.benchmark", lambda _: own)
         request = request_of(own.request, checkpoint, {"output": tmp_path, **options})
-        return run_plan(own.plan(request, silent), Progress(live=False))
+        return run_plan(own.plan(request, silent), Lines())
 
     return make
 
@@ -57,19 +56,17 @@ def test_results_are_the_means_of_the_answers_scores(made: Any) -> None:
     assert river.stderr == pytest.approx(own.sem())
     assert (bridge.n, bridge.stderr) == (1, None)
     assert run.stored["averages"][0]["accuracy"] == pytest.approx((river.value + bridge.value) / 2)
+    [view, _] = Words().views(run, (), silent)
+    for document, row in zip(view.documents, answers.to_dict("records")[:3], strict=True):
+        assert (document.id, document.answer, document.score) == (row["id"], row["answer"], row["score"])
+        assert document.references == (row["reference"],)
+        assert [piece.text for piece in document.prompt] == [row["prompt"]]
 
 
-def test_an_answer_ends_before_what_ends_it(made: Any) -> None:
+def test_settings_make_another_run_and_an_answer_ends_before_what_ends_it(made: Any) -> None:
     class Vowels(Words):
         until = ("e", "a", "o")
 
-    answers = made(Vowels).table(ANSWERS, ())
-    assert answers["text"].str.contains("[eao]").any()
-    assert not answers["answer"].str.contains("[eao]").any()
-    assert all(text.startswith(answer) for text, answer in zip(answers["text"], answers["answer"], strict=True))
-
-
-def test_what_makes_another_run(made: Any) -> None:
     class Rescored(Words):
         version = 2
 
@@ -77,8 +74,12 @@ def test_what_makes_another_run(made: Any) -> None:
         max_new_tokens = 7
 
     assert made().folder == made().folder
-    assert len({made().folder, made(limit=1).folder, made(Rescored).folder, made(Longer).folder}) == 4
-    assert [task["n"] for task in made(limit=2).stored["tasks"]] == [2, 1]
+    vowels = made(Vowels)
+    assert len({made().folder, made(limit=1).folder, made(Rescored).folder, made(Longer).folder, vowels.folder}) == 5
+    answers = vowels.table(ANSWERS, ())
+    assert answers["text"].str.contains("[eao]").any()
+    assert not answers["answer"].str.contains("[eao]").any()
+    assert all(text.startswith(answer) for text, answer in zip(answers["text"], answers["answer"], strict=True))
 
 
 def test_invalid_documents_and_scores(made: Any) -> None:
@@ -101,14 +102,3 @@ def test_invalid_documents_and_scores(made: Any) -> None:
     ):
         with pytest.raises(error, match=noun):
             made(kind)
-
-
-def test_documents_as_people_read_them(made: Any) -> None:
-    run = made()
-    [river, _] = Words().views(run, (), silent)
-    assert [view.task for view in Words().views(run, ("bridge",), silent)] == ["bridge"]
-    rows = run.table(ANSWERS, ()).to_dict("records")
-    for document, row in zip(river.documents, rows[:3], strict=True):
-        assert (document.id, document.answer, document.score) == (row["id"], row["answer"], row["score"])
-        assert document.references == (row["reference"],)
-        assert [piece.text for piece in document.prompt] == [row["prompt"]]

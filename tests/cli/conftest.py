@@ -12,6 +12,7 @@ from click.shell_completion import BashComplete
 
 from evalkit.cli import main
 from evalkit.cli.root import cli
+from tests.arguments import arguments
 
 
 class Outcome(NamedTuple):
@@ -42,6 +43,14 @@ def evalkit(capsys: pytest.CaptureFixture[str]) -> Command:
         return Outcome(int(left.value.code or 0), *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def run(evalkit: Command, checkpoint: Path, documents: Path) -> Command:
+    """Run `evalkit run` on two documents each of two tasks; later options override these."""
+    common = {"--model": checkpoint, "--data-dir": documents, "--allow-unofficial-data": None, "--tasks": "piqa,boolq",
+              "--limit": 2, "--output": "runs"}  # fmt: skip
+    return lambda *more: evalkit("run", *arguments(common, more))
 
 
 def complains(outcome: Outcome, code: int, *words: str) -> None:

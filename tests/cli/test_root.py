@@ -21,19 +21,10 @@ from evalkit.cli.root import cli
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import FORMATS
 from evalkit.runs.folder import Run, load_run
-from tests.arguments import arguments
-from tests.cli.conftest import Command, Outcome, _no_settings, complains, completed, evalkit
+from tests.cli.conftest import Command, Outcome, _no_settings, complains, completed, evalkit, run
 from tests.test_api import heavy_after
 
-__all__ = ["_no_settings", "evalkit"]  # fixtures, which other folders import from here
-
-
-@pytest.fixture
-def run(evalkit: Command, checkpoint: Path, documents: Path) -> Command:
-    """Run `evalkit run` on two documents each of two tasks; later options override these."""
-    common = {"--model": checkpoint, "--data-dir": documents, "--allow-unofficial-data": None, "--tasks": "piqa,boolq",
-              "--limit": 2, "--output": "runs"}  # fmt: skip
-    return lambda *more: evalkit("run", *arguments(common, more))
+__all__ = ["_no_settings", "evalkit", "run"]  # fixtures, which other folders import from here
 
 
 def test_a_run_prints_its_table_and_opens_again_at_once(

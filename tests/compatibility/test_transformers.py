@@ -1,13 +1,16 @@
-"""evalkit's uses of transformers' internals, compared with transformers' public functions."""
+"""evalkit's uses of other libraries' internals, compared with transformers' public functions; names that are gone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import (
+    AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
     MambaConfig,
@@ -15,7 +18,10 @@ from transformers import (
     PreTrainedModel,
     modeling_gguf_pytorch_utils,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from evalkit.compatibility import lm_eval, names, transformers
+from evalkit.compatibility.torch import compiled, hooks_of
 from evalkit.compatibility.transformers import (
     attention_of,
     config_class,
@@ -29,9 +35,7 @@ from evalkit.compatibility.transformers import (
     without_gguf_bar,
 )
 from evalkit.errors import EvalkitError
-from evalkit.generation.prompts import Decoding, Prompt
-from evalkit.generation.rows import sampler_of
-from tests.models.variants.building import DIFFERENTIAL, INTEGRAL, model_of, random_ids
+from tests.models.variants.building import DIFFERENTIAL, logits_of, model_of
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +43,7 @@ def model(checkpoint: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="sdpa").eval()
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_which_attention(checkpoint: Path, implementation: str) -> None:
-    config = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation=implementation).config
-    assert attention_of(config) == attention_of(config.get_text_config()) == implementation
-
-
-@pytest.mark.parametrize("attention", [DIFFERENTIAL, INTEGRAL])
-def test_a_selected_attention_is_called(attention: dict[str, Any]) -> None:
-    from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
+def test_a_selected_attention_is_called() -> None:
     called = []
 
     def watching(module: Any, *arguments: Any, **settings: Any) -> Any:
@@ -57,20 +51,11 @@ def test_a_selected_attention_is_called(attention: dict[str, Any]) -> None:
         return sdpa_attention_forward(module, *arguments, **settings)
 
     AttentionInterface.register("watching", watching)
-    built = model_of("llama", attention)
-    ids = random_ids(1, 7)
-    with torch.inference_mode():
-        before = built(input_ids=ids).logits
-        select_attention(built.config, "watching")
-        after = built(input_ids=ids).logits
-    assert set(called) == {0, 1, 2}
-    assert torch.allclose(before, after)
-
-
-def test_which_models_keep_a_state(model: PreTrainedModel) -> None:
-    state = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, state_size=4, num_hidden_layers=1))
-    assert keeps_state(state)
-    assert not keeps_state(model)
+    built = model_of("llama", DIFFERENTIAL)
+    before = logits_of(built)
+    assert attention_of(built.config) == attention_of(built.config.get_text_config()) == "sdpa"
+    select_attention(built.config, "watching")
+    assert torch.allclose(before, logits_of(built)) and set(called) == {0, 1, 2}
 
 
 def test_processors_are_those_of_generate(model: PreTrainedModel) -> None:
@@ -81,13 +66,11 @@ def test_processors_are_those_of_generate(model: PreTrainedModel) -> None:
     config = generation_config_of(model, settings)
     config.max_length = ids.shape[1] + 8
     processors = logits_processors(model, config, ids)
-    found = ids
     with torch.inference_mode():
-        while found.shape[1] < expected.shape[1]:
-            scores = processors(found, model(input_ids=found).logits[:, -1])
-            found = torch.cat((found, scores.argmax(-1, keepdim=True)), 1)
-    assert found.tolist() == expected.tolist()
-    assert not {5, 6} & set(found[0, 5:].tolist())
+        while ids.shape[1] < expected.shape[1]:
+            scores = processors(ids, model(input_ids=ids).logits[:, -1])
+            ids = torch.cat((ids, scores.argmax(-1, keepdim=True)), 1)
+    assert ids.tolist() == expected.tolist() and not {5, 6} & set(ids[0, 5:].tolist())
 
 
 def test_registered_frequencies_are_used(checkpoint: Path) -> None:
@@ -98,14 +81,13 @@ def test_registered_frequencies_are_used(checkpoint: Path) -> None:
     assert built.base_model.rotary_emb.inv_freq.tolist() == pytest.approx([1 / 3] * 8)
 
 
-def test_what_transformers_knows() -> None:
+def test_what_transformers_knows(model: PreTrainedModel) -> None:
     assert {"bitsandbytes_4bit", "gptq", "gguf"} <= set(quantization_methods())
-    assert "no_method" not in quantization_methods()
     assert config_class("llama") is type(AutoConfig.for_model("llama"))
-    assert config_class("no_model") is None
-    assert config_class(None) is None
-    assert "bert" in masked_language_models()
-    assert "llama" not in masked_language_models()
+    assert config_class("no_model") is config_class(None) is None
+    assert "bert" in masked_language_models() and "llama" not in masked_language_models()
+    state = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, state_size=4, num_hidden_layers=1))
+    assert keeps_state(state) and not keeps_state(model)
 
 
 def test_the_gguf_bar_is_off_inside_only(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,8 +98,50 @@ def test_the_gguf_bar_is_off_inside_only(capsys: pytest.CaptureFixture[str]) -> 
     assert "3/3" in capsys.readouterr().err
 
 
-def test_the_error_reaches_whoever_generates(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(model), "_get_logits_processor", lambda self, settings: None)
-    ids = random_ids(1, 4)[0].numpy()
-    with pytest.raises(EvalkitError, match=r"has .* with other parameters \(.*pip install transformers=="):
-        sampler_of(model, Prompt(0, ids, 3, decoding=Decoding({"repetition_penalty": 1.2})))
+@pytest.mark.slow  # compiling takes seconds
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_what_is_inside_of_a_compiled_module() -> None:
+    module = torch.nn.Linear(2, 2)
+    assert compiled(torch.compile(module)) is module
+    assert compiled(module) is compiled(torch.nn.Sequential(module)) is None
+
+
+# Names that are gone
+
+GONE = SimpleNamespace(device="cpu")
+USES: dict[str, Callable[[], Any]] = {
+    "transformers SimpleNamespace._gone": lambda: names.attribute("transformers", SimpleNamespace(), "_gone"),
+    "transformers json._gone": lambda: names.module("transformers", "json._gone"),
+    "transformers with other parameters": lambda: names.call("transformers", lambda value: value, 1, 2),
+    "lm-eval SimpleNamespace._index": lambda: lm_eval.replace_index(GONE, {}),
+    "transformers SimpleNamespace._is_stateful": lambda: transformers.keeps_state(GONE),
+    "torch SimpleNamespace._forward_pre_hooks": lambda: hooks_of(GONE),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_is_gone(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to install."""
+    monkeypatch.setattr(names, "version", lambda _: "99.1")
+    package, _, noun = use.partition(" ")
+    works = f"pip install {package}=={names.KNOWN[package]}"
+    with pytest.raises(EvalkitError, match=rf"^{package} 99\.1 has .*{noun}.*{works}$"):
+        USES[use]()
+
+
+def test_errors_of_a_function_or_a_module_itself_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_another.py").write_text("import no_such_library", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        names.module("transformers", "needs_another")
+
+    def refusing(value: int) -> None:
+        raise TypeError("not that")
+
+    with pytest.raises(TypeError, match="not that"):
+        names.call("transformers", refusing, 1)
+
+
+def test_the_versions_are_those_that_tests_run_with() -> None:
+    lines = (Path(__file__).parents[2] / "constraints.txt").read_text(encoding="utf-8").lower().replace("_", "-")
+    assert all(f"{package}=={version}\n" in lines for package, version in names.KNOWN.items())

@@ -22,7 +22,7 @@ from evalkit.data.sampling import DocumentSample, FirstDocuments, clusters_of
 from evalkit.data.sources import find, read
 from evalkit.errors import DataError
 from evalkit.inputs.values import LONGEST_TEXT
-from evalkit.pages.provenance import LICENCES
+from evalkit.pages.overview import LICENCES
 from tests.data.samples import sample, write
 
 # Files; of a line of JSON lines, tests/guards name more

@@ -1,12 +1,15 @@
-"""Batches, chunks, copied prefixes and compaction do not change transformers' own greedy tokens."""
+"""Transformers' own greedy tokens, whatever the batch, the chunks and copied prefixes; batches that fit memory."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from itertools import groupby, product
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.generation.generator import NAME, Generator, chunked_attention
-from evalkit.generation.prompts import Prompt, Stops
+from evalkit.generation.prompts import Capacity, Prompt, Stops, measure_capacity, shared_tokens
 from tests.devices import CUDA, DEVICES, cuda_memory_of, most_cuda_memory
 from tests.generation.made import NEW, by_transformers, prompts, tokens
 from tests.marks import fast
@@ -62,7 +65,7 @@ WITHOUT_OUR_CACHE: dict[str, dict[str, Any]] = {
 }
 
 
-def made(kind: str, **settings: Any) -> Any:
+def architecture(kind: str, **settings: Any) -> Any:
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(SIZES | settings))).eval()
 
@@ -71,11 +74,11 @@ def ids_of(generations: Any) -> list[list[int]]:
     return [generation.tokens for generation in generations]
 
 
-@pytest.mark.parametrize("attention", fast(["vanilla", "integral"], list(ATTENTIONS)))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_gives_what_transformers_gives(family: str, attention: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("built", fast([("llama", "integral"), ("gpt_neox", "vanilla")], product(FAMILIES, ATTENTIONS)))
+def test_a_batch_gives_what_transformers_gives(built: tuple[str, str], device: str) -> None:
     """Prompts of any length; twenty common tokens are two chunks of eight and four recomputed tokens."""
-    model = model_of(family, ATTENTIONS[attention])
+    model = model_of(built[0], ATTENTIONS[built[1]]).to(device)
     many = tokens(*LENGTHS)
     generations = Generator(model, chunk=16).generate(prompts(many))
     assert ids_of(generations) == [by_transformers(model, ids) for ids in many]
@@ -86,29 +89,18 @@ def test_a_batch_gives_what_transformers_gives(family: str, attention: str) -> N
     assert [row.reused for row in generations] == [0, 16, 16, 16]
 
 
-@pytest.mark.parametrize("attention", ["vanilla", "integral"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("device", [CUDA])
-def test_a_batch_on_a_gpu(device: str, family: str, attention: str) -> None:
-    model = model_of(family, ATTENTIONS[attention]).to(device)
-    many = tokens(7, 40, 90, 41, 1, 65, beginning=1)
-    expected = [by_transformers(model, ids) for ids in many]
-    assert ids_of(Generator(model, chunk=16).generate(prompts(many))) == expected
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("implementation", fast(["sdpa"], ["sdpa", "eager"]))
 def test_any_chunk(implementation: str) -> None:
-    model = model_of("llama", VARIANTS["integral"], implementation=implementation)
-    many = tokens(*LENGTHS, seed=1)
+    model, many = model_of("llama", VARIANTS["integral"], implementation=implementation), tokens(*LENGTHS, seed=1)
     expected = [by_transformers(model, ids) for ids in many]
     for chunk in (1, 17, 512):
         assert ids_of(Generator(model, chunk).generate(prompts(many))) == expected
 
 
-@pytest.mark.parametrize("kind", fast(["gpt2", "bloom", "phi3", "gemma2", "mixtral", "modernbert-decoder"], KINDS))
+@pytest.mark.parametrize("kind", fast(["gpt2", "bloom", "gemma2", "mixtral", "modernbert-decoder"], KINDS))
 def test_other_architectures(kind: str) -> None:
     """Sliding windows, learned positions, ALiBi, experts."""
-    model = made(kind, **KINDS[kind])
+    model = architecture(kind, **KINDS[kind])
     many = tokens(*LENGTHS) + tokens(37, 41, beginning=20)
     generations = Generator(model, chunk=8).generate(prompts(many))
     assert ids_of(generations) == [by_transformers(model, ids) for ids in many]
@@ -122,40 +114,35 @@ def test_frequencies_that_change_with_the_length(kind: str) -> None:
     The prompts end well within that window (12), within reach of its end, and beyond.
     """
     window, channels = 32, 8
-    factors = {"short_factor": [1.0] * channels, "long_factor": [1.5 + 0.5 * place for place in range(channels)]}
+    factors = {"short_factor": [1.0] * channels, "long_factor": [1.5 + 0.5 * channel for channel in range(channels)]}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": window} | factors
     rope |= {"factor": 8.0, "short_mscale": 1.1, "long_mscale": 1.3}
     more = {"original_max_position_embeddings": window} if kind == "phi3" else {"num_local_experts": 2}
-    model = made(kind, **more, rope_parameters=rope, rope_scaling=rope, sliding_window=None)
-    many = tokens(12, 25, 31, 32, 33, 60) + tokens(31, 40, beginning=20)
-    expected = [by_transformers(model, ids) for ids in many]
-    generator = Generator(model, chunk=8)
-    assert ids_of(generator.generate(prompts(many))) == expected
+    model = architecture(kind, **more, rope_parameters=rope, rope_scaling=rope, sliding_window=None)
+    many, generator = tokens(12, 31, 32, 60) + tokens(31, 40, beginning=20), Generator(model, chunk=8)
+    assert ids_of(generator.generate(prompts(many))) == [by_transformers(model, ids) for ids in many]
     [ids] = tokens(20)
-    for most in range(10, 16):  # a text that ends at the trained window
+    for most in (11, 12, 13):  # a text that ends at the trained window
         assert generator.generate(prompts([ids], most))[0].tokens == by_transformers(model, ids, 20)[:most]
 
 
 def test_extended_contexts() -> None:
     """YaRN; and frequencies of a dynamic method, which in chunks or after a longer prompt would be another prompt's."""
+    many = tokens(40, 21, 49, 7, beginning=5)
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 5000.0}
     model = model_of("llama", VARIANTS["integral"], max_position_embeddings=64, rope_parameters=rope)
-    many = tokens(40, 21, 49, 7, beginning=5)
     assert ids_of(Generator(model, chunk=8).generate(prompts(many))) == [by_transformers(model, ids) for ids in many]
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5000.0}
-
-    def fresh() -> Any:
-        return model_of("llama", VANILLA, max_position_embeddings=16, rope_parameters=rope)
-
-    generator, expected = Generator(fresh(), chunk=8), [by_transformers(fresh(), ids) for ids in many]
+    models = [model_of("llama", VANILLA, max_position_embeddings=16, rope_parameters=rope) for _ in range(5)]
+    generator, expected = Generator(models.pop(), chunk=8), list(map(by_transformers, models, many))
     for _ in range(2):
         assert ids_of(generator.generate(prompts(many))) == expected
 
 
-@pytest.mark.parametrize("kind", fast(["mamba", "openai-gpt"], WITHOUT_OUR_CACHE))
+@pytest.mark.parametrize("kind", fast(["mamba"], WITHOUT_OUR_CACHE))
 def test_a_model_without_a_cache_of_keys_and_values(kind: str) -> None:
     """Transformers generates prompt by prompt, with the same stops; its generation config is ignored and restored."""
-    model = made(kind, **WITHOUT_OUR_CACHE[kind])
+    model = architecture(kind, **WITHOUT_OUR_CACHE[kind])
     many = tokens(7, 40, 23)
     expected = [by_transformers(model, ids) for ids in many]
     generator = Generator(model, chunk=8)
@@ -171,12 +158,11 @@ def test_a_model_without_a_cache_of_keys_and_values(kind: str) -> None:
     assert ids_of(generations) == [by_transformers(model, ids, ends=sorted(ends), barred=True) for ids in many]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers(value: float) -> None:
+def test_logits_that_are_no_numbers() -> None:
     model = model_of("llama", VANILLA)
     generator = Generator(model)
     with torch.no_grad():
-        model.get_output_embeddings().weight[3, 5] = value
+        model.get_output_embeddings().weight[3, 5] = torch.inf
     with pytest.raises(ScoringError, match="logits"):
         generator.generate(prompts(tokens(9)))
     with pytest.raises(CheckpointError, match="EvalkitLlamaForCausalLM"):
@@ -202,8 +188,8 @@ def test_end_tokens(barred: bool) -> None:
 _SMALL = model_of("llama", VANILLA)
 
 
-@settings(max_examples=12)
-@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=7), st.integers(0, 99))
+@settings(max_examples=8)
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 6)), min_size=2, max_size=5), st.integers(0, 99))
 def test_rows_that_leave_in_any_order(rows: list[tuple[int, int]], seed: int) -> None:
     """Each row has its own number of new tokens; rows that leave do not affect the others."""
     many = tokens(*(length for length, _ in rows), seed=seed)
@@ -228,33 +214,25 @@ def test_the_pattern_is_searched_after_every_token() -> None:
     assert ids_of(generator.generate(shortened)) == [full[1][:5]]
 
 
-class Narrow(Generator):
-    """A generator that raises an error on more than a few prompts."""
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+def test_batches_are_split_when_memory_runs_out(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    most, raised, generate = 2, error("out of memory: cannot alloc"), Generator._generate
 
-    most, error = 2, torch.OutOfMemoryError("CUDA out of memory: cannot alloc")
+    def narrow(generator: Generator, batch: Any) -> Any:
+        if len(batch) > most:
+            raise raised
+        return generate(generator, batch)
 
-    def _generate(self, batch: Any) -> Any:
-        if len(batch) > self.most:
-            raise self.error
-        return super()._generate(batch)
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, RuntimeError])
-def test_batches_are_split_when_memory_runs_out(error: type[Exception]) -> None:
-    many = tokens(5, 12, 9, 30, 2)
-    narrow, said = Narrow(_SMALL, chunk=8), list[str]()
-    narrow.error = error("out of memory: cannot alloc")
-    assert ids_of(narrow.generate(prompts(many), said.append)) == [by_transformers(_SMALL, ids) for ids in many]
-    assert [line.split()[4:] for line in said] == [
-        ["5", "prompts:", "going", "on", "with", "2"],
-        ["3", "prompts:", "going", "on", "with", "1"],
-    ]
-    narrow.most = 0
+    generator, many, said = Generator(_SMALL, chunk=8), tokens(5, 12, 9, 30, 2), list[str]()
+    monkeypatch.setattr(Generator, "_generate", narrow)
+    assert ids_of(generator.generate(prompts(many), said.append)) == [by_transformers(_SMALL, ids) for ids in many]
+    assert [re.findall(r"\d+", line) for line in said] == [["5", "2"], ["3", "1"]]
+    most = 0
     with pytest.raises(ScoringError, match="12 tokens"):
-        narrow.generate(prompts(tokens(12)))
-    narrow.error = RuntimeError("a bug")
+        generator.generate(prompts(tokens(12)))
+    raised = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match="a bug"):
-        narrow.generate(prompts(tokens(12, 3)))
+        generator.generate(prompts(tokens(12, 3)))
 
 
 @pytest.mark.parametrize("device", [CUDA])
@@ -269,7 +247,7 @@ def test_a_batch_beyond_a_gpus_memory_is_continued_alike(device: str) -> None:
     assert ids_of(generations) == ids_of(expected)
 
 
-@pytest.mark.parametrize("attention", ["vanilla", "integral"])
+@pytest.mark.parametrize("attention", ["integral"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_bfloat16_tokens_have_about_the_largest_logit(device: str, attention: str) -> None:
     """The model's own pass over the whole text rounds otherwise; another context's token is far below its largest."""
@@ -293,7 +271,7 @@ def hidden(model: Any, ids: torch.Tensor, chunk: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["llama", "phi3"])
 def test_a_chunks_attention(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Transformers' own numbers, under additive masks and with shared heads; padding alone is no NaN."""
-    model, chunk = made(kind, **KINDS.get(kind, {})), 8
+    model, chunk = architecture(kind, **KINDS.get(kind, {})), 8
     ids = torch.randint(2, 64, (1, 3 * chunk + 1))
     expected = hidden(model, ids, chunk)
     product, calls = torch.nn.functional.scaled_dot_product_attention, []
@@ -310,6 +288,65 @@ def test_a_chunks_attention(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert model.base_model(torch.randint(2, 64, (2, 4)), attention_mask=padded).last_hidden_state.isfinite().all()
     assert [call[1:] for call in calls if call[0] == chunk][-2:] == [(True, True)] * 2
     assert model.config._attn_implementation == "sdpa"
-    eager = made(kind, **KINDS.get(kind, {}), attn_implementation="eager")
+    eager = architecture(kind, **KINDS.get(kind, {}), attn_implementation="eager")
     with chunked_attention(eager):
         assert eager.config._attn_implementation == "eager" != NAME
+
+
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+BYTES = 2 * 3 * 4 * 16 * 4
+"""Of a token: keys and values, three layers, four heads of 16, float32."""
+
+
+@given(st.lists(st.tuples(TOKENS, st.integers(1, 9)), max_size=25), st.integers(1, 120), st.integers(1, 6),
+       st.integers(1, 8))  # fmt: skip
+def test_batches(rows: list[tuple[list[int], int]], budget: int, chunk: int, most_rows: int) -> None:
+    """They fit; prompts with a common prefix of at least a chunk are contiguous; the longest families come first."""
+    many = [Prompt(number, np.array(ids, np.int64), most) for number, (ids, most) in enumerate(rows)]
+    batches = Capacity(budget, most_rows, chunk, 0).batches(many)
+    order = [prompt for batch in batches for prompt in batch]
+    assert sorted(prompt.index for prompt in order) == list(range(len(many)))
+    for batch in batches:
+        columns = max(len(prompt.tokens) for prompt in batch) + max(prompt.max_new_tokens for prompt in batch)
+        assert len(batch) == 1 or (columns * len(batch) <= budget and len(batch) <= most_rows)
+    beginnings = [tuple(prompt.tokens[:chunk]) if len(prompt.tokens) > chunk else prompt.index for prompt in order]
+    families = [list(members) for _, members in groupby(zip(beginnings, order, strict=True), lambda pair: pair[0])]
+    assert len({family[0][0] for family in families}) == len(families)
+    lengths = [max(len(prompt.tokens) for _, prompt in family) for family in families]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+@given(TOKENS, TOKENS, st.integers(1, 6))
+def test_shared_tokens(first: list[int], second: list[int], chunk: int) -> None:
+    shared = shared_tokens(np.array(first), np.array(second), chunk)
+    assert shared % chunk == 0
+    assert shared < min(len(first), len(second))  # the last token's output is needed, and is not stored
+    assert first[:shared] == second[:shared]
+    longer = shared + chunk
+    assert longer >= min(len(first), len(second)) or first[:longer] != second[:longer]
+
+
+def test_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the memory beside the weights, whatever other programs use; twice the tokens take longer."""
+    model = _SMALL
+    assert Generator(model_of("llama", VANILLA, dtype=torch.bfloat16)).token_bytes == BYTES / 2
+    total = 4000 * BYTES + 1 + sum(weight.nbytes for weight in model.parameters())
+    memory = psutil.virtual_memory()._replace(total=total, available=1 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    room, small = (measure_capacity(model, Generator(model), budget, 2048) for budget in (None, 77))
+    assert (room.token_bytes, room.tokens, room.most_rows, small.tokens) == (BYTES, 1000, 16, 77)
+    seconds = room.work(Prompt(0, tokens(60)[0], 5))
+    assert 0 < 2 * seconds < min(10, room.work(Prompt(0, tokens(120)[0], 10)))
+    said = room.estimate(prompts(tokens(700, 20, 9), most=5))
+    assert re.match(r"729 prompt tokens and up to 15 generated ones: about 1 min, and up to [\d.]+ GiB", said)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_work_is_that_of_weights_and_pairs(tied: bool) -> None:
+    """A prompt's operations and the bytes read for its new tokens, here at one of each per second."""
+    model = model_of("llama", VANILLA, tie_word_embeddings=tied)
+    weights, embedding = sum(p.numel() for p in model.parameters()), model.get_input_embeddings().weight.numel()
+    room = replace(measure_capacity(model, Generator(model), 250, 2048), operations_a_second=1.0, bytes_a_second=1.0)
+    operations = 2 * (weights - embedding) * 90 + 4 * 3 * model.config.hidden_size * 90**2 / 2
+    read = 4 * (weights - (0 if tied else embedding)) / 2 + 100 * BYTES  # two rows of 100 tokens in 250
+    assert room.work(Prompt(0, tokens(90)[0], 10)) == operations + 10 * read

@@ -52,9 +52,9 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gguf_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two of the same shapes, and other weights."""
-    place = tmp_path_factory.mktemp("gguf")
-    sources = [tiny_checkpoint(place / str(seed), seed=seed, window=192) for seed in (0, 1)]
-    return [write_gguf(source, place / f"{source.name}.gguf") for source in sources]
+    folder = tmp_path_factory.mktemp("gguf")
+    sources = [tiny_checkpoint(folder / str(seed), seed=seed, window=192) for seed in (0, 1)]
+    return [write_gguf(source, folder / f"{source.name}.gguf") for source in sources]
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +122,9 @@ def outcome(command: Command, model: Path, runs: Path, expected: Any) -> str:
     return "the original's"
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_gguf_file_or_its_dequantised_copy_that_changes(
-    moment: str, gguf_files: list[Path], command: Command, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, cache: Path,
-) -> None:  # fmt: skip
+    gguf_files: list[Path], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
     """A changed file has another copy; a modified copy is created again."""
     model = aged(Path(shutil.copy(gguf_files[0], tmp_path / "tiny.gguf")))
     before = command(model, tmp_path / "before")
@@ -135,13 +133,16 @@ def test_a_gguf_file_or_its_dequantised_copy_that_changes(
         (cache / "gguf").glob("*/model.safetensors"),
         key=lambda path: not path.parent.name.startswith(file_sha256(model)),
     )
-    with monkeypatch.context() as once:
-        at(moment, lambda: overwritten(*copies), once)
-        assert outcome(command, model, tmp_path / "copy", before) == "the original's"
-    at(moment, lambda: replaced(model, gguf_files[1]), monkeypatch)
-    assert outcome(command, model, tmp_path / "runs", before) == (
-        "refused" if moment == MOMENTS[0] else "the original's"
-    )
+    for moment in MOMENTS:
+        with monkeypatch.context() as once:
+            at(moment, lambda: overwritten(*copies), once)
+            assert outcome(command, model, tmp_path / f"copy {moment}", before) == "the original's"
+    for moment, expected in ((MOMENTS[1], "the original's"), (MOMENTS[0], "refused")):
+        replaced(model, gguf_files[0])
+        aged(model)
+        with monkeypatch.context() as once:
+            at(moment, lambda: replaced(model, gguf_files[1]), once)
+            assert outcome(command, model, tmp_path / f"runs {moment}", before) == expected
 
 
 def test_after_a_refusal_the_same_command_scores_the_new_weights(
@@ -211,6 +212,7 @@ evaluate()
 """
 
 
+@pytest.mark.slow
 def test_swaps_then_a_kill_then_the_restored_checkpoint_resumes(
     original: Path, other: Path, documents: Path, tmp_path: Path
 ) -> None:
@@ -344,18 +346,12 @@ def test_neither_export_nor_convert_writes_parts_of_two_checkpoints(
     assert not (tmp_path / "out").exists()
 
 
-def test_no_place_for_copies(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(full / "README.md"))
-    with pytest.raises(CheckpointError, match="TMPDIR"):
-        loading.load(locate(str(full)), device="cpu")
-
-
 # Weights as read
 
 Tensors = dict[str, torch.Tensor]
 DTYPES = (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint64, torch.uint8,
-    torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+    torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64,
+    torch.float8_e4m3fn, torch.float8_e8m0fnu,
 )  # fmt: skip
 
 
@@ -411,8 +407,8 @@ def test_several_files_and_pickles(tmp_path: Path) -> None:
 
 def test_what_happens_to_the_file_afterwards_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    save_file({"one": torch.ones(100_000)}, path)
-    tensor = read_weights([path]).tensors["one"]
+    save_file({"ones": torch.ones(100_000)}, path)
+    tensor = read_weights([path]).tensors["ones"]
     with path.open("r+b") as file:
         file.write(bytes(path.stat().st_size))
     assert tensor.eq(1).all()

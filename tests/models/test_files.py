@@ -29,7 +29,7 @@ from evalkit.models.loading.fingerprint import Fingerprint, fingerprint
 from evalkit.models.loading.locate import Checkpoint, locate, needed_files, resolve_dtype
 from evalkit.models.loading.spec import ModelSpec, extension_of
 from evalkit.models.parts import resolve_device
-from tests.models.loading import edit_config, load_folder, refused
+from tests.models.loading import edit_config, load_folder
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
 
@@ -50,35 +50,23 @@ def folder_with(folder: Path, **files: object) -> Path:
 
 
 def test_locations(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = locate(str(folder))
-    assert (found.kind, found.folder, found.name) == ("folder", folder, "small")
-    assert [weights.name for weights in found.weights()] == ["model.safetensors"]
+    located = locate(str(folder))
+    assert (located.kind, located.folder, located.name) == ("folder", folder, "small")
+    assert [weights.name for weights in located.weights()] == ["model.safetensors"]
     monkeypatch.chdir(folder)
     assert locate(".").name == "small"
     file = tmp_path / "small.Q8_0.gguf"
     file.write_bytes(b"GGUF....")
-    found = locate(str(file))
-    assert (found.kind, found.folder, found.name, found.weights()) == ("gguf", tmp_path, "small.Q8_0", (file,))
-    assert resolve_dtype(found, "auto") == "float32"
+    located = locate(str(file))
+    assert (located.kind, located.folder, located.name, located.weights()) == ("gguf", tmp_path, "small.Q8_0", (file,))
+    assert resolve_dtype(located, "auto") == "float32"
     (folder / "demo").mkdir()
     monkeypatch.setitem(sys.modules, "evalkit.data.wheels", SimpleNamespace(demo_checkpoint=lambda say: file))
-    found = locate("demo")
-    assert (found.kind, found.name, found.gguf) == ("demo", "demo", file)
+    located = locate("demo")
+    assert (located.kind, located.name, located.gguf) == ("demo", "demo", file)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "./nowhere",
-        "/nowhere/at/all",
-        "~/nowhere",
-        "nowhere.gguf",
-        "a/b/c",
-        "~nobody-of-this-name/model",
-        "x" * 5000,
-        "",
-    ],
-)
+@pytest.mark.parametrize("given", ["./nowhere", "nowhere.gguf", "~nobody-of-this-name/model", "x" * 5000, ""])
 def test_paths_that_do_not_exist(given: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         locate(given)
@@ -180,11 +168,8 @@ def refusal(kind: type[errors.HfHubHTTPError]) -> Exception:
     ("outcome", "words"),
     [
         (refusal(errors.RepositoryNotFoundError), "not found"),
-        (refusal(errors.RevisionNotFoundError), "RevisionNotFoundError"),
         (refusal(errors.GatedRepoError), "accept its terms.*hf auth login"),
-        (errors.HFValidationError("a space"), "HFValidationError"),
         (TimeoutError("slow"), "TimeoutError"),
-        (errors.OfflineModeIsEnabled("off"), "OfflineModeIsEnabled"),
     ],
 )
 def test_errors_of_the_hub(monkeypatch: pytest.MonkeyPatch, outcome: object, words: str) -> None:
@@ -198,8 +183,8 @@ def test_the_commit_that_was_listed_is_downloaded(monkeypatch: pytest.MonkeyPatc
     listing = [SimpleNamespace(rfilename=name) for name in LISTING]
     downloads = answer_with(monkeypatch, SimpleNamespace(siblings=listing, sha="0a1b"), local=folder)
     said: list[str] = []
-    found = locate("org/name@step7", say=said.append)
-    assert (found.kind, found.name, found.revision) == ("hub", "name@step7", "0a1b")
+    located = locate("org/name@step7", say=said.append)
+    assert (located.kind, located.name, located.revision) == ("hub", "name@step7", "0a1b")
     assert (downloads[0]["name"], downloads[0]["revision"]) == ("org/name", "0a1b")
     assert set(downloads[0]["allow_patterns"]) == NEEDED | {"model.safetensors"}
     assert len(said) == 1
@@ -211,25 +196,14 @@ def test_the_commit_that_was_listed_is_downloaded(monkeypatch: pytest.MonkeyPatc
 # config.json
 
 WRONG: list[tuple[str, Any]] = [
-    *((key, value) for key in ("model_type", "torch_dtype") for value in ([], 3)),
-    *((key, value) for key in ("num_hidden_layers", "n_positions", "num_labels") for value in ("2", [], 2.5, True)),
-    *(("n_layer", value) for value in (0, -1, 10_001)),
-    *((key, value) for key in ("num_labels", "n_routed_experts") for value in (-1, 10**9)),
-    *(("tie_word_embeddings", value) for value in ("false", 0)),
-    *((key, "x") for key in ("auto_map", "text_config", "quantization_config", "rope_scaling", "rope_parameters")),
-    *(("architectures", value) for value in ("LlamaForCausalLM", [3])),
-    *(("rope_parameters", {"factor": value}) for value in ("x", -1, True)),
-    *(("rope_parameters", {"rope_theta": value}) for value in (-1e4, 1)),
-    ("rope_theta", "x"),
-    *(("rope_scaling", {key: -1}) for key in ("beta_fast", "attention_factor", "high_freq_factor")),
-    ("rope_scaling", {"long_factor": [1.0, -1.0]}),
-    ("rope_parameters", {"full_attention": {"factor": -1}}),
-    *(("rms_norm_eps", value) for value in (math.inf, math.nan, {"__float__": "Infinity"})),
-    ("layer_scales", [1.0, -math.inf]),
-    ("rope_parameters", {"partial_rotary_factor": 1.5}),
-    ("rotary_pct", -0.25),
-    ("model_type", ["llama"] * 1000),
-]
+    ("model_type", ["llama"] * 1000), ("torch_dtype", 3), ("num_hidden_layers", "2"), ("n_positions", 2.5),
+    ("num_labels", True), ("n_layer", 10_001), ("num_labels", 10**9), ("n_routed_experts", -1),
+    ("tie_word_embeddings", 0), ("auto_map", "x"), ("text_config", "x"), ("quantization_config", "x"),
+    ("architectures", [3]), ("rope_parameters", {"factor": -1}), ("rope_parameters", {"rope_theta": 1}),
+    ("rope_scaling", {"attention_factor": -1}), ("rope_scaling", {"long_factor": [1.0, -1.0]}),
+    ("rope_parameters", {"full_attention": {"factor": True}}), ("rms_norm_eps", {"__float__": "Infinity"}),
+    ("layer_scales", [1.0, math.nan]), ("rope_parameters", {"partial_rotary_factor": 1.5}), ("rotary_pct", -0.25),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("key", "value"), WRONG, ids=lambda value: str(value)[:30])
@@ -244,22 +218,16 @@ def test_values_of_another_kind(tmp_path: Path, key: str, value: Any) -> None:
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize(
-    ("config", "requested", "expected"),
-    [
+def test_dtype_from_the_config_or_the_weights(tmp_path: Path) -> None:
+    for config, requested, expected in (
         ({"dtype": "bfloat16"}, "auto", "bfloat16"),
         ({"torch_dtype": "float16"}, "auto", "float16"),
         ({"dtype": "torch.bfloat16"}, "auto", "bfloat16"),
         ({"text_config": {"dtype": "bfloat16"}}, "auto", "bfloat16"),
         ({"dtype": "bfloat16"}, "float32", "float32"),
         ({"dtype": "float16", "time_step_limit": [0.0, {"__float__": "Infinity"}]}, "auto", "float16"),
-    ],
-)
-def test_dtype_from_config(tmp_path: Path, config: dict[str, object], requested: str, expected: str) -> None:
-    assert resolve_dtype(locate(str(folder_with(tmp_path, config=config))), requested) == expected
-
-
-def test_dtype_from_the_weights_and_of_no_other_kind(tmp_path: Path) -> None:
+    ):
+        assert resolve_dtype(locate(str(folder_with(tmp_path, config=config))), requested) == expected
     for dtype in ("float32", "bfloat16", "float16"):
         path = tiny_checkpoint(tmp_path / dtype, dtype=dtype)
         edit_config(path, "dtype")
@@ -269,14 +237,6 @@ def test_dtype_from_the_weights_and_of_no_other_kind(tmp_path: Path) -> None:
     edit_config(path, dtype="float64")
     with pytest.raises(CheckpointError, match=r"float64.*--dtype"):
         resolve_dtype(locate(str(path)), "auto")
-
-
-def test_files_that_are_no_objects(folder: Path) -> None:
-    (folder / "generation_config.json").write_text("[1]")
-    refused(folder, r"generation_config\.json")
-    for text in ('{"model_type": ', "[]"):
-        (folder / "config.json").write_text(text, encoding="utf-8")
-        refused(folder, r"config\.json")
 
 
 VALUES = [None, [], {}, "", "x", True, -1, 0, 0.5, 10**12, float("inf"), "1", [1, 2], {"a": 1}, "\ud800"]
@@ -330,16 +290,14 @@ def test_every_file_that_is_missing_or_cut(shards: Path) -> None:
     assert why_incomplete(shards, allow_pickle=False) == ""
 
 
-@pytest.mark.parametrize("legacy", [False, True])
-def test_pickled_weights_that_are_cut(folder: Path, legacy: bool) -> None:
+def test_pickled_weights_that_are_cut(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     path = folder / "pytorch_model.bin"
-    torch.save({"a": torch.arange(1000)}, path, _use_new_zipfile_serialization=not legacy)
+    torch.save({"a": torch.arange(1000)}, path)
     assert "--allow-pickle" in why_incomplete(folder, allow_pickle=False)
     assert why_incomplete(folder, allow_pickle=True) == ""
-    content = path.read_bytes()
-    for cut in (b"", *(() if legacy else (content[:-100],))):  # the older format has no end
-        path.write_bytes(cut)
+    for content in (b"", path.read_bytes()[:-100]):
+        path.write_bytes(content)
         assert path.name in why_incomplete(folder, allow_pickle=True)
 
 
@@ -458,16 +416,16 @@ def test_second_time_reads_only_what_changed(shards: Path, tmp_path: Path, hashe
     assert of(shards) == before and hashed == [shard.name]
 
 
-@pytest.mark.parametrize("damage", ["", '{"x": 3}', "\x00\x01"])
 def test_a_damaged_cache_is_ignored_and_written_again(
-    shards: Path, cache: Path, hashed: list[str], damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shards: Path, cache: Path, hashed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, first = of(shards), sorted(hashed)
     entries = list((cache / "digests").glob("[!.]*"))
-    for entry in entries:
-        entry.write_text(damage)
-    hashed.clear()
-    assert entries and of(shards) == before and sorted(hashed) == first
+    for damage in ("", '{"x": 3}', "\x00\x01"):
+        for entry in entries:
+            entry.write_text(damage)
+        hashed.clear()
+        assert entries and of(shards) == before and sorted(hashed) == first
     hashed.clear()
     assert of(shards) == before and hashed == []
     (tmp_path / "a file").write_text("")

@@ -24,71 +24,46 @@ with temporary_folder(Path(sys.argv[1])) as folder:
 """
 
 
-def aged(folder: Path) -> None:
+def aged(folder: Path) -> Path:
     """Set a folder's time to an hour ago."""
     for path in (folder, *folder.rglob("*")):
         os.utime(path, (time.time() - 3600,) * 2)
+    return folder
 
 
-def holder(place: Path) -> tuple[subprocess.Popen[str], Path]:
-    """A process that holds a folder, and the folder."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(place)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, Path(process.stdout.readline().strip()).parent
-
-
-def made(place: Path) -> list[Path]:
-    return sorted(place.glob(".evalkit-*"))
-
-
-def test_empty_and_gone_at_the_end(tmp_path: Path) -> None:
+def test_folders_of_dead_processes_are_removed_and_no_others(tmp_path: Path) -> None:
+    """Kept are those of living processes, new ones, whose owner may be about to lock them, and those without a lock."""
     with temporary_folder(tmp_path) as folder:
-        assert list(folder.iterdir()) == []
-        (folder / "one").write_text("x", encoding="utf-8")
-    assert made(tmp_path) == []
-
-
-def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path) -> None:
-    process, left = holder(tmp_path)
-    with process:
-        process.kill()
-    aged(left)
-    with temporary_folder(tmp_path) as folder:
-        assert made(tmp_path) == [folder.parent]
-
-
-def test_the_folder_of_a_living_process_stays(tmp_path: Path) -> None:
-    process, locked = holder(tmp_path)
-    with process:
-        try:
-            aged(locked)
-            with temporary_folder(tmp_path):
-                pass
-            assert (locked / "files" / "content").is_file()
-        finally:
+        (folder / "file").write_text("x", encoding="utf-8")
+    assert list(tmp_path.glob(".evalkit-*")) == []
+    processes, folders = [], []
+    for _ in range(3):
+        processes.append(
+            subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        )
+        assert processes[-1].stdout is not None
+        folders.append(Path(processes[-1].stdout.readline().strip()).parent)
+    try:
+        for process in processes[:2]:
             process.kill()
-
-
-def test_new_folders_and_folders_without_a_lock_are_kept(tmp_path: Path) -> None:
-    """Its owner may be about to lock it, or is of another version."""
-    process, young = holder(tmp_path)
-    with process:
-        process.kill()
-    without = tmp_path / ".evalkit-other"
-    without.mkdir()
-    aged(without)
-    linked = tmp_path / ".evalkit-linked"
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "lock").touch()
-    aged(elsewhere)
-    linked.symlink_to(elsewhere)
-    with temporary_folder(tmp_path) as folder:
-        assert made(tmp_path) == sorted((young, without, linked, folder.parent))
-    assert (elsewhere / "lock").exists()
+            process.wait()
+        dead, young, living = folders
+        aged(dead), aged(living)
+        without, linked, elsewhere = tmp_path / ".evalkit-other", tmp_path / ".evalkit-linked", tmp_path / "elsewhere"
+        for created in (without, elsewhere):
+            created.mkdir()
+        (elsewhere / "lock").touch()
+        linked.symlink_to(aged(elsewhere))
+        aged(without)
+        with temporary_folder(tmp_path) as folder:
+            assert set(tmp_path.glob(".evalkit-*")) == {young, living, without, linked, folder.parent}
+        assert (living / "files" / "content").is_file() and (elsewhere / "lock").exists()
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 def test_nowhere_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no temporary folder can be created in .*; set TMPDIR"), \
-            temporary_folder(tmp_path / "absent"):  # fmt: skip
+    with pytest.raises(CheckpointError, match="set TMPDIR"), temporary_folder(tmp_path / "absent"):
         pass

@@ -16,17 +16,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from evalkit.errors import CheckpointError, DataError, EvalkitError, UsageError
+from evalkit.errors import CheckpointError, DataError, UsageError
 from evalkit.models.loading.tokenizer import load_tokenizer
 from evalkit.models.zoo.train_tokenizer import FEWEST, train_tokenizer
 from tests.tiny import TOKENS, TRAINING_TEXT, Family, tiny_checkpoint
 
-FAMILIES: tuple[Family, ...] = ("llama", "gpt_neox", "qwen2")
 TEXTS = (*TRAINING_TEXT, "In 1987 it's 12,345.60  (twice)\n\n\tdone", "e\u0301 é ﬁ Ａ", " leading", "")
 
 
-@pytest.mark.parametrize("dropout", [0.5, 0.0])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "dropout"), [("llama", 0.5), ("gpt_neox", 0.0), ("qwen2", 0.0)])
 def test_ids_are_those_of_tokenizer_json(tmp_path: Path, family: Family, dropout: float) -> None:
     """Without the dropout of training. A difference from transformers' class is reported."""
     path = tiny_checkpoint(tmp_path, family)
@@ -121,11 +119,9 @@ def tokenizer(trained: Path) -> Any:
     return AutoTokenizer.from_pretrained(trained)
 
 
-def test_form(trained: Path, tokenizer: Any) -> None:
+def test_form(tokenizer: Any) -> None:
     """Words are learnt with their space; digits stand alone."""
-    assert len(tokenizer) == 512
-    assert (tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
-    assert tokenizer.convert_ids_to_tokens([3, 13, 258]) == ["<0x00>", "<0x0A>", "<0xFF>"]
+    assert (len(tokenizer), tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (512, 0, 1, 2)
     assert tokenizer("The river")["input_ids"][0] == 1
     tokens = tokenizer.convert_ids_to_tokens(tokenizer("the 1234", add_special_tokens=False)["input_ids"])
     assert tokens == ["▁the", "▁", "1", "2", "<0x33>", "<0x34>"]
@@ -157,8 +153,8 @@ def test_files_folders_and_json_lines_are_the_same_text(trained: Path, tmp_path:
     assert vocabularies[0] == vocabularies[1]
 
 
-@pytest.mark.parametrize("text", ["so so so so", "a" * 300_000, " " * 300_000 + "b", ("a" * 999 + " ") * 3000,
-                                  "<0x0A> " * 50], ids=["little", "word", "spaces", "words", "bytes"])  # fmt: skip
+@pytest.mark.parametrize("text", ["so so so so", "a" * 300_000, ("a" * 999 + " ") * 3000, "<0x0A> " * 50],
+                         ids=["little", "word", "words", "bytes"])  # fmt: skip
 def test_texts_that_are_hard_to_train_on(tmp_path: Path, text: str) -> None:
     """Too little; words without end, which would take minutes; text that spells the token of a byte."""
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
@@ -171,20 +167,16 @@ def test_texts_that_are_hard_to_train_on(tmp_path: Path, text: str) -> None:
     assert tokenizer.decode(tokenizer(part)["input_ids"], skip_special_tokens=True) == part
 
 
-@pytest.mark.parametrize(
-    ("kind", "words", "name", "content"),
-    [
-        (DataError, r"nowhere\.txt", "nowhere.txt", None),
-        (DataError, "binary.*UTF-8", "binary", b"ab\xff\xfe"),
-        (UsageError, "blank", "blank", b"  "),
-        (DataError, r"lines\.jsonl line 2.*'text'", "lines.jsonl", b'{"text": "a"}\n{"txt": "b"}\n'),
-        (DataError, r"lines\.jsonl line 1", "lines.jsonl", b'{"text": "a"\n'),
-    ],
-)
-def test_invalid_texts(tmp_path: Path, kind: type[EvalkitError], words: str, name: str, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(kind, match=words):
-        train_tokenizer([tmp_path / name], 512, tmp_path)
+def test_invalid_texts(tmp_path: Path) -> None:
+    for name, content, kind, noun in (
+        ("nowhere.txt", None, DataError, "nowhere"),
+        ("binary", b"ab\xff\xfe", DataError, "binary.*UTF-8"),
+        ("blank", b"  ", UsageError, "blank"),
+        ("lines.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', DataError, "line 2.*'text'"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(kind, match=noun):
+            train_tokenizer([tmp_path / name], 512, tmp_path)
     with pytest.raises(UsageError, match="258"):
-        train_tokenizer([tmp_path / name], 258, tmp_path)
+        train_tokenizer([tmp_path / "blank"], 258, tmp_path)

@@ -11,8 +11,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, TokenSequence, question_rows, question_sequences
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.prompts import (
+    EncodedQuestion,
+    Prompter,
+    TokenSequence,
+    question_rows,
+    question_sequences,
+)
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template
 from evalkit.models.loading.load import LoadedModel

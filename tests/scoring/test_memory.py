@@ -14,7 +14,7 @@ MMLU = """
 import json, sys, threading, time
 from pathlib import Path
 import psutil
-from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestions
+from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestions
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import load_questions

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, question_sequences
+from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, question_sequences
 from evalkit.errors import ScoringError
 from evalkit.models.context.extension import ContextSettings
 from evalkit.models.loading.load import load

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.encoded import question_sequences
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.prompts import Prompter, question_sequences
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import spread
 from evalkit.benchmarks.run import planned

@@ -27,9 +27,8 @@ from evalkit.benchmarks.attention.categories import (
 )
 from evalkit.benchmarks.attention.groups import GROUPS, MASS, RANK, RANKED_LAYERS, chosen_layers, parsed_layers
 from evalkit.benchmarks.base import Batch, Batches, Planned
-from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, END, SPECIAL
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, END, SPECIAL, Prompter
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.request import (
     DEFAULT_SUITE,

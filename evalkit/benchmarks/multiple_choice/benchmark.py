@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.base import Benchmark, Budget, lazy
+from evalkit.benchmarks.base import Benchmark, lazy
 from evalkit.benchmarks.multiple_choice.outcomes import stored_results
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
 from evalkit.benchmarks.outcomes import Label
@@ -25,17 +25,13 @@ from evalkit.runs.score_table import ScoreRow
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
-    from evalkit.benchmarks.multiple_choice.scoring import Scoring, Setup
     from evalkit.benchmarks.request import SuiteRequest
     from evalkit.data import HubSplit
-    from evalkit.models.loading.load import LoadedModel
     from evalkit.runs.journal import FinishedRows
     from evalkit.runs.writing import RunWriter
 
 
 class _ChoiceTask(StoredTask):
-    """A task's accuracy in results.json."""
-
     n: int
     accuracy: float
     stderr: float | None
@@ -52,16 +48,6 @@ class _ChoiceResults(_RuleResults):
     samples: bool
 
 
-def _needs_more_scores(rule: object) -> bool:
-    """Return whether a rule reads scores that a run does not have for the others; of an unknown rule, yes."""
-    from evalkit.runs.rules import find_rule
-
-    try:
-        return "unconditional" in find_rule(str(rule)).segments
-    except EvalkitError:
-        return True
-
-
 class MultipleChoice(Benchmark):
     """Benchmark of suites of multiple-choice tasks."""
 
@@ -73,6 +59,7 @@ class MultipleChoice(Benchmark):
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
     facts = lazy("evalkit.benchmarks.multiple_choice.scoring:ScoringFacts")
     setup = lazy("evalkit.benchmarks.multiple_choice.scoring:setup_of")
+    computer = lazy("evalkit.benchmarks.multiple_choice.scoring:Scoring")
     batches = lazy("evalkit.benchmarks.multiple_choice.scoring:batches_of")
     metrics = lazy("evalkit.benchmarks.multiple_choice.outcomes:stored_metrics")
     comparable = lazy("evalkit.benchmarks.multiple_choice.outcomes:ComparableChoices")
@@ -82,10 +69,7 @@ class MultipleChoice(Benchmark):
     token_counts = lazy("evalkit.benchmarks.multiple_choice.scoring:estimated")
 
     def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
-        """Make the plan of a suite, or of lm-eval's tasks if the request is for these (see `resolve_suite`).
-
-        With `vary` it is the plan of another benchmark (`prompt_variants`).
-        """
+        """Make the plan of a suite (with `vary`, of `prompt_variants`), or of lm-eval's tasks; see `resolve_suite`."""
         from evalkit.benchmarks.lm_eval.plan import plan_tasks
         from evalkit.benchmarks.multiple_choice.plan import plan_suite, resolve_suite
 
@@ -97,13 +81,7 @@ class MultipleChoice(Benchmark):
     def is_missing(self, plan: ChoicePlan, finished: FinishedRows) -> bool:
         return any(part.is_missing(finished) for part in plan.parts)
 
-    def computer(self, setup: Setup, loaded: LoadedModel, budget: Budget, say: Say) -> Scoring:
-        from evalkit.benchmarks.multiple_choice.scoring import Scoring
-
-        return Scoring(setup, loaded, budget.scored, say)
-
     def finish(self, plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> None:
-        """Write the score table, lm-eval's files and the results under every rule."""
         import pandas as pd
 
         from evalkit.benchmarks.lm_eval.log_format import write_lm_eval
@@ -126,9 +104,14 @@ class MultipleChoice(Benchmark):
 
     def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
         """See `Benchmark`. Every rule reads the same scores, except those of unconditional continuations."""
+        from evalkit.runs.rules import find_rule
+
         names = super().options_outside_id(options) | {"device", "log_samples"}
         used = {options.get("rule"), load_suite(str(options["suite"])).rule} - {None}
-        return names if any(map(_needs_more_scores, used)) else names | {"rule"}
+        try:
+            return names if any("unconditional" in find_rule(str(rule)).segments for rule in used) else names | {"rule"}
+        except EvalkitError:  # an unknown rule
+            return names
 
     def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
         return super().stored_averages(run) if rule is None else stored_results(self.comparable(run), rule)["averages"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from evalkit.benchmarks.lm_eval.log_format import Evaluated
-from evalkit.runs.accuracies import Results, TaskResult, available_rules
+from evalkit.runs.accuracies import Results, available_rules
 from evalkit.runs.rules import decide, find_rule
 from evalkit.stats.estimates import pooled_error
 
@@ -40,12 +40,10 @@ def evaluated(
         by_subtask.setdefault(question.subtask, []).append(question)
     leaves = {subtask: members[0].leaf for subtask, members in by_subtask.items()}
     tables = scores.groupby("subtask", sort=False) if samples else ()
+    specification = manifest["specification"]
     return Evaluated(
-        entries=_entries(by_rule, leaves, manifest["specification"].get("num_fewshot", 0)),
-        settings={
-            "limit": manifest["specification"]["limit"],
-            "device": manifest.get("loaded", {}).get("device"),
-        },
+        entries=_entries(by_rule, leaves, specification.get("num_fewshot", 0)),
+        settings={"limit": specification["limit"], "device": manifest.get("loaded", {}).get("device")},
         seconds=seconds,
         samples={str(subtask): _samples(table, by_subtask[str(subtask)]) for subtask, table in tables},
         documents={subtask: members[0].task for subtask, members in by_subtask.items()},
@@ -54,21 +52,18 @@ def evaluated(
 
 
 def _entries(by_rule: Mapping[str, Results], leaves: Mapping[str, LeafTask], shots: int) -> dict[str, Any]:
-    by_name: dict[str, dict[str, TaskResult]] = {}
+    results: dict[str, dict[str, Any]] = {}
     subtasks: dict[str, list[str]] = {}
     for rule, of_rule in by_rule.items():
         for task in of_rule.tasks:
             parts = of_rule.subtasks.get(task.task, ())
-            for result in (task, *parts):
-                by_name.setdefault(result.task, {})[rule] = result
             if parts:
                 subtasks[task.task] = [part.task for part in parts]
-    results: dict[str, dict[str, Any]] = {}
-    for name, members in by_name.items():
-        alias = leaves[name].alias if name in leaves else name
-        results[name] = {"name": name, "alias": alias, "sample_len": next(iter(members.values())).n}
-        for rule, result in members.items():
-            results[name] |= {f"{_metric(rule)},none": result.accuracy, f"{_metric(rule)}_stderr,none": result.stderr}
+            for result in (task, *parts):
+                name = result.task
+                alias = leaves[name].alias if name in leaves else name
+                entry = results.setdefault(name, {"name": name, "alias": alias, "sample_len": result.n})
+                entry |= {f"{_metric(rule)},none": result.accuracy, f"{_metric(rule)}_stderr,none": result.stderr}
     for group, parts_of_group in subtasks.items():
         of_parts = [results[part] for part in parts_of_group]
         for key in (f"{_metric(rule)}_stderr,none" for rule in by_rule):
@@ -98,7 +93,7 @@ def _metric(rule: str) -> str:
 def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
     correct = {_metric(rule): decide(table, find_rule(rule))["correct"].to_list() for rule in available_rules(table)}
     by_doc = dict(iter(table.groupby("doc_id", sort=False)))
-    for place, question in enumerate(questions):
+    for row, question in enumerate(questions):
         # lm-eval's target: the gold index, or the continuation if the options are in the contexts
         target = question.continuations[0] if len(set(question.contexts)) > 1 else str(question.gold)
         # lm-eval writes (log-likelihood, greedy?) pairs as text; evalkit does not compute greediness
@@ -119,7 +114,7 @@ def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dic
             "doc_hash": _hash(json.dumps(question.doc, indent=2, ensure_ascii=False, default=str)),
             "prompt_hash": _hash(question.contexts[0]),
             "target_hash": _hash(target),
-            **{metric: float(values[place]) for metric, values in correct.items()},
+            **{metric: float(values[row]) for metric, values in correct.items()},
         }
 
 

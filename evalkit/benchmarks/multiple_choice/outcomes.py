@@ -39,20 +39,17 @@ class ComparableChoices(Comparable):
 
     @cached_property
     def documents(self) -> pd.DataFrame:
-        """One row for each document, in the score table's order."""
         scores = self.run.scores
         columns = ["task", "subtask", "doc_id", "choices", "gold", CLUSTER]
         return scores.loc[scores["choice"] == 0, columns].reset_index(drop=True)
 
     @cached_property
     def rules(self) -> Sequence[str]:
-        """The rules that the run has scores for."""
         from evalkit.runs.accuracies import available_rules
 
         return available_rules(self.run.scores)
 
     def results(self, rule: str) -> Any:
-        """Return the results under a rule, which have a method `to_json`."""
         return self.run.results(rule)
 
     def beside(self, rule: str) -> str | None:
@@ -74,7 +71,6 @@ class ComparableChoices(Comparable):
         return self._graded(rule)
 
     def measure(self, rule: str) -> Measure:
-        """Return accuracy under the rule, or the measure of an outcome."""
         from evalkit.runs.rules import find_rule
 
         if (outcome_and_rule := outcome_of(rule)) is None:
@@ -101,26 +97,16 @@ class ComparableChoices(Comparable):
 
 
 def stored_metrics(run: Run, rule: str | None = None) -> list[Metric]:
-    """Return the accuracies of the tasks, or the means of a continuous outcome (`runs.score_table.outcome_of`).
-
-    Arguments and errors: see `stored_results`.
-    """
+    """Return the accuracies of the tasks, or the means of a continuous outcome; arguments as of `stored_results`."""
     comparable = ComparableChoices(run)
     if rule is not None and outcome_of(rule) is not None:
         return outcome_metrics(comparable, rule)
-    return [
-        Metric(
-            task=result["task"],
-            name="accuracy",
-            n=result["n"],
-            value=result["accuracy"],
-            stderr=result["stderr"],
-            chance=result["chance"],
-            truncated=result.get("truncated"),
-            official=run.manifest["documents"][result["task"]]["official"],
-        )
-        for result in stored_results(comparable, rule)["tasks"]
-    ]
+    metrics = []
+    for result in stored_results(comparable, rule)["tasks"]:
+        numbers = {"value": result["accuracy"], **{name: result[name] for name in ("task", "n", "stderr", "chance")}}
+        official = run.manifest["documents"][result["task"]]["official"]
+        metrics.append(Metric(name="accuracy", **numbers, truncated=result.get("truncated"), official=official))
+    return metrics
 
 
 def stored_results(comparable: ComparableChoices, rule: str | None) -> dict[str, Any]:
@@ -134,12 +120,9 @@ def stored_results(comparable: ComparableChoices, rule: str | None) -> dict[str,
     """
     run = comparable.run
     name, by_rule = rule or run.manifest["rule"], run.stored.get("rules", {})
-    if name in by_rule:
-        return dict(by_rule[name])
-    if name not in comparable.rules:
+    if name not in by_rule and name not in comparable.rules:
         raise UnknownNameError(f"rule of run {run.folder}", name, comparable.rules)
-    results: dict[str, Any] = comparable.results(name).to_json()
-    return results
+    return dict(by_rule[name] if name in by_rule else comparable.results(name).to_json())
 
 
 def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:

@@ -42,9 +42,6 @@ def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
 
     Tasks outside the default suite are run as lm-eval's tasks, unless a template, a rule or prompts are given: then
     they form a suite. `say` is called if the user has not chosen between the two.
-
-    Raises:
-        UsageError: the options contradict each other.
     """
     if request.suite is not None:
         if request.include_path is not None:
@@ -70,11 +67,7 @@ def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
 
 
 def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
-    """Validate a request for a suite and make its plan; the request's template, rule and examples override the suite's.
-
-    Raises:
-        EvalkitError: the request, the prompts, the checkpoint or the documents are invalid.
-    """
+    """Validate a request for a suite and make its plan; its template, rule and examples override the suite's."""
     suite = with_fewshot(suite, suite.num_fewshot if request.num_fewshot is None else request.num_fewshot)
     template = load_template(request.template or suite.template or "inst")
     prompts = load_prompts(request.vary, template)
@@ -91,10 +84,9 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
 
             key = (suite.others, str(suite.task_files), suite.num_fewshot, request.data_dir)
             others = remembered("tasks", key, lambda: load_others(suite, library, say))
-            hashes, sources = _documents(suite, library, others)
-            randomness = remembered("randomness", key, random_state) if others else None
-        else:
-            hashes, sources = _documents(suite, library, others)
+        hashes, sources = _documents(suite, library, others)
+        if others:
+            randomness = remembered("randomness", key, random_state)
     specification = {
         **numerics(request.model, checkpoint, request.limit, say),
         **request.selection.specification,
@@ -168,14 +160,13 @@ def _documents(
     suite: Suite, library: Library, others: Mapping[str, TaskSet]
 ) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, Any]]]:
     """Return the hashes and the sources of the tasks' "documents" and, in few-shot runs, of their "examples"."""
-    sets = {"documents": {task: suite.documents.get(task, task) for task in suite.pinned}}
-    if suite.num_fewshot:
-        sets["examples"] = {task: suite.fewshot[task].documents for task in suite.pinned}
-    hashes: dict[str, dict[str, str]] = {kind: {} for kind in sets}
-    sources: dict[str, dict[str, Any]] = {kind: {} for kind in sets}
-    for kind, names in sets.items():
-        for task, name in names.items():
-            loaded = library.load(name)
+    hashes: dict[str, dict[str, str]] = {}
+    sources: dict[str, dict[str, Any]] = {}
+    for kind in ("documents", "examples") if suite.num_fewshot else ("documents",):
+        hashes[kind], sources[kind] = {}, {}
+        for task in suite.pinned:
+            is_document = kind == "documents"
+            loaded = library.load(suite.documents.get(task, task) if is_document else suite.fewshot[task].documents)
             hashes[kind][task] = loaded.content_hash
             about = {"source": loaded.source, "official": loaded.official, "count": len(loaded.records)}
             sources[kind][task] = about
@@ -189,8 +180,6 @@ def _documents(
 
 @dataclass(frozen=True)
 class TaskPart:
-    """Documents of a task under one template, which are batched together."""
-
     task: str
     template: Template
     questions: Sequence[Question]
@@ -201,38 +190,33 @@ class TaskPart:
 
     @property
     def journal(self) -> str:
-        """Name of the part in the journal."""
         return f"{self.task} {self.prompt}" if self.prompt else self.task
 
     def key_of(self, question: Question) -> Key:
-        """Return a document's key in the journal."""
         return self.journal, question.subtask, question.doc_id
 
     def is_missing(self, finished: FinishedRows) -> bool:
-        """Return whether a document has no scores."""
         return any(self.key_of(question) not in finished for question in self.questions)
 
     def scores(self, finished: FinishedRows) -> pd.DataFrame:
-        """Return the score table of the part: the journal's rows in the order of the documents.
-
-        Raises:
-            RunError: a choice has no row.
-        """
+        """Return the score table of the part: the journal's rows in the order of the documents."""
         rows = finished.table(self.journal)
-        order = {(question.subtask, question.doc_id): place for place, question in enumerate(self.questions)}
+        order = {(question.subtask, question.doc_id): number for number, question in enumerate(self.questions)}
         documents = zip(rows["subtask"].to_pylist(), rows["doc_id"].to_pylist(), strict=True)
         # The sort keeps the order of a document's rows
-        places = sorted((order[document], row) for row, document in enumerate(documents) if document in order)
-        table = rows.take([row for _, row in places])
-        choices = list(zip((place for place, _ in places), table["choice"].to_pylist(), strict=True))
-        if choices != [(n, choice) for n, one in enumerate(self.questions) for choice in range(len(one.contexts))]:
+        chosen = sorted((order[document], row) for row, document in enumerate(documents) if document in order)
+        table = rows.take([row for _, row in chosen])
+        choices = list(zip((number for number, _ in chosen), table["choice"].to_pylist(), strict=True))
+        if choices != [
+            (n, choice) for n, question in enumerate(self.questions) for choice in range(len(question.contexts))
+        ]:
             # Happens only if lines of the journal were removed while it was read
             raise RunError(
                 f"the journal lacks choices of some documents of {self.task}; delete the run's folder and run the "
                 "command again"
             )
         scores: pd.DataFrame = table.to_pandas()
-        return scores.assign(**{CLUSTER: [self.questions[place].cluster for place, _ in places]})
+        return scores.assign(**{CLUSTER: [self.questions[number].cluster for number, _ in chosen]})
 
 
 @dataclass(frozen=True)
@@ -245,30 +229,25 @@ class ChoicePlan:
     checkpoint: Checkpoint
     library: Library
     others: Mapping[str, TaskSet]
-    """The suite's tasks that are not pinned, as loaded by lm-eval."""
     manifest: dict[str, Any]
     randomness: RandomState | None
     """State in which the questions of `others` are built; None without them."""
 
     @property
     def template(self) -> Template:
-        """The run's own template."""
         return next(iter(self.prompts.templates.values()))
 
     @property
     def unconditional(self) -> bool:
-        """Whether to score choices without their context too."""
         return bool(self.manifest["specification"]["unconditional"])
 
     @property
     def folder(self) -> Path:
-        """The run folder, which may not exist yet."""
         template = self.template.name + ("-varied" if self.request.vary else "")
         return run_folder(self.request.output, self.checkpoint, self.suite.name, template, self.manifest)
 
     @property
     def documents_key(self) -> str:
-        """What the questions depend on."""
         specification = self.manifest["specification"]
         names = ("suite", "documents", "examples", "num_fewshot", "limit", "sample", "seed", "unconditional", "code")
         about = {name: specification.get(name) for name in names} | {"tasks": list(self.suite.tasks)}
@@ -276,29 +255,23 @@ class ChoicePlan:
 
     @cached_property
     def questions(self) -> dict[str, list[Question]]:
-        """Task → its selected documents."""
-        return remembered("questions", self.documents_key, self._load_questions)
+        from evalkit.benchmarks.multiple_choice.tasks import load_questions, pinned_questions
 
-    def _load_questions(self) -> dict[str, list[Question]]:
-        with doing("building questions"):
-            from evalkit.benchmarks.multiple_choice.tasks import load_questions, pinned_questions
+        def load() -> dict[str, list[Question]]:
+            with doing("building questions"):
+                if self.randomness is None:
+                    return pinned_questions(self.suite, self.library, self.request.selection)
+                self.randomness.restore()
+                return load_questions(self.suite, self.library, self.request.selection, self.others)
 
-            if self.randomness is None:
-                return pinned_questions(self.suite, self.library, self.request.selection)
-            self.randomness.restore()
-            return load_questions(self.suite, self.library, self.request.selection, self.others)
+        return remembered("questions", self.documents_key, load)
 
     @cached_property
     def parts(self) -> list[TaskPart]:
-        """What is scored."""
         return self.parts_of(self.questions)
 
     def parts_of(self, questions: Mapping[str, Sequence[Question]]) -> list[TaskPart]:
-        """Return the parts of tasks: each under each template; under the run's own with the choices of all orders.
-
-        Raises:
-            UsageError: only the order of the options is varied, and no task's prompts list them.
-        """
+        """Return the parts of tasks: each under each template; under the run's own with the choices of all orders."""
         parts = []
         for task, members in questions.items():
             orders = orders_of(members, self.prompts.choice_orders)

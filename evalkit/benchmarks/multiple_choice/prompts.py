@@ -1,41 +1,70 @@
-"""Rendering and tokenisation: questions → token sequences with the segment of each token.
+"""Token sequences: questions are rendered and tokenised, with the segment of each token.
 
 In: `Question`s, a `Template` and a tokenizer. Out: one `TokenSequence` for each choice, tokenised exactly as if scored
-alone. Segments are found by character offsets: a token belongs to the segment of its last character, so a token
-that straddles a boundary counts with the later segment and no continuation is ever empty.
+alone; the flat arrays of a task that the engine scores (the 56,168 sequences of MMLU take 60 MB); and from the engine's
+scores the rows of the score table. Segments are found by character offsets: a token belongs to the segment of its last
+character, so a token that straddles a boundary counts with the later segment and no continuation is ever empty.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import accumulate, islice
+from dataclasses import dataclass, replace
+from itertools import accumulate, islice, pairwise
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from evalkit.benchmarks.multiple_choice.encoded import (
-    CONTEXT,
-    CONTINUATION,
-    END,
-    SPECIAL,
-    EncodedQuestion,
-    TokenSequence,
-)
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import Part, Template
 from evalkit.errors import ScoringError, TemplateError
 from evalkit.inputs.values import check_text, in_calls
-from evalkit.runs.score_table import SEGMENTS
+from evalkit.runs.score_table import SEGMENTS, ScoreRow
+from evalkit.scoring.pack import Sequences, offsets
 
+if TYPE_CHECKING:
+    from evalkit.scoring.forward import Scores
+
+SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
 Pieces = list[tuple[int, str]]
 """The text of a sequence: (index into `SEGMENTS`, text)."""
 _FIXED_DATE = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
 """Prepended to a chat template: some print the current date, and prompts must not change from day to day."""
 _CALL = 512
 """Texts tokenised at a time: enough for the tokenizer's threads, few enough to keep their offsets in memory."""
-_SPECIAL, _END = np.array([SPECIAL], np.int8), np.array([END], np.int8)
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """The tokens of one choice with their segments."""
+
+    tokens: NDArray[np.int32]
+    """[length] token ids."""
+    segments: NDArray[np.int8]
+    """[length] index into `SEGMENTS` of each token's segment."""
+    truncated: int = 0
+    """Number of context tokens truncated on the left to fit the context window."""
+    straddles: int = 0
+    characters: NDArray[np.int32] | None = None
+    """[length, 2] each token's characters in the rendered text, [start, end); -1 of tokens that are added as ids. None
+    unless the prompter was asked for them."""
+
+    def spans(self) -> list[tuple[str, int, int]]:
+        """Return (segment, first token, one past the last token) of each segment, in order."""
+        changes = np.flatnonzero(np.diff(self.segments)) + 1
+        bounds = [0, *changes.tolist(), len(self.segments)]
+        return [(SEGMENTS[self.segments[start]], start, end) for start, end in pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class EncodedQuestion:
+    question: Question
+    sequences: tuple[TokenSequence, ...]
+    unconditional: tuple[TokenSequence, ...] = ()
+    """The choices without the context, if a rule needs them (`pmi`)."""
 
 
 class Prompter:
@@ -58,8 +87,11 @@ class Prompter:
         characters: bool = False,
     ) -> None:
         self._tokenizer, self._window, self._characters = tokenizer, window, characters
-        self._template = replace(template, parts=_chat_parts(template, tokenizer, say)) if template.chat else template
-        self._bos, self._eos = (None, None) if template.chat else _ends(template, tokenizer, say)
+        self._template, self._bos, self._eos = template, None, None
+        if template.chat:
+            self._template = replace(template, parts=_chat_parts(template, tokenizer, say))
+        else:
+            self._bos, self._eos = _ends(template, tokenizer, say)
         # What a continuation without a context is predicted from: BOS, or else EOS, as in lm-eval
         known = (self._bos, tokenizer.bos_token_id, tokenizer.eos_token_id)
         self._first = next((int(token_id) for token_id in known if token_id is not None), None)
@@ -103,10 +135,10 @@ class Prompter:
                 yield self._fit(question, self._sequence(question, pieces, ids, encoding.offsets))
 
     def _sequence(
-        self, question: Question, pieces: Pieces, ids: list[int], offsets: list[tuple[int, int]]
+        self, question: Question, pieces: Pieces, ids: list[int], spans: list[tuple[int, int]]
     ) -> TokenSequence:
         ends = list(accumulate(len(text) for _, text in pieces))
-        first, after = np.array(offsets, np.int64).reshape(-1, 2).T
+        first, after = np.array(spans, np.int64).reshape(-1, 2).T
         # A token of white space only may have an empty span: its last character is still after - 1
         last = np.clip(after - 1, 0, max(ends[-1] - 1, 0)) if ends else after
         piece = np.searchsorted(ends, last, side="right")
@@ -126,9 +158,10 @@ class Prompter:
         end = [] if self._eos is None else [self._eos]
         characters = None
         if self._characters:
-            spans = np.column_stack((first, last + 1))
-            characters = np.pad(spans, ((len(before), len(end)), (0, 0)), constant_values=-1).astype(np.int32)
-        segments = np.concatenate((_SPECIAL[: len(before)], segments, _END[: len(end)]))
+            columns = np.column_stack((first, last + 1))
+            characters = np.pad(columns, ((len(before), len(end)), (0, 0)), constant_values=-1).astype(np.int32)
+        around = ([SPECIAL] * len(before), segments, [END] * len(end))
+        segments = np.concatenate(around, dtype=np.int8, casting="unsafe")
         return TokenSequence(np.array([*before, *ids, *end], np.int32), segments, 0, straddles, characters)
 
     def _fit(self, question: Question, sequence: TokenSequence) -> TokenSequence:
@@ -165,11 +198,15 @@ def _ends(template: Template, tokenizer: Any, say: Callable[[str], None]) -> tup
 
 def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) -> tuple[Part, ...]:
     """Return the parts of the tokenizer's chat template, found by rendering it with placeholders."""
+
+    def refused(why: str) -> TemplateError:
+        return TemplateError(f"template {template.name}: the tokenizer{why}; use another --template")
+
     if not tokenizer.chat_template:
-        raise TemplateError(f"template {template.name}: the tokenizer has no chat template; use another --template")
-    placeholders = {field: f"\ue000{field}\ue001" for field in ("system", "context", "continuation")}
-    roles = ("system", "user", "assistant")
-    turns = [{"role": role, "content": text} for role, text in zip(roles, placeholders.values(), strict=True)]
+        raise refused(" has no chat template")
+    fields = {"system": "system", "context": "user", "continuation": "assistant"}
+    placeholders = {field: f"\ue000{field}\ue001" for field in fields}
+    turns = [{"role": role, "content": placeholders[field]} for field, role in fields.items()]
     fixed: dict[str, Any] = {"tokenize": False, "chat_template": _FIXED_DATE + tokenizer.get_chat_template()}
     try:
         text = tokenizer.apply_chat_template(turns, **fixed)
@@ -177,21 +214,16 @@ def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) 
         try:
             text = tokenizer.apply_chat_template(turns[1:], **fixed)
         except Exception:
-            raise TemplateError(
-                f"template {template.name}: the tokenizer's chat template fails: {first}; use another --template"
-            ) from first
+            raise refused(f"'s chat template fails: {first}") from first
     if placeholders["system"] not in text:
         say("the tokenizer's chat template has no system turn: the instruction is left out")
         del placeholders["system"]
     parts: list[Part] = []
     for field, placeholder in placeholders.items():
-        before, found, text = text.partition(placeholder)
-        if not found:
-            raise TemplateError(
-                f"template {template.name}: the tokenizer's chat template omits the {field}; use another --template"
-            )
-        segment = "instruction" if field == "system" else field
-        parts += [_literal("special", before), Part(segment, f"{{{field}}}")]
+        before, mark, text = text.partition(placeholder)
+        if not mark:
+            raise refused(f"'s chat template omits the {field}")
+        parts += [_literal("special", before), Part("instruction" if field == "system" else field, f"{{{field}}}")]
     eos = tokenizer.eos_token
     end = text[: text.index(eos) + len(eos)] if eos and eos in text else text
     return tuple(part for part in (*parts, _literal("end", end)) if part.text)
@@ -199,3 +231,82 @@ def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) 
 
 def _literal(segment: str, text: str) -> Part:
     return Part(segment, text.replace("{", "{{").replace("}", "}}"))
+
+
+@dataclass(frozen=True)
+class EncodedQuestions:
+    sequences: Sequences
+    """For the engine; an item is a question: the sequences of its choices, then the unconditional ones."""
+    segments: NDArray[np.int8]
+    """[tokens] index into `SEGMENTS` of each token's segment."""
+    cuts: NDArray[np.int32]
+    """[sequences, 2] number of truncated and of straddling tokens."""
+
+    @classmethod
+    def of(cls, encoded: Iterable[EncodedQuestion], scored: frozenset[int]) -> EncodedQuestions:
+        """Join the sequences of questions; of unconditional sequences only the continuation is scored.
+
+        `scored` has the indices into `SEGMENTS` of the segments to score.
+        """
+        of_template, of_continuation = (
+            np.isin(np.arange(len(SEGMENTS)), list(codes)) for codes in (scored, [CONTINUATION])
+        )
+        tokens, is_scored, segments, cuts = array("i"), bytearray(), array("b"), array("i")
+        lengths, counts, labels, groups = array("q"), array("q"), [], []
+        for member in encoded:
+            counts.append(len(member.sequences) + len(member.unconditional))
+            labels.append(member.question.label)
+            groups.append(member.question.subtask)
+            for sequences, scores in ((member.sequences, of_template), (member.unconditional, of_continuation)):
+                for sequence in sequences:
+                    tokens.frombytes(sequence.tokens.tobytes())
+                    is_scored += scores[sequence.segments].tobytes()
+                    segments.frombytes(sequence.segments.tobytes())
+                    lengths.append(len(sequence.tokens))
+                    cuts.extend((sequence.truncated, sequence.straddles))
+        flat = Sequences(
+            np.asarray(tokens), np.frombuffer(is_scored, np.bool_), offsets(lengths), offsets(counts), labels, groups
+        )
+        return cls(flat, np.asarray(segments), np.asarray(cuts).reshape(-1, 2))
+
+    def without_text(self, index: int, question: Question) -> EncodedQuestion:
+        """Return a question, given by its number, without texts and tokens, as `question_rows` needs it."""
+        first, end = self.sequences.first[index : index + 2].tolist()
+        bounds = self.sequences.starts[first : end + 1].tolist()
+        sequences = tuple(
+            TokenSequence(np.zeros(0, np.int32), self.segments[start:stop], *cuts)
+            for (start, stop), cuts in zip(pairwise(bounds), self.cuts[first:end].tolist(), strict=True)
+        )
+        count = len(question.contexts)
+        question = replace(question, contexts=(), continuations=(), gaps=(), doc={})
+        return EncodedQuestion(question, sequences[:count], sequences[count:])
+
+
+def question_sequences(encoded: Iterable[EncodedQuestion], scored: frozenset[int]) -> Sequences:
+    """Return the sequences of questions for the engine; see `EncodedQuestions.of`."""
+    return EncodedQuestions.of(encoded, scored).sequences
+
+
+def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: frozenset[int]) -> Iterator[ScoreRow]:
+    """Yield the score table's rows of one question, one for each choice.
+
+    `scores` are those of the question's sequences, in order; `scored` as in `EncodedQuestions.of`.
+    """
+    question, count = encoded.question, len(encoded.sequences)
+    for choice, (sequence, option) in enumerate(zip(encoded.sequences, question.choices, strict=True)):
+        sums, counts = _segment_sums(sequence, scores[choice].logprobs)
+        alone = None
+        if encoded.unconditional:
+            alone = _segment_sums(encoded.unconditional[choice], scores[count + choice].logprobs)[0][CONTINUATION]
+        document = (question.task, question.subtask, question.doc_id, choice, count, question.gold)
+        likelihoods = [total if code in scored else None for code, total in enumerate(sums)]
+        sizes = (len(option), len(option.encode("utf-8")), sequence.truncated, sequence.straddles)
+        yield ScoreRow._make((*document, *likelihoods, *counts, alone, *sizes))
+
+
+def _segment_sums(sequence: TokenSequence, scores: NDArray[np.float32]) -> tuple[list[float], list[int]]:
+    """Return each segment's sum of log-probabilities and number of tokens; the first token is not predicted."""
+    segments = sequence.segments[1:]
+    # float64: a float32 sum of thousands of values would lose precision
+    sums = np.bincount(segments, weights=scores[1:].astype(np.float64), minlength=len(SEGMENTS))
+    return sums.tolist(), np.bincount(segments, minlength=len(SEGMENTS)).tolist()

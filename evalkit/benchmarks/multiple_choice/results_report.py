@@ -25,16 +25,9 @@ from evalkit.runs.rules import all_rules, find_rule, invalid_rules, why_unusable
 from evalkit.runs.score_table import MARGIN, OUTCOMES
 from evalkit.runs.traits import is_imported, mixture, origin_notes, unofficial
 
-_PLACES = 3
-"""Decimals of continuous outcomes."""
-
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return the report of a finished run under one rule; arguments as of `Benchmark.report`.
-
-    Raises:
-        UsageError: there is no such rule, or the run lacks the scores that it needs.
-    """
+    """Return the report of a finished run under one rule; arguments as of `Benchmark.report`."""
     results, manifest = run.results(rule), run.manifest
     seconds = None if is_imported(manifest) else run.seconds
     details = [subtask_table(results, task) for task in results.subtasks] if detail else []
@@ -52,7 +45,6 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
 
 
 def about_run(run: Run, seconds: Mapping[str, float] | None) -> dict[str, Any]:
-    """Return the first keys of a report's JSON content."""
     about = {"run": run.manifest["id"], "folder": str(run.folder), "seconds": seconds}
     return about | {"specification": run.manifest["specification"]}
 
@@ -86,14 +78,10 @@ def grouped_rows(
 ) -> tuple[list[list[str]], set[int]]:
     """Return a row for each task and each average of several, by group, and which rows have a rule above them.
 
-    Args:
-        manifest: the run's.
-        by_task: task → its result.
-        averages: of the groups, then of all tasks if there are several groups.
-        cells: makes a row from (printed name, result, whether it is the average over several groups).
+    `averages` are of the groups, then of all tasks if there are several groups; `cells` makes a row from a printed
+    name, a result, and whether it is the average over several groups.
     """
-    groups: dict[str, list[str]] = manifest["groups"]
-    rows: list[list[str]] = []
+    groups, rows = manifest["groups"], list[list[str]]()
     for members, average in zip(groups.values(), averages, strict=False):
         rows += [cells(marked_label(task, manifest), by_task[task], False) for task in members]
         if len(members) > 1:
@@ -134,7 +122,7 @@ def outcomes_table(run: Run, rule: str) -> Table:
         else:
             values = [metric.value for metric in metrics if metric.value is not None]
             means = [*values, sum(values) / len(values)]
-            rows.append([outcome.title, *(fixed(value, _PLACES) for value in means)])
+            rows.append([outcome.title, *(fixed(value, 3) for value in means)])
     names = [label_of(task, run.manifest).short for task in tasks]
     title = f"The same scores as continuous outcomes (means over documents; lower is better, of {rule}'s margin higher)"
     table = simple_table("outcomes", ["outcome", *names, "Avg."], rows, title=title)
@@ -142,7 +130,6 @@ def outcomes_table(run: Run, rule: str) -> Table:
 
 
 def subtask_table(results: Results, task: str) -> Table:
-    """Return the accuracies of one task's subjects."""
     rows = [
         [part.task.removeprefix(f"{task}_"), f"{part.n:,}", percent(part.accuracy), plus_minus(part.stderr)]
         for part in results.subtasks[task]
@@ -151,7 +138,6 @@ def subtask_table(results: Results, task: str) -> Table:
 
 
 def plus_minus(stderr: float | None) -> str:
-    """Return a standard error, a fraction, in percent."""
     return "–" if stderr is None else f"± {percent(stderr)}"
 
 
@@ -200,8 +186,8 @@ def sources_text(documents: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the sources of the documents, with the tasks of each if there are several."""
     by_source: dict[str, list[str]] = {}
     for task, about in documents.items():
-        kind, _, place = about["source"].partition(" ")
-        source = f"{kind} {Path(place).parent}" if kind == "data-dir" else about["source"]
+        kind, _, path = about["source"].partition(" ")
+        source = f"{kind} {Path(path).parent}" if kind == "data-dir" else about["source"]
         by_source.setdefault(source, []).append(task)
     if len(by_source) == 1:
         return next(iter(by_source))

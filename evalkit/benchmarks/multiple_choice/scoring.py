@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Batch, Batches, Planned
-from evalkit.benchmarks.multiple_choice.encoded import (
+from evalkit.benchmarks.base import Batch, Batches, Budget, Planned
+from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, TaskPart
+from evalkit.benchmarks.multiple_choice.prompts import (
     EncodedQuestion,
     EncodedQuestions,
+    Prompter,
     question_rows,
     question_sequences,
 )
-from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, TaskPart
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, selected_documents
 from evalkit.benchmarks.multiple_choice.templates import Template
 from evalkit.benchmarks.request import TaskTokens, remembered
@@ -53,33 +53,24 @@ class ScoringFacts:
     """Properties of a scoring model that planning needs."""
 
     window: int
-    """Context window in tokens."""
     token_budget: int
-    """Maximum number of tokens in a batch."""
     shares: bool
     """Whether sequences share the computation of common prefixes."""
 
 
 @dataclass(frozen=True)
 class ChoiceContent:
-    """Content of a batch of multiple-choice documents."""
-
     batch: TreeBatch
     questions: dict[int, EncodedQuestion]
     """Index of an item → its document, without its texts and tokens."""
     scored: frozenset[int]
-    """Indices into `SEGMENTS` of the segments that the template scores."""
 
     def warm(self) -> None:
-        """See `Batch.warm`."""
         _ = self.batch.tree
 
 
 def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
-    """Plan the batches that have documents without scores, part by part.
-
-    Arguments: as of `Benchmark.batches`.
-    """
+    """Plan the batches that have documents without scores, part by part; arguments as of `Benchmark.batches`."""
     parts = plan.parts
     prompters = _prompters(plan, tokenizer, facts.window, say)
     identity, requested = plan.manifest["specification"]["checkpoint"]["tokenizer"], plan.request.token_budget
@@ -150,7 +141,6 @@ def _prompters(plan: ChoicePlan, tokenizer: Any, window: int, say: Say) -> dict[
 
 
 def _scored(template: Template) -> frozenset[int]:
-    """Return the indices of the segments that a template scores."""
     return frozenset(map(SEGMENTS.index, template.score))
 
 
@@ -164,7 +154,6 @@ Setup = dict[Template, list[Question]]
 
 
 def setup_of(plan: ChoicePlan) -> Setup:
-    """Return what scoring needs of a plan."""
     setup: Setup = {}
     for part in plan.parts:
         setup.setdefault(part.template, []).extend(part.questions[:_CANDIDATES])
@@ -172,14 +161,14 @@ def setup_of(plan: ChoicePlan) -> Setup:
 
 
 class Scoring:
-    """Computer of multiple-choice batches."""
+    """Computer of multiple-choice batches; see `Benchmark.computer`."""
 
-    def __init__(self, setup: Setup, loaded: LoadedModel, budget: int | None, say: Say) -> None:
+    def __init__(self, setup: Setup, loaded: LoadedModel, budget: Budget, say: Say) -> None:
         from evalkit.scoring.architecture import auto_budget
         from evalkit.scoring.engine import Engine
 
         self._engine = engine = Engine(
-            loaded.model, budget or auto_budget(loaded.model), say, remembers=loaded.stock, files=loaded.files
+            loaded.model, budget.scored or auto_budget(loaded.model), say, remembers=loaded.stock, files=loaded.files
         )
         special = set(loaded.tokenizer.all_special_tokens)
         markers: dict[str, str] = {}
@@ -198,11 +187,9 @@ class Scoring:
         self._place = place_of(loaded.device, engine.kernel if engine.shares else "alone")
 
     def place(self, batch: Batch | None = None) -> BatchDevice:
-        """Return the model's device."""
         return self._place
 
     def compute(self, batch: Batch) -> list[ScoreRow]:
-        """Score a batch."""
         content = batch.content
         return [
             row
@@ -212,30 +199,22 @@ class Scoring:
 
 
 def estimated(plan: ChoicePlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-    """Return the estimates for each task under all prompts; no tree joins two templates.
-
-    Arguments: as in `Benchmark.token_counts`.
-    """
+    """Return the estimates of `Benchmark.token_counts` for each task under all prompts; no tree joins two templates."""
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     prompters = _prompters(plan, tokenizer, window, say)
     sampled = load_questions(plan.suite, plan.library, plan.request.selection, plan.others, sample)
-    by_task: dict[str, list[TaskTokens]] = {}
+    by_task: dict[str, TaskTokens] = {}
     for part in plan.parts_of(sampled):
         tokens = task_tokens(plan, prompters[part.template], part.task, part.questions)
-        by_task.setdefault(part.task, []).append(tokens)
-    names = ("rows", "alone", "distinct")
-    return [
-        replace(parts[0], **{name: sum(getattr(tokens, name) for tokens in parts) for name in names})
-        for parts in by_task.values()
-    ]
+        if before := by_task.get(part.task):
+            sums = {name: getattr(before, name) + getattr(tokens, name) for name in ("rows", "alone", "distinct")}
+            tokens = replace(before, **sums)
+        by_task[part.task] = tokens
+    return list(by_task.values())
 
 
 def task_tokens(plan: ChoicePlan, prompter: Prompter, task: str, questions: Sequence[Question]) -> TaskTokens:
-    """Return the estimates for a task from sampled documents.
-
-    Raises:
-        EvalkitError: a document cannot be computed.
-    """
+    """Return the estimates for a task from sampled documents."""
     subjects: dict[str, list[Question]] = {}
     for question in questions:
         subjects.setdefault(question.subtask, []).append(question)
@@ -244,7 +223,9 @@ def task_tokens(plan: ChoicePlan, prompter: Prompter, task: str, questions: Sequ
     groups, rows = [], 0.0
     for name, members in subjects.items():
         encoded = list(prompter.encode(members, plan.unconditional))
-        sequences = [one.tokens for document in encoded for one in document.sequences + document.unconditional]
+        sequences = [
+            sequence.tokens for document in encoded for sequence in document.sequences + document.unconditional
+        ]
         groups.append(SampledGroup(sequences, len(members), sizes[name]))
         rows += sum(len(document.sequences) for document in encoded) * sizes[name] / len(members)
     return TaskTokens(task, sum(sizes.values()), len(questions), rows, *estimated_tokens(groups))

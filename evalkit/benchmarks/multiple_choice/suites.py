@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 TASK_DIR = ("tasks", "zeroshot8")
 """evalkit's own lm-eval task files, whose documents are pinned."""
 _RESERVED_NAMES = ("lm_eval", "longbench", "longbench-e", "needle", "tasks")
-"""Suite names of other kinds of runs."""
 _SHIPPED_ONLY = ("documents", "fewshot", "fills", "stands_for")
 
 
@@ -43,14 +42,10 @@ class Examples(FileSettings):
     """Source of a task's few-shot examples."""
 
     documents: str
-    """Name of the document set with the examples."""
     most: int
-    """Number of examples for each subject."""
 
 
 class _SuiteFile(FileSettings):
-    """Schema of a suite file, see the module docstring."""
-
     description: str = ""
     groups: Annotated[Named[Annotated[Listed[str], Field(min_length=1)]], Field(min_length=1)]
     labels: Named[str] = Field(default_factory=dict)
@@ -67,7 +62,6 @@ class _SuiteFile(FileSettings):
     documents: Named[str] = Field(default_factory=dict)
     """Pinned task → name of its document set, if different."""
     fewshot: Named[Examples] = Field(default_factory=dict)
-    """Pinned task → its few-shot examples, if these are pinned."""
 
 
 class Suite(_SuiteFile):
@@ -91,13 +85,11 @@ class Suite(_SuiteFile):
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Tasks that lm-eval loads."""
         return tuple(task for task in self.tasks if task not in pinned_tasks())
 
 
 @cache
 def shipped_suites() -> dict[str, Suite]:
-    """Return name → suite, for the suites that evalkit ships."""
     return {path.stem: _read(path) for path in sorted(resource("configs", "suites").glob("*.yaml"))}
 
 
@@ -116,12 +108,6 @@ def dataset_of(task: str) -> HubSplit | None:
     return None if documents is None else TASKS[documents].hub
 
 
-@cache
-def _shipped_labels() -> dict[str, Label]:
-    suites = shipped_suites().values()
-    return {task: Label(name, suite.short.get(task, name)) for suite in suites for task, name in suite.labels.items()}
-
-
 def filled(suite: str) -> tuple[str, dict[str, str]]:
     """Return the suite whose tables a suite's runs fill, and task → the task of that suite whose column it fills."""
     shipped = shipped_suites().get(suite)
@@ -131,30 +117,21 @@ def filled(suite: str) -> tuple[str, dict[str, str]]:
 def label_of(task: str, manifest: Mapping[str, Any] | None = None) -> Label:
     """Return a task's labels: from the run's own suite, else from evalkit's suites, else the task's name."""
     labels, short = ((manifest or {}).get(kind, {}) for kind in ("labels", "short"))
-    shipped, own = _shipped_labels().get(task, Label(task, task)), labels.get(task)
-    return Label(own or shipped.full, short.get(task) or own or shipped.short)
+    full = brief = task
+    for suite in shipped_suites().values():
+        if task in suite.labels:
+            full = suite.labels[task]
+            brief = suite.short.get(task, full)
+    return Label(labels.get(task) or full, short.get(task) or labels.get(task) or brief)
 
 
 def load_suite(name: str) -> Suite:
-    """Return one of evalkit's suites by name, or read a suite from a .yaml or .yml file.
-
-    Raises:
-        UnknownNameError: there is no such suite.
-        UsageError: the file cannot be read, or a key is invalid; the message names the key.
-    """
+    """Return one of evalkit's suites by name, or read a suite from a .yaml or .yml file."""
     if name in shipped_suites():
         return shipped_suites()[name]
-    if Path(name).suffix in (".yaml", ".yml"):
-        return _user_suite(Path(name).expanduser())
-    raise UnknownNameError("suite", name, [*shipped_suites(), "lm_eval"])
-
-
-def _read(path: Path) -> Suite:
-    content = read_settings(path, _SuiteFile, UsageError, "suite")
-    return Suite(name=path.stem, sizes={group: len(tasks) for group, tasks in content.groups.items()}, **dict(content))
-
-
-def _user_suite(path: Path) -> Suite:
+    path = Path(name).expanduser()
+    if path.suffix not in (".yaml", ".yml"):
+        raise UnknownNameError("suite", name, [*shipped_suites(), "lm_eval"])
     suite, where = _read(path), f"suite {path}"
     if suite.name in (*shipped_suites(), *_RESERVED_NAMES):
         raise UsageError(f"{where}: '{suite.name}' is the name of another suite; rename the file")
@@ -163,23 +140,24 @@ def _user_suite(path: Path) -> Suite:
     for kind in ("labels", "short"):
         if unknown := [task for task in getattr(suite, kind) if task not in suite.tasks]:
             raise UsageError(f"{where}, {kind}: {UnknownNameError('task', unknown[0], suite.tasks)}")
-    if any(getattr(suite, name) for name in _SHIPPED_ONLY):
-        raise UsageError(
-            f"{where}: 'documents', 'fewshot', 'fills' and 'stands_for' are for evalkit's own suites; leave them out"
-        )
+    if reserved := [kind for kind in _SHIPPED_ONLY if getattr(suite, kind)]:
+        raise UsageError(f"{where}: '{reserved[0]}' is for evalkit's own suites; leave it out")
     files = suite.task_files and path.parent / suite.task_files
     return _user_defined(suite.model_copy(update={"task_files": files}))
 
 
+def _read(path: Path) -> Suite:
+    content = read_settings(path, _SuiteFile, UsageError, "suite")
+    return Suite(name=path.stem, sizes={group: len(tasks) for group, tasks in content.groups.items()}, **dict(content))
+
+
 def suite_of(name: str, tasks: Sequence[str], task_files: Path | None = None) -> Suite:
-    """Return a suite of single tasks. Raises `UsageError` if a task is named twice."""
     refuse_duplicate_tasks(tasks)
     groups, sizes = {"Average": tuple(tasks)}, {"Average": len(tasks)}
     return _user_defined(Suite(name=name, groups=groups, sizes=sizes, task_files=task_files))
 
 
 def _user_defined(suite: Suite) -> Suite:
-    """Return a user's suite with the documents and examples of evalkit's own tasks."""
     documents = {task: name for task, name in pinned_tasks().items() if task in suite.tasks and name != task}
     fewshot = {
         task: examples
@@ -191,11 +169,7 @@ def _user_defined(suite: Suite) -> Suite:
 
 
 def choose_tasks(suite: Suite, chosen: Sequence[str]) -> Suite:
-    """Return the suite with the chosen tasks only, in the suite's order; all tasks if none is chosen.
-
-    Raises:
-        UnknownNameError: a chosen task is not in the suite.
-    """
+    """Return the suite with the chosen tasks only, in the suite's order; all tasks if none is chosen."""
     if not chosen:
         return suite
     for task in chosen:
@@ -207,17 +181,12 @@ def choose_tasks(suite: Suite, chosen: Sequence[str]) -> Suite:
 
 
 def refuse_duplicate_tasks(tasks: Sequence[str]) -> None:
-    """Raise a `UsageError` if a task is named twice."""
     if len(set(tasks)) != len(tasks):
         raise UsageError(f"a task is named twice in {', '.join(tasks)}; leave one out")
 
 
 def with_fewshot(suite: Suite, shots: int) -> Suite:
-    """Return the suite with solved examples before each question.
-
-    Raises:
-        UsageError: a pinned task has too few examples; the message names an alternative.
-    """
+    """Return the suite with solved examples before each question; `UsageError` if a pinned task has too few."""
     if shots and (without := [task for task in suite.pinned if task not in suite.fewshot]):
         raise UsageError(
             f"suite {suite.name} has no few-shot examples for {', '.join(without)}: their splits are only on the "

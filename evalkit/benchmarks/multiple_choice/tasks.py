@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +43,7 @@ class LeafTask:
     alias: str
     """Name in lm-eval's printed tables, e.g. "anatomy"."""
     version: Any
-    """Version in the task file."""
     documents: int
-    """Number of documents before any limit."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,6 @@ class Question:
     contexts: tuple[str, ...]
     continuations: tuple[str, ...]
     delimiter: str
-    """lm-eval's separator of context and continuation."""
     gaps: tuple[str, ...]
     """Separator of context and continuation in running text: one space, or the white space of WinoGrande's sentence."""
     choices: tuple[str, ...]
@@ -75,21 +71,15 @@ class Question:
     cluster: int
     """`doc_id` of the subtask's first document with the same source, which may be the document itself."""
     doc: dict[str, Any]
-    """lm-eval's document, for exports."""
     leaf: LeafTask
-    """lm-eval's task of the document, for exports."""
 
     @property
     def label(self) -> str:
-        """Name of the document in messages."""
         return f"{self.subtask} document {self.doc_id}"
 
 
 def pinned_questions(suite: Suite, library: Library, selection: DocumentSelection) -> dict[str, list[Question]]:
-    """Return the questions of a suite whose tasks are all pinned, from evalkit's cache where it has them.
-
-    Arguments and errors: as of `load_questions`.
-    """
+    """Return the questions of a suite whose tasks are all pinned as `load_questions`, from evalkit's cache if there."""
     code = [source_digest(), folder_digest(resource(*TASK_DIR))]
     keys = {task: _cache_key(suite, library, task, selection, code) for task in suite.tasks}
     contents = {task: read_cached_bytes(_CACHED, key) for task, key in keys.items()}
@@ -104,7 +94,6 @@ def pinned_questions(suite: Suite, library: Library, selection: DocumentSelectio
 
 
 def _cache_key(suite: Suite, library: Library, task: str, selection: DocumentSelection, code: list[str]) -> str:
-    """Return everything that a task's questions depend on."""
     identities = []
     for name in [suite.documents.get(task, task)] + ([suite.fewshot[task].documents] if suite.num_fewshot else []):
         loaded, location = library.load(name), library.where(name)
@@ -173,7 +162,8 @@ def load_questions(
 
         shots = suite.num_fewshot
         manager = TaskManager(include_defaults=False, metadata={"library": library, "num_fewshot": shots})
-        replace_index(manager, _own_tasks())
+        folder = resource(*TASK_DIR)
+        replace_index(manager, index_of(index_tasks(folder), folder))
         questions: dict[str, list[Question]] = {}
         for task in suite.tasks:
             other = (others or {}).get(task)
@@ -191,13 +181,6 @@ def load_questions(
     return questions
 
 
-@cache
-def _own_tasks() -> dict[str, Any]:
-    """Return lm-eval's index of evalkit's own task files."""
-    folder = resource(*TASK_DIR)
-    return index_of(index_tasks(folder), folder)
-
-
 def _task_questions(
     task: str, leaves: Mapping[str, Any], shots: int, selection: DocumentSelection, estimate: int | None
 ) -> list[Question]:
@@ -208,7 +191,7 @@ def _task_questions(
     for name, numbers in selected_documents(task, sizes, selection).items():
         if estimate is not None:
             kept = spread(len(numbers), max(_OF_SUBJECT, estimate // len(sizes)), _BLOCK)
-            numbers = [numbers[place] for place in kept]
+            numbers = [numbers[index] for index in kept]
         if numbers:
             questions += _leaf_questions(task, leaves[name], sizes[name], shots, numbers, estimate is None)
     return questions
@@ -218,8 +201,8 @@ def selected_documents(task: str, sizes: Mapping[str, int], selection: DocumentS
     """Return subject → the numbers of its documents that are read, in order; `sizes`: subject → its documents."""
     strata = [(name, number) for name, size in sizes.items() for number in range(size)]
     selected: dict[str, list[int]] = {name: [] for name in sizes}
-    for place in selection.places(task, [name for name, _ in strata]):
-        name, number = strata[place]
+    for index in selection.places(task, [name for name, _ in strata]):
+        name, number = strata[index]
         selected[name].append(number)
     return selected
 
@@ -300,12 +283,7 @@ def _gold_index(gold: Any, choices: Sequence[str], label: str) -> int:
 
 
 def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
-    """Load the tasks of a suite that are not pinned, one by one.
-
-    Raises:
-        UsageError: a task's documents are not choices with one right answer, or a task in the user's folder has the
-            name of a pinned task.
-    """
+    """Load the tasks of a suite that are not pinned, one by one; each must have choices with one right answer."""
     from evalkit.benchmarks.lm_eval.plan import set_seeds
     from evalkit.benchmarks.lm_eval.tasks import load_tasks, names_in
 
@@ -319,7 +297,12 @@ def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
     for task in suite.others:
         loaded[task] = load_tasks((task,), suite.task_files, suite.num_fewshot, library, say)
         for name, leaf in loaded[task].tasks.items():
-            if why := _why_no_choices(leaf):
+            why = "its documents have several right answers" if getattr(leaf, "multiple_target", 0) else ""
+            if leaf.OUTPUT_TYPE != "multiple_choice":
+                why = f"its output type is {leaf.OUTPUT_TYPE}"
+            elif callable(getattr(leaf.config, "process_results", None)):
+                why = "it computes its metrics by its own function"
+            if why:
                 raise UsageError(
                     f"task {name if name == task else f'{task} ({name})'}: {why}, but templates and rules need choices "
                     f"with one right answer; run it with its own metrics: --suite lm_eval --tasks {task}"
@@ -329,16 +312,7 @@ def load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
     return loaded
 
 
-def _why_no_choices(leaf: Any) -> str:
-    if leaf.OUTPUT_TYPE != "multiple_choice":
-        return f"its output type is {leaf.OUTPUT_TYPE}"
-    if callable(getattr(leaf.config, "process_results", None)):
-        return "it computes its metrics by its own function"
-    return "its documents have several right answers" if getattr(leaf, "multiple_target", 0) else ""
-
-
 def identity_of(tasks: TaskSet, library: Library) -> tuple[str, dict[str, Any]]:
-    """Return the hash of lm-eval's task with its documents, and the source of the documents."""
     from evalkit.benchmarks.lm_eval.plan import source_of, task_specification
 
     sources = [source_of(leaf, name in tasks.pinned, library) for name, leaf in tasks.tasks.items()]

@@ -41,8 +41,6 @@ FIELDS = ("system", "context", "continuation", "gap", "delimiter")
 
 @dataclass(frozen=True)
 class Part:
-    """Text of one segment, with fields."""
-
     segment: str
     text: str
 
@@ -81,32 +79,24 @@ class Template:
             "delimiter": question.delimiter,
         }
         parts = [part for part in self.parts if with_context or part.segment != "context"]
-        pieces = [Piece(part.segment, part.text.format_map(fields)) for part in parts]
-        return _shift_trailing_space([piece for piece in pieces if piece.text])
-
-
-def _shift_trailing_space(pieces: list[Piece]) -> list[Piece]:
-    """Move trailing white space of contexts to continuations, as lm-eval does: tokenizers join it to the next word."""
-    for i in range(len(pieces) - 1):
-        (segment, text), (next_segment, next_text) = pieces[i], pieces[i + 1]
-        if segment == "context" and next_segment == "continuation" and text[-1].isspace():
-            kept = text.rstrip()
-            pieces[i], pieces[i + 1] = Piece(segment, kept), Piece(next_segment, text[len(kept) :] + next_text)
-    return [piece for piece in pieces if piece.text]
+        pieces: list[Piece] = []
+        for segment, text in ((part.segment, part.text.format_map(fields)) for part in parts):
+            if text and segment == "continuation" and pieces and pieces[-1].segment == "context":
+                # White space before it is moved to it, as lm-eval does: tokenizers join it to the next word
+                before = pieces.pop().text
+                kept = before.rstrip()
+                pieces += [Piece("context", kept)] if kept else []
+                text = before[len(kept) :] + text
+            pieces += [Piece(segment, text)] if text else []
+        return pieces
 
 
 def template_names() -> list[str]:
-    """Return the names of the templates that evalkit ships."""
     return sorted(path.stem for path in resource("configs", "templates").glob("*.yaml"))
 
 
 def load_template(name: str) -> Template:
-    """Read a template by name, or from a user's YAML file.
-
-    Raises:
-        UnknownNameError: the name is neither a template nor a YAML file.
-        TemplateError: the file is not a valid template; the message names the key.
-    """
+    """Read a template by name, or from a user's YAML file."""
     if Path(name).suffix in (".yaml", ".yml"):
         return _read(Path(name))
     if name not in template_names():
@@ -115,7 +105,6 @@ def load_template(name: str) -> Template:
 
 
 def stored_template(content: Mapping[str, Any]) -> Template:
-    """Return the template that a run's manifest stores."""
     parts = tuple(Part(**part) for part in content["parts"])
     return Template(**{**content, "score": tuple(content["score"]), "parts": parts})
 
@@ -125,15 +114,15 @@ def _checked_part(part: dict[Segment, str]) -> dict[Segment, str]:
         raise ValueError(f"a part is one 'segment: text', but this has {len(part)}")
     [(segment, text)] = part.items()
     try:
-        found = [entry[1:] for entry in string.Formatter().parse(text) if entry[1] is not None]
+        fields = [entry[1:] for entry in string.Formatter().parse(text) if entry[1] is not None]
     except ValueError as error:
         raise ValueError(f"{error}; write a literal brace twice") from error
-    for field, form, conversion in found:
+    for field, form, conversion in fields:
         if field not in FIELDS:
             raise ValueError(str(UnknownNameError("field", str(field), FIELDS)))
         if form or conversion:
             raise ValueError(f"write {{{field}}} without a format; text is inserted literally")
-    if any(field == "continuation" for field, _, _ in found) != (segment == "continuation"):
+    if any(field == "continuation" for field, _, _ in fields) != (segment == "continuation"):
         raise ValueError("{continuation} must be in the continuation segment, and only there")
     return part
 
@@ -145,8 +134,6 @@ def _checked_score(score: tuple[Segment, ...]) -> tuple[Segment, ...]:
 
 
 class _TemplateFile(FileSettings):
-    """Schema of a template file, see the module docstring."""
-
     description: str = ""
     bos: Literal["always", "tokenizer", "never"] = "always"
     eos: bool = True

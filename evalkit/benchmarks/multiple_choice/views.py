@@ -31,8 +31,8 @@ from evalkit.runs.folder import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
+    from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion
     from evalkit.benchmarks.multiple_choice.tasks import Question
 
 Texts = Mapping[DocumentKey, ChoiceText]
@@ -65,7 +65,6 @@ def shown_prompts(plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
 
 
 def _prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
-    """Return a question's sequences as text, with segments in colour and their token counts."""
     question = encoded.question
     lines = [click.style(printable(f"{question.label}, gold answer {question.gold}"), bold=True)]
     for choice, sequence in enumerate(encoded.sequences):
@@ -157,11 +156,7 @@ def _options(question: Question) -> tuple[str, ...]:
 
 
 def _questions(run: Run, task: str, say: Say) -> list[Question]:
-    """Return the questions of a pinned task as the run had them, from a local source of its documents and examples.
-
-    Raises:
-        DataError: no source has them; nothing is downloaded.
-    """
+    """Return the questions of a pinned task as the run had them, from a local source; nothing is downloaded."""
     from evalkit.benchmarks.multiple_choice.tasks import pinned_questions
 
     specification = run.manifest["specification"]
@@ -173,7 +168,14 @@ def _questions(run: Run, task: str, say: Say) -> list[Question]:
     def load() -> list[Question]:
         problems: list[str] = []
         for library in _libraries(run.manifest, say):
-            lacking = [why for name, content in expected.items() if (why := _why_not(library, name, content))]
+            lacking = []
+            for name, content_hash in expected.items():
+                if library.where(name).source == "absent":
+                    why = "are not on this machine: evalkit data --fetch downloads the official ones"
+                    lacking.append(f"the documents of {name} {why}")
+                elif (loaded := library.load(name)).content_hash != content_hash:
+                    hashes = f"(content hash {loaded.content_hash[:12]}) are not those that were scored"
+                    lacking.append(f"the documents of {name} from {loaded.source} {hashes} ({content_hash[:12]})")
             if not lacking:
                 with doing(f"rendering {task}"):
                     return pinned_questions(suite, library, selection_of(specification))[task]
@@ -188,20 +190,7 @@ def _questions(run: Run, task: str, say: Say) -> list[Question]:
 def _libraries(manifest: Mapping[str, Any], say: Say) -> Iterator[Library]:
     """Yield the run's --data-dir if it still exists, then the pinned documents."""
     sources = [about["source"] for kind in ("documents", "examples") for about in manifest.get(kind, {}).values()]
-    files = [Path(place) for kind, _, place in (source.partition(" ") for source in sources) if kind == "data-dir"]
+    files = [Path(path) for kind, _, path in (source.partition(" ") for source in sources) if kind == "data-dir"]
     for folder in dict.fromkeys(file.parent for file in files if file.parent.is_dir()):
         yield Library(folder, allow_unofficial=True, say=say)
     yield Library(say=say)
-
-
-def _why_not(library: Library, name: str, content_hash: str) -> str:
-    """Return why a library does not have the documents with a content hash; empty if it does."""
-    if library.where(name).source == "absent":
-        return f"the documents of {name} are not on this machine: evalkit data --fetch downloads the official ones"
-    loaded = library.load(name)
-    if loaded.content_hash != content_hash:
-        return (
-            f"the documents of {name} from {loaded.source} (content hash {loaded.content_hash[:12]}) are not those "
-            f"that were scored ({content_hash[:12]})"
-        )
-    return ""

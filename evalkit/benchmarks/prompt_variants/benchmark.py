@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
 from evalkit.benchmarks.prompt_variants import PROMPT, PROMPT_VARIANTS, PROMPTS
-from evalkit.benchmarks.prompt_variants.outcomes import VariedResultsFile
 from evalkit.benchmarks.prompt_variants.prompt_sets import order_name
+from evalkit.benchmarks.prompt_variants.results import PromptTables, VariedResultsFile, varied_results
 from evalkit.display import Say
 from evalkit.reporting.decimals import percent
 from evalkit.runs.folder import SCORES, Run
@@ -40,17 +40,14 @@ class PromptVariants(MultipleChoice):
     kind = PROMPT_VARIANTS
     results_form = VariedResultsFile
 
-    metrics = lazy("evalkit.benchmarks.prompt_variants.outcomes:varied_metrics")
-    comparable = lazy("evalkit.benchmarks.prompt_variants.outcomes:ComparablePrompts")
+    metrics = lazy("evalkit.benchmarks.prompt_variants.results:varied_metrics")
+    comparable = lazy("evalkit.benchmarks.prompt_variants.results:ComparablePrompts")
     report = lazy("evalkit.benchmarks.prompt_variants.results_report:varied_report")
     rescored = lazy("evalkit.benchmarks.prompt_variants.results_report:varied_report")
     figures = lazy("evalkit.benchmarks.prompt_variants.results_report:prompt_figures")
 
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
-        """Write the score tables and the results under every rule."""
         import pandas as pd
-
-        from evalkit.benchmarks.prompt_variants.results import PromptTables, varied_results
 
         by_prompt: dict[str, list[pd.DataFrame]] = {prompt: [] for prompt in plan.prompts.templates}
         seconds = dict.fromkeys(plan.suite.tasks, 0.0)
@@ -69,7 +66,6 @@ class PromptVariants(MultipleChoice):
         writer.save_results(content | {"rules": rules, "samples": False})
 
     def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
-        """Return the last average and its printed form, with the spread over prompts."""
         key, text = super().headline(run, rule)
         average = self.stored_averages(run, rule)[-1]
         spread = "" if average["spread"] is None else f", SD {percent(average['spread'])}"
@@ -96,9 +92,9 @@ def _by_order(table: pd.DataFrame, part: TaskPart) -> Iterator[tuple[str, pd.Dat
     import numpy as np
 
     number, choice = np.divmod(table["choice"].to_numpy(), len(part.orders[0]))
-    for place, order in enumerate(part.orders):
-        chosen = number == place
+    for index, order in enumerate(part.orders):
+        chosen = number == index
         gold = np.argsort(order)[table["gold"].to_numpy()[chosen]]
         about = {"choice": choice[chosen], "choices": len(order), "gold": gold}
         scores = table[chosen].assign(**about) if len(part.orders) > 1 else table
-        yield order_name(order) if place else part.prompt, scores
+        yield order_name(order) if index else part.prompt, scores

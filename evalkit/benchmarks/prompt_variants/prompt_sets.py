@@ -35,15 +35,11 @@ FACTORS = {"template": "templates", "choice_order": "choice_orders", "system_pro
 """Factor, as on the command line → its key in a file."""
 _NO_SYSTEM = "no system prompt"
 _MOST = 64
-"""Most templates, or system prompts, of a set."""
 _FORMS = ("{}. {}", "{}) {}", "({}) {}")
-"""How a letter and its option are written."""
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The prompts of a run."""
-
     templates: dict[str, Template]
     """Prompt → its template, the run's own first; that one alone, under an empty name, in a run with one prompt."""
     words: dict[str, str]
@@ -53,24 +49,19 @@ class PromptSet:
 
     @property
     def specification(self) -> dict[str, Any]:
-        """Return what determines the prompts, as part of a run's specification."""
         hashes = {name: template.content_hash for name, template in self.templates.items()}
         return {"templates": hashes, "choice_orders": self.choice_orders}
 
     def message(self, orders: Mapping[str, int]) -> str:
         """Return the prompts in one line; empty for one prompt. `orders`: task → number of orders of its options."""
-        if "" in self.templates:
-            return ""
         names = f"{counted(len(self.templates), 'template')} for each document: {', '.join(self.templates)}"
         if self.choice_orders == 1:
-            return names
+            return "" if "" in self.templates else names
         listed = [f"{task} {count}" for task, count in orders.items() if count > 1]
         return f"{names}; orders of the options: {', '.join(listed) or 'none, no prompt lists its options'}"
 
 
 class _VaryFile(FileSettings):
-    """Schema of a set's file, see the module docstring."""
-
     templates: Annotated[Listed[NonEmpty], Field(max_length=_MOST)] = ()
     system_prompts: Annotated[Listed[str], Field(max_length=_MOST)] = ()
     choice_orders: Annotated[int, Field(ge=1)] = 1
@@ -85,13 +76,8 @@ class _VaryFile(FileSettings):
 def load_prompts(vary: Sequence[str], base: Template) -> PromptSet:
     """Return the prompts of a run.
 
-    Args:
-        vary: names of factors, whose prompts are the shipped ones; or one YAML file; empty: one prompt.
-        base: the run's own template.
-
-    Raises:
-        UsageError: a factor does not exist, or two prompts are the same.
-        TemplateError: a template cannot be read.
+    `vary`: names of factors, whose prompts are the shipped ones; or one YAML file; empty: one prompt. `base`: the run's
+    own template. Raises `UsageError` or `TemplateError` if a factor or a template is invalid, or two prompts are alike.
     """
     if not vary:
         return PromptSet({"": base}, {})
@@ -162,15 +148,11 @@ def orders_of(questions: Sequence[Question], most: int) -> list[Order]:
     options = len(questions[0].choices)
     if most > 1 and any(len(question.choices) != options or _list_of(question) is None for question in questions):
         most = 1
-    return [tuple((place + shift) % options for place in range(options)) for shift in range(min(most, options))]
+    return [tuple((index + shift) % options for index in range(options)) for shift in range(min(most, options))]
 
 
 def in_orders(question: Question, orders: Sequence[Order]) -> Question:
-    """Return a question with the choices of several orders, one order after the other; the gold answer stays as it was.
-
-    Raises:
-        DataError: the context does not list the options.
-    """
+    """Return a question with the choices of several orders, one after the other; the gold answer stays as it was."""
     if len(orders) == 1:
         return question
     return replace(
@@ -183,15 +165,11 @@ def in_orders(question: Question, orders: Sequence[Order]) -> Question:
 
 
 def under_order(question: Question, order: Order) -> Question:
-    """Return a question with its options in another order.
-
-    Raises:
-        DataError: the context does not list the options.
-    """
+    """Return a question with its options in another order. Raises `DataError` if the context does not list them."""
     if (listed := _list_of(question)) is None:
         raise DataError(f"{question.label}: its context does not list its options by letter; leave out choice_order")
     before, form, options, after = listed
-    context = before + _listed(form, [options[place] for place in order]) + after
+    context = before + _listed(form, [options[option] for option in order]) + after
     return replace(question, contexts=(context,) * len(question.contexts), gold=order.index(question.gold))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evalkit.benchmarks.multiple_choice.results_report import (
     about_run,
@@ -21,8 +21,14 @@ from evalkit.benchmarks.multiple_choice.results_report import (
     sources_text,
 )
 from evalkit.benchmarks.multiple_choice.suites import label_of
-from evalkit.benchmarks.prompt_variants.outcomes import VariedAccuracy, VariedResults
-from evalkit.benchmarks.prompt_variants.results import PromptTables, prompt_tables, subject_accuracies, varied_results
+from evalkit.benchmarks.prompt_variants.results import (
+    PromptTables,
+    VariedAccuracy,
+    VariedResults,
+    prompt_tables,
+    subject_accuracies,
+    varied_results,
+)
 from evalkit.errors import UnknownNameError
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.figures import RunFigure
@@ -32,29 +38,21 @@ from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule
 from evalkit.runs.traits import mixture, unofficial
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 _NONE = "–"
 
 
 def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return the report of a finished run under one rule; arguments as of `Benchmark.report`.
-
-    Raises:
-        UsageError: there is no such rule, or a prompt lacks the scores that it needs.
-    """
+    """Return the report of a finished run under one rule; arguments as of `Benchmark.report`."""
     tables, manifest = prompt_tables(run), run.manifest
     if (name := rule or str(manifest["rule"])) not in tables.rules:
         raise UnknownNameError(f"rule of run {run.folder}", name, tables.rules)
     by_rule = {other: varied_results(tables, manifest, other) for other in tables.rules}
     results = by_rule[name]
-    subjects = [_subject_table(run, tables, task.name, name) for task in results.tasks] if detail else []
     return Report(
         (
             _spread_table(run, results),
             _prompts_table(run, tables, results),
-            *(table for table in subjects if table is not None),
+            *(_subject_tables(run, tables, results) if detail else ()),
             _rules_table(run, by_rule, name),
         ),
         notes=tuple(_notes(run, tables, results)),
@@ -64,8 +62,6 @@ def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Re
 
 
 def _spread_table(run: Run, results: VariedResults) -> Table:
-    """Return mean, standard error, spread and extremes of each task and average."""
-
     def cells(name: str, result: VariedAccuracy, _: bool) -> list[str]:
         extremes = [_NONE, _NONE]
         if len(result.prompts) > 1:
@@ -95,7 +91,6 @@ def _columns(run: Run, results: VariedResults) -> tuple[list[str], list[VariedAc
 
 
 def _prompts_table(run: Run, tables: PromptTables, results: VariedResults) -> Table:
-    """Return the accuracies of each task under each prompt."""
     names, columns = _columns(run, results)
     accuracies = [{under.prompt: percent(under.accuracy) for under in column.prompts} for column in columns]
     rows = [[prompt, *(of_task.get(prompt, _NONE) for of_task in accuracies)] for prompt in tables.prompts]
@@ -103,17 +98,18 @@ def _prompts_table(run: Run, tables: PromptTables, results: VariedResults) -> Ta
     return simple_table("prompts", ["prompt", *names], rows, title=title)
 
 
-def _subject_table(run: Run, tables: PromptTables, task: str, rule: str) -> Table | None:
-    rows = [
-        [subject.name.removeprefix(f"{task}_"), f"{subject.n:,}", percent(subject.accuracy), *_errors(subject)]
-        for subject in subject_accuracies(tables, task, rule)
-    ]
-    headers = [marked_label(task, run.manifest), "n", "mean %", "± SE", "SD", "by chance"]
-    return simple_table(task, headers, rows) if rows else None
+def _subject_tables(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[Table]:
+    for task in (task.name for task in results.tasks):
+        rows = [
+            [subject.name.removeprefix(f"{task}_"), f"{subject.n:,}", percent(subject.accuracy), *_errors(subject)]
+            for subject in subject_accuracies(tables, task, results.rule)
+        ]
+        if rows:
+            headers = [marked_label(task, run.manifest), "n", "mean %", "± SE", "SD", "by chance"]
+            yield simple_table(task, headers, rows)
 
 
 def _rules_table(run: Run, by_rule: dict[str, VariedResults], chosen: str) -> Table:
-    """Return the mean over prompts of every task under every rule, with the spread of the average."""
     rows = []
     for rule, results in by_rule.items():
         names, columns = _columns(run, results)
@@ -158,7 +154,6 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
 
 
 def _records(results: VariedResults) -> Iterator[dict[str, Any]]:
-    """Yield a record for each task and average, over all prompts and under each; accuracies are fractions."""
     for kind, members in (("task", results.tasks), ("average", results.averages)):
         for result in members:
             about = {"kind": kind, "rule": results.rule, "task": result.name, "n": result.n}
@@ -167,17 +162,8 @@ def _records(results: VariedResults) -> Iterator[dict[str, Any]]:
                 yield about | values
 
 
-_NORMAL = 1.96
-_HEIGHT = 0.13
-"""Inches of a prompt."""
-
-
 def prompt_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-    """Return the figure of each run, under its own rule.
-
-    Raises:
-        EvalkitError: a run is damaged.
-    """
+    """Return the figure of each run, under its own rule."""
     figures = []
     for run, name in zip(runs, names, strict=True):
         results = varied_results(prompt_tables(run), run.manifest, run.manifest["rule"])
@@ -189,31 +175,27 @@ def prompt_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]
 
 def draw_prompts(results: VariedResults, labels: Sequence[str], path: Path) -> None:
     """Draw the accuracies of each task by prompt."""
-    from evalkit.reporting.figures import new_figure, save_figure, style_axes
+    from evalkit.reporting.figures import GREY, line_look, new_figure, save_figure, style_axes
 
     prompts = list(dict.fromkeys(under.prompt for task in results.tasks for under in task.prompts))
     rows = [*zip(labels, results.tasks, strict=True)]
     if len(rows) > 1:
         rows.append((results.average.name, results.average))
-    figure = new_figure(7.2, 0.9 + len(rows) * (0.2 + _HEIGHT * len(prompts)))
+    figure = new_figure(7.2, 0.9 + len(rows) * (0.2 + 0.13 * len(prompts)))
     axes = figure.subplots()
-    for place, (_, result) in enumerate(rows):
-        _draw_row(axes, place, result, prompts)
+    named: set[str] = set()
+    for row, (_, result) in enumerate(rows):
+        axes.vlines(100 * result.accuracy, row - 0.42, row + 0.42, color=GREY, lw=1, zorder=1)
+        for under in result.prompts:
+            number = prompts.index(under.prompt)
+            height = row + 0.8 * ((number + 0.5) / len(prompts) - 0.5)
+            reach = None if under.stderr is None else 100 * 1.96 * under.stderr
+            name = None if under.prompt in named else under.prompt
+            named.add(under.prompt)
+            axes.errorbar(100 * under.accuracy, height, xerr=reach, ms=4, lw=1, label=name, **line_look(number))
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_ylim(len(rows) - 0.45, -0.55)
     axes.set_xlabel(f"accuracy in %, rule {results.rule}", fontsize=8)
     style_axes(axes)
     axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     save_figure(figure, path)
-
-
-def _draw_row(axes: Axes, place: int, result: VariedAccuracy, prompts: Sequence[str]) -> None:
-    from evalkit.reporting.figures import GREY, line_look
-
-    axes.vlines(100 * result.accuracy, place - 0.42, place + 0.42, color=GREY, lw=1, zorder=1)
-    for under in result.prompts:
-        number = prompts.index(under.prompt)
-        height = place + 0.8 * ((number + 0.5) / len(prompts) - 0.5)
-        reach = None if under.stderr is None else 100 * _NORMAL * under.stderr
-        shown = None if under.prompt in axes.get_legend_handles_labels()[1] else under.prompt
-        axes.errorbar(100 * under.accuracy, height, xerr=reach, ms=4, lw=1, label=shown, **line_look(number))

@@ -1,4 +1,4 @@
-"""Synthetic rows and predictions, and runs over them."""
+"""Synthetic rows and predictions of LongBench, its official prompt, and the reading of JSON lines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-
-from evalkit.benchmarks.longbench.benchmark import LongBench, LongBenchRequest
-from evalkit.benchmarks.request import request_of
-from evalkit.benchmarks.session import run_plan
-from evalkit.display import Progress
-from evalkit.runs.folder import Run
 
 INPUTS = {
     "trec": "Question: Who ?\nType:",
@@ -45,6 +39,10 @@ def write(path: Path, records: list[Any]) -> Path:
     return path
 
 
+def read(predictions: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in predictions.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
 def prediction(pred: Any, answers: Any, length: Any = 10, all_classes: Any = None) -> dict[str, Any]:
     """Return a line in the format of the official code's output."""
     return {"pred": pred, "answers": answers, "all_classes": all_classes, "length": length}
@@ -52,26 +50,17 @@ def prediction(pred: Any, answers: Any, length: Any = 10, all_classes: Any = Non
 
 def generations(task: str, *pairs: tuple[str, str], lengths: list[int] | None = None) -> pd.DataFrame:
     """Return a generations table of (prediction, gold answer) pairs."""
-    return pd.DataFrame(
-        {
-            "task": task,
-            "id": [str(number) for number in range(len(pairs))],
-            "index": range(len(pairs)),
-            "length": lengths or [10] * len(pairs),
-            "prediction": [pred for pred, _ in pairs],
-            "answers": [json.dumps([answer]) for _, answer in pairs],
-            "all_classes": "null",
-            "truncated": 0,
-        }
-    )
+    lines = [{"prediction": pred, "answers": json.dumps([answer])} for pred, answer in pairs]
+    about = {"task": task, "length": lengths or 10, "all_classes": "null", "truncated": 0}
+    return pd.DataFrame(lines).assign(**about)
 
 
-def request(model: Path, rows: Path, output: Path, *tasks: str, **options: Any) -> LongBenchRequest:
-    """Return a request without context extension, in float32."""
-    named = {"tasks": tasks or ("qasper", "trec", "samsum", "lcc"), "max_prompt_tokens": 600}
-    common = {"data_dir": rows, "output": output, "dtype": "float32", "context": "none"}
-    return request_of(LongBenchRequest, model, common | named | options)
-
-
-def evaluate_longbench(request: LongBenchRequest, progress: Progress) -> Run:
-    return run_plan(LongBench().plan(request, progress.say), progress)
+def official_prompt(tokenizer: Any, prompt: str, max_length: int) -> list[int]:
+    """Steps 2, 3 and 5 of LongBench's `pred.py`, written out."""
+    tokenized = tokenizer(prompt, truncation=False, return_tensors="pt", verbose=False).input_ids[0]
+    if len(tokenized) > max_length:
+        half = int(max_length / 2)
+        prompt = tokenizer.decode(tokenized[:half], skip_special_tokens=True) + tokenizer.decode(
+            tokenized[-half:], skip_special_tokens=True
+        )
+    return [int(token) for token in tokenizer(prompt, truncation=False, verbose=False).input_ids]

@@ -14,46 +14,33 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.run import evaluate, planned
-from evalkit.display import Progress
+from evalkit.benchmarks.run import planned
 from evalkit.errors import DataError, RunError, ScoringError, UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import Journal
+from tests.benchmarks.kinds import Lines
+from tests.benchmarks.multiple_choice.made import run_of
+from tests.data.samples import sample, write
 from tests.documents import made_up, rewrite
 from tests.tiny import tiny_checkpoint
 
 Evaluate = Callable[..., Run]
-
-
-class Lines(Progress):
-    """Progress that records its messages."""
-
-    def __init__(self) -> None:
-        super().__init__(live=False)
-        self.said: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.said.append(line)
-
-
-def options_of(documents: Path, output: Path) -> dict[str, Any]:
-    """Options of a run of a few documents of two tasks in small batches."""
-    options = {"data_dir": documents, "allow_unofficial_data": True, "output": output}
-    return options | {"tasks": ("piqa", "arc_easy"), "token_budget": 110}
+SMALL: dict[str, Any] = {"tasks": ("piqa", "arc_easy"), "token_budget": 110}
+"""A run of a few documents in small batches."""
 
 
 @pytest.fixture
 def small(checkpoint: Path, documents: Path, tmp_path: Path) -> Evaluate:
-    """`evaluate` with these options; keyword arguments change the rest."""
+    """Evaluate with these options; keyword arguments change the rest."""
 
     def run(model: Path = checkpoint, **changes: Any) -> Run:
-        return evaluate(str(model), **options_of(documents, tmp_path / "runs") | {"progress": Lines()} | changes)
+        return run_of(model, **({"output": tmp_path / "runs", "data_dir": documents} | SMALL | changes))
 
     return run
 
 
-def test_every_choice_and_segment_is_scored_once(finished: Run) -> None:
+def test_every_choice_and_segment_is_scored_once_and_every_rule_is_stored(finished: Run) -> None:
     scores = finished.scores
     documents = scores.groupby(["task", "subtask", "doc_id"], sort=False)
     assert documents.ngroups == 7 * 6 + 57
@@ -62,9 +49,6 @@ def test_every_choice_and_segment_is_scored_once(finished: Run) -> None:
         assert (scores[f"n_{segment}"] > 0).all() or segment == "context"
         assert np.isfinite(scores[f"ll_{segment}"]).all() and (scores[f"ll_{segment}"] <= 0).all()
     assert (scores["n_end"] == 1).all() and scores["ll_unconditional"].isna().all()
-
-
-def test_results_json_holds_every_rule(finished: Run) -> None:
     stored = json.loads((finished.folder / "results.json").read_text(encoding="utf-8"))
     rules = {"ppl", "ppl_continuation", "ppl_continuation_end", "acc", "acc_norm", "acc_bytes", "acc_token"}
     assert set(stored["rules"]) == rules
@@ -78,21 +62,28 @@ def test_the_run_id_is_of_what_changes_the_numbers(checkpoint: Path, documents: 
     moved = Path(shutil.copytree(checkpoint, tmp_path / "elsewhere" / checkpoint.name))
     other_documents = made_up(tmp_path / "documents")
     rewrite(other_documents / "piqa.jsonl", 1, {"goal": "Another goal."})
+    common = SMALL | {"data_dir": documents, "allow_unofficial_data": True, "output": tmp_path}
 
-    def ids(*changes: dict[str, Any]) -> set[str]:
-        options = [options_of(documents, tmp_path) | change for change in changes]
-        plans = [planned(one.pop("model", checkpoint), one, silent) for one in options]
-        return {plan.manifest["id"] for plan in plans}
+    def manifests(*changes: dict[str, Any]) -> list[dict[str, Any]]:
+        options = [common | change for change in changes]
+        return [planned(each.pop("model", checkpoint), each, silent).manifest for each in options]
 
     others = [{"limit": 3}, {"sample": 3}, {"template": "plain"}, {"dtype": "bfloat16"}, {"attention": "eager"}]
     others += [{"rule": "pmi"}, {"tasks": ("piqa",)}, {"model": other_weights}, {"data_dir": other_documents}]
-    assert len(ids({}, *others)) == len(others) + 1
-    assert len(ids({}, {"rule": "acc"}, {"token_budget": 512}, {"model": moved}, {"device": "cpu"})) == 1
-
-
-def test_scores_do_not_depend_on_the_budget(small: Evaluate, tmp_path: Path) -> None:
-    found = small(token_budget=None, output=tmp_path / "other").scores
-    pd.testing.assert_frame_equal(found, small().scores, rtol=1e-4, atol=1e-4)
+    assert len({manifest["id"] for manifest in manifests({}, *others)}) == len(others) + 1
+    written = {"tasks": "piqa, arc_easy", "token_budget": "auto", "data_dir": str(documents)}
+    same = manifests({}, {"rule": "acc"}, {"token_budget": 512}, {"model": moved}, {"device": "cpu"}, written)
+    assert len({manifest["id"] for manifest in same}) == 1
+    # Examples count where they are shown
+    write(tmp_path, "mmlu", sample("mmlu"))
+    contents: list[dict[str, Any]] = []
+    for answer in (1, 2):
+        write(tmp_path, "mmlu_dev", *[sample("mmlu_dev", answer=answer)] * 2)
+        shots = [{"tasks": "mmlu", "data_dir": tmp_path, "num_fewshot": number} for number in (0, 2)]
+        contents += [manifest["specification"] for manifest in manifests(*shots)]
+    assert contents[0] == contents[2] and "examples" not in contents[0]
+    assert contents[1] == contents[0] | {"num_fewshot": 2, "examples": contents[1]["examples"]}
+    assert contents[3]["examples"] != contents[1]["examples"]
 
 
 def test_a_run_killed_after_running_out_of_memory_resumes(
@@ -112,11 +103,11 @@ def test_a_run_killed_after_running_out_of_memory_resumes(
         return score(own, tree, trunk)
 
     def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
-        found = append(journal, entry, rows)
+        stored = append(journal, entry, rows)
         written.append((entry.task, entry.batch))
         if len(written) == 2:
             raise KeyboardInterrupt
-        return found
+        return stored
 
     monkeypatch.setattr(Journal, "append", interrupt)
     with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
@@ -141,7 +132,7 @@ def test_a_run_resumes_by_its_documents(small: Evaluate, manifest: str) -> None:
     resumed = small(token_budget=4096, progress=progress)
     assert any("1 damaged line(s) dropped" in line for line in progress.said)
     if manifest == "kept":
-        assert "resuming with the token budget that the run was started with, 110" in progress.said
+        assert any("token budget" in line and "110" in line for line in progress.said)
         assert journal.read_bytes().count(b"\n") == len(lines)
     pd.testing.assert_frame_equal(resumed.scores, expected, rtol=1e-5 if manifest == "lost" else 0)
 
@@ -167,48 +158,25 @@ def test_samples_are_all_there_or_made_again(small: Evaluate, monkeypatch: pytes
     assert run.has_samples and len(list(run.folder.glob("lm_eval/samples_*"))) == 2
 
 
-def test_pmi_scores_each_choice_without_its_context(small: Evaluate) -> None:
-    run = small(rule="pmi")
-    scores = run.scores
-    assert np.isfinite(scores["ll_unconditional"]).all()
-    gained = (scores["ll_continuation"] - scores["ll_unconditional"]).to_numpy()
-    starts = np.flatnonzero(scores["choice"] == 0)
-    best = [int(np.argmax(part)) for part in np.split(gained, starts[1:])]
-    right = pd.Series(np.array(best) == scores["gold"].to_numpy()[starts])
-    by_task = right.groupby(scores["task"].iloc[starts].to_numpy()).mean()
-    assert {task.task: task.accuracy for task in run.results().tasks} == pytest.approx(by_task.to_dict())
-
-
-def test_context_that_does_not_fit_is_cut_and_counted(small: Evaluate, tmp_path: Path) -> None:
-    run = small(model=tiny_checkpoint(tmp_path / "narrow", window=160), tasks=("boolq",))
+def test_a_window_or_budget_that_is_too_small(small: Evaluate, tmp_path: Path) -> None:
+    """Cut documents are counted; a document that does not fit the budget is named with a budget that is enough."""
+    run = small(tiny_checkpoint(tmp_path / "narrow", window=160), tasks=("boolq",))
     [boolq] = run.results().tasks
     assert boolq.truncated == (run.scores.groupby("doc_id")["truncated"].max() > 0).sum() > 0
+    with pytest.raises(ScoringError, match=r"--token-budget 20 .* \w+ document \d+ ") as error:
+        small(token_budget=20)
+    assert int(str(error.value).split("give at least ")[1].split(",")[0]) > 20
 
 
-@pytest.mark.parametrize(
-    ("changes", "noun"),
-    [
-        ({"limit": "many"}, "--limit"),
+def test_an_invalid_request_leaves_nothing(small: Evaluate, documents: Path, tmp_path: Path) -> None:
+    for changes, noun in (
         ({"token_budget": "lots"}, "--token-budget"),
         ({"tasks": ("piqa", "piqa")}, "piqa"),
         ({"attention": "spda"}, "sdpa"),
         ({"device": "cuda:7"}, "cuda"),
-    ],
-)
-def test_an_invalid_request_leaves_nothing(small: Evaluate, tmp_path: Path, changes: dict[str, Any], noun: str) -> None:
-    with pytest.raises(UsageError, match=noun):
-        small(**changes)
-    assert not list(tmp_path.glob("runs/*"))
-
-
-def test_options_in_the_forms_people_write_them(checkpoint: Path, documents: Path, tmp_path: Path) -> None:
-    spelled = {"tasks": "piqa, arc_easy", "token_budget": "auto", "limit": "2", "data_dir": str(documents)}
-    manifest = planned(checkpoint, options_of(documents, tmp_path) | spelled, silent).manifest
-    assert manifest["groups"] == {"Reasoning": ["arc_easy"], "Knowledge": ["piqa"]}
-    assert manifest["specification"]["limit"] == 2
-
-
-def test_a_data_dir_without_the_documents(small: Evaluate, documents: Path, tmp_path: Path) -> None:
+    ):
+        with pytest.raises(UsageError, match=noun):
+            small(**changes)
     folder = tmp_path / "downloads"
     folder.mkdir()
     with pytest.raises(DataError, match="no documents of arc_easy, piqa"):
@@ -216,12 +184,4 @@ def test_a_data_dir_without_the_documents(small: Evaluate, documents: Path, tmp_
     (folder / "documents").symlink_to(documents)
     with pytest.raises(DataError, match=rf"did you mean {folder}/documents"):
         small(data_dir=folder)
-
-
-def test_a_document_that_does_not_fit_names_what_does(small: Evaluate, tmp_path: Path) -> None:
-    """Into the window, though documents of earlier tasks do; or into the token budget."""
-    with pytest.raises(ScoringError, match=r"\w+ document \d+: .* context window of 64"):
-        small(tiny_checkpoint(tmp_path / "narrow", window=64), tasks=None)
-    with pytest.raises(ScoringError, match=r"--token-budget 20 .* \w+ document \d+ ") as error:
-        small(token_budget=20)
-    assert int(str(error.value).split("give at least ")[1].split(",")[0]) > 20
+    assert not list(tmp_path.glob("runs/*"))

@@ -1,4 +1,4 @@
-"""Token sequences and the segment of each token, compared with the bytes of each token."""
+"""Token sequences and the segment of each token, compared with the bytes of each token; and template files."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from evalkit.benchmarks.multiple_choice.encoded import (
+from evalkit.benchmarks.multiple_choice.prompts import (
     CONTEXT,
     CONTINUATION,
     END,
     INSTRUCTION,
     SPECIAL,
+    Prompter,
     TokenSequence,
 )
-from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.tasks import Question
-from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template
+from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template, template_names
 from evalkit.errors import ScoringError, TemplateError
 from tests.questions import question, token_bytes
 from tests.tiny import tiny_tokenizer
 
 WIDE = 10_000
-ICE = question("Why does ice float on water?", ["Ice is less dense", "It is cold.", ""])
-STATED = question("Why does ice float on water?", ["Ice is less dense"])
-RIVERS = [
+ICE = question("Why does ice float on water?", ["Ice is less dense", "It is cold."])
+QUESTIONS = [
+    ICE,
     question("Der Fluss stieg über Nacht, und", ["am Morgen war die Brücke fort", "niemand hörte das Geräusch"]),
     question("夜里河水上涨，清晨时桥", ["已经不见了。", "還在🌊"], gap=""),
     question("في الصباح كان الجسر", ["قد اختفى."]),
@@ -51,12 +51,10 @@ def made(*parts: tuple[str, str], **changes: Any) -> Template:
     return Template("made", "", parts=tuple(Part(*part) for part in parts), **options)
 
 
-JOINED = made(("context", "{context}"), ("continuation", "{continuation}"))
-
-
 def encode(
-    tokenizer: Any, template: Template, asked: Question, window: int = WIDE, **options: Any
+    tokenizer: Any, template: Template | str, asked: Question, window: int = WIDE, **options: Any
 ) -> list[TokenSequence]:
+    template = load_template(template) if isinstance(template, str) else template
     (encoded,) = Prompter(template, tokenizer, window).encode([asked], **options)
     return list(encoded.sequences + encoded.unconditional)
 
@@ -68,28 +66,37 @@ def text_of(tokenizer: Any, sequence: TokenSequence, *codes: int) -> str:
     return b"".join(token_bytes(tokenizer, t) for t in kept if t not in special).decode()
 
 
-def by_bytes(tokenizer: Any, tokens: list[int], pieces: list[tuple[int, str]]) -> tuple[list[int], int]:
-    """(segment of each token, how many reach over a boundary), from the bytes alone: a token's last byte decides."""
-    owner = [code for code, text in pieces for _ in text.encode()]
-    sizes = [len(token_bytes(tokenizer, t)) for t in tokens]
-    ends = list(itertools.accumulate(sizes))
-    assert ends[-1:] in ([], [len(owner)])
-    firsts = [end - size for end, size in zip(ends, sizes, strict=True)]
-    return [owner[end - 1] for end in ends], sum(owner[a] != owner[b - 1] for a, b in zip(firsts, ends, strict=True))
-
-
-@pytest.mark.parametrize("asked", [ICE, *RIVERS], ids=lambda asked: asked.contexts[0][:12])
-def test_inst_is_the_text_to_the_letter_between_bos_and_eos(tokenizer: Any, asked: Question) -> None:
-    for choice, sequence in enumerate(encode(tokenizer, load_template("inst"), asked)):
-        assert sequence.tokens[0] == tokenizer.bos_token_id
-        assert sequence.tokens[-1] == tokenizer.eos_token_id
-        head = "[INST] You are a knowledgeable assistant. Give the continuation that fits best. [/INST] "
-        text = head + asked.contexts[choice] + asked.gaps[choice] + asked.continuations[choice]
-        assert text_of(tokenizer, sequence, *range(len(SEGMENTS))) == text
-        alone = tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert sequence.tokens[1:-1].tolist() == alone
-        assert [name for name, _, _ in sequence.spans()][:4] == ["special", "instruction", "special", "context"]
-        assert sequence.segments[-1] == END
+@pytest.mark.parametrize(
+    ("options", "absent"),
+    [
+        ({}, ()),
+        ({"bos": None}, ("BOS",)),
+        ({"eos": None}, ("EOS",)),
+        ({"bos": "<|end|>", "eos": "<|end|>"}, ()),
+        ({"adds_bos": True}, ()),
+    ],
+)
+def test_a_choice_is_tokenised_as_its_text_alone(tmp_path: Path, options: Any, absent: tuple[str, ...]) -> None:
+    """Under the paper's template (Appendix A.3), and under lm-eval's own prompt; absent tokens are reported once."""
+    own, said = load(tmp_path, **options), list[str]()
+    head = "[INST] You are a knowledgeable assistant. Give the continuation that fits best. [/INST] "
+    first, last = ([] if token is None else [token] for token in (own.bos_token_id, own.eos_token_id))
+    inst = Prompter(load_template("inst"), own, WIDE, said.append).encode(QUESTIONS)
+    plain = Prompter(load_template("plain"), own, WIDE, said.append).encode(QUESTIONS)
+    for asked, under_inst, under_plain in zip(QUESTIONS, inst, plain, strict=True):
+        texts = zip(asked.contexts, asked.gaps, asked.continuations, under_inst.sequences, strict=True)
+        for context, gap, continuation, sequence in texts:
+            text = f"{head}{context}{gap}{continuation}"
+            assert sequence.tokens.tolist() == [*first, *own(text, add_special_tokens=False)["input_ids"], *last]
+            assert text_of(own, sequence, *range(len(SEGMENTS))) == text
+            spans = [name for name, _, _ in sequence.spans()]
+            assert spans[:4] == ["special", "instruction", "special", "context"]
+            assert (sequence.segments == END).sum() == len(last)
+        for context, continuation, sequence in zip(
+            asked.contexts, asked.continuations, under_plain.sequences, strict=True
+        ):
+            assert sequence.tokens.tolist() == own(f"{context} {continuation}")["input_ids"]
+    assert [line.split()[4] for line in said] == list(absent)
 
 
 words = st.text(st.sampled_from("river. 'sßé夜🌊-\n12"), max_size=12)
@@ -108,136 +115,77 @@ def test_each_token_belongs_to_the_segment_of_its_last_byte(
     )
     asked = question(context, [continuation])
     prompter = Prompter(template, tokenizer, WIDE)
-    pieces = prompter.render(asked, 0)
     (sequence,) = next(prompter.encode([asked])).sequences
     stood_in = int(sequence.tokens[0] == tokenizer.bos_token_id)
-    segments, straddles = by_bytes(tokenizer, sequence.tokens[stood_in:].tolist(), pieces)
+    owner = [code for code, text in prompter.render(asked, 0) for _ in text.encode()]
+    sizes = [len(token_bytes(tokenizer, token)) for token in sequence.tokens[stood_in:].tolist()]
+    ends = list(itertools.accumulate(sizes))
+    assert ends[-1:] == [len(owner)]
+    segments = [owner[end - 1] for end in ends]
     assert sequence.segments[stood_in:].tolist() == segments
     # Offsets exclude a token's leading space, so such a straddle is not counted
-    assert sequence.straddles <= straddles
+    assert sequence.straddles <= sum(owner[end - size] != owner[end - 1] for size, end in zip(sizes, ends, strict=True))
     assert bool(stood_in) == (segments[0] == CONTINUATION)
 
 
 def test_a_token_over_the_boundary_counts_with_the_continuation(tokenizer: Any) -> None:
-    """ " water" is one token, so the context "ice and wa" ends inside it."""
+    """ " water" is one token, so the context "ice and wa" ends inside it; space moves to the continuation."""
+    joined = made(("context", "{context}"), ("continuation", "{continuation}"))
     assert tokenizer.tokenize("ice and water")[-2:] == ["Ġand", "Ġwater"]
-    (sequence,) = encode(tokenizer, JOINED, question("ice and wa", ["ter rose"]))
+    (sequence,) = encode(tokenizer, joined, question("ice and wa", ["ter rose"]))
     assert text_of(tokenizer, sequence, CONTEXT) == "ice and"
     assert text_of(tokenizer, sequence, CONTINUATION) == " water rose"
     assert sequence.straddles == 1
-
-
-def test_space_at_the_contexts_end_moves_to_the_continuation(tokenizer: Any) -> None:
-    (moved,) = encode(tokenizer, JOINED, question("She counted ", ["the coins"]))
-    (plain,) = encode(tokenizer, JOINED, question("She counted", [" the coins"]))
-    assert moved.tokens.tolist() == plain.tokens.tolist()
-    assert moved.segments.tolist() == plain.segments.tolist()
+    (moved,) = encode(tokenizer, joined, question("She counted ", ["the coins"]))
+    (plain,) = encode(tokenizer, joined, question("She counted", [" the coins"]))
+    assert (moved.tokens.tolist(), moved.segments.tolist()) == (plain.tokens.tolist(), plain.segments.tolist())
     assert text_of(tokenizer, moved, CONTINUATION) == " the coins"
 
 
-def test_plain_starts_as_the_tokenizer_does(tokenizer: Any, tmp_path: Path) -> None:
-    """lm-eval's request: context, then " " + choice; a begin token only from a tokenizer that adds one."""
-    adding = load(tmp_path, adds_bos=True)
-    for choice, text in enumerate(ICE.continuations[:2]):
-        whole = f"{ICE.contexts[0]} {text}"
-        for own in (tokenizer, adding):
-            sequence = encode(own, load_template("plain"), ICE)[choice]
-            assert sequence.tokens.tolist() == own(whole)["input_ids"]
-            assert text_of(own, sequence, CONTINUATION) == f" {text}"
-    assert encode(adding, load_template("plain"), ICE)[0].tokens[0] == adding.bos_token_id
-    assert encode(tokenizer, load_template("plain"), ICE)[0].tokens[0] != tokenizer.bos_token_id
-
-
-@pytest.mark.parametrize(
-    ("bos", "eos", "said"),
-    [
-        (None, "</s>", ["the tokenizer has no BOS token: sequences start without one"]),
-        ("<s>", None, ["the tokenizer has no EOS token: sequences end without one"]),
-        ("<|endoftext|>", "<|endoftext|>", []),
-    ],
-)
-def test_what_the_tokenizer_lacks_is_left_out_and_said_once(
-    tmp_path: Path, bos: str | None, eos: str | None, said: list[str]
-) -> None:
-    own, news = load(tmp_path, bos=bos, eos=eos), []
-    encoded = list(Prompter(load_template("inst"), own, WIDE, news.append).encode([ICE, *RIVERS]))
-    assert news == said
-    for sequence in (s for e in encoded for s in e.sequences):
-        text = text_of(own, sequence, *range(len(SEGMENTS)))
-        ids = own(text, add_special_tokens=False)["input_ids"]
-        first = [] if bos is None else [own.bos_token_id]
-        last = [] if eos is None else [own.eos_token_id]
-        assert sequence.tokens.tolist() == first + ids + last
-        assert (sequence.segments == END).sum() == len(last)
-
-
-@pytest.mark.parametrize(("bos", "eos", "stands_in"), [("<s>", "</s>", "<s>"), (None, "</s>", "</s>")])
-def test_an_empty_context_is_replaced_by_bos_or_eos(tmp_path: Path, bos: str | None, eos: str, stands_in: str) -> None:
-    own = load(tmp_path, bos=bos, eos=eos)
-    (sequence,) = encode(own, load_template("plain"), question("", ["Ice"]))
-    assert own.convert_ids_to_tokens(sequence.tokens.tolist()[:1]) == [stands_in]
-    assert sequence.segments.tolist()[0] == SPECIAL
-    assert text_of(own, sequence, CONTINUATION) == " Ice"
-
-
-def test_an_empty_context_with_nothing_to_replace_it(tmp_path: Path) -> None:
-    own = load(tmp_path, bos=None, eos=None)
-    with pytest.raises(ScoringError, match="made_up document 4: the context is empty"):
-        encode(own, load_template("plain"), question("", ["Ice"], doc_id=4))
-
-
-@pytest.mark.parametrize("template", ["inst", "plain"])
-def test_the_window_cuts_the_context_on_its_left(tokenizer: Any, template: str) -> None:
-    asked = question("one two three four five six seven eight nine", ["ten", "eleven, twelve, thirteen"])
-    for choice, whole in enumerate(encode(tokenizer, load_template(template), asked)):
-        context = (whole.segments == CONTEXT).sum()
-        for cut in (1, context - 1):
-            # The last token is only predicted: a window holds one token less than the sequence
-            window = len(whole.tokens) - 1 - cut
-            one = question(asked.contexts[0], [asked.choices[choice]])
-            (sequence,) = encode(tokenizer, load_template(template), one, window)
-            assert sequence.truncated == cut
-            assert len(sequence.tokens) == window + 1
-            rest = whole.segments != CONTEXT
-            assert sequence.tokens[sequence.segments != CONTEXT].tolist() == whole.tokens[rest].tolist()
-            assert sequence.tokens[sequence.segments == CONTEXT].tolist() == whole.tokens[~rest].tolist()[cut:]
-    assert not any(sequence.truncated for sequence in encode(tokenizer, load_template(template), asked))
+def test_an_empty_context_is_replaced_by_bos_or_eos(tmp_path: Path) -> None:
+    for bos, stands_in in (("<s>", "<s>"), (None, "</s>")):
+        own = load(tmp_path, bos=bos)
+        (sequence,) = encode(own, "plain", question("", ["Ice"]))
+        assert own.convert_ids_to_tokens(sequence.tokens.tolist()[:1]) == [stands_in]
+        assert sequence.segments.tolist()[0] == SPECIAL
+        assert text_of(own, sequence, CONTINUATION) == " Ice"
+    with pytest.raises(ScoringError, match="made_up document 4"):
+        encode(load(tmp_path, bos=None, eos=None), "plain", question("", ["Ice"], doc_id=4))
 
 
 @pytest.mark.parametrize(("template", "left"), [("inst", -1), ("plain", 0)])
-def test_a_window_too_small_without_the_context(tokenizer: Any, template: str, left: int) -> None:
+def test_the_window_cuts_the_context_on_its_left(tokenizer: Any, template: str, left: int) -> None:
     """`plain` has no begin token, so its continuation also needs one token of context to be predicted from."""
-    asked = question("one two three", ["four five six"], doc_id=7)
-    (whole,) = encode(tokenizer, load_template(template), asked)
-    window = int((whole.segments != CONTEXT).sum()) - 1 + left
-    with pytest.raises(ScoringError, match=f"made_up document 7: .* the context window of {window}"):
-        encode(tokenizer, load_template(template), asked, window)
-    (sequence,) = encode(tokenizer, load_template(template), asked, window + 1)
-    assert text_of(tokenizer, sequence, CONTINUATION) == " four five six"
-    assert sequence.segments[0] != CONTINUATION
+    asked = question("one two three four five six seven eight nine", ["eleven, twelve, thirteen"], doc_id=7)
+    (whole,) = encode(tokenizer, template, asked)
+    is_context = whole.segments == CONTEXT
+    assert whole.truncated == 0
+    # The last token is only predicted: a window holds one token less than the sequence
+    smallest = int((~is_context).sum()) + left
+    for cut in (1, is_context.sum() - 1, len(whole.tokens) - 1 - smallest):
+        (sequence,) = encode(tokenizer, template, asked, len(whole.tokens) - 1 - cut)
+        assert (sequence.truncated, len(sequence.tokens)) == (cut, len(whole.tokens) - cut)
+        assert sequence.tokens[sequence.segments != CONTEXT].tolist() == whole.tokens[~is_context].tolist()
+        assert sequence.tokens[sequence.segments == CONTEXT].tolist() == whole.tokens[is_context].tolist()[cut:]
+        assert sequence.segments[0] != CONTINUATION
+    with pytest.raises(ScoringError, match=f"made_up document 7: .* window of {smallest - 1}"):
+        encode(tokenizer, template, asked, smallest - 1)
 
 
 def test_unconditional_sequences_lack_the_context_alone(tokenizer: Any) -> None:
-    for name, text in (("inst", None), ("plain", "")):
-        template = load_template(name)
-        sequences = encode(tokenizer, template, ICE, unconditional=True)
-        assert len(sequences) == 6
-        for whole, alone in zip(sequences[:3], sequences[3:], strict=True):
-            assert CONTEXT not in alone.segments
-            for code in (INSTRUCTION, CONTINUATION):
-                assert text_of(tokenizer, alone, code) == text_of(tokenizer, whole, code)
-            assert alone.tokens[0] == tokenizer.bos_token_id
-            assert text is None or text_of(tokenizer, alone, SPECIAL) == text
-
-
-def test_order_and_number_survive_chunks(tokenizer: Any) -> None:
-    asked = [question(f"River {i}", [f"{i}.{k}" for k in range(2 + i % 4)], doc_id=i) for i in range(300)]
-    encoded = list(Prompter(load_template("inst"), tokenizer, WIDE).encode(asked, unconditional=True))
-    assert [e.question for e in encoded] == asked
-    for one in encoded[::37]:
-        assert len(one.sequences) == len(one.unconditional) == len(one.question.choices)
-        for choice, sequence in zip(one.question.choices, one.sequences, strict=True):
-            assert text_of(tokenizer, sequence, CONTINUATION) == f" {choice}"
+    """In the order of the questions, of which several calls of the tokenizer are made."""
+    asked = [question(f"River {i}", [f"{i}.{k}" for k in range(2 + i % 4)], doc_id=i) for i in range(150)]
+    for name in ("inst", "plain"):
+        encoded = list(Prompter(load_template(name), tokenizer, WIDE).encode(asked, unconditional=True))
+        assert [member.question for member in encoded] == asked
+        for member in encoded[::37]:
+            for choice, whole, alone in zip(
+                member.question.choices, member.sequences, member.unconditional, strict=True
+            ):
+                assert CONTEXT not in alone.segments and alone.tokens[0] == tokenizer.bos_token_id
+                for code in (INSTRUCTION, CONTINUATION):
+                    assert text_of(tokenizer, alone, code) == text_of(tokenizer, whole, code)
+                assert text_of(tokenizer, whole, CONTINUATION) == f" {choice}"
 
 
 CHAT = (
@@ -248,57 +196,88 @@ REFUSES_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no sy
 DROPS_SYSTEM = CHAT.replace("in messages", "in messages if m.role != 'system'")
 
 
-@pytest.fixture
-def chatty(tmp_path: Path) -> PreTrainedTokenizerFast:
-    return load(tmp_path)
-
-
-def test_the_tokenizers_chat_template(chatty: Any) -> None:
+def test_the_tokenizers_chat_template(tmp_path: Path) -> None:
     """Braces of the template and of the question are literal; text after the end token is removed."""
-    chatty.chat_template = CHAT
-    asked = question("What is {x}?", ["{y}", "a set"])
-    template = load_template("chat")
-    for choice, sequence in enumerate(encode(chatty, template, asked)):
-        turns = [
-            {"role": "system", "content": template.system},
-            {"role": "user", "content": asked.contexts[0]},
-            {"role": "assistant", "content": asked.choices[choice]},
-        ]
-        text = chatty.apply_chat_template(turns, tokenize=False).removesuffix("\n")
-        assert sequence.tokens.tolist() == chatty(text, add_special_tokens=False)["input_ids"]
-        assert text_of(chatty, sequence, INSTRUCTION) == template.system
-        assert text_of(chatty, sequence, CONTEXT) == "What is {x}?"
-        assert text_of(chatty, sequence, CONTINUATION) == asked.choices[choice]
-        assert text_of(chatty, sequence, SPECIAL) == "<|system|>{}<|user|>{}<|assistant|>{"
-        assert sequence.tokens[-1] == chatty.eos_token_id
-        assert sequence.segments[-1] == END
+    own, template, asked = load(tmp_path), load_template("chat"), question("What is {x}?", ["{y}", "a set"])
+    own.chat_template = CHAT
+    for choice, sequence in zip(asked.choices, encode(own, template, asked), strict=True):
+        texts = {"system": template.system, "user": asked.contexts[0], "assistant": choice}
+        turns = [{"role": role, "content": text} for role, text in texts.items()]
+        text = own.apply_chat_template(turns, tokenize=False).removesuffix("\n")
+        assert sequence.tokens.tolist() == own(text, add_special_tokens=False)["input_ids"]
+        for code, of_segment in zip((INSTRUCTION, CONTEXT, CONTINUATION), texts.values(), strict=True):
+            assert text_of(own, sequence, code) == of_segment
+        assert text_of(own, sequence, SPECIAL) == "<|system|>{}<|user|>{}<|assistant|>{"
+        assert (sequence.tokens[-1], sequence.segments[-1]) == (own.eos_token_id, END)
+    for form in (REFUSES_SYSTEM, DROPS_SYSTEM):
+        own.chat_template, said = form, list[str]()
+        (encoded,) = Prompter(template, own, WIDE, said.append).encode([ICE])
+        assert len(said) == 1 and "system" in said[0]
+        assert text_of(own, encoded.sequences[0], SPECIAL) == "<|user|>{}<|assistant|>{"
+        assert INSTRUCTION not in encoded.sequences[0].segments
+    # A date is that of no day
+    own.chat_template = "{{ strftime_now('%d %b %Y') }} " + CHAT
+    assert text_of(own, encode(own, template, ICE)[0], SPECIAL).startswith("26 Jul 2024 ")
+    for broken, noun in (
+        (None, "no chat template"),
+        ("{{ raise_exception('never') }}", "never"),
+        (CHAT.replace("{{ m.content }}", ""), "context"),
+    ):
+        own.chat_template = broken
+        with pytest.raises(TemplateError, match=noun):
+            Prompter(template, own, WIDE)
 
 
-@pytest.mark.parametrize("form", [REFUSES_SYSTEM, DROPS_SYSTEM], ids=["refuses", "drops"])
-def test_a_chat_template_without_a_system_turn(chatty: Any, form: str) -> None:
-    chatty.chat_template = form
-    news: list[str] = []
-    (encoded,) = Prompter(load_template("chat"), chatty, WIDE, news.append).encode([STATED])
-    assert news == ["the tokenizer's chat template has no system turn: the instruction is left out"]
-    assert text_of(chatty, encoded.sequences[0], SPECIAL) == "<|user|>{}<|assistant|>{"
-    assert INSTRUCTION not in encoded.sequences[0].segments
+# Template files
+
+GOOD = """\
+description: for this test
+bos: never
+eos: false
+score: [continuation, context]
+parts:
+  - context: "{context} {{literal}}"
+  - continuation: "{gap}{continuation}"
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    (folder / "mine.yaml").write_text(text, encoding="utf-8")
+    return str(folder / "mine.yaml")
+
+
+def test_a_file_and_the_hash_of_what_shapes_a_sequence(tmp_path: Path) -> None:
+    template = load_template(written(tmp_path, GOOD))
+    assert (template.name, template.bos, template.eos, template.system) == ("mine", "never", False, "")
+    assert template.score == ("context", "continuation")
+    assert template.parts == (Part("context", "{context} {{literal}}"), Part("continuation", "{gap}{continuation}"))
+
+    def changed(old: str, new: str) -> str:
+        return load_template(written(tmp_path, GOOD.replace(old, new))).content_hash
+
+    assert changed("for this test", "renamed") == template.content_hash
+    changes = {"never": "always", "false": "true", "[continuation, context]": "[continuation]", "{gap}": "{delimiter}"}
+    assert len({template.content_hash, *(changed(old, new) for old, new in changes.items())}) == 5
+    assert load_template("inst").scores_all
+    assert all(load_template(name).name == name for name in template_names())
 
 
 @pytest.mark.parametrize(
-    ("form", "words"),
+    ("old", "new", "noun"),
     [
-        (None, "the tokenizer has no chat template"),
-        ("{{ raise_exception('never') }}", "chat template fails: never"),
-        (CHAT.replace("{{ m.content }}", ""), "omits the context"),
+        ("{gap}{continuation}", "{{continuation}}", r"parts\[1\]"),
+        ('  - continuation: "{gap}{continuation}"\n', "", r"\{continuation\}"),
+        ("{context} ", "{context}{continuation}", r"parts\[0\]"),
+        ("- context:", "- end: x\n    context:", r"parts\[0\]"),
+        ("{context} ", "{contxt} ", "contxt.* 'context'"),
+        ("{context} ", "{context!r} ", r"parts\[0\]"),
+        ("{context} ", "{context ", r"parts\[0\]"),
+        ("[continuation, context]", "[context]", "'score'"),
+        ("eos: false", "chat: true", "chat"),
     ],
 )
-def test_a_chat_template_that_will_not_do(chatty: Any, form: str | None, words: str) -> None:
-    chatty.chat_template = form
-    with pytest.raises(TemplateError, match=words):
-        Prompter(load_template("chat"), chatty, WIDE)
-
-
-def test_a_chat_template_that_writes_the_date_writes_the_same_one_every_day(chatty: Any) -> None:
-    chatty.chat_template = "{{ strftime_now('%d %b %Y') }} " + CHAT
-    (encoded,) = encode(chatty, load_template("chat"), STATED)[:1]
-    assert text_of(chatty, encoded, SPECIAL).startswith("26 Jul 2024 ")
+def test_an_invalid_file(tmp_path: Path, old: str, new: str, noun: str) -> None:
+    assert old in GOOD
+    with pytest.raises(TemplateError, match=noun) as caught:
+        load_template(written(tmp_path, GOOD.replace(old, new)))
+    assert "mine.yaml" in str(caught.value)

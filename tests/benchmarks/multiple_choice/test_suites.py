@@ -9,45 +9,21 @@ import numpy as np
 import pytest
 import yaml
 
-from evalkit.benchmarks.multiple_choice.results_report import accuracy_table, rules_table
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, shipped_suites, with_fewshot
-from evalkit.benchmarks.run import evaluate, planned
+from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.run import planned
 from evalkit.errors import UsageError
 from evalkit.models.loading.locate import silent
-from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES
 from tests.benchmarks.lm_eval.made import made_tasks
-from tests.benchmarks.multiple_choice.test_evaluation import Lines
-from tests.documents import made_up
+from tests.benchmarks.multiple_choice.made import ALONE, made_files, run_of, write_suite
 from tests.printed import printed
-
-ALONE = {"groups": {"A": ["made_choice"]}, "labels": None, "short": None}
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Task files, and documents of evalkit's own tasks. Do not modify."""
-    folder = tmp_path_factory.mktemp("files")
-    made_tasks(folder / "own")
-    made_up(folder / "documents", count=8)
-    return folder
-
-
-def write_suite(files: Path, name: str = "mine", **changes: Any) -> Path:
-    content = {
-        "description": "mine",
-        "groups": {"Language": ["made_choice", "piqa"], "Rest": ["made_other"]},
-        "labels": {"made_choice": "My choice"},
-        "short": {"made_choice": "Mine"},
-        "task_files": "own",
-    } | changes
-    path = files / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}), "utf-8")
-    return path
-
-
-def run_of(checkpoint: Path, output: Path, **options: Any) -> Run:
-    return evaluate(str(checkpoint), **({"output": output, "dtype": "float32", "progress": Lines()} | options))
+    """See `made_files`. Do not modify."""
+    return made_files(tmp_path_factory.mktemp("files"))
 
 
 def id_of(checkpoint: Path, **options: Any) -> str:
@@ -58,7 +34,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(path.read_text("utf-8").replace(old, new), "utf-8")
 
 
-def test_shipped_suites() -> None:
+def test_shipped_suites_and_their_examples() -> None:
     """The paper's, Appendix A.3: three reasoning tasks, five of knowledge."""
     suite = load_suite("zeroshot8")
     assert suite.groups == {
@@ -68,22 +44,17 @@ def test_shipped_suites() -> None:
     assert choose_tasks(suite, ("mmlu", "piqa")).groups == {"Knowledge": ("piqa", "mmlu")}
     assert choose_tasks(suite, ("boolq", "arc_easy")).tasks == ("arc_easy", "boolq")
     assert all(load_suite(name).tasks for name in shipped_suites())
-
-
-def test_examples_are_the_pinned_ones() -> None:
     for name, task in (("zeroshot8", "mmlu"), ("zeroshot8_text", "mmlu_continuation")):
-        suite = choose_tasks(load_suite(name), (task,))
-        assert with_fewshot(suite, 5).num_fewshot == 5
-        with pytest.raises(UsageError, match=f"--num-fewshot is 6, but {task} .* 5 "):
-            with_fewshot(suite, 6)
-    suite = choose_tasks(load_suite("zeroshot8"), ("piqa", "boolq", "mmlu"))
+        alone = choose_tasks(load_suite(name), (task,))
+        assert with_fewshot(alone, 5).num_fewshot == 5
+        with pytest.raises(UsageError, match=f"--num-fewshot is 6.* {task} .* 5 "):
+            with_fewshot(alone, 6)
     with pytest.raises(UsageError, match="--suite lm_eval --tasks piqa,boolq --num-fewshot 3"):
-        with_fewshot(suite, 3)
+        with_fewshot(choose_tasks(suite, ("piqa", "boolq", "mmlu")), 3)
 
 
 def test_a_suite_of_pinned_tasks_and_of_ones_own(checkpoint: Path, files: Path, tmp_path: Path) -> None:
-    data = {"data_dir": files / "documents", "allow_unofficial_data": True}
-    run = run_of(checkpoint, tmp_path, suite=str(write_suite(files)), **data)
+    run = run_of(checkpoint, tmp_path, files / "documents", suite=str(write_suite(files)))
     assert (run.kind, run.manifest["rule"], run.template) == ("multiple_choice", "ppl", "inst")
     results = run.results()
     by_task = {task.task: task.accuracy for task in results.tasks}
@@ -91,37 +62,31 @@ def test_a_suite_of_pinned_tasks_and_of_ones_own(checkpoint: Path, files: Path, 
     assert [average.name for average in results.averages] == ["Language", "Rest", "Average"]
     assert results.averages[0].accuracy == (by_task["made_choice"] + by_task["piqa"]) / 2
     assert set(run.stored["rules"]) == set(RULES) - {"pmi"}
-    table = printed(accuracy_table(results, run.manifest, run.seconds))
-    assert "My choice" in table and "PIQA*" in table and "made_other" in table
-    assert "Mine" in printed(rules_table(run.scores, run.manifest, "ppl"))
+    report = printed(benchmark_of(run).report(run))
+    assert all(label in report for label in ("My choice", "Mine", "PIQA*", "made_other"))
     # The whole sequence is scored: instruction and end token too
     assert run.scores["ll_instruction"].notna().all() and run.scores["ll_end"].notna().all()
 
 
-@pytest.mark.parametrize("task", ["made_choice", "made_other"])
-@pytest.mark.parametrize("metric", ["acc_norm", "acc_mutual_info"])
-def test_under_plain_the_numbers_are_those_of_lm_evals_run(
-    checkpoint: Path, tmp_path: Path, task: str, metric: str
-) -> None:
+def test_under_plain_the_numbers_are_those_of_lm_evals_run(checkpoint: Path, tmp_path: Path) -> None:
     """lm-eval's own prompts and metrics, and evalkit's template that writes the same prompts.
 
     For mutual information lm-eval appends the choices without their context to a document's requests.
     """
     made_tasks(tmp_path / "own")
-    for name in ("made_choice", "made_other"):
-        edit(tmp_path / "own" / f"{name}.yaml", "metric: acc_norm", f"metric: {metric}")
-    options: dict[str, Any] = {"tasks": (task,), "include_path": tmp_path / "own"}
+    edit(tmp_path / "own" / "made_choice.yaml", "metric: acc_norm", "metric: acc_mutual_info")
+    options: dict[str, Any] = {"tasks": ("made_choice", "made_other"), "include_path": tmp_path / "own"}
     theirs = run_of(checkpoint, tmp_path / "theirs", **options)
     ours = run_of(checkpoint, tmp_path / "ours", **options, template="plain", rule="acc")
     assert (theirs.kind, ours.kind) == ("lm_eval", "multiple_choice")
-    columns = ["doc_id", "choice", "gold", "choices", "n_continuation", "chars"]
+    columns = ["task", "doc_id", "choice", "gold", "choices", "n_continuation", "chars"]
     assert ours.scores[columns].equals(theirs.scores[columns])
     difference = ours.scores["ll_continuation"] - theirs.scores["ll_continuation"]
     assert np.abs(difference / theirs.scores["ll_continuation"]).max() < 1e-5
-    [entry] = theirs.stored["tasks"]
-    values = {one["metric"]: one["value"] for one in entry["metrics"]}
-    for rule in {"acc", metric} - {"acc_mutual_info"}:
-        assert ours.results(rule).tasks[0].accuracy == pytest.approx(values[rule])
+    for number, entry in enumerate(theirs.stored["tasks"]):
+        for metric in entry["metrics"]:
+            if metric["metric"] in ("acc", "acc_norm"):
+                assert ours.results(metric["metric"]).tasks[number].accuracy == pytest.approx(metric["value"])
 
 
 def test_a_group_of_lm_evals_is_one_task(checkpoint: Path, files: Path, tmp_path: Path) -> None:
@@ -132,38 +97,33 @@ def test_a_group_of_lm_evals_is_one_task(checkpoint: Path, files: Path, tmp_path
     assert run.manifest["documents"]["made_pair"]["count"] == result.n == 15
 
 
-def test_a_suites_settings_are_part_of_the_id_and_options_override_them(checkpoint: Path, files: Path) -> None:
-    path = write_suite(files, "settings", **ALONE, template="plain", rule="acc_norm")
-    first = planned(checkpoint, {"suite": str(path)}, silent)
-    assert (first.manifest["rule"], first.template.name) == ("acc_norm", "plain")
-    other = planned(checkpoint, {"suite": str(path), "template": "inst", "rule": "ppl"}, silent)
-    assert (other.manifest["rule"], other.template.name) == ("ppl", "inst")
-    write_suite(files, "settings", **ALONE | {"groups": {"Mine": ["made_choice"]}}, template="plain")
-    assert id_of(checkpoint, suite=str(path), rule="acc_norm") != first.manifest["id"]
-
-
-def test_documents_examples_and_their_number_are_part_of_the_id(checkpoint: Path, tmp_path: Path) -> None:
+def test_settings_documents_and_examples_are_part_of_the_id(checkpoint: Path, tmp_path: Path) -> None:
+    """Options override a suite's settings."""
     made_tasks(tmp_path / "own")
-    path = write_suite(tmp_path, **ALONE | {"groups": {"A": ["made_shots"]}}, num_fewshot=2)
-    first = run_of(checkpoint, tmp_path / "runs", suite=str(path))
-    zero = run_of(checkpoint, tmp_path / "runs", suite=str(path), num_fewshot=0)
-    assert first.scores["n_context"].sum() > zero.scores["n_context"].sum()
-    ids = {first.manifest["id"], zero.manifest["id"]}
+    path = write_suite(
+        tmp_path, **ALONE | {"groups": {"A": ["made_shots"]}}, num_fewshot=2, template="plain", rule="acc_norm"
+    )
+    plan = planned(checkpoint, {"suite": str(path)}, silent)
+    assert (plan.manifest["rule"], plan.template.name) == ("acc_norm", "plain")
+    other = planned(checkpoint, {"suite": str(path), "template": "inst", "rule": "ppl", "num_fewshot": 0}, silent)
+    assert (other.manifest["rule"], other.template.name) == ("ppl", "inst")
+    [two], [none] = plan.questions["made_shots"][:1], other.questions["made_shots"][:1]
+    assert two.contexts[0].endswith(none.contexts[0]) and two.contexts[0].count("Question:") == 3
+    ids = {plan.manifest["id"], id_of(checkpoint, suite=str(path), num_fewshot=0)}
     for name in ("examples", "made_shots"):
         edit(tmp_path / "own" / f"{name}.jsonl", "the", "a")
         ids.add(id_of(checkpoint, suite=str(path)))
-    assert len(ids) == 4
+    edit(path, "A:", "Mine:")
+    assert len({*ids, id_of(checkpoint, suite=str(path))}) == 5
 
 
 @pytest.mark.parametrize(
     ("changes", "noun"),
     [
         ({"groups": {"A": []}}, "'groups.A'"),
-        ({"groups": {"A": ["piqa"], "B": ["piqa"]}}, "piqa"),
-        ({"group": {"A": ["piqa"]}}, "did you mean 'groups'"),
         ({"labels": {"pica": "x"}}, "did you mean 'piqa'"),
         ({"num_fewshot": "2"}, "'num_fewshot'"),
-        ({"fewshot": {"piqa": {"documents": "x", "most": 3}}}, "evalkit's own suites"),
+        ({"fewshot": {"piqa": {"documents": "x", "most": 3}}}, "'fewshot'"),
     ],
 )
 def test_an_invalid_file(tmp_path: Path, changes: dict[str, Any], noun: str) -> None:
@@ -179,6 +139,9 @@ def test_names_that_are_absent_or_taken(checkpoint: Path, files: Path, tmp_path:
         load_suite(str(tmp_path / "nowhere.yaml"))
     with pytest.raises(UsageError, match="zeroshot8"):
         load_suite(str(write_suite(tmp_path, "zeroshot8")))
+    for tasks, noun in ((("made_last_word",), "made_last_word.*--suite lm_eval"), (("made_choise",), "made_choice")):
+        with pytest.raises(UsageError, match=noun):
+            id_of(checkpoint, tasks=tasks, include_path=files / "own", template="inst")
     made_tasks(tmp_path / "own")
     edit(tmp_path / "own" / "made_choice.yaml", "task: made_choice", "task: piqa")
     data = {"data_dir": files / "documents", "allow_unofficial_data": True}
@@ -186,21 +149,11 @@ def test_names_that_are_absent_or_taken(checkpoint: Path, files: Path, tmp_path:
         id_of(checkpoint, tasks=("piqa",), include_path=tmp_path / "own", template="inst", **data)
 
 
-@pytest.mark.parametrize(
-    ("tasks", "noun"), [(("made_last_word",), "made_last_word.*--suite lm_eval"), (("made_choise",), "made_choice")]
-)
-def test_what_has_no_choices_is_refused(checkpoint: Path, files: Path, tasks: tuple[str, ...], noun: str) -> None:
-    with pytest.raises(UsageError, match=noun):
-        id_of(checkpoint, tasks=tasks, include_path=files / "own", template="inst")
-
-
 @pytest.mark.parametrize("groups", [{"A": ["made_pair"], "B": ["made_choice"]}, {"A": ["made_choice", "made_pair"]}])
-def test_a_document_counts_for_one_task(
-    checkpoint: Path, files: Path, tmp_path: Path, groups: dict[str, list[str]]
-) -> None:
-    path = write_suite(files, "shared", **ALONE | {"groups": groups})
+def test_a_document_counts_for_one_task(checkpoint: Path, files: Path, groups: dict[str, list[str]]) -> None:
+    plan = planned(checkpoint, {"suite": str(write_suite(files, "shared", **ALONE | {"groups": groups}))}, silent)
     with pytest.raises(UsageError, match=r"made_choice is part of task made_\w+ and of task made_\w+"):
-        run_of(checkpoint, tmp_path, suite=str(path))
+        _ = plan.questions
 
 
 SHUFFLED = """
@@ -217,6 +170,6 @@ def test_what_a_task_draws_is_drawn_alike_each_time(checkpoint: Path, tmp_path: 
     task = tmp_path / "own" / "made_choice.yaml"
     task.write_text(task.read_text("utf-8") + "process_docs: !function code.shuffled\n", "utf-8")
     path = write_suite(tmp_path, **ALONE)
-    runs = [run_of(checkpoint, tmp_path / name, suite=str(path)) for name in ("one", "two")]
+    runs = [run_of(checkpoint, tmp_path / name, suite=str(path)) for name in ("first", "second")]
     assert runs[0].manifest["id"] == runs[1].manifest["id"]
     assert runs[0].scores["gold"].equals(runs[1].scores["gold"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
@@ -16,67 +15,56 @@ from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, 
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.benchmarks.run import evaluate
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
-from evalkit.display import Progress
 from evalkit.models.loading.locate import silent
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run, load_run
-from tests.benchmarks.multiple_choice.test_suites import files, write_suite
+from tests.benchmarks.multiple_choice.made import made_files, run_of, write_suite
 from tests.documents import rewrite
-
-__all__ = ["files"]  # fixtures
+from tests.marks import fast
 
 TASKS = ("winogrande", "arc_easy", "boolq", "hellaswag")
 
 
 def views(run: Run, *tasks: str) -> dict[str, ChoiceView]:
-    found = benchmark_of(run).views(run, tasks, silent)
-    return {view.task: view for view in found if isinstance(view, ChoiceView)}
+    shown = benchmark_of(run).views(run, tasks, silent)
+    return {view.task: view for view in shown if isinstance(view, ChoiceView)}
 
 
-def run_of(checkpoint: Path, documents: Path, output: Path, **options: Any) -> Run:
-    common = {"data_dir": documents, "allow_unofficial_data": True, "progress": Progress(live=False)}
-    return evaluate(str(checkpoint), output=output, **(common | options))
-
-
-@pytest.mark.parametrize(
-    ("template", "tasks", "shots"), [("inst", TASKS, 0), ("plain", TASKS, 0), ("inst", ("mmlu",), 2)]
-)
-def test_text_is_what_is_tokenised(
-    checkpoint: Path, real_documents: Path, tmp_path: Path, template: str, tasks: tuple[str, ...], shots: int
-) -> None:
+@pytest.mark.parametrize("case", fast(["inst", "plain"], ["inst", "plain", "examples"]))
+def test_text_is_what_is_tokenised(checkpoint: Path, real_documents: Path, tmp_path: Path, case: str) -> None:
+    template = "plain" if case == "plain" else "inst"
+    tasks, shots = (("mmlu",), 2) if case == "examples" else (TASKS, 0)
     options = {"tasks": tasks, "limit": 3, "template": template, "num_fewshot": shots}
-    run = run_of(checkpoint, real_documents, tmp_path, **options)
+    run = run_of(checkpoint, tmp_path, real_documents, **options)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     prompter = Prompter(load_template(template), tokenizer, 4096)
     suite = with_fewshot(choose_tasks(load_suite("zeroshot8"), tasks), shots)
     by_task = load_questions(suite, Library(real_documents, allow_unofficial=True), FirstDocuments(3))
-    found = views(run)
-    assert list(found) == list(by_task)
+    shown = views(run)
+    assert list(shown) == list(by_task)
     for task, questions in by_task.items():
-        view, marks = found[task], ("[BOS]", "[EOS]") if template == "inst" else ()
-        assert list(view.texts) == [(one.subtask, one.doc_id) for one in questions] and view.problem == ""
+        view, marks = shown[task], ("[BOS]", "[EOS]") if template == "inst" else ()
+        assert list(view.texts) == [(question.subtask, question.doc_id) for question in questions]
+        assert view.problem == "" and list(view.rules) == available_rules(run.scores)
         for encoded, text in zip(prompter.encode(questions), view.texts.values(), strict=True):
             for sequence, choice in zip(encoded.sequences, text.choices, strict=True):
-                shown = [piece.text for piece in (*text.common, *choice)]
-                assert (shown[0], shown[-1]) == marks or not marks
-                kept = shown[1:-1] if marks else shown
-                ids = sequence.tokens.tolist()
-                assert "".join(kept) == tokenizer.decode(
-                    ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                pieces = [piece.text for piece in (*text.common, *choice)]
+                assert (pieces[0], pieces[-1]) == marks or not marks
+                tokens = sequence.tokens.tolist()
+                assert "".join(pieces[1:-1] if marks else pieces) == tokenizer.decode(
+                    tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
                 )
         assert view.scores.equals(run.scores[run.scores["task"] == task].reset_index(drop=True))
-        assert list(view.rules) == available_rules(run.scores)
 
 
 def test_common_pieces_are_as_many_as_possible(finished: Run) -> None:
-    found = views(finished, "winogrande", "arc_easy")
-    for view in found.values():
+    shown = views(finished, "winogrande", "arc_easy")
+    for view in shown.values():
         for text in view.texts.values():
             assert len({choice[:1] for choice in text.choices}) > 1
-    winogrande, arc = (next(iter(found[task].texts.values())) for task in ("winogrande", "arc_easy"))
+    winogrande, arc = (next(iter(shown[task].texts.values())) for task in ("winogrande", "arc_easy"))
     assert [piece.segment for piece in winogrande.common] == ["special", "special", "instruction", "special"]
     assert [piece.segment for piece in arc.common][-1] == "context"
     # The options of WinoGrande are in the contexts
@@ -89,38 +77,36 @@ def test_a_chat_template_is_shown_without_its_markers(documents: Path, tmp_path:
     model = Path(shutil.copytree(checkpoint, tmp_path / "chat"))
     chat = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     (model / "chat_template.jinja").write_text(chat, encoding="utf-8")
-    [view] = views(run_of(model, documents, tmp_path, template="chat", tasks=("piqa",), limit=2)).values()
+    [view] = views(run_of(model, tmp_path, documents, template="chat", tasks=("piqa",), limit=2)).values()
     text = next(iter(view.texts.values()))
     assert "markers" in view.problem
     assert [piece.segment for piece in (*text.common, *text.choices[0])] == ["instruction", "context", "continuation"]
 
 
-@pytest.mark.parametrize("change", ["documents", "folder"])
 def test_changed_documents_are_not_shown(
-    checkpoint: Path, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+    checkpoint: Path, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("EVALKIT_CACHE", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
         monkeypatch.setenv(variable, str(tmp_path / variable))
     own = Path(shutil.copytree(documents, tmp_path / "documents"))
-    run = run_of(checkpoint, own, tmp_path, tasks=("piqa", "boolq"))
+    run = run_of(checkpoint, tmp_path, own, tasks=("piqa", "boolq"))
     assert all(view.texts and not view.problem for view in views(run).values())
-    if change == "folder":
-        shutil.rmtree(own)
-    else:
-        rewrite(own / "piqa.jsonl", 1, {"goal": "another goal"})
-    found = views(load_run(run.folder))
-    assert found["piqa"].texts == {} and "the documents of piqa" in found["piqa"].problem
-    assert len(found["piqa"].scores) == 12
-    assert bool(found["boolq"].texts) == (change == "documents")
+    rewrite(own / "piqa.jsonl", 1, {"goal": "another goal"})
+    for boolq_is_there in (True, False):
+        shown = views(load_run(run.folder))
+        assert shown["piqa"].texts == {} and "the documents of piqa" in shown["piqa"].problem
+        assert len(shown["piqa"].scores) == 12
+        assert bool(shown["boolq"].texts) is boolq_is_there
+        shutil.rmtree(own, ignore_errors=True)
 
 
-def test_tasks_of_ones_own_are_read_from_the_sample_files(checkpoint: Path, files: Path, tmp_path: Path) -> None:
-    options = {"suite": str(write_suite(files)), "dtype": "float32"}
-    without = views(run_of(checkpoint, files / "documents", tmp_path / "without", **options))
+def test_tasks_of_ones_own_are_read_from_the_sample_files(checkpoint: Path, tmp_path: Path) -> None:
+    files = made_files(tmp_path / "files")
+    options = {"suite": str(write_suite(files)), "data_dir": files / "documents", "output": tmp_path / "runs"}
+    without = views(run_of(checkpoint, **options))
     assert without["made_choice"].texts == {} and "--log-samples" in without["made_choice"].problem
     assert without["piqa"].texts and without["piqa"].problem == ""
-    run = run_of(checkpoint, files / "documents", tmp_path / "with", log_samples=True, **options)
-    [view] = views(run, "made_choice").values()
+    [view] = views(run_of(checkpoint, **options, log_samples=True), "made_choice").values()
     assert "sample files" in view.problem
     for number, line in enumerate((files / "own" / "made_choice.jsonl").read_text("utf-8").splitlines()):
         text, document = view.texts["made_choice", number], json.loads(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from evalkit.generation.rows import Generation
 from evalkit.runs.folder import JOURNAL, RESULTS, Run, load_run
 from evalkit.runs.journal import Journal
 from tests.arguments import arguments
-from tests.cli.test_root import Command, Outcome, _no_settings, complains, evalkit
+from tests.cli.test_root import Command, _no_settings, complains, evalkit
 from tests.generation.made import by_transformers
 from tests.journals import entries_of
 from tests.models.loading import load_folder
@@ -31,7 +30,7 @@ from tests.tiny import tiny_checkpoint
 
 __all__ = ["_no_settings", "evalkit"]  # fixtures
 
-GRID = {"--lengths": "700,400", "--depths": "0,50,90", "--repeats": "2"}
+GRID = {"--lengths": "700,400", "--depths": "0,90", "--repeats": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -50,43 +49,24 @@ def run_of(needle: Command) -> Callable[..., Run]:
     return lambda *more: load_run(needle(*more).out.splitlines()[-1])
 
 
-def test_a_run(needle: Command, evalkit: Command) -> None:
-    first = needle()
-    assert first.code == 0
-    lines = first.out.splitlines()
-    assert lines[0].split() == ["depth", "400", "700"]
-    assert [line.split()[0] for line in lines[2:7] if line[0] != "-"] == ["0", "50", "90", "all"]
-    run = load_run(lines[-1])
-    assert {path.name for path in run.folder.iterdir()} >= {RESULTS, NEEDLES, "heatmap.png", "heatmap.pdf"}
-    assert (run.folder / "heatmap.png").read_bytes().startswith(b"\x89PNG")
-    assert needle() == Outcome(0, first.out, "")
-    stored = json.loads(needle("--format", "json").out)
-    assert (stored["lengths"], stored["depths"], np.shape(stored["found"])) == ([400, 700], [0, 50, 90], (3, 2))
-    complains(evalkit("longbench", "rescore", run.folder), 1, "is not a LongBench run")
-    table = Needle().answers(run)
-    content = json.loads(evalkit("show", run.folder, "--format", "json", "--limit", 20).out)
-    documents = {document["document"]: document["runs"][0] for document in content["documents"]}
-    assert content["count"] == len(documents) == len(table) == 12
-    for _, row in table.iterrows():
-        document = documents[f"{row['length']} {row['depth']} {row['repeat']}"]
-        assert (document["answer"], document["references"]) == (row["answer"], [row["secret"]])
-        assert (document["score"], document["right"]) == (float(row["found"]), bool(row["found"]))
-
-
 def test_answers_are_what_transformers_generates(run_of: Callable[..., Run], model: Path) -> None:
-    table = Needle().answers(run_of())
+    run = run_of()
+    assert (run.folder / "heatmap.png").read_bytes().startswith(b"\x89PNG") and (run.folder / "heatmap.pdf").is_file()
+    assert (run.stored["lengths"], np.shape(run.stored["found"])) == ([400, 700], (2, 2))
+    table = Needle().answers(run)
     assert (table["tokens"] <= table["length"]).all()
-    options = {"lengths": (400,), "depths": (0, 50, 90), "repeats": 2}
+    options = {"lengths": (700, 400), "depths": (0, 90), "repeats": 1}
     plan, loaded = Needle().plan(request_of(NeedleRequest, model, options), lambda _: None), load_folder(model)
 
     def size(text: str) -> int:
         return len(loaded.tokenizer(text, add_special_tokens=False).input_ids)
 
-    for case, row in zip(plan.tasks["needle"], table[table["length"] == 400].itertuples(), strict=True):
+    for case, row in zip(plan.tasks["needle"], table.itertuples(), strict=True):
         ids = plan.haystack.prompt(case, lambda text: loaded.tokenizer(text).input_ids, size, cue=True)
         expected = by_transformers(loaded.model, np.asarray(ids), 32, [1])
         answer = loaded.tokenizer.decode(expected, skip_special_tokens=True)
         assert (row.answer, row.secret, row.tokens) == (answer, case.secret, len(ids))
+        assert (row.length, row.depth, row.repeat, row.found) == (case.length, case.depth, 0, case.is_found(answer))
 
 
 def test_needles_that_are_found(run_of: Callable[..., Run], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +83,7 @@ def test_needles_that_are_found(run_of: Callable[..., Run], model: Path, monkeyp
 
     monkeypatch.setattr(Generator, "_generate", lambda _, prompts: list(map(answered, prompts)))
     run = run_of()
-    assert run.stored["found"] == [[1.0, 0.0]] * 3
+    assert run.stored["found"] == [[1.0, 0.0]] * 2
     assert run.stored["averages"][0]["accuracy"] == 0.5
     table = Needle().answers(run)
     assert list(table["found"]) == list(table["length"] == 400)
@@ -114,13 +94,35 @@ def test_needles_that_are_found(run_of: Callable[..., Run], model: Path, monkeyp
     assert table.loc[~table["found"], "answer"].str.endswith("And so on").all()
 
 
-def test_beginnings_are_shared(run_of: Callable[..., Run]) -> None:
-    """Prompts of 2,000 tokens that differ in the last tenth."""
-    run = run_of("--context", "2100", "--lengths", "2000", "--depths", "90,95,100", "--repeats", "1")
-    assert sorted(run.table(NEEDLES)["reused"]) == [0, 1536, 1536]
+def test_files_are_made_anew(needle: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk was full when the heatmap was drawn; rows of other documents count for nothing."""
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    small = ("--lengths", "200", "--depths", "0,50")
+    with monkeypatch.context() as during:
+        during.setattr("evalkit.reporting.figures.replace_file", full)
+        complains(needle(*small), 1, "heatmap.png", "No space left on device", "results are saved")
+    [folder] = Path("runs").iterdir()
+    expected = Needle().answers(load_run(folder)).drop(columns="seconds")
+    with monkeypatch.context() as during:
+        during.setattr("evalkit.benchmarks.session.load_checked", pytest.fail)
+        assert needle(*small).code == 0
+    assert (folder / "heatmap.png").is_file()
+    run = load_run(folder)
+    *kept, (entry, rows) = entries_of(run, GeneratedAnswer)
+    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)[: len(kept)]
+    (folder / JOURNAL).write_bytes(b"".join(lines))
+    others = [row._replace(id=str(int(row.id) + 99)) for row in rows]
+    Journal(folder / JOURNAL, run.manifest["id"], GeneratedAnswer, pytest.fail).append(entry, others)
+    for lost in (NEEDLES, RESULTS):
+        (folder / lost).unlink()
+    assert needle(*small).code == 0
+    pd.testing.assert_frame_equal(Needle().answers(load_run(folder)).drop(columns="seconds"), expected)
 
 
-def test_what_makes_another_run(run_of: Callable[..., Run], model: Path, tmp_path: Path) -> None:
+def test_what_makes_another_run(model: Path, tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     book.write_text("It was a dark night. Nobody came. " * 9, encoding="utf-8")
 
@@ -135,55 +137,14 @@ def test_what_makes_another_run(run_of: Callable[..., Run], model: Path, tmp_pat
     assert Needle().plan(request, lambda _: None).manifest["specification"]["lengths"] == [1000, 2000]
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "nouns"),
-    [
-        (["--lengths", "1000"], 2, ["--lengths 1000", "100 to 992"]),
-        (["--lengths", "0"], 2, ["--lengths 0"]),
-        (["--lengths", "50"], 2, ["--lengths 50"]),
-        (["--lengths", ""], 2, ["--lengths"]),
-        (["--depths", "0,101"], 2, ["--depths 0, 101"]),
-        (["--depths", "nan"], 2, ["--depths nan"]),
-        (["--repeats", "0"], 2, ["--repeats"]),
-        (["--repeats", "100000"], 2, ["--repeats"]),
-        (["--text", "nowhere.txt"], 1, ["--text nowhere.txt"]),
-        (["--chat"], 1, ["--chat"]),
-        (["--context", "4096", "--context-method", "dynamic-yarn"], 2, ["yarn"]),
-    ],
-)
-def test_bad_input(needle: Command, options: list[str], code: int, nouns: list[str]) -> None:
-    complains(needle(*options), code, *nouns)
-
-
-def test_a_window_too_short_for_the_default_lengths(evalkit: Command, model: Path) -> None:
-    complains(evalkit("needle", "--model", model), 2, "--lengths", "992")
-
-
-def test_files_are_made_anew(needle: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the disk was full when the heatmap was drawn; rows of other documents count for nothing."""
-
-    def full(path: Path, content: bytes) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    with monkeypatch.context() as during:
-        during.setattr("evalkit.reporting.figures.replace_file", full)
-        complains(needle(), 1, "heatmap.png", "No space left on device", "results are saved")
-    [folder] = Path("runs").iterdir()
-    expected = Needle().answers(load_run(folder))
-    for lost in ("heatmap.png", NEEDLES, RESULTS):
-        (folder / lost).unlink(missing_ok=True)
-        with monkeypatch.context() as during:
-            during.setattr("evalkit.benchmarks.session.load_checked", pytest.fail)
-            assert needle().code == 0
-        pd.testing.assert_frame_equal(Needle().answers(load_run(folder)), expected)
-        assert (folder / lost).is_file()
-    run = load_run(folder)
-    *kept, (entry, rows) = entries_of(run, GeneratedAnswer)
-    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)[: len(kept)]
-    (folder / JOURNAL).write_bytes(b"".join(lines))
-    others = [row._replace(id=str(int(row.id) + 99)) for row in rows]
-    Journal(folder / JOURNAL, run.manifest["id"], GeneratedAnswer, pytest.fail).append(entry, others)
-    (folder / RESULTS).unlink()
-    assert needle().code == 0
-    again = Needle().answers(load_run(folder)).drop(columns="seconds")
-    pd.testing.assert_frame_equal(again, expected.drop(columns="seconds"))
+def test_bad_input(needle: Command) -> None:
+    for option, value, code, noun in (
+        ("--lengths", "1000", 2, "100 to 992"),
+        ("--lengths", "50", 2, "--lengths 50"),
+        ("--lengths", "", 2, "--lengths"),
+        ("--depths", "0,101", 2, "--depths 0, 101"),
+        ("--depths", "nan", 2, "--depths nan"),
+        ("--repeats", "100000", 2, "--repeats"),
+        ("--text", "nowhere.txt", 1, "--text nowhere.txt"),
+    ):
+        complains(needle(option, value), code, noun)

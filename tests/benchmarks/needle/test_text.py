@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -33,8 +32,7 @@ def prompt(tokenizer: Any, case: NeedleCase, cue: bool = True, factor: float = 1
     return np.asarray(Haystack(None).prompt(case, lambda text: tokenizer(text).input_ids, size, cue=cue))
 
 
-@pytest.mark.parametrize("length", [400, 777, 2000])
-@pytest.mark.parametrize("depth", [0.0, 60.0, 100.0])
+@pytest.mark.parametrize(("length", "depth"), [(400, 0.0), (777, 60.0), (2000, 100.0)])
 def test_length_and_depth(tokenizer: Any, length: int, depth: float) -> None:
     case = NeedleCase(length, depth, 1)
     tokens = prompt(tokenizer, case)
@@ -52,16 +50,7 @@ def test_length_and_depth(tokenizer: Any, length: int, depth: float) -> None:
         assert length - 80 < len(prompt(tokenizer, case, factor=factor)) <= length
 
 
-def test_texts_of_a_repeat_begin_alike(tokenizer: Any) -> None:
-    """So that the text before the needle is shared, also between lengths."""
-    cases = ((900, 75, 2), (900, 100, 2), (1800, 90, 2), (900, 75, 3))
-    late, later, longer, other = (prompt(tokenizer, NeedleCase(*case))[:500] for case in cases)
-    assert (late == later).all()
-    assert (late == longer).all()
-    assert not (late == other).all()
-
-
-def test_the_built_in_text() -> None:
+def test_the_built_in_text(tokenizer: Any) -> None:
     """Another secret, or another text, would be another test: raise the number in `BUILT_IN`."""
     assert (BUILT_IN, CASE.secret, CASE.city) == ("built-in 1", "2220526", "Warsaw")
     sentences = list(islice(Haystack(None).sentences(0), 3000))
@@ -72,43 +61,35 @@ def test_the_built_in_text() -> None:
     secrets = [NeedleCase(length, depth, n).secret for length in (1, 2, 3) for depth in range(10) for n in range(10)]
     assert len(set(secrets)) == len(secrets)
     assert all(re.fullmatch(r"[1-9]\d{6}", secret) for secret in secrets)
-
-
-@pytest.mark.parametrize(
-    ("answer", "found"),
-    [(" 2220526.", True), ("It is 2,220,526", True), ("1 2220526 3", True), ("22205261", False), ("12220526", False),
-     ("2 220 526", False), ("2220526,1234567", True), ("1,2220526", True), ("2,2205260", False)],
-)  # fmt: skip
-def test_found(answer: str, found: bool) -> None:
-    assert CASE.is_found(answer) == found
+    # Texts of a repeat begin alike, so that the text before the needle is shared, also between lengths
+    cases = ((900, 75, 2), (900, 100, 2), (1800, 90, 2), (900, 75, 3))
+    late, later, longer, other = (prompt(tokenizer, NeedleCase(*case))[:500] for case in cases)
+    assert (late == later).all() and (late == longer).all() and not (late == other).all()
 
 
 @given(st.lists(PIECES, max_size=8).map("".join), st.lists(PIECES, max_size=4).map("".join))
 def test_generation_stops_where_the_needle_is_found(answer: str, more: str) -> None:
     """Whatever would have been written after it; and a secret after which the text goes on ends it."""
+    assert all(map(CASE.is_found, (" 2220526.", "It is 2,220,526", "1 2220526 3", "2220526,1234567", "1,2220526")))
+    assert not any(map(CASE.is_found, ("22205261", "12220526", "2 220 526", "2,2205260")))
     if re.search(CASE.pattern, answer):
         assert CASE.is_found(answer + more)
     if CASE.is_found(answer + " a"):
         assert re.search(CASE.pattern, answer + " a")
 
 
-@given(st.text(min_size=1, max_size=3000).filter(str.strip))
-def test_a_users_text_is_kept_to_the_letter(text: str) -> None:
+def test_a_users_text_is_kept_to_the_letter(tmp_path: Path) -> None:
     """It is repeated, with another start for each repeat."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "text.txt"
+    path = tmp_path / "text.txt"
+    for text in ("\ufeffOne. Two! Three?\n\nfour", "x" * 1300 + " y", "夜里河水上涨。🌊\r\nEnd"):
         path.write_text(text, encoding="utf-8", newline="")
         haystack = Haystack(path)
-    assert (haystack.source, len(haystack.identity)) == (str(path), 64)
-    pieces = list(islice(haystack.sentences(0), 6000))
-    assert max(map(len, pieces)) <= 500 + len(text) - len(text.rstrip())
-    assert re.sub(r"\s+", "", "".join(pieces)).startswith(re.sub(r"\s+", "", text).removeprefix("\ufeff")[:2000])
-
-
-@pytest.mark.parametrize("content", [b" \n\t", b"\xff\xfe\x00", None])
-def test_files_without_text(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "text.txt"
-    if content is not None:
+        assert (haystack.source, len(haystack.identity)) == (str(path), 64)
+        pieces = list(islice(haystack.sentences(0), 6))
+        assert max(map(len, pieces)) <= 500
+        letters = re.sub(r"\s+", "", text).removeprefix("\ufeff")
+        assert re.sub(r"\s+", "", "".join(pieces)).startswith(letters)
+    for content in (b" \n\t", b"\xff\xfe\x00"):
         path.write_bytes(content)
-    with pytest.raises(DataError, match=r"--text .*text\.txt"):
-        Haystack(path)
+        with pytest.raises(DataError, match=r"--text .*text\.txt"):
+            Haystack(path)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.benchmarks.multiple_choice.tasks import Question
-from evalkit.benchmarks.multiple_choice.templates import Part, load_template, template_names
+from evalkit.benchmarks.multiple_choice.templates import Part, load_template
 from evalkit.benchmarks.prompt_variants.prompt_sets import in_orders, load_prompts, order_name, orders_of, under_order
 from evalkit.errors import DataError, TemplateError, UsageError
 from tests.questions import question
@@ -46,58 +46,39 @@ def written(folder: Path, **content: Any) -> str:
     ],
 )
 def test_each_factor_adds_its_own_prompts(vary: list[str], names: list[str], orders: int) -> None:
-    found = load_prompts(vary, INST)
-    assert ([*found.templates], found.choice_orders) == (names, orders)
-    hashes = found.specification["templates"]
+    prompts = load_prompts(vary, INST)
+    assert ([*prompts.templates], prompts.choice_orders) == (names, orders)
+    hashes = prompts.specification["templates"]
     assert {name: digest[:8] for name, digest in hashes.items() if name != "system-1"}.items() <= HASHES.items()
     # Every rule applies to every prompt
-    assert all(template.scores_all for template in found.templates.values())
+    assert all(template.scores_all for template in prompts.templates.values())
     for name in {"system-2", "system-3"} & set(names):
-        assert replace(found.templates[name], name="inst", system=INST.system) == INST
+        assert replace(prompts.templates[name], name="inst", system=INST.system) == INST
 
 
-@pytest.mark.parametrize(
-    ("base", "text"),
-    [
+def test_no_system_prompt_leaves_no_space_of_its_own(tmp_path: Path) -> None:
+    texts = {"instruction": "{system}\n", "context": "{context}", "special": "\n\n", "continuation": "{continuation}"}
+    for base, text in (
         (INST, "[INST] [/INST] Context yes"),
         (load_template("instruction-line"), "Context yes"),
         (load_template("dialogue"), "User: Context\nAssistant: yes"),
-        (
-            replace(
-                INST,
-                parts=(
-                    Part("instruction", "{system}\n"),
-                    Part("context", "{context}"),
-                    Part("special", "\n\n"),
-                    Part("continuation", "{continuation}"),
-                ),
-            ),
-            "Context\n\nyes",
-        ),
-    ],
-)
-def test_no_system_prompt_leaves_no_space_of_its_own(base: Any, text: str, tmp_path: Path) -> None:
-    [_, found] = load_prompts([written(tmp_path, system_prompts=[""])], base).templates.values()
-    assert "".join(piece.text for piece in found.pieces(question("Context", ["yes", "no"]), 0)) == text
+        (replace(INST, parts=tuple(Part(*part) for part in texts.items())), "Context\n\nyes"),
+    ):
+        [_, without] = load_prompts([written(tmp_path, system_prompts=[""])], base).templates.values()
+        assert "".join(piece.text for piece in without.pieces(question("Context", ["yes", "no"]), 0)) == text
 
 
-def test_a_prompt_is_not_repeated() -> None:
-    """Neither the run's own, nor one that is another template without its system prompt."""
-    found = load_prompts(["template", "system_prompt"], load_template("instruction-line"))
-    assert [*found.templates] == ["instruction-line", "inst", "no-instruction", "dialogue", "system-2", "system-3"]
-    assert set(BY_TEMPLATE) <= {*template_names()}
-
-
-def test_a_file_names_its_own_prompts(tmp_path: Path) -> None:
+def test_a_file_names_its_own_prompts_and_none_is_repeated(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("parts:\n- context: '{context}'\n- continuation: ' {continuation}'\n")
-    content: dict[str, Any] = {"templates": ["inst", "plain", "mine.yaml"], "system_prompts": ["Be brief."]}
-    found = load_prompts([written(tmp_path, **content, choice_orders=2)], INST)
-    assert [*found.templates] == ["inst", "plain", "mine", "system-1"] and found.choice_orders == 2
-    assert found.templates["mine"] == load_template(str(tmp_path / "mine.yaml"))
-    other = load_prompts([written(tmp_path, **content | {"system_prompts": ["Be kind."]}, choice_orders=2)], INST)
-    assert other.specification["templates"].keys() == found.specification["templates"].keys()
-    assert other.specification != found.specification
-    assert load_prompts([written(tmp_path, **content, choice_orders=3)], INST).specification != found.specification
+    content: dict[str, Any] = {"templates": ["inst", "plain", "mine.yaml"], "choice_orders": 2}
+    prompts = load_prompts([written(tmp_path, **content, system_prompts=["Be brief."])], INST)
+    assert [*prompts.templates] == ["inst", "plain", "mine", "system-1"] and prompts.choice_orders == 2
+    assert prompts.templates["mine"] == load_template(str(tmp_path / "mine.yaml"))
+    for change in ({"system_prompts": ["Be kind."]}, {"system_prompts": ["Be brief."], "choice_orders": 3}):
+        assert load_prompts([written(tmp_path, **content | change)], INST).specification != prompts.specification
+    # Neither the run's own, nor one that is another template without its system prompt
+    prompts = load_prompts(["template", "system_prompt"], load_template("instruction-line"))
+    assert [*prompts.templates] == ["instruction-line", "inst", "no-instruction", "dialogue", "system-2", "system-3"]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +86,6 @@ def test_a_file_names_its_own_prompts(tmp_path: Path) -> None:
     [
         (["templates"], "did you mean 'template'"),
         (["template", "my.yaml"], "my.yaml"),
-        (["absent.yaml"], "absent.yaml"),
-        ({"template": ["inst"]}, "did you mean 'templates'"),
         ({"templates": ["absent.yaml"]}, "absent.yaml"),
         ({"choice_orders": 0}, "'choice_orders'"),
         ({"choice_orders": 1}, "templates, choice_orders, system_prompts"),
@@ -118,10 +97,7 @@ def test_a_file_names_its_own_prompts(tmp_path: Path) -> None:
 def test_invalid_sets(vary: Any, noun: str, tmp_path: Path) -> None:
     with pytest.raises((UsageError, TemplateError), match=noun):
         load_prompts(vary if isinstance(vary, list) else [written(tmp_path, **vary)], INST)
-
-
-def test_a_template_without_system_prompt_cannot_vary_it() -> None:
-    with pytest.raises(UsageError, match=r"plain has no \{system\}"):
+    with pytest.raises(UsageError, match="plain"):  # which has no system prompt
         load_prompts(["system_prompt"], load_template("plain"))
 
 
@@ -134,40 +110,34 @@ def listed(
 ) -> Question:
     letters = "ABCDE"[: len(options)]
     lines = "\n".join(form.format(letter, text) for letter, text in zip(letters, options, strict=True))
-    found = question(f"{before}\n{lines}\nAnswer:", list(letters), gold=gold)
-    return replace(found, doc={"choices": options, "answer": gold})
-
-
-def test_rotations_are_cyclic_and_begin_with_the_original_order() -> None:
-    assert orders_of([listed(), listed(gold=3)], 4) == [(0, 1, 2, 3), (1, 2, 3, 0), (2, 3, 0, 1), (3, 0, 1, 2)]
-    assert orders_of([listed(["red", "green"])], 9) == [(0, 1), (1, 0)]
-    assert order_name((1, 2, 3, 0)) == "order-BCDA"
+    asked = question(f"{before}\n{lines}\nAnswer:", list(letters), gold=gold)
+    return replace(asked, doc={"choices": options, "answer": gold})
 
 
 @given(st.permutations(range(4)), st.integers(0, 3), st.sampled_from(["{}. {}", "{}) {}", "({}) {}"]))
 def test_options_move_and_the_gold_letter_still_names_the_gold_option(order: list[int], gold: int, form: str) -> None:
     """Letters and solved examples stay."""
     example = listed(form=form).contexts[0] + " A\n\nWhich colour?"
-    found = under_order(listed(gold=gold, form=form, before=example), tuple(order))
-    moved = [OPTIONS[place] for place in order]
-    assert found.contexts == listed(moved, form=form, before=example).contexts
-    assert moved[found.gold] == OPTIONS[gold]
-    assert found.choices == found.continuations == ("A", "B", "C", "D")
+    moved = under_order(listed(gold=gold, form=form, before=example), tuple(order))
+    options = [OPTIONS[number] for number in order]
+    assert moved.contexts == listed(options, form=form, before=example).contexts
+    assert options[moved.gold] == OPTIONS[gold]
+    assert moved.choices == moved.continuations == ("A", "B", "C", "D")
 
 
-def test_the_choices_of_several_orders_follow_each_other() -> None:
+def test_orders_are_cyclic_begin_with_the_original_and_follow_each_other() -> None:
+    assert orders_of([listed(), listed(gold=3)], 4) == [(0, 1, 2, 3), (1, 2, 3, 0), (2, 3, 0, 1), (3, 0, 1, 2)]
+    assert orders_of([listed(["red", "green"])], 9) == [(0, 1), (1, 0)]
+    assert order_name((1, 2, 3, 0)) == "order-BCDA"
     orders = orders_of([listed()], 3)
-    found = in_orders(listed(gold=2), orders)
-    assert found.contexts == tuple(one for order in orders for one in under_order(listed(gold=2), order).contexts)
-    assert (found.continuations, found.gold) == (("A", "B", "C", "D") * 3, 2)
-    assert len(found.gaps) == len(found.choices) == 12
+    joined = in_orders(listed(gold=2), orders)
+    assert joined.contexts == tuple(text for order in orders for text in under_order(listed(gold=2), order).contexts)
+    assert (joined.continuations, joined.gold) == (("A", "B", "C", "D") * 3, 2)
+    assert len(joined.gaps) == len(joined.choices) == 12
     assert in_orders(listed(), orders[:1]) == listed()
-
-
-def test_prompts_that_list_no_options_have_one_order() -> None:
+    # One document that lists them does not suffice, nor documents with different numbers
     plain = replace(question("Which colour?", ["red", "green"]), doc={"choices": ["red", "green"]})
     lettered = replace(plain, continuations=("A", "B"), choices=("A", "B"))
-    # One document that lists them does not suffice, nor documents with different numbers
     for members in ([plain], [listed(["red", "green"]), lettered], [listed(["red", "green"]), listed()]):
         assert orders_of(members, 4) == [(0, 1)]
     with pytest.raises(DataError, match="made_up document 0"):

@@ -1,4 +1,4 @@
-"""Tiny models of every backbone and attention, and batches to show them, for the tests of this folder.
+"""Tiny models of every backbone and attention, and batches to show them.
 
 The same arguments give the same weights everywhere. Norm scales, biases and λ's vectors are moved off 1 and 0, so that
 code which drops one of them is found out.
@@ -13,28 +13,12 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import evalkit.models.auto  # noqa: F401
-from evalkit.models.variants.modeling import (
-    EvalkitGPTNeoXConfig,
-    EvalkitGPTNeoXForCausalLM,
-    EvalkitLlamaConfig,
-    EvalkitLlamaForCausalLM,
-    EvalkitQwen2Config,
-    EvalkitQwen2ForCausalLM,
-)
+from evalkit.models.variants.modeling import CLASSES
 
 FAMILIES = ("llama", "qwen2", "gpt_neox")
 VOCABULARY, LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 64, 3, 8, 4, 16
 
-_CONFIGS: dict[str, Any] = {
-    "llama": EvalkitLlamaConfig,
-    "qwen2": EvalkitQwen2Config,
-    "gpt_neox": EvalkitGPTNeoXConfig,
-}
-_MODELS: dict[str, Any] = {
-    "llama": EvalkitLlamaForCausalLM,
-    "qwen2": EvalkitQwen2ForCausalLM,
-    "gpt_neox": EvalkitGPTNeoXForCausalLM,
-}
+_MODELS: dict[str, Any] = dict(zip(FAMILIES, CLASSES, strict=True))
 _PLAIN: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -44,23 +28,13 @@ _PLAIN: dict[str, tuple[Any, Any]] = {
 VANILLA: dict[str, Any] = {"attention_variant": "vanilla", "variant_layers": []}
 COG: dict[str, Any] = {"attention_variant": "cog", "variant_layers": [1, 2], "cog_keep_last": False}
 DIFFERENTIAL: dict[str, Any] = {
-    "attention_variant": "differential",
-    "variant_layers": [1, 2],
-    "diff_heads": "halve",
-    "diff_pairing": "adjacent",
-    "diff_subln": "affine",
-    "diff_subln_eps": 1e-5,
-    "lambda_index": "absolute",
-}
+    "attention_variant": "differential", "variant_layers": [1, 2], "diff_heads": "halve", "diff_pairing": "adjacent",
+    "diff_subln": "affine", "diff_subln_eps": 1e-5, "lambda_index": "absolute",
+}  # fmt: skip
 INTEGRAL: dict[str, Any] = {
-    "attention_variant": "integral",
-    "variant_layers": [1, 2],
-    "num_signals": 2,
-    "signal_rope": "per_signal",
-    "signal_layout": "contiguous",
-    "signal_scale": "signal",
-    "signal_domain": "logits",
-}
+    "attention_variant": "integral", "variant_layers": [1, 2], "num_signals": 2, "signal_rope": "per_signal",
+    "signal_layout": "contiguous", "signal_scale": "signal", "signal_domain": "logits",
+}  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "cog": COG,
     "differential": DIFFERENTIAL,
@@ -75,18 +49,11 @@ def shape_keys(family: str, **changes: Any) -> dict[str, Any]:
     """What a config says beside its attention: grouped queries but for GPT-NeoX, of which half a head rotates."""
     heads = changes.get("num_attention_heads", HEADS)
     keys: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": heads * HEAD_SIZE,
-        "intermediate_size": 2 * heads * HEAD_SIZE,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": heads,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.1,
-        "bos_token_id": 0,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        "vocab_size": VOCABULARY, "hidden_size": heads * HEAD_SIZE, "intermediate_size": 2 * heads * HEAD_SIZE,
+        "num_hidden_layers": LAYERS, "num_attention_heads": heads, "max_position_embeddings": 128,
+        "initializer_range": 0.1, "bos_token_id": 0, "eos_token_id": None, "pad_token_id": None,
         "tie_word_embeddings": False,
-    }
+    }  # fmt: skip
     # Not the default base, so that an ignored base fails the test
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 5000.0}
     if family == "gpt_neox":
@@ -97,7 +64,7 @@ def shape_keys(family: str, **changes: Any) -> dict[str, Any]:
 
 
 def config_of(family: str, attention: dict[str, Any], **changes: Any) -> Any:
-    return _CONFIGS[family](**shape_keys(family, **changes), **attention)
+    return _MODELS[family].config_class(**shape_keys(family, **changes), **attention)
 
 
 def model_of(
@@ -112,18 +79,13 @@ def model_of(
     """A model of random weights, in evaluation mode."""
     config = config_of(family, attention, **changes)
     config._attn_implementation = implementation
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = _MODELS[family](config)
-        disturb(model)
-    return model.eval().to(dtype)
-
-
-def disturb(model: Any, spread: float = 0.2) -> None:
-    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * spread)
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.eval().to(dtype)
 
 
 def plain_of(family: str, model: Any, **changes: Any) -> Any:
@@ -132,14 +94,13 @@ def plain_of(family: str, model: Any, **changes: Any) -> Any:
     config = config_class(**shape_keys(family, **changes))
     config._attn_implementation = model.config._attn_implementation
     plain = model_class(config).eval().to(model.dtype)
-    unexpected = plain.load_state_dict(model.state_dict(), strict=False)
-    assert not unexpected.missing_keys
+    assert not plain.load_state_dict(model.state_dict(), strict=False).missing_keys
     return plain
 
 
 def attention_of(model: Any, layer: int) -> Any:
-    found = model.base_model.layers[layer]
-    return found.attention if hasattr(found, "attention") else found.self_attn
+    block = model.base_model.layers[layer]
+    return block.attention if hasattr(block, "attention") else block.self_attn
 
 
 def random_ids(batch: int, tokens: int, seed: int = 1) -> torch.Tensor:
@@ -168,13 +129,17 @@ class Scene:
         return {"input_ids": self.ids, "position_ids": self.positions, **self.inputs}
 
 
+def logits_of(model: Any, scene: Scene | None = None) -> Any:
+    with torch.no_grad():
+        return model(**(scene or causal()).given()).logits
+
+
 def causal(batch: int = 2, tokens: int = 11) -> Scene:
     seen = torch.ones(tokens, tokens, dtype=torch.bool).tril().expand(batch, -1, -1)
     return Scene(random_ids(batch, tokens), torch.arange(tokens).expand(batch, -1), seen)
 
 
 def left_padded(paddings: tuple[int, ...] = (0, 5), tokens: int = 11) -> Scene:
-    """Return left-padded sequences."""
     whole = causal(len(paddings), tokens)
     mask = torch.arange(tokens)[None] >= torch.tensor(paddings)[:, None]
     seen = whole.seen & mask[:, None, :]
@@ -184,9 +149,7 @@ def left_padded(paddings: tuple[int, ...] = (0, 5), tokens: int = 11) -> Scene:
 def tree(kind: str, dtype: torch.dtype, batch: int = 2, tokens: int = 11) -> Scene:
     """Tokens that see themselves and their ancestors; positions are depths.
 
-    Args:
-        kind: of the mask, [batch, 1, tokens, tokens]: "boolean" (True is seen) or "additive" (0, or the least number).
-        dtype: of an additive mask.
+    The mask, [batch, 1, tokens, tokens], is "boolean" (True is seen) or "additive" (0, or the dtype's least number).
     """
     draw = torch.Generator().manual_seed(2)
     seen = torch.zeros(batch, tokens, tokens, dtype=torch.bool)
@@ -195,7 +158,6 @@ def tree(kind: str, dtype: torch.dtype, batch: int = 2, tokens: int = 11) -> Sce
             if token:
                 row[token] = row[int(torch.randint(0, token, (), generator=draw))]
             row[token, token] = True
-    assert not torch.equal(seen, torch.ones_like(seen).tril())
     mask = seen[:, None]
     if kind == "additive":
         mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)

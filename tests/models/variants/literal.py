@@ -18,6 +18,7 @@ import torch
 from tests.models.variants.building import Scene, attention_of
 
 Tensor = torch.Tensor
+Heads = list[Tensor]
 
 
 @torch.no_grad()
@@ -36,15 +37,15 @@ def largest_error(model: Any, scene: Scene, maps: bool = False) -> float:
     for hook in hooks:
         hook.remove()
     worst = 0.0
-    for layer, (hidden, found, seen_map) in taken.items():
-        assert found.isfinite().all()
+    for layer, (hidden, output, seen_map) in taken.items():
+        assert output.isfinite().all()
         for row in range(len(hidden)):
             expected, expected_map = attention(
                 attention_of(model, layer), layer, hidden[row], scene.positions[row], scene.seen[row]
             )
             real = scene.real[row]
             largest = expected[real].abs().max()
-            worst = max(worst, float((expected - found[row].double())[real].abs().max() / largest))
+            worst = max(worst, float((expected - output[row].double())[real].abs().max() / largest))
             if maps:
                 assert seen_map is not None
                 assert seen_map.shape[1:] == expected_map.shape
@@ -70,14 +71,14 @@ def rotated(channels: Tensor, positions: Tensor, rope: dict[str, Any]) -> Tensor
     """[tokens, size] → the same: channel c of the first half turns with c of the second, by position · θ^(−2c/size)."""
     rotating = int(channels.shape[-1] * rope.get("partial_rotary_factor", 1.0))
     half = rotating // 2
-    found = channels.clone()
+    turned = channels.clone()
     for c in range(half):
         frequency = 1.0 / rope["rope_theta"] ** (torch.tensor(2 * c, dtype=torch.float32) / rotating)
         angle = positions.float() * frequency
         cos, sin = angle.cos().double(), angle.sin().double()
-        found[:, c] = channels[:, c] * cos - channels[:, c + half] * sin
-        found[:, c + half] = channels[:, c + half] * cos + channels[:, c] * sin
-    return found
+        turned[:, c] = channels[:, c] * cos - channels[:, c + half] * sin
+        turned[:, c + half] = channels[:, c + half] * cos + channels[:, c] * sin
+    return turned
 
 
 def projected(module: Any, hidden: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -110,9 +111,7 @@ def softmax(logits: Tensor, seen: Tensor) -> Tensor:
     return torch.where(seen, powers / powers.sum(-1, keepdim=True), 0.0)
 
 
-def _cog(
-    module: Any, layer: int, q: list[Tensor], k: list[Tensor], v: list[Tensor], turned: Callable[..., Any], seen: Tensor
-) -> tuple[list[Tensor], list[Tensor]]:
+def _cog(module: Any, layer: int, q: Heads, k: Heads, v: Heads, turned: Any, seen: Tensor) -> tuple[Heads, Heads]:
     outs, maps = [], []
     for head in range(len(q)):
         shared = head // (len(q) // len(k))
@@ -122,9 +121,7 @@ def _cog(
     return outs, maps
 
 
-def _integral(
-    module: Any, layer: int, q: list[Tensor], k: list[Tensor], v: list[Tensor], turned: Callable[..., Any], seen: Tensor
-) -> tuple[list[Tensor], list[Tensor]]:
+def _integral(module: Any, layer: int, q: Heads, k: Heads, v: Heads, turned: Any, seen: Tensor) -> tuple[Heads, Heads]:
     config = module.config
     signals, size = config.num_signals, q[0].shape[-1]
     own = size // signals
@@ -139,22 +136,22 @@ def _integral(
             channels = (
                 range(s * own, (s + 1) * own) if config.signal_layout == "contiguous" else range(s, size, signals)
             )
-            one, other = query[:, list(channels)], key[:, list(channels)]
+            signal, other = query[:, list(channels)], key[:, list(channels)]
             if config.signal_rope == "per_signal":
-                one, other = turned(one), turned(other)
-            logits.append(one @ other.T / math.sqrt(own if config.signal_scale == "signal" else size))
+                signal, other = turned(signal), turned(other)
+            logits.append(signal @ other.T / math.sqrt(own if config.signal_scale == "signal" else size))
         if config.signal_domain == "logits":
             maps.append(softmax(sum(logits[1:], logits[0]) / signals, seen))
         else:
-            each = [softmax(signal, seen) for signal in logits]
+            each = [softmax(logit, seen) for logit in logits]
             maps.append(sum(each[1:], each[0]) / signals)
         outs.append(maps[-1] @ v[shared])
     return outs, maps
 
 
 def _differential(
-    module: Any, layer: int, q: list[Tensor], k: list[Tensor], v: list[Tensor], turned: Callable[..., Any], seen: Tensor
-) -> tuple[list[Tensor], list[Tensor]]:
+    module: Any, layer: int, q: Heads, k: Heads, v: Heads, turned: Any, seen: Tensor
+) -> tuple[Heads, Heads]:
     config = module.config
     if config.diff_heads == "keep":
         q, k, v = ([half for head in heads for half in head.chunk(2, -1)] for heads in (q, k, v))
@@ -168,9 +165,9 @@ def _differential(
         q1, q2 = _pair(q, pair, config.diff_pairing)
         k1, k2 = _pair(k, shared, config.diff_pairing)
         root = math.sqrt(q1.shape[-1])
-        one = softmax(turned(q1) @ turned(k1).T / root, seen)
-        two = softmax(turned(q2) @ turned(k2).T / root, seen)
-        maps.append(one - weight * two)
+        first = softmax(turned(q1) @ turned(k1).T / root, seen)
+        second = softmax(turned(q2) @ turned(k2).T / root, seen)
+        maps.append(first - weight * second)
         out = maps[-1] @ torch.cat(_pair(v, shared, config.diff_pairing), -1)
         if config.diff_subln != "none":
             out = out / torch.sqrt((out**2).mean(-1, keepdim=True) + config.diff_subln_eps) * (1 - start)
