@@ -1,9 +1,7 @@
 """Base class of benchmarks with generated answers: documents → prompts → batches → answers → a table and results.
 
-A benchmark of this kind defines its settings and documents (`request`, `plan`), the prompt of each document
-(`generation_requests`), the row of the table with the score of an answer (`table_row`), and what is computed from the
-table (`results`, `metrics`). Prompts with a common prefix are batched together, and a batch is as large as memory
-allows.
+A benchmark defines its settings and documents (`request`, `plan`), prompts (`generation_requests`), the scored row of
+an answer (`table_row`), and what is computed from the table (`results`, `metrics`).
 """
 
 from __future__ import annotations
@@ -95,10 +93,9 @@ def generated_plan(
     say: Say = silent,
     chat: bool = False,
 ) -> DocumentPlan:
-    """Return the plan of a run, whose rule and suite (unless the settings have another) are the kind of benchmark.
+    """Return the plan of a run, whose suite is the kind of benchmark unless the settings have another.
 
-    `settings` are the specification's entries that determine the texts beside the documents, except what every run has,
-    the chat template, the device and the end tokens.
+    `settings` are the benchmark's own entries of the specification, which determine the texts beside the documents.
     """
     # The content of GGUF files is hashed as a whole
     generation = None if checkpoint.gguf is not None else generation_settings(checkpoint.folder)
@@ -192,10 +189,7 @@ class GeneratedBenchmark(Benchmark):
 
     @abstractmethod
     def answers(self, run: Run) -> pd.DataFrame:
-        """Return the table of a finished run with columns task, id, source, references, answer, score and `checked`.
-
-        Documents with the same `source` are not independent.
-        """
+        """Return columns task, id, source (of dependent documents), references, answer, score and `checked`."""
 
     def measure(self) -> Measure:
         return Measure(f"{self.metric} in %", True, self.metric)

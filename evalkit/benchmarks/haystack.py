@@ -79,10 +79,7 @@ class NeedleCase:
 
     @property
     def pattern(self) -> str:
-        """A regular expression for the secret and the end of its number, commas between thousands allowed.
-
-        Generation can stop at a match: `is_found` is then true of any continuation.
-        """
+        """Matches the secret and the end of its number; `is_found` is then true of any continuation."""
         first, second, third = self.secret[:-6], self.secret[-6:-3], self.secret[-3:]
         written = "|".join((self.secret, f"{first}{second},{third}", f"{first},{second},{third}"))
         return rf"(?<!\d)(?:{written})(?:[^\d,]|,\D|,\d{{1,2}}\D|,\d{{4}})"

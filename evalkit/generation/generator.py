@@ -149,13 +149,7 @@ class _LayerView(DynamicLayer):  # type: ignore[misc]
 
 
 class Generator:
-    """A token-by-token text generator.
-
-    Args:
-        model: a Hugging Face causal language model in evaluation mode.
-        chunk: prompt tokens in one forward pass.
-        tokenizer: the model's; needed by prompts with stop texts or a stop pattern.
-    """
+    """A generator of a causal language model, whose tokenizer is needed by stop texts and patterns only."""
 
     def __init__(self, model: Any, chunk: int = CHUNK, tokenizer: Any = None) -> None:
         self._model, self._tokenizer = model, tokenizer
@@ -213,15 +207,10 @@ class Generator:
         return ""
 
     def generate(self, prompts: Sequence[Prompt], say: Say = lambda _: None) -> list[Generation]:
-        """Generate the continuations of a batch, in the order of its prompts.
+        """Generate the continuations of a batch, in order; it is split in halves when memory runs out.
 
-        Args:
-            prompts: one batch; it is split in halves when memory runs out.
-            say: called with a line when that happens.
-
-        Raises:
-            ScoringError: out of memory on a single prompt, or NaN or infinite logits.
-            UsageError: a prompt has decoding settings that are not supported.
+        Raises a `ScoringError` if memory runs out on a single prompt or logits are NaN or infinite, and a `UsageError`
+        for decoding settings that are not supported.
         """
         if self.one_by_one and len(prompts) > 1:
             return [row for prompt in prompts for row in self.generate([prompt], say)]

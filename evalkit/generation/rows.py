@@ -40,11 +40,7 @@ among the processed logits; without them it is the argmax."""
 
 
 def sampler_of(model: Any, prompt: Prompt) -> Sampler | None:
-    """Return the sampler of a prompt; None: the argmax.
-
-    Raises `UsageError` for a setting that is not supported, and what transformers raises for others; `check_settings`
-    has found both before.
-    """
+    """Return the sampler of a prompt; None: the argmax. A setting that is not supported is a `UsageError`."""
     if prompt.decoding is None:
         return None
     for name, value in prompt.decoding.settings.items():
@@ -74,13 +70,7 @@ def check_settings(model: Any, settings: Mapping[str, Any]) -> None:
 
 
 class Generation:
-    """The continuation of one prompt, during generation and after it.
-
-    Args:
-        prompt: the prompt to continue.
-        sampler: chooses its tokens; None: the argmax of the logits.
-        tokenizer: the model's; needed by prompts with stop texts or a stop pattern.
-    """
+    """The continuation of one prompt, during generation and after it; without a sampler the argmax of the logits."""
 
     def __init__(self, prompt: Prompt, sampler: Sampler | None, tokenizer: Any) -> None:
         self.prompt, self.sampler = prompt, sampler

@@ -166,10 +166,7 @@ def blob_hash(content: bytes) -> str:
 def _parse_lines(
     content: bytes, source: str, task: Task, parse: Callable[[Record, int, int], Parsed], most: int | None = None
 ) -> list[Parsed]:
-    """Parse the first `most` records of JSON lines by `parse`, which receives a record, its index and its line.
-
-    Blank lines and a byte-order mark, which editors write, are no content.
-    """
+    """Parse the first `most` records of JSON lines, without blank ones, by `parse` of record, index and line."""
     parsed: list[Parsed] = []
     for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if len(parsed) == most:
@@ -319,11 +316,10 @@ def _predictions(task: Task, path: Path, suite: SuiteName) -> list[dict[str, Any
 
 
 def _miscounted(rows_of: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteName) -> list[str]:
-    """Return a note on files that do not have one row for each document, if there are any.
+    """Return a note on files that do not have one row for each document: the official code appends to earlier runs.
 
-    The official code appends to the file of an earlier run. Documents are identified by gold answers and length. Some
-    official documents agree in both, so a file counts as a rerun only if every document occurs several times, or if it
-    has too many rows. The number of LongBench-E's documents is not known here.
+    Documents are identified by gold answers and length. Some official documents agree in both, so a file counts as a
+    rerun only if every document occurs several times, or if it has too many rows.
     """
     irregular, is_longer = list[str](), False
     for path, rows in rows_of.items():

@@ -83,10 +83,7 @@ def generation_requests(
     context: int,
     chat: bool = False,
 ) -> list[GenerationRequest]:
-    """Return the generation requests of a task's rows, in order, for a model with these end tokens.
-
-    Prompts of more than `max_prompt_tokens` are truncated; prompt and answer fit into `context` tokens.
-    """
+    """Return the requests of a task's rows, in order; prompt and answer fit into `context` tokens."""
     stops, most = stops_of(task, frozenset(ends), tokenizer), context - task.max_new_tokens
     requests = []
     for row in rows:
@@ -126,10 +123,7 @@ def fit_prompt(
 
 
 def stops_of(task: Task, ends: frozenset[int], tokenizer: Any) -> Stops:
-    """Return the stopping criteria of a task, of a model with these end tokens.
-
-    samsum ends at a newline too, and must start with neither a newline nor the EOS token.
-    """
+    """Return the stopping criteria; samsum ends at a newline too, and starts with neither a newline nor EOS."""
     barred: frozenset[int] = frozenset()
     if task.newline_ends:
         # The official code uses the tokenizer's EOS token here, not the model's end tokens
@@ -147,10 +141,7 @@ def score_prediction(
     all_classes: Sequence[str] = (),
     variant: EditVariant = "difflib",
 ) -> float:
-    """Score a prediction, text without special tokens, from 0 to 1: the maximum over the gold answers.
-
-    The labels of a classification task are `all_classes`; the variant is that of the edit similarity.
-    """
+    """Score a prediction, text without special tokens, from 0 to 1: the maximum over the gold answers."""
     if not row_answers:
         raise DataError(f"{task.name}: a row without gold answers cannot be scored")
     if task.first_line_only:
@@ -173,11 +164,7 @@ def first_line(prediction: str) -> str:
 
 
 def code_line(prediction: str) -> str:
-    """Return the first line without a backtick, "#" or "//", after leading newlines; empty if there is none.
-
-    A blank line after the leading ones counts as a line, and indentation is kept. Markdown fences and comments are
-    skipped this way.
-    """
+    """Return the first line without a backtick, "#" or "//", after leading newlines; a later blank line counts."""
     lines = prediction.lstrip("\n").split("\n")
     return next((line for line in lines if not any(mark in line for mark in ("`", "#", "//"))), "")
 

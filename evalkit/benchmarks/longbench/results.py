@@ -139,10 +139,7 @@ def _score_rows(task: Task, rows: pd.DataFrame, variant: EditVariant) -> Floats:
 
 
 def _resampled(task: str, part: int, scores: Floats, sources: np.ndarray) -> Floats:
-    """Return [1 + resamples] the rounded mean in percent and resampled means, whole documents at a time.
-
-    NaN without rows; without an interval, for a single document, all but the first are NaN.
-    """
+    """Return [1 + resamples] the rounded mean in percent and resampled means, by document; NaN what does not exist."""
     import pandas as pd
 
     means = np.full(1 + _RESAMPLES, nan)

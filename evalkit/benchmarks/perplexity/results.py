@@ -105,10 +105,7 @@ def write_results(
 
 
 def summary(documents: pd.DataFrame) -> dict[str, Any]:
-    """Return the sums over some documents, and the perplexities as lm-eval defines them.
-
-    `document_bits_per_byte` is the mean over documents, which `evalkit compare` compares.
-    """
+    """Return sums over documents, lm-eval's perplexities, and the mean that `evalkit compare` compares."""
     size, words, tokens, nats = (documents[name].sum() for name in ("bytes", "words", "tokens", "nats"))
     whole = ratio(documents["nats"].to_numpy(float) / math.log(2), documents["bytes"].to_numpy(float))
     return {
