@@ -33,7 +33,6 @@ MOST_BYTES = 20 * 2**30
 _RECENT = 24 * 3600.0
 """Seconds after its last use in which a value is kept, since another process may be reading it."""
 _MAX_VALUE_BYTES = 2**29
-"""Largest file that is read as a value."""
 _SEAL = hashlib.sha256().digest_size
 
 
@@ -54,7 +53,6 @@ def read_cached(kind: str, key: str) -> Any:
 
 
 def write_cached(kind: str, key: str, content: Any) -> None:
-    """Store plain data; see `write_cached_bytes`."""
     write_cached_bytes(kind, key, json.dumps(content, indent=1).encode())
 
 
@@ -91,7 +89,6 @@ def _seal(kind: str, key: str, content: bytes | memoryview) -> bytes:
 
 
 def mark_used(entry: Path) -> None:
-    """Set the time of an entry's last use to the present."""
     with suppress(OSError):
         os.utime(entry)
 

@@ -23,12 +23,9 @@ from evalkit.escape import printable
 Say = Callable[[str], None]
 """Callback that receives one line of information for the user."""
 
-_SILENCE = 0.4
-"""Seconds without output after which the current activity is shown."""
-_SHORTEST = 0.1
-"""Minimum seconds that an activity lasts before it is shown."""
-_LINE_EVERY = 15.0
-"""Seconds between plain lines of progress."""
+_SILENCE = 0.4  # seconds without output after which the current activity is shown
+_SHORTEST = 0.1  # seconds that an activity lasts at least before it is shown
+_LINE_EVERY = 15.0  # seconds between plain lines of progress
 
 
 def imports(package: str) -> bool:
@@ -37,19 +34,15 @@ def imports(package: str) -> bool:
 
 
 class _Status:
-    """Stack of current activities, and the one that is shown."""
-
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._on = False
         self._activities: list[str] = []
         self._printed: set[str] = set()
-        """Activities that have been printed as a line."""
+        # The activity on the terminal's last line, and the columns that it may use
         self._line, self._columns = "", 0
-        """The activity on the terminal's last line, and the columns that it may use."""
         self._timer: threading.Timer | None = None
-        self._last = time.monotonic()
-        """Time of the last output, or of the process's start."""
+        self._last = time.monotonic()  # of output
 
     @contextmanager
     def doing(self, what: str, *, slow: bool = False) -> Iterator[None]:
@@ -190,12 +183,10 @@ class Progress:
             self._start_bar()
 
     def task(self, label: str) -> None:
-        """Set the label of the current task."""
         self._label = printable(label)
         self._draw()
 
     def advance(self, work: float, documents: int) -> None:
-        """Add finished work and its number of documents."""
         self._done += work
         self._documents += documents
         self._draw()
@@ -210,7 +201,6 @@ class Progress:
         self._draw()
 
     def share(self) -> float:
-        """Return the finished share of the work, from 0 to 1."""
         return self._done / self._total if self._total else 1.0
 
     def seconds_left(self) -> float | None:

@@ -45,33 +45,13 @@ SHRUNK = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 """Start of a box that is shrunk to the text width if it is wider; ended by a brace."""
 
 _LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "`": r"\textasciigrave{}",
-    "[": "{[}",  # after \\ it would start an optional argument
-    "]": "{]}",
-    "*": r"{*}",
-    "–": r"\textendash{}",
-    "—": r"\textemdash{}",
-    "†": r"\textdagger{}",
-    "×": r"$\times$",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-}
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "`": r"\textasciigrave{}", "*": r"{*}",
+    "[": "{[}", "]": "{]}",  # after \\ the first one would start an optional argument
+    "–": r"\textendash{}", "—": r"\textemdash{}", "†": r"\textdagger{}",
+    "×": r"$\times$", "±": r"$\pm$", "−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$",
+}  # fmt: skip
 
 # Latin-1 characters that T1 with textcomp typesets; TeX's default fonts have no glyphs for others
 _TYPESET = frozenset(map(chr, [*range(0x20, 0x7F), *range(0xA1, 0x100)])) - {"\xad"}
@@ -79,10 +59,8 @@ _TYPESET = frozenset(map(chr, [*range(0x20, 0x7F), *range(0xA1, 0x100)])) - {"\x
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of characters that are invisible or change how others are displayed."""
-
 _DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Characters that change the order in which others are displayed."""
-
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Prefixes of a cell that spreadsheets interpret as a formula."""
 

@@ -20,8 +20,6 @@ from typing import IO
 from evalkit.errors import CheckpointError
 
 PACKAGE = Path(__file__).resolve().parent
-"""Folder of evalkit's own code."""
-
 RUNS = Path("results/runs")
 """Default folder of run folders."""
 

@@ -21,14 +21,7 @@ def added(group: str) -> dict[str, EntryPoint]:
 
 
 def load_added(group: str, name: str, what: str, own: tuple[str, ...]) -> Any:
-    """Load the object of an entry point.
-
-    Args:
-        group: group of entry points.
-        name: name of the entry point.
-        what: kind of the object, for messages: "rule".
-        own: names of evalkit's own objects, which a message lists too.
-    """
+    """Load the object of an entry point; messages name its kind `what` and evalkit's `own` objects of the kind."""
     entries = added(group)
     if name not in entries:
         raise UnknownNameError(what, name, {*own, *entries})

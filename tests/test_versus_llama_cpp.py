@@ -39,41 +39,26 @@ QUESTIONS = [
 ]
 
 
-class Reader:
-    """A reader of the binary form as llama-perplexity reads it, from the position of one question."""
-
-    def __init__(self, data: bytes, position: int) -> None:
-        self._file = io.BytesIO(data)
-        self._file.seek(position)
-
-    def number(self) -> int:
-        return int.from_bytes(self._file.read(4), "little", signed=True)
-
-    def text(self) -> str:
-        return self._file.read(self.number()).decode()
-
-    def question(self) -> tuple[TextQuestion, list[int], int]:
-        question, count = self.text(), self.number()
-        answers = tuple(self.text() for _ in range(count))
-        return TextQuestion(question, answers), [self.number() for _ in range(count)], self.number()
-
-    @property
-    def rest(self) -> bytes:
-        return self._file.read()
-
-
 def test_task_file_is_read_back_at_its_offsets() -> None:
-    """Each question is where the table of offsets says, with its labels; several-answer parts are empty."""
+    """As llama-perplexity reads it: each question where the table of offsets says, with its labels."""
     labels = [[0, 1, 0], [1, 0]]
-    data = task_file(QUESTIONS, labels)
-    table = Reader(data, 0)
-    offsets = [table.number() for _ in range(table.number())]
-    readers = [Reader(data, offset) for offset in offsets]
-    assert [reader.question() for reader in readers] == [
-        (question, own, 0) for question, own in zip(QUESTIONS, labels, strict=True)
-    ]
-    assert readers[-1].rest == b""
-    assert len(readers[0].rest) == len(data) - offsets[1]
+    file = io.BytesIO(task_file(QUESTIONS, labels))
+
+    def number() -> int:
+        return int.from_bytes(file.read(4), "little", signed=True)
+
+    def text() -> str:
+        return file.read(number()).decode()
+
+    offsets = [number() for _ in range(number())]
+    assert len(offsets) == len(QUESTIONS)
+    for offset, question, expected in zip(offsets, QUESTIONS, labels, strict=True):
+        file.seek(offset)
+        assert text() == question.question
+        assert tuple(text() for _ in range(number())) == question.answers
+        # The part with several right answers is empty
+        assert ([number() for _ in expected], number()) == (expected, 0)
+    assert file.read() == b""
 
 
 def test_a_question_joined_by_a_space_is_the_sequence() -> None:

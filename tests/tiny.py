@@ -43,11 +43,7 @@ TRAINING_TEXT = (
 def tiny_tokenizer(folder: Path, *, bos: str | None = "<s>", eos: str | None = "</s>", adds_bos: bool = False) -> Path:
     """A byte-level BPE tokenizer of at most `TOKENS` ids, written to `folder`.
 
-    Args:
-        folder: made if it does not exist.
-        bos: text of the begin token; None for a tokenizer without one.
-        eos: text of the end token; None for a tokenizer without one. May equal `bos`, as in GPT-2.
-        adds_bos: whether encoding puts the begin token in front by itself, as Llama's tokenizer does.
+    `bos` and `eos` may be equal, as in GPT-2; `adds_bos`: encoding puts the begin token in front, as Llama's does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
@@ -95,18 +91,9 @@ def tiny_checkpoint(
 ) -> Path:
     """A checkpoint folder with random weights and a tokenizer.
 
-    Args:
-        folder: made if it does not exist.
-        family: "llama" and "qwen2" have grouped-query attention, "gpt_neox" partial rotary and biases.
-        seed: of the weights.
-        dtype: what the weights are saved in, e.g. "bfloat16".
-        window: positions the model has (`max_position_embeddings`).
-        key_value_heads: not used by "gpt_neox".
-        tied: whether the output head is the embedding.
-        spread: standard deviation of the weights; large, so that predictions are far from uniform
-            and a mistake in a mask or a position shows.
-        bos, eos, adds_bos: see `tiny_tokenizer`.
-        max_shard_size: make it small (e.g. "100KB") for a checkpoint in several shards with an index.
+    "llama" and "qwen2" have grouped-query attention, "gpt_neox" partial rotary and biases. The spread of the weights is
+    large, so that predictions are far from uniform and a mistake in a mask or a position shows. `max_shard_size` may be
+    small (e.g. "100KB") for a checkpoint in several shards with an index.
     """
     import torch
 
@@ -154,18 +141,9 @@ def _special_ids(folder: Path, bos: str | None, eos: str | None) -> dict[str, in
 
 def _model(family: Family, shape: dict[str, Any]) -> PreTrainedModel:
     """A randomly initialised model, in evaluation mode."""
-    from transformers import (
-        AutoModelForCausalLM,
-        GPTNeoXConfig,
-        LlamaConfig,
-        Qwen2Config,
-    )
+    from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, Qwen2Config
 
-    configs: dict[str, type[PreTrainedConfig]] = {
-        "llama": LlamaConfig,
-        "gpt_neox": GPTNeoXConfig,
-        "qwen2": Qwen2Config,
-    }
+    configs: dict[str, type[PreTrainedConfig]] = {"llama": LlamaConfig, "gpt_neox": GPTNeoXConfig, "qwen2": Qwen2Config}
     model: PreTrainedModel = AutoModelForCausalLM.from_config(configs[family](**shape))
     return model.eval()
 

@@ -64,11 +64,10 @@ class Batch:
 
     @property
     def key(self) -> BatchKey:
-        """Return what identifies it in every session."""
         return self.journal or self.task, self.number
 
     def warm(self) -> None:
-        """Compute what needs no model, if its content has a method for it; not a part of what is pickled."""
+        """Compute what needs no model and is not pickled, if its content has a method for it."""
         if warm := getattr(self.content, "warm", None):
             warm()
 
@@ -95,10 +94,8 @@ class Planned:
 class Budget(NamedTuple):
     """Maximum number of tokens at a time; None: as many as fit into memory."""
 
-    scored: int | None = None
-    """Tokens in one forward pass."""
-    kept: int | None = None
-    """Tokens whose keys and values are cached during generation."""
+    scored: int | None = None  # in one forward pass
+    kept: int | None = None  # whose keys and values are cached during generation
 
 
 class Plan(Protocol):
@@ -170,7 +167,7 @@ class Benchmark(ABC):
 
     @abstractmethod
     def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
-        """Return whether rows are missing; stored rows are those with `(task, *values of the key) in finished`."""
+        """Whether rows are missing; stored rows are those with `(task, *values of the key) in finished`."""
 
     @abstractmethod
     def setup(self, plan: Any) -> Any:
@@ -257,13 +254,8 @@ class Benchmark(ABC):
         return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{shown}"
 
     def label(self, run: Run, task: str) -> Label:
-        """Return the printed label of a task or an average."""
         return Label(task, task)
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
-        """Return the published dataset of a task's documents; None if it is unknown.
-
-        Raises:
-            UsageError: runs of this kind are exported in another format, which the message names.
-        """
+        """Return the published dataset of a task's documents; None if it is unknown."""
         return None

@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """A stretch of a prompt."""
+    """A stretch of a prompt, of one of `SEGMENTS`."""
 
     segment: str
-    """One of `SEGMENTS`."""
     text: str
 
 
@@ -30,18 +29,14 @@ DocumentKey: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True)
 class ChoiceText:
-    """The sequences of a document's choices, as text."""
+    """The sequences of a document's choices: the pieces with which all begin, and the other ones of each choice."""
 
     common: tuple[Piece, ...]
-    """The pieces with which all sequences begin."""
     choices: tuple[tuple[Piece, ...], ...]
-    """The other pieces of each choice's sequence."""
     options: tuple[str, ...]
-    """The answer options."""
 
 
 def choice_text(sequences: Sequence[Sequence[Piece]], options: Sequence[str]) -> ChoiceText:
-    """Return the text of a document from the pieces of each choice's sequence."""
     common = 0
     for column in zip(*sequences, strict=False):
         if column.count(column[0]) < len(column):
@@ -54,13 +49,11 @@ def choice_text(sequences: Sequence[Sequence[Piece]], options: Sequence[str]) ->
 
 @dataclass(frozen=True)
 class ChoiceView:
-    """A task whose choices were scored."""
+    """A task whose choices were scored, with its rows of the score table and the rules that apply to them."""
 
     task: str
     scores: pd.DataFrame
-    """The task's rows of the score table."""
     rules: tuple[str, ...]
-    """Rules that the run has scores for."""
     texts: Mapping[DocumentKey, ChoiceText] = field(default_factory=dict)
     """Empty if the documents cannot be read."""
     problem: str = ""
@@ -80,7 +73,6 @@ class AnsweredDocument:
     references: tuple[str, ...]
     """Right answers; empty if there are none."""
     answer: str
-    """What the model generated, as it was scored."""
     score: float | None
     """From 0 to 1, or another number if the task's metric has other bounds; None if it has no score of its own."""
     prompt: tuple[Piece, ...] = ()
@@ -91,14 +83,12 @@ class AnsweredDocument:
 
 @dataclass(frozen=True)
 class AnswerView:
-    """A task whose documents were answered."""
+    """A task whose documents were answered, with the metric of their scores; or why there are no documents."""
 
     task: str
     metric: str
-    """What `AnsweredDocument.score` is."""
     documents: Sequence[AnsweredDocument]
     problem: str = ""
-    """Why there are no documents."""
 
 
 TaskView: TypeAlias = ChoiceView | AnswerView
@@ -116,13 +106,10 @@ _ENDS = {"end": "end token", "enough": "stop text", "length": "maximum length"}
 
 
 def answer_views(table: pd.DataFrame, tasks: Collection[str], metric: Callable[[str], str]) -> Iterator[AnswerView]:
-    """Yield the generated answers of a run by task.
+    """Yield the generated answers of a run by task; no `tasks`: all.
 
-    Args:
-        table: columns task, id, answer (the text that was scored), references, score, the whole prompt if the run
-            stores it, and those of `GeneratedAnswer`; without `tokens_before`, no prompt was truncated.
-        tasks: only these; empty: all.
-        metric: task → what its score is.
+    The table has columns task, id, answer (the text that was scored), references, score, the whole prompt if the run
+    stores it, and those of `GeneratedAnswer`; without `tokens_before`, no prompt was truncated.
     """
     for task, rows in table.groupby("task", sort=False):
         if not tasks or task in tasks:

@@ -52,8 +52,8 @@ class TaskDocuments(NamedTuple):
 
     def selected(self, task: str, selection: DocumentSelection) -> TaskDocuments:
         """Return the documents that a request selects."""
-        places = selection.places(task, [task] * len(self.documents))
-        return self._replace(documents=tuple(self.documents[place] for place in places))
+        numbers = selection.places(task, [task] * len(self.documents))
+        return self._replace(documents=tuple(self.documents[number] for number in numbers))
 
     def about(self) -> dict[str, Any]:
         """Return the manifest's entry."""
@@ -67,12 +67,10 @@ class DocumentPlan:
     request: Any
     checkpoint: Checkpoint
     tasks: Mapping[str, Sequence[Any]]
-    """Task → its documents."""
     manifest: dict[str, Any]
 
     @property
     def folder(self) -> Path:
-        """The run folder, which may not exist yet."""
         suite, template = self.manifest["specification"]["suite"], self.manifest["template"]["name"]
         return run_folder(self.request.output, self.checkpoint, suite, template, self.manifest)
 
@@ -138,16 +136,14 @@ def about_run(run: Run) -> tuple[str, ...]:
 
 
 class GeneratedAnswer(NamedTuple):
-    """The journal's row of a document."""
+    """The journal's row of a document, whose id is unique in its task."""
 
     id: str
-    """Document id, unique in its task."""
     prompt_sha256: str
     """Hash of the whole prompt, before truncation."""
     tokens_before: int
-    """Tokens of the whole prompt."""
+    """Tokens of the prompt before truncation, and below after it."""
     tokens: int
-    """Tokens of the prompt after truncation."""
     truncated: bool
     reused: int
     """Prompt tokens whose keys and values were shared with another prompt."""
@@ -208,14 +204,12 @@ class GeneratedBenchmark(Benchmark):
         """
 
     def measure(self) -> Measure:
-        """Return how documents are scored."""
         return Measure(f"{self.metric} in %", True, self.metric)
 
     def metric_of(self, task: str) -> str:
         return self.metric
 
     def groups(self, run: Run) -> Mapping[str, Sequence[str]]:
-        """Return average → its tasks."""
         return {"Average": tuple(run.manifest["documents"])}
 
     def ids(self, plan: Any, task: str) -> Sequence[str]:
@@ -254,7 +248,7 @@ class GeneratedBenchmark(Benchmark):
         counts = []
         for task, documents in plan.tasks.items():
             # Prompts of generated answers are longer than others
-            part = replace(plan, tasks={task: [documents[place] for place in spread(len(documents), sample // 4)]})
+            part = replace(plan, tasks={task: [documents[number] for number in spread(len(documents), sample // 4)]})
             prompts = [request.prompt for request in self.generation_requests(part, task, frozenset(), tokenizer)]
             scale = len(documents) / len(prompts)
             alone = sum(len(prompt.tokens) for prompt in prompts)
@@ -292,7 +286,6 @@ class GeneratedBenchmark(Benchmark):
         """Draw the figures of the run folder; the results are saved already. By default none."""
 
     def refuse_rule(self, run: Run, rule: str | None) -> None:
-        """Raise an `UnknownNameError` for any rule but the benchmark's own."""
         if rule not in (None, self.kind):
             raise UnknownNameError(f"rule of run {run.folder}", rule, (self.kind,))
 

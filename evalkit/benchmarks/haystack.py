@@ -89,13 +89,13 @@ class NeedleCase:
         written = "|".join((self.secret, f"{first}{second},{third}", f"{first},{second},{third}"))
         return rf"(?<!\d)(?:{written})(?:[^\d,]|,\D|,\d{{1,2}}\D|,\d{{4}})"
 
-    def text(self, sentences: Sequence[str], place: int, cue: bool) -> str:
-        """Return the prompt with the needle after `place` sentences.
+    def text(self, sentences: Sequence[str], before: int, cue: bool) -> str:
+        """Return the prompt with the needle after `before` sentences.
 
         With a cue, it ends with the beginning of the answer, for models that only continue a text.
         """
         needle = f"The secret number of {self.city} is {self.secret}. "
-        text = "".join((*sentences[:place], needle, *sentences[place:])).rstrip()
+        text = "".join((*sentences[:before], needle, *sentences[before:])).rstrip()
         question = f"Question: What is the secret number of {self.city}?"
         answer = f"\nAnswer: The secret number of {self.city} is" if cue else " Answer with the number alone."
         introduction = "A secret number is hidden in the following text. Read it carefully and remember the number."
@@ -146,8 +146,8 @@ class Haystack:
                     ends.append(ends[-1] + size(" " + sentences[-1].strip()))
             tokens: Sequence[int] = ()
             while number > fit:
-                place = min(range(number + 1), key=lambda n: abs(ends[n] - case.depth / 100 * ends[number]))
-                tokens = encode(case.text(sentences[:number], place, cue))
+                before = min(range(number + 1), key=lambda n: abs(ends[n] - case.depth / 100 * ends[number]))
+                tokens = encode(case.text(sentences[:number], before, cue))
                 if len(tokens) <= case.length:
                     break
                 number -= 1
@@ -161,6 +161,6 @@ class Haystack:
 
 def _sentence(repeat: int, number: int) -> str:
     digest = sha256(f"{repeat} {number}".encode()).digest()
-    words = {name: words[digest[place] % len(words)] for place, (name, words) in enumerate(_WORDS.items(), start=1)}
+    words = {name: words[digest[index] % len(words)] for index, (name, words) in enumerate(_WORDS.items(), start=1)}
     text = _TEMPLATES[digest[0] % len(_TEMPLATES)].format(**words)
     return text[0].upper() + text[1:]

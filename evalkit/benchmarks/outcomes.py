@@ -41,7 +41,6 @@ class Metric:
     name: str
     """What is measured: "accuracy", "f1"."""
     n: int
-    """Documents."""
     value: float | None
     """None if there is nothing to measure."""
     stderr: float | None
@@ -53,7 +52,7 @@ class Metric:
     layer: int | None = None
     """Layer of the model, counted from 0; None for the whole model."""
     chance: float | None = None
-    """Expected value of random guessing."""
+    """Of random guessing."""
     truncated: int | None = None
     """Number of documents truncated to the context window, if known."""
     official: bool | None = None
@@ -66,11 +65,10 @@ class Metric:
 
 
 class Label(NamedTuple):
-    """Printed names of a task."""
+    """Printed names of a task; the short one is for narrow tables."""
 
     full: str
     short: str
-    """Name in narrow tables."""
 
 
 @dataclass(frozen=True)

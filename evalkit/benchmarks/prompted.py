@@ -46,7 +46,7 @@ class _PromptedResults(Stored):
 
 
 class PromptDocument(NamedTuple):
-    """A prompt, and the reference that its answer is compared with."""
+    """A prompt, and what its answer is compared with."""
 
     prompt: str
     reference: str

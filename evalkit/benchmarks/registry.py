@@ -38,12 +38,7 @@ def kinds() -> Iterator[str]:
 
 @cache
 def benchmark(kind: str) -> Benchmark:
-    """Return the benchmark of a kind.
-
-    Raises:
-        UnknownNameError: there is no such kind.
-        UsageError: the benchmark's package cannot be imported.
-    """
+    """Return the benchmark of a kind. Raises a `UsageError` if there is none, or if its package cannot be imported."""
     if kind in _OWN:
         own: Benchmark = resolve_name(f"evalkit.benchmarks.{_OWN[kind]}")()
         return own
@@ -53,11 +48,7 @@ def benchmark(kind: str) -> Benchmark:
 
 
 def benchmark_of(run: Run) -> Benchmark:
-    """Return the benchmark that made a run.
-
-    Raises:
-        RunError: its package is not installed, or results.json does not have the benchmark's schema.
-    """
+    """Return the benchmark that made a run. Raises a `RunError` if it is not installed, or results.json not its own."""
     try:
         kind = benchmark(run.kind)
     except UnknownNameError as error:
@@ -75,11 +66,7 @@ def _loadable() -> Iterator[Benchmark]:
 
 
 def kind_of_suite(suite: str | None) -> str:
-    """Return the kind of benchmark that runs a suite: a suite's name or a YAML file; None: the default suite.
-
-    Raises:
-        UnknownNameError: no benchmark has such a suite.
-    """
+    """Return the kind of benchmark that runs a suite: a suite's name or a YAML file; None: the default suite."""
     if suite is None or Path(suite).suffix in (".yaml", ".yml"):
         return "multiple_choice"
     for kind in _loadable():
@@ -89,7 +76,6 @@ def kind_of_suite(suite: str | None) -> str:
 
 
 def suite_names() -> list[str]:
-    """Return the names of all benchmarks' suites."""
     return [suite for kind in _loadable() for suite in kind.suites()]
 
 
@@ -99,11 +85,7 @@ def averages_of(kind: Benchmark) -> dict[str, dict[str, tuple[str, ...]]]:
 
 
 def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:
-    """Return average → its tasks, for a suite of any benchmark.
-
-    Raises:
-        UnknownNameError: no benchmark has such a suite.
-    """
+    """Return average → its tasks, for a suite of any benchmark."""
     known: list[str] = []
     for kind in _loadable():
         with suppress(UsageError):

@@ -36,8 +36,7 @@ from evalkit.runs.folder import specification_id
 Value = TypeVar("Value")
 
 _lock = threading.RLock()
-_blocks = 0
-"""Number of blocks of `remembering` that have begun and not ended."""
+_blocks = 0  # of `remembering` that have begun and not ended
 _values: dict[str, OrderedDict[Hashable, Any]] = {}
 """Kind → values by key, the ones used last at the end."""
 _making: dict[Hashable, threading.RLock] = {}
@@ -126,7 +125,6 @@ class DocumentRequest(Request):
 
     @property
     def selection(self) -> DocumentSelection:
-        """Which documents of each task are read."""
         return FirstDocuments(self.limit) if self.sample is None else DocumentSample(self.sample, self.seed or 0)
 
 
@@ -134,16 +132,10 @@ RequestType = TypeVar("RequestType", bound=Request)
 
 
 def request_of(kind: type[RequestType], model: str | Path | ModelSpec, options: Mapping[str, Any]) -> RequestType:
-    """Build a request from keyword arguments; paths, numbers and lists may be strings.
+    """Build a request from keyword arguments; paths, numbers and lists may be strings, and None is the default.
 
-    Args:
-        kind: the request type.
-        model: a checkpoint folder, a hub name, a GGUF file, or "demo"; or a `ModelSpec`.
-        options: the other fields of the request type and, unless `model` is a `ModelSpec`, of `ModelSpec`; None: the
-            default.
-
-    Raises:
-        UsageError: an option does not exist, or its value is invalid.
+    `options` are the other fields of the request type and, unless `model` is a `ModelSpec`, of `ModelSpec`. Raises a
+    `UsageError` if an option does not exist, or its value is invalid.
     """
     of_model = {}
     if not isinstance(model, ModelSpec):
@@ -249,7 +241,6 @@ class TaskTokens:
     sampled: int
     """Documents that were tokenised; if these are all, the numbers are counts."""
     rows: float
-    """Rows of the journal."""
     alone: float
     """Input tokens of all sequences, one by one."""
     distinct: float

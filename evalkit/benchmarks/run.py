@@ -82,7 +82,6 @@ def _benchmark_of(suite: str | Path | None) -> Benchmark:
 
 
 def request_type(suite: str | Path | None) -> type[Request]:
-    """Return the request type of the benchmark that has a suite."""
     request: type[Request] = _benchmark_of(suite).request
     return request
 
@@ -101,9 +100,6 @@ def given_options(
     """Return the arguments of `evaluate` that differ from their defaults, merged with the benchmark's own settings.
 
     In messages, an argument is `named(argument)`, and `where` says how settings are given.
-
-    Raises:
-        UsageError: the benchmark has no such argument or setting, or an argument of `evaluate` is given as a setting.
     """
     given = given_settings(arguments, ModelSpec, SuiteRequest)
     if isinstance(vary := given.get("vary"), Path):

@@ -43,9 +43,7 @@ class ListedRun:
     """finished, interrupted, begun, damaged or benchmark not installed."""
     id: str = ""
     created: str = ""
-    """Start time; ISO 8601."""
     model: str = ""
-    """Checkpoint as named by the user."""
     path: str | None = None
     """Path of the checkpoint; None if it is from the hub or in memory."""
     revision: str | None = None
@@ -54,28 +52,24 @@ class ListedRun:
     num_fewshot: int | None = None
     dtype: str = ""
     context: str = ""
-    """Tokens and method of a context extension; empty without one."""
+    """Tokens and method of a context extension."""
     windows: str = ""
-    """Windows of a text; empty without one."""
+    """Windows of a text."""
     documents: str = ""
     """Which documents of each task are read; empty: all."""
     rule: str = ""
     score: float | None = None
     """Sort key of a finished run: its last average, a fraction; for lm-eval's tasks the first metric."""
     result: str = ""
-    """Printed form of the score, with its standard error."""
     devices: tuple[str, ...] = ()
-    """Kinds of devices that computed a finished run."""
     imported: bool = False
     """Whether it was imported from another program's log, which has no journal."""
     journal: bool = True
     """Whether the journal exists; no table can be recomputed without it."""
     notes: tuple[str, ...] = ()
-    """Errors and warnings."""
 
     @property
     def checkpoint(self) -> str:
-        """Printed checkpoint: a path, relative to the current folder if it lies below it, or a name."""
         if not self.model:
             return Path(self.folder).name
         if self.path is None:
@@ -85,7 +79,6 @@ class ListedRun:
 
     @property
     def settings(self) -> str:
-        """Settings that are not the default: examples, documents, context, origin."""
         shots = f"{self.num_fewshot}-shot" if self.num_fewshot else ""
         origin = "imported" if self.imported else ""
         return ", ".join(filter(None, (shots, self.documents, self.context, self.windows, origin)))
@@ -94,10 +87,8 @@ class ListedRun:
 def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun]:
     """Return the runs under a folder whose description contains each word of a text; case is ignored.
 
-    They are sorted by date (newest last), name (of the folder), model (of the checkpoint, by step) or score.
-
-    Raises:
-        RunError: the folder cannot be read.
+    They are sorted by date (newest last), name (of the folder), model (of the checkpoint, by step) or score. Raises a
+    `RunError` if the folder cannot be read.
     """
 
     def has_words(run: ListedRun) -> bool:
@@ -177,14 +168,11 @@ def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report
 
 
 class SummarisedRun(NamedTuple):
-    """A checkpoint with its run."""
+    """A checkpoint with its run, if it is finished, and the requested rule; None: the run's own."""
 
     model: str
-    """As given by the user."""
     run: Run | None
-    """None if it is not finished."""
     rule: str | None = None
-    """The requested rule; None: the run's own."""
     state: str = "finished"
     message: str = ""
     """Why it is not finished, or what was left out."""

@@ -65,10 +65,7 @@ LoadingKey = tuple["ModelSpec", str]
 
 
 def loading_key(model: ModelSpec, specification: Mapping[str, Any]) -> LoadingKey:
-    """Return what determines the loaded model: where its files are, how it is loaded, weights, dtype and context.
-
-    The model's context and dtype count as they are in the specification of the run.
-    """
+    """Return what determines the loaded model, whose context and dtype count as they are in the specification."""
     names = ("checkpoint", "dtype", "attention", "context_extension")
     about = json.dumps({name: specification[name] for name in names}, sort_keys=True)
     plain = replace(model, dtype="auto", context=None, context_method=None, context_original=None, context_config=None)
@@ -83,7 +80,7 @@ class ModelHolder:
         self._loaded: LoadedModel | None = None
 
     def model_of(self, plan: Plan, say: Say) -> LoadedModel:
-        """Return the loaded model of a run, or the one that is kept if it is the same. Raises as `load_checked`."""
+        """Return the loaded model of a run; raises as `load_checked`."""
         specification = plan.manifest["specification"]
         key = loading_key(plan.request.model, specification)
         if self._loaded is None or self._key != key:
@@ -97,11 +94,7 @@ class ModelHolder:
 
 
 def load_checked(model: ModelSpec, checkpoint: Checkpoint, specification: Mapping[str, Any], say: Say) -> LoadedModel:
-    """Load the model of a run and report what was loaded.
-
-    Raises:
-        CheckpointError: it cannot be loaded, or its files have changed since the run's specification was made.
-    """
+    """Load the model of a run and report it. Raises a `CheckpointError` also if its files have changed meanwhile."""
     loaded = model.load(checkpoint, say)
     check_identity(checkpoint.given, specification, loaded)
     for line in loaded.describe().split("\n"):
@@ -110,12 +103,12 @@ def load_checked(model: ModelSpec, checkpoint: Checkpoint, specification: Mappin
 
 
 class Prepared(NamedTuple):
-    """What planning and the manifest need to know about a model that is ready to compute; see `Computer`."""
+    """What planning and the manifest need of a model that is ready to compute; see `Computer`."""
 
     facts: Any
     about: dict[str, Any]
-    place: BatchDevice
-    """Device of most batches."""
+    device: BatchDevice
+    """Of most batches."""
     tokenizer: Any
 
 
@@ -126,7 +119,6 @@ class OpenRun:
         self.plan, self._writer, self._say = plan, writer, say
         self._kind = kind = benchmark(plan.manifest["kind"])
         self.is_missing = False
-        """Whether there is something to compute."""
         # Another process may have finished the run before this one had the lock
         self._run = finished(plan, say)
         if self._run is None:
@@ -154,7 +146,7 @@ class OpenRun:
 
         Warns if earlier batches were computed on another kind of device.
         """
-        self._writer.compute_on(prepared.place)
+        self._writer.compute_on(prepared.device)
         recorded = self.facts()
         facts = prepared.facts if recorded is None else recorded
         budgets = () if recorded is None else ("token_budget", "kept_tokens")
@@ -163,7 +155,6 @@ class OpenRun:
         return facts
 
     def batches(self, facts: Any, tokenizer: Any) -> Planned:
-        """Plan the missing batches."""
         planned = self._kind.batches(self.plan, facts, tokenizer, self.finished, self._say)
         if planned.message:
             self._say(planned.message)
@@ -194,8 +185,7 @@ def finished(plan: Plan, say: Say) -> Run | None:
     def has_all(run: Run) -> bool:
         return run.serves(samples) and all((run.folder / name).is_file() for name in kind.files)
 
-    run = find_finished(plan.folder, plan.manifest, has_all, say, plan.request.model.device)
-    if run is not None:
+    if (run := find_finished(plan.folder, plan.manifest, has_all, say, plan.request.model.device)) is not None:
         run.require_form(kind.results_form)
     return run
 
@@ -210,8 +200,7 @@ def opened(plan: Plan, say: Say) -> Iterator[OpenRun]:
 def run_plan(plan: Plan, progress: Progress, holder: ModelHolder | None = None) -> Run:
     """Compute the missing batches of a run in this process, write its results and open it.
 
-    The holder loads the model and keeps it for further runs. Raises an `EvalkitError` if the run cannot be computed or
-    saved.
+    The holder keeps the model for further runs. Raises an `EvalkitError`.
     """
     if (run := finished(plan, progress.say)) is not None:
         return run

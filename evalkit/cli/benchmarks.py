@@ -12,15 +12,10 @@ import click
 from evalkit.cli.parameters import argument, command, exclude, flag, option, typed_option
 from evalkit.cli.running import (
     CHECKPOINT,
-    COMPUTING,
-    CONTEXT,
     DETAIL,
     DRY_RUN,
     MODEL,
-    ORIGIN,
     PLOT,
-    SELECTION,
-    TRUST,
     Printer,
     Workers,
     checkpoint_of,
@@ -33,7 +28,7 @@ from evalkit.cli.running import (
 )
 from evalkit.cli.study import WatchOptions, watch
 from evalkit.display import Progress, doing
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
     from evalkit.runs.folder import Run
@@ -42,10 +37,9 @@ if TYPE_CHECKING:
 
 @command(
     kind="multiple_choice",
-    order=(*ORIGIN, "suite", "tasks", "include_path", "template", "rule", *SELECTION, ..., "output", "data_dir",
-           *COMPUTING, *CONTEXT, "token_budget", "show_prompts", "log_samples", *TRUST, "allow_unofficial_data", "own",
-           "watching", "workers", "dry", "detail", "printer"),
-)  # fmt: skip
+    order="ORIGIN suite tasks include_path template rule SELECTION ... output data_dir COMPUTING CONTEXT token_budget "
+    "show_prompts log_samples TRUST allow_unofficial_data own watching workers dry detail printer",
+)
 def run(
     *,
     checkpoints: tuple[str, ...] = argument(metavar="[CKPT]...", required=False),
@@ -160,10 +154,7 @@ def _request_options(options: dict[str, Any], own: Sequence[str]) -> dict[str, A
     return given_options(options, switched(request, given | typed), flag, "--set")
 
 
-@command(
-    kind="needle",
-    order=(*ORIGIN, *CONTEXT, ..., "output", *COMPUTING, "token_budget", *TRUST, "dry", "printer"),
-)
+@command(kind="needle", order="ORIGIN CONTEXT ... output COMPUTING token_budget TRUST dry printer")
 def needle(
     *,
     checkpoint: str | None = CHECKPOINT,
@@ -185,7 +176,7 @@ def needle(
 
 @command(
     kind="attention",
-    order=(*ORIGIN, *CONTEXT, ..., "output", *COMPUTING, *TRUST, "dry", "workers", "printer"),
+    order="ORIGIN CONTEXT ... output COMPUTING TRUST dry workers printer",
     without=("token_budget",),
 )
 def attention(
@@ -213,9 +204,8 @@ def attention(
 
 @command(
     kind="perplexity",
-    order=(*ORIGIN, "text", "key", *SELECTION, *CONTEXT, "methods", ..., "output", *COMPUTING, "token_budget", *TRUST,
-           "dry", "workers", "plot", "printer"),
-)  # fmt: skip
+    order="ORIGIN text key SELECTION CONTEXT methods ... output COMPUTING token_budget TRUST dry workers plot printer",
+)
 def perplexity(
     *,
     checkpoint: str | None = CHECKPOINT,
@@ -265,12 +255,8 @@ def perplexity(
 
 def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], runner: JobRunner) -> dict[str, Run]:
     """Return method → its finished run; all are planned before the first is computed."""
-    from evalkit.models.context.extension import METHODS
     from evalkit.studies.running import Job
 
-    for method in methods:
-        if method not in METHODS:
-            raise UnknownNameError("context method", method, METHODS)
     if len(set(methods)) < len(methods):
         raise UsageError(f"--methods {','.join(methods)}: name each method once")
     if options.get("context") in (None, "none") and options.get("context_config") is None:
@@ -283,4 +269,4 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
                 "training, so no method changes anything; give a longer --context, or --context-original"
             )
         outcomes = runner([Job(f"{model}, {method}", plan) for method, plan in plans.items()], progress)
-    return dict(zip(methods, finished_runs(outcomes), strict=True))
+    return dict(zip(plans, finished_runs(outcomes), strict=True))

@@ -18,7 +18,6 @@ from evalkit.escape import printable
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.figure_runs import AnalysedRun
-    from evalkit.comparison.curves import Curve
     from evalkit.comparison.sides import Side
     from evalkit.runs.folder import Run
 
@@ -59,77 +58,54 @@ def compare(
     evalkit compare --study study.yaml intg vanilla                    names of a study, with all their seeds
     evalkit compare --study study.yaml --curve intg                    its steps, a curve for each seed
     """
-    from evalkit.runs.score_table import outcome_key
+    from evalkit.comparison.comparison import compare_sides
+    from evalkit.comparison.comparison_report import comparison_report
+    from evalkit.comparison.curves import curve as curve_of
+    from evalkit.comparison.curves import curve_report
+    from evalkit.comparison.differences import exit_code
+    from evalkit.comparison.sides import find_sides, find_trainings
+    from evalkit.runs.score_table import outcome_key, with_default_rule
 
     exclude(curve=curve, fail_if_worse=fail_if_worse)
     require("--fail-if-worse", fail_if_worse, margin=margin or None)
     exclude(study=study, output=output if is_typed("output") else None)
     if not isfinite(margin):
         raise UsageError(f"--margin {margin}: is not a finite number")
-    source, key = Source(study, benchmark, groups), outcome_key(outcome, rule)
-    if curve:
-        from evalkit.comparison.curves import curve_report
-
-        with doing("reading runs"):
-            curves, notes = _curves(runs, source, key, output)
-        printer(curve_report(curves).with_notes(notes))
-        if plot:
-            from evalkit.comparison.plots import curves as draw_curves
-
-            draw_curves(curves, plot)
-        return 0
-    from evalkit.comparison.comparison import compare_sides
-    from evalkit.comparison.comparison_report import comparison_report
-    from evalkit.comparison.differences import exit_code
-
+    source, key, notes = Source(study, benchmark, groups), outcome_key(outcome, rule), list[str]()
     with doing("reading and comparing runs"):
-        sides, notes, key = _sides(runs, source, key, output)
-        comparisons = compare_sides(sides, key)
-        report = comparison_report(comparisons).with_notes(notes)
-    printer(report)
+        if results := source.results:
+            from evalkit.studies.results import study_sides, study_trainings
+
+            measured = results.study.benchmark(source.benchmark)
+            key = with_default_rule(key, measured.rule)
+        if curve:
+            if results:
+                trainings = study_trainings(results, runs, measured)
+                curves = [curve_of(training.side, key, training.steps) for training in trainings]
+                notes += [note for training in trainings for note in training.notes]
+            else:
+                curves = [curve_of(side, key) for side in find_trainings(runs, source.groups, output)]
+            shown = curve_report(curves)
+        else:
+            sides: Sequence[Side]
+            if results:
+                sides, notes = (chosen := study_sides(results, runs, measured)).sides, [*chosen.notes]
+            else:
+                sides = find_sides(runs, source.groups, output)
+            comparisons = compare_sides(sides, key)
+            shown = comparison_report(comparisons)
+    printer(shown.with_notes(tuple(notes)))
     if plot:
-        from evalkit.comparison.plots import forest
+        from evalkit.comparison import plots
 
-        forest(comparisons, plot)
+        if curve:
+            plots.curves(curves, plot)
+        else:
+            plots.forest(comparisons, plot)
+    if not fail_if_worse:
+        return 0
     # Percentage points for shares, else the measure's own unit
-    scale = 100 if comparisons[0].measure.is_share else 1
-    return exit_code(comparisons, margin / scale) if fail_if_worse else 0
-
-
-def _sides(
-    runs: tuple[str, ...], source: Source, key: str | None, output: Path
-) -> tuple[Sequence[Side], tuple[str, ...], str | None]:
-    """Return sides, notes, and the key of the outcome, of a study under the benchmark's rule by default."""
-    if source.results is None:
-        from evalkit.comparison.sides import find_sides
-
-        return find_sides(runs, source.groups, output), (), key
-    from evalkit.runs.score_table import with_default_rule
-    from evalkit.studies.results import study_sides
-
-    benchmark = source.results.study.benchmark(source.benchmark)
-    chosen = study_sides(source.results, runs, benchmark)
-    return chosen.sides, chosen.notes, with_default_rule(key, benchmark.rule)
-
-
-def _curves(
-    runs: tuple[str, ...], source: Source, key: str | None, output: Path
-) -> tuple[list[Curve], tuple[str, ...]]:
-    """Return a curve for each training, and notes."""
-    from evalkit.comparison.curves import curve
-
-    if source.results is None:
-        from evalkit.comparison.sides import find_trainings
-
-        return [curve(side, key) for side in find_trainings(runs, source.groups, output)], ()
-    from evalkit.runs.score_table import with_default_rule
-    from evalkit.studies.results import study_trainings
-
-    benchmark = source.results.study.benchmark(source.benchmark)
-    trainings = study_trainings(source.results, runs, benchmark)
-    key = with_default_rule(key, benchmark.rule)
-    curves = [curve(training.side, key, training.steps) for training in trainings]
-    return curves, tuple(note for training in trainings for note in training.notes)
+    return exit_code(comparisons, margin / (100 if comparisons[0].measure.is_share else 1))
 
 
 @command()
@@ -214,7 +190,6 @@ def figure(
 def _analysed(
     given: tuple[str, ...], source: Source, names: tuple[str, ...] | None, request: FigureRequest
 ) -> tuple[list[AnalysedRun], list[str]]:
-    """Return the runs by the names of their lines, and notes about them."""
     from evalkit.benchmarks.attention.figure_runs import AnalysedRun, run_differences
     from evalkit.comparison.sides import Side, check_unique
     from evalkit.comparison.sides import names as names_of

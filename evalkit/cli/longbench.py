@@ -11,16 +11,11 @@ import click
 from evalkit.cli.parameters import Commands, argument, command, option, typed_option
 from evalkit.cli.running import (
     CHECKPOINT,
-    COMPUTING,
-    CONTEXT,
     DRY_RUN,
     MODEL,
-    ORIGIN,
     OUTPUT,
     PLOT,
     RUN,
-    SELECTION,
-    TRUST,
     Printer,
     checkpoint_of,
     evaluate,
@@ -59,9 +54,9 @@ def longbench() -> None:
     longbench,
     "run",
     kind="longbench",
-    order=(*ORIGIN, "suite", "tasks", *SELECTION, *CONTEXT, ..., "output", "data_dir", *COMPUTING, "token_budget",
-           *TRUST, "dry", "edit_similarity", "plot", "printer"),
-)  # fmt: skip
+    order="ORIGIN suite tasks SELECTION CONTEXT ... output data_dir COMPUTING token_budget TRUST dry edit_similarity "
+    "plot printer",
+)
 def run_longbench(
     *,
     checkpoint: str | None = CHECKPOINT,

@@ -18,7 +18,6 @@ from dataclasses import is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from types import EllipsisType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
@@ -41,6 +40,16 @@ SETTINGS = {
 }
 
 
+_GROUPS = {
+    "ORIGIN": ("revision", "tokenizer"),
+    "SELECTION": ("sample", "seed", "limit"),
+    "COMPUTING": ("device", "device_map", "dtype", "attention"),
+    "CONTEXT": ("context", "context_method", "context_original", "context_config"),
+    "TRUST": ("allow_pickle", "trust_remote_code"),
+}
+"""Settings that are beside each other in `--help`."""
+
+
 class Commands(click.Group):
     """A group that suggests the nearest command for a mistyped one."""
 
@@ -54,13 +63,9 @@ class Commands(click.Group):
 class Command(click.Command):
     """A command made of a function; its parameters are made when they are needed, since benchmarks are imported.
 
-    Args:
-        function: what it does; called with its parameters by name.
-        name: name on the command line.
-        kind: benchmark whose settings are the function's `**settings`.
-        order: order of parameters and settings in `--help`; `...`: settings without another place. Parameters that it
-            does not name are first.
-        without: settings that are no options.
+    `kind` is the benchmark whose settings, but those in `without`, are the function's `**settings`. In `--help`, they
+    stand in `order`, names and names of `_GROUPS`, after parameters that it does not name; `...` are the settings that
+    it does not name.
     """
 
     def __init__(
@@ -68,10 +73,11 @@ class Command(click.Command):
         function: Callable[..., Any],
         name: str,
         kind: str | None,
-        order: Sequence[str | EllipsisType],
+        order: str,
         without: Sequence[str],
     ) -> None:
-        self.function, self.kind, self.order, self.without = function, kind, order, without
+        self.function, self.kind, self.without = function, kind, without
+        self.order = [name for word in order.split() for name in _GROUPS.get(word, (word,))]
         self._params: list[click.Parameter] | None = None
         super().__init__(name, callback=self._call, help=inspect.cleandoc(function.__doc__ or ""))
 
@@ -98,10 +104,10 @@ class Command(click.Command):
             elif is_dataclass(hints[name]):
                 own[name] = [*settings_of(hints[name]).values()]
         known = _settings_of_benchmark(self.kind) if self.kind else {}
-        order = [name for name in own if name not in self.order] + [*self.order]
+        order = [name for name in own if name not in self.order] + self.order
         others = [name for name in known if name not in order and name not in self.without]
-        for place in order:
-            for name in others if isinstance(place, EllipsisType) else [place]:
+        for entry in order:
+            for name in others if entry == "..." else [entry]:
                 yield from own.get(name) or [known[name]]
 
     def _call(self, **given: Any) -> Any:
@@ -115,7 +121,7 @@ def command(
     group: click.Group | None = None,
     name: str = "",
     kind: str | None = None,
-    order: Sequence[str | EllipsisType] = (),
+    order: str = "",
     without: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Command]:
     """Make a command of a function, in a group if one is given; arguments as of `Command`."""
@@ -139,7 +145,6 @@ def _settings_of_benchmark(kind: str) -> Mapping[str, Setting]:
 
 
 def _parameter(declared: Setting) -> click.Parameter:
-    """Return the argument or option of a setting."""
     hint, more = declared.types[0], dict[str, Any]()
     is_tuple, default = get_origin(hint) is tuple, declared.default
     each = get_args(hint)[0] if is_tuple else hint
@@ -206,8 +211,6 @@ class _TextParam(click.ParamType):  # type: ignore[type-arg]
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value == "" and isinstance(param, click.Argument) and param.required:
-            raise UsageError(f"{_display_name(param)} is empty; give a value")
         return values.text(_display_name(param), value)
 
 

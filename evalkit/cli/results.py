@@ -110,7 +110,7 @@ def rescore(
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Options of a table, by the names of `TableRequest`."""
+    """By the names of `TableRequest`."""
 
     rule: str | None = option(None, "How the runs' answers are chosen (evalkit ls rules).", "the runs' own")
     outcome: str | None = OUTCOME

@@ -54,32 +54,14 @@ def cli() -> None:
 
 
 for command in (
-    benchmarks.run,
-    benchmarks.needle,
-    benchmarks.attention,
-    benchmarks.perplexity,
-    longbench.longbench,
-    study.study,
-    comparing.compare,
-    comparing.figure,
-    comparing.report,
-    results.show,
-    results.rescore,
-    results.table,
-    results.integrity,
-    results.export,
-    models.import_,
-    models.models,
-    models.list_,
-    models.data,
-    models.doctor,
-):
+    benchmarks.run, benchmarks.needle, benchmarks.attention, benchmarks.perplexity, longbench.longbench, study.study,
+    comparing.compare, comparing.figure, comparing.report, results.show, results.rescore, results.table,
+    results.integrity, results.export, models.import_, models.models, models.list_, models.data, models.doctor,
+):  # fmt: skip
     cli.add_command(command)
 
-_LONGEST = 2000
-"""Maximum characters of a message."""
-_LONGEST_REASON = 300
-"""Maximum characters of another library's message within one."""
+_LONGEST, _LONGEST_REASON = 2000, 300
+"""Maximum characters of a message, and of another library's message within one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -160,7 +142,6 @@ def _exit_code(arguments: Sequence[str], is_debug: bool) -> int:
 
 
 def _explained(error: BaseException) -> tuple[Sequence[str], int]:
-    """Return the lines about an error, and the exit code."""
     match error:
         case SeveralErrors():
             return (f"{error.summary}:", *error.problems), error.exit_code

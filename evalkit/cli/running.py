@@ -35,12 +35,6 @@ STUDY = typed_option(None, "Study file, whose finished runs are read.", metavar=
 BENCHMARK = typed_option(None, "Benchmark of the study.", "the only one that fits")
 GROUPS = typed_option((), "Several seeds or checkpoints of one side; repeat for each side.", option="--group",
                       metavar="NAME=RUN,RUN,…", repeated=True)  # fmt: skip
-ORIGIN = ("revision", "tokenizer")
-SELECTION = ("sample", "seed", "limit")
-COMPUTING = ("device", "device_map", "dtype", "attention")
-CONTEXT = ("context", "context_method", "context_original", "context_config")
-TRUST = ("allow_pickle", "trust_remote_code")
-"""Settings that are beside each other in `--help`."""
 CHECKPOINT = argument(metavar="[CKPT]", required=False)
 MODEL = option(None, "Checkpoint folder, hub name, .gguf file, or demo.  [required, here or as CKPT]")
 
@@ -51,11 +45,7 @@ def say(text: str) -> None:
 
 
 def checkpoint_of(given: str | None, model: str | None) -> str:
-    """Return the checkpoint, as an argument or by `--model`; the command line overrides the environment.
-
-    Raises:
-        UsageError: none is given, or two are.
-    """
+    """Return the checkpoint, as an argument or by `--model`; the command line overrides the environment."""
     if given is not None and model is not None and is_typed("model"):
         raise UsageError(f"the checkpoint is given twice, as {given} and as --model {model}; give it once")
     if (checkpoint := given if given is not None else model) is None:
@@ -68,7 +58,7 @@ def checkpoint_of(given: str | None, model: str | None) -> str:
 
 
 def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
-    """Return one checkpoint or several; patterns are expanded. Raises a `UsageError` also if nothing matches one."""
+    """Return one checkpoint or several; patterns are expanded."""
     from evalkit.models.loading.files import is_pattern, matching
 
     checkpoint_of(given[0] if given else None, model)
@@ -81,11 +71,7 @@ def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
 
 
 def named_run(given: str, root: Path | None = None) -> Run:
-    """Return the finished run that a command's RUN names, in a folder of runs; None: the default folder.
-
-    Raises:
-        EvalkitError: no run or several match, or the run is damaged or not finished.
-    """
+    """Return the finished run that a command's RUN names, in a folder of runs; None: the default folder."""
     from evalkit.runs.finding import find_run, root_of_runs
 
     return find_run(given, root or root_of_runs())
@@ -97,7 +83,6 @@ class Source:
 
     study: Path | None
     benchmark: str | None
-    """Benchmark of the study."""
     groups: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -107,7 +92,7 @@ class Source:
 
     @cached_property
     def results(self) -> StudyResults | None:
-        """The study's runs; None without a study. Raises an `EvalkitError` if it cannot be read."""
+        """The study's runs; None without a study."""
         if self.study is None:
             return None
         from evalkit.studies.results import read_results
@@ -123,11 +108,7 @@ class Printer:
     standalone: bool = option(False, "Write a complete LaTeX document or HTML page.")
 
     def __call__(self, report: Report, output: Path | None = None) -> None:
-        """Print a report, or write it into a file and print that file's name.
-
-        Raises:
-            UsageError: the format does not support the report, or the file cannot be written.
-        """
+        """Print a report, or write it into a file and print that file's name."""
         from evalkit.reporting.report import render
         from evalkit.reporting.terminal import terminal_width
 
@@ -184,7 +165,6 @@ class Workers:
 
     @cached_property
     def runner(self) -> JobRunner:
-        """Computes runs."""
         if not self.option:
             from evalkit.studies.running import run_here
 
@@ -205,7 +185,6 @@ def plan_of(model: str, options: dict[str, Any], say: Say) -> Plan:
 
 
 def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
-    """Return what runs will take: documents, tokens and time; arguments as of `evalkit.evaluate`."""
     from evalkit.studies.dry_run import plans_report
 
     with Progress() as progress:
@@ -223,17 +202,8 @@ def evaluate(
 ) -> None:
     """Run a benchmark on a checkpoint and print its report; of a dry run, what it would take.
 
-    Args:
-        model: the checkpoint.
-        options: see `evalkit.evaluate`.
-        printer: how the report is printed.
-        is_dry: whether nothing is computed.
-        workers: what computes the run; None: this process.
-        show: returns the report of the finished run under the requested rule; None: the benchmark's own.
-        draw: called with the finished run after its report.
-
-    Raises:
-        EvalkitError: the run failed; or, after all is saved and printed, something was skipped.
+    `options` as of `evalkit.evaluate`. `show` returns the report of the finished run under the requested rule, by
+    default the benchmark's own. Raises a `DataError` after all is saved and printed if something was left out.
     """
     from evalkit.benchmarks.registry import benchmark_of
     from evalkit.benchmarks.session import run_plan
@@ -259,7 +229,6 @@ def evaluate(
 
 
 def finished_runs(outcomes: Sequence[Outcome]) -> list[Run]:
-    """Open the computed runs. Raises a `RunError` if one is not finished."""
     from evalkit.runs.folder import load_run
 
     for outcome in outcomes:

@@ -22,8 +22,6 @@ _IN_USE = 30.0
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Which folder is watched, and until when."""
-
     watch: Path | None = typed_option(None, "In place of CKPT: a folder, whose checkpoints are evaluated as they "
                                       "appear, until Ctrl-C.")  # fmt: skip
     until: int | None = typed_option(None, "With --watch: end at this step.", metavar="STEP", least=0, shows_least=True)
@@ -47,8 +45,7 @@ class WatchOptions:
 def watch(watched: WatchOptions, options: dict[str, Any]) -> None:
     """Evaluate checkpoints of a folder as they appear, and print a line for each; `options` as of `evalkit.evaluate`.
 
-    Raises:
-        EvalkitError: the options are invalid; or, at the end, a checkpoint was not evaluated.
+    Raises a `CheckpointError` at the end if one was not evaluated.
     """
     from evalkit.benchmarks.request import remembering
     from evalkit.studies.watch import GrowingCurve, Watcher

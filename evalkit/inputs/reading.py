@@ -62,14 +62,9 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_as(path: Path, error: Reason, what: str, most: int, parse: Callable[[bytes], Any]) -> Any:
-    """Read a file of at most so many bytes and parse it.
+    """Read a file of at most so many bytes and parse it; `what` describes it in messages, before its path.
 
-    Args:
-        path: the file.
-        error: class of the error that is raised.
-        what: description of the file in messages, before its path.
-        most: size limit in bytes.
-        parse: raises `Unreadable`, or another `ValueError`, for invalid content.
+    `parse` raises `Unreadable`, or another `ValueError`, for invalid content.
     """
     named = f"{what} {path}".lstrip()
     try:
@@ -92,7 +87,6 @@ def read_given_text(path: Path) -> tuple[bytes, str]:
 
 
 def decoded(data: bytes) -> str:
-    """Decode UTF-8. Raises `Unreadable`."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -165,11 +159,11 @@ class _Loader(yaml.SafeLoader):
 
 
 class _TypedLoader(_Loader):
-    """Loader of scalars as strings, or None."""
+    pass
 
 
 class _TaskLoader(_Loader):
-    """Loader of lm-eval's task files, without the functions that they name."""
+    pass
 
 
 def _parse_yaml(data: bytes, loader: type[_Loader]) -> Any:
@@ -232,7 +226,6 @@ _FLOAT = re.compile(
 
 
 def _limit_types(loader: type[_Loader], kept: tuple[str, ...], built: tuple[str, ...]) -> None:
-    """Restrict a loader to some of PyYAML's implicit types and constructors."""
     loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in rules if tag.removeprefix(_CORE) in kept]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()

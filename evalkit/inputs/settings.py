@@ -34,15 +34,12 @@ class Setting:
     default_text: str = ""
     """What None or an empty list stands for, as users read it."""
     metavar: str | None = None
-    """Placeholder of the value in `--help`."""
     option: str = ""
     """Option on the command line; empty: that of its name."""
     short: str | None = None
-    """Short option, such as -L."""
     least: int = 1
-    """Smallest whole number."""
     most: int | None = None
-    """Largest whole number."""
+    """Smallest and largest whole number."""
     shows_least: bool = False
     """Whether `--help` has the smallest and the largest number."""
     word: str = ""
@@ -54,12 +51,10 @@ class Setting:
     repeated: bool = False
     """Whether the option of a list is given again for each of its values, which are else separated by commas."""
     argument: bool = False
-    """Whether it is an argument of its command, not an option."""
     required: bool = False
 
     @property
     def flag(self) -> str:
-        """Return the option on the command line."""
         return self.option or f"--{self.name.replace('_', '-')}"
 
     def is_file_at(self, location: Path) -> bool:
@@ -75,7 +70,6 @@ def setting(default: Any, help: str = "", default_text: str = "", **more: Any) -
 
 
 def setting_of(name: str, hint: Any, declared: Field[Any]) -> Setting:
-    """Return the setting of a field or parameter with its type."""
     types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     kept = tuple(member for member in types if member is not NoneType)
     return Setting(name, declared.default, kept, **declared.metadata)
@@ -129,7 +123,6 @@ _SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("fa
 
 
 def switched(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert words to True or False for boolean settings."""
     flags = {item.name for item in settings_of(kind).values() if item.types == (bool,)}
     return {
         name: _SWITCHES.get(value.lower(), value) if name in flags and isinstance(value, str) else value
@@ -138,7 +131,7 @@ def switched(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fitted(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate values of some settings of a dataclass, by name; None is omitted."""
+    """Validate values of settings by name; None is omitted."""
     known = settings_of(kind)
     return {name: _fitted(known[name], value) for name, value in given.items() if value is not None}
 
@@ -180,9 +173,7 @@ Result = TypeVar("Result")
 def with_settings(types: type, *kinds: type) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
     """Add settings to the signature of a function with `**keywords`, and to its documentation in place of `{settings}`.
 
-    Args:
-        types: the `TypedDict` of its keywords, which are settings of the request dataclasses.
-        *kinds: request dataclasses.
+    `types` is the `TypedDict` of the keywords, which are settings of the dataclasses.
     """
     known = settings_of(*kinds)
     added = {name: getattr(hint, "__forward_arg__", hint) for name, hint in types.__annotations__.items()}

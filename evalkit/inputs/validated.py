@@ -31,10 +31,8 @@ from pydantic_core import PydanticCustomError
 from evalkit.errors import UnknownNameError
 from evalkit.inputs.reading import Reason, read_yaml
 
-_LONGEST = 60
-"""Maximum characters of a key or a value in a message."""
-_MOST_ERRORS = 10_000
-"""Maximum invalid values of which the most telling is described."""
+_LONGEST = 60  # characters of a key or a value in a message
+_MOST_ERRORS = 10_000  # of which the most telling is described
 
 
 class Stored(BaseModel):
@@ -150,7 +148,6 @@ def _by_name(given: Any) -> Any:
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
-"""A non-empty string."""
 Number = Annotated[float, WrapValidator(_as_written)]
 """A number, an integer where it is written without a decimal point: 4 and 4.0 have different digests."""
 Item = TypeVar("Item")

@@ -29,7 +29,6 @@ def text(name: str, value: object) -> str:
 
 
 def name_or_path(name: str, value: object) -> str:
-    """Validate a string, or a path as a string."""
     return text(name, str(value) if isinstance(value, Path) else value)
 
 
@@ -44,7 +43,6 @@ def names(name: str, value: object) -> tuple[str, ...]:
 
 
 def path(name: str, value: str | Path) -> Path:
-    """Validate a path, which need not exist."""
     validated = Path(name_or_path(name, value))
     try:
         validated.expanduser()
@@ -67,7 +65,6 @@ def whole(name: str, value: Any, least: int, hint: str = "") -> int:
 
 
 def switch(name: str, value: object) -> bool:
-    """Validate a bool; other truthy or falsy values are rejected."""
     if not isinstance(value, bool):
         raise UsageError(f"{name} is {value!r}; it must be True or False")
     return value

@@ -75,32 +75,31 @@ def test_a_curve_grows(
     training: Path, documents: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Again, it repeats nothing, keeps removed checkpoints, and is under the requested rule."""
-    made(training, 100, 1000, 20)
+    made(training, 1000, 20)
     plot = training.parent / "curve.png"
     code, out, err = command(arguments(training, documents, "--until", "1000", "--plot", str(plot)), capsys)
     assert code == 0, err
     lines = [LINE.fullmatch(line) for line in out.splitlines()]
-    assert [(line[1], line[3]) for line in lines if line] == [("20", None), ("100", "20"), ("1,000", "100")]
+    assert [(line[1], line[3]) for line in lines if line] == [("20", None), ("1,000", "20")]
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert finished(training) == ["checkpoint-100", "checkpoint-1000", "checkpoint-20"]
-    for line, step in zip(out.splitlines(), (20, 100, 1000), strict=True):
+    for line, step in zip(out.splitlines(), (20, 1000), strict=True):
         assert f"{100 * run_of(training, step).results().average.accuracy:.1f}" in line
     shutil.rmtree(training / "checkpoint-20")
     made(training, 2000)
     loaded: list[str] = []
     load = ModelHolder.model_of
 
-    def noting(own: ModelHolder, plan: Any, say: Any) -> Any:
+    def noting(holder: ModelHolder, plan: Any, say: Any) -> Any:
         loaded.append(Path(plan.checkpoint.given).name)
-        return load(own, plan, say)
+        return load(holder, plan, say)
 
     monkeypatch.setattr(ModelHolder, "model_of", noting)
     # Finished runs have every rule's results, and their ids do not depend on the rule
     code, out, err = command(arguments(training, documents, "--until", "2000", "--rule", "acc_norm"), capsys)
     assert (code, loaded) == (0, ["checkpoint-2000"]), err
-    assert re.findall(r"since step ([\d,]+)", out) == ["20", "100", "1,000"]
-    before, after = (run_of(training, step) for step in (100, 1000))
-    line = out.splitlines()[1]
+    assert re.findall(r"since step ([\d,]+)", out) == ["20", "1,000"]
+    before, after = (run_of(training, step) for step in (20, 1000))
+    line = out.splitlines()[0]
     assert f"{100 * after.results('acc_norm').average.accuracy:.1f} " in line and "(acc_norm)" in line
     [found] = compare_sides([Side("a", (before,)), Side("b", (after,))], "acc_norm")
     assert f"; {page_unit(found).difference(found.average.difference)} points" in line
@@ -109,41 +108,29 @@ def test_a_curve_grows(
 def test_checkpoints_that_fail_are_named_and_the_others_go_on(
     training: Path, documents: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made(training, 10, 20, 30, 40)
+    made(training, 20, 30, 40)
     (training / "checkpoint-20" / "tokenizer.json").write_text("{}")
-    errors: dict[str, BaseException] = {
-        "checkpoint-10": MemoryError(), "checkpoint-40": OSError(28, "No space left on device", "/cache/x"),
-    }  # fmt: skip
     load = ModelHolder.model_of
 
-    def failing(own: ModelHolder, plan: Any, say: Any) -> Any:
-        if error := errors.get(Path(plan.checkpoint.given).name):
-            raise error
-        return load(own, plan, say)
+    def failing(holder: ModelHolder, plan: Any, say: Any) -> Any:
+        if plan.checkpoint.given.endswith("checkpoint-40"):
+            raise OSError(28, "No space left on device", "/cache/x")
+        return load(holder, plan, say)
 
     monkeypatch.setattr(ModelHolder, "model_of", failing)
     code, out, err = command(arguments(training, documents, "--until", "40"), capsys)
-    assert code == 1
-    assert re.findall(r"^step (\d+)", out, re.MULTILINE) == ["30"]
-    for name, why in (("10", "out of memory"), ("20", ""), ("40", "/cache/x: No space left on device")):
+    assert (code, re.findall(r"^step (\d+)", out, re.MULTILINE)) == (1, ["30"])
+    for name, why in (("20", ""), ("40", "/cache/x: No space left on device")):
         assert len(re.findall(f"^checkpoint-{name} failed: {why}", err, re.MULTILINE)) == 1
-    assert err.splitlines()[-1].startswith("evalkit: not evaluated: checkpoint-10: ") and "Traceback" not in err
+    assert err.splitlines()[-1].startswith("evalkit: not evaluated: checkpoint-20: ") and "Traceback" not in err
 
 
 def test_nothing_appears(training: Path, documents: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = command(arguments(training, documents, "--idle", "0.001"), capsys)
     assert code == 1 and str(training) in err.splitlines()[-1]
+    made(training, 10)
     code, _, err = command(["run", "--watch", str(training / "nowhere")], capsys)
     assert code == 2 and "nowhere" in err.splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_a_misspelt_task_is_not_reported_for_each_checkpoint(
-    training: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made(training, 10)
-    code, _, err = command(["run", "--watch", str(training), "--tasks", "piqq"], capsys)
-    assert code == 2 and "piqq" in err.splitlines()[-1]
 
 
 def start(options: list[str]) -> subprocess.Popen[str]:

@@ -103,7 +103,7 @@ class Norms(Benchmark):
         return any((NORMS, number) not in finished for number in range(len(plan.tasks[NORMS])))
 
     def setup(self, plan: DocumentPlan) -> None:
-        """Nothing of the plan is needed."""
+        pass
 
     def computer(self, setup: None, loaded: LoadedModel, budget: Budget, say: Say) -> Reading:
         return Reading(loaded)

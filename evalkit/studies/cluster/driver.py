@@ -282,7 +282,7 @@ class Driver:
         worker.prepared.add(job.number)
         job.losses = 0
         self._loading.append(content.seconds)
-        kind = content.prepared.place.kind
+        kind = content.prepared.device.kind
         if job.device_kinds and kind not in job.device_kinds:
             known = " and ".join(map(" ".join, sorted(job.device_kinds)))
             self._progress.say(
