@@ -17,7 +17,6 @@ from evalkit.comparison.differences import (
     UNDECIDED,
     UP,
     Comparison,
-    ContinuousEvidence,
     Difference,
     RuleVerdict,
     TaskDifference,
@@ -129,20 +128,17 @@ def continuous_sentence(compared: Comparison) -> str | None:
     sentence += f", so {compared.b} is {average.verdict}"
     if compared.average.verdict not in (UNDECIDED, average.verdict):
         return f"{sentence}, and the two outcomes contradict each other."
-    return f"{sentence}{_fewer_documents(evidence)}."
-
-
-def _fewer_documents(evidence: ContinuousEvidence) -> str:
     times, low, high = evidence.times, evidence.times_low, evidence.times_high
     if low is None or (high is None and low < 1):
-        return ""
+        return f"{sentence}."
+    sentence += "; for the same power"
     if times is None or high is None:
-        return f"; for the same power it needs at least {_ratio(low)} times fewer documents than accuracy"
+        return f"{sentence} it needs at least {_ratio(low)} times fewer documents than accuracy."
     if times >= 1:
         interval = f"95 % interval {_ratio(low)} to {_ratio(high)}"
-        return f"; for the same power it needs {_ratio(times)} times fewer documents than accuracy ({interval})"
+        return f"{sentence} it needs {_ratio(times)} times fewer documents than accuracy ({interval})."
     interval = f"95 % interval {_ratio(1 / high)} to {_ratio(1 / low)}"
-    return f"; for the same power accuracy needs {_ratio(1 / times)} times fewer documents ({interval})"
+    return f"{sentence} accuracy needs {_ratio(1 / times)} times fewer documents ({interval})."
 
 
 def _ratio(times: float) -> str:

@@ -78,14 +78,14 @@ def index_tasks(root: Path) -> dict[str, CatalogueEntry]:
     `TaskManager` builds the same index each time it is made, in seconds; this one can be stored.
     """
     index = _of("lm_eval.tasks._index", "TaskIndex")
-    found = names.call(_PACKAGE, names.attribute(_PACKAGE, index, "build"), [root])
+    entries = names.call(_PACKAGE, names.attribute(_PACKAGE, index, "build"), [root])
     return {
         name: CatalogueEntry(
             entry.kind.name,
             entry.yaml_path.relative_to(root).as_posix() if entry.yaml_path else None,
             sorted(entry.tags),
         )
-        for name, entry in found.items()
+        for name, entry in entries.items()
     }
 
 
@@ -180,8 +180,8 @@ def rolling_windows(ids: Sequence[int], prefix: int, most: int) -> list[tuple[li
     `prefix` is the token before the first one; a window has at most `most` tokens.
     """
     cut, disjoint = _of("lm_eval.utils", "get_rolling_token_windows"), _of("lm_eval.utils", "make_disjoint_window")
-    found: Iterable[Any] = names.call(_PACKAGE, cut, ids, prefix, max_seq_len=most, context_len=1)
-    return [disjoint(window) for window in found]
+    windows: Iterable[Any] = names.call(_PACKAGE, cut, ids, prefix, max_seq_len=most, context_len=1)
+    return [disjoint(window) for window in windows]
 
 
 def json_value(value: Any) -> Any:

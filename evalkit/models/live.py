@@ -44,29 +44,19 @@ _DEVICES = ("cpu", "cuda", "mps")
 _SHARDED = {"FullyShardedDataParallel", "DTensor", "ShardedTensor"}
 """Class names of modules and parameters that are sharded over processes."""
 _ADAPTED = "peft."
-"""Package of adapter modules; some of their settings are not in their tensors."""
 _TRAINING = ("training", "gradient_checkpointing")
-"""Attributes of modules that change training only."""
 _CHUNK = 2**24
-"""Numbers of a tensor that are hashed at a time."""
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
 
 @dataclass(frozen=True)
 class LiveSpec(ModelSpec):
-    """A model in memory; created by `live_model`."""
-
     module: Any = field(default=None, repr=False)
-    """The transformers model itself."""
     folder: Path = Path()
-    """Folder of its config.json, generation_config.json and tokenizer."""
     given_tokenizer: Any = field(default=None, repr=False)
-    """A copy of the user's tokenizer."""
     stock: bool = True
-    """See `is_stock`."""
 
     def locate(self, say: Say = silent) -> Checkpoint:
-        """Return its checkpoint, with the digest of the current weights."""
         state = state_digest(self.module)
         if not self.stock:
             say(
@@ -79,7 +69,6 @@ class LiveSpec(ModelSpec):
         return checkpoint
 
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
-        """Prepare the module for scoring: evaluation mode and a supported attention implementation."""
         module, name = self.module, self.model
         # Compiled calls and autocast wrappers are removed; `preserved` restores them
         module.eval()
@@ -91,8 +80,7 @@ class LiveSpec(ModelSpec):
         tokenizer.name_or_path = name
         if probe_ids(tokenizer) != probe_ids(self.given_tokenizer):
             raise CheckpointError(
-                f"{name}: its tokenizer splits text differently after it is saved and loaded; pass the tokenizer that "
-                "AutoTokenizer loads from its files"
+                f"{name}: its tokenizer splits text differently after it is saved and loaded; use AutoTokenizer's"
             )
         return LoadedModel.of(
             module,
@@ -162,7 +150,6 @@ def live_model(
 
 
 def _save_config_and_tokenizer(name: str, module: Any, tokenizer: Any, folder: Path) -> None:
-    """Write everything that `save_pretrained` writes, except the weights."""
     config = deepcopy(module.config)
     config.architectures = [type(module).__name__]
     config.dtype = str(module.dtype).removeprefix("torch.")
@@ -185,8 +172,7 @@ def _set_attention(name: str, module: Any, attention: str) -> None:
             break
     if (own := attention_of(module.config)) not in accepted:
         raise CheckpointError(
-            f"{name}: its attention is {own} and cannot be changed to {' or '.join(accepted)}; build the model with "
-            f"attn_implementation={accepted[0]!r}"
+            f"{name}: its attention is {own}; build the model with attn_implementation={accepted[0]!r}"
         )
 
 
@@ -209,7 +195,6 @@ def unwrapped(model: Any) -> Any:
 
 
 def _why_unsupported(module: Any) -> str:
-    """Return why a model cannot be evaluated in place; empty if it is complete on one device, in a usual dtype."""
     parts, parameters = list(module.modules()), list(module.parameters())
     kinds = {type(part).__name__ for part in (*parts, *parameters)}
     sharded = kinds & _SHARDED or {"DeepSpeed ZeRO-3" for parameter in parameters if hasattr(parameter, "ds_id")}
@@ -225,10 +210,7 @@ def _why_unsupported(module: Any) -> str:
     if not devices or "meta" in devices:
         return "has weights without data (device meta); load them first"
     if len(devices) > 1:
-        return (
-            f"is spread over several devices ({', '.join(devices)}); evaluate its checkpoint folder with "
-            "device_map='auto', or move the model to one device"
-        )
+        return f"is spread over several devices ({', '.join(devices)}); evaluate its folder, or move it to one"
     if devices[0].partition(":")[0] not in _DEVICES:
         return f"is on {devices[0]}; expected {', '.join(_DEVICES)}"
     if str(module.dtype).removeprefix("torch.") not in DTYPES:
@@ -259,7 +241,6 @@ def is_stock(module: Any) -> bool:
 
 
 def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:
-    """Return each module's class and the scalar attributes that its computation may depend on."""
 
     def scalars(part: Any) -> dict[str, Any]:
         return {
@@ -308,7 +289,6 @@ def preserved(model: Any) -> Iterator[None]:
 
 
 def _containers(model: Any) -> Iterator[_Container]:
-    """Yield all dicts, lists and sets of a model's state, each once."""
     seen: set[int] = set()
     todo: list[Any] = [vars(module) for module in model.modules()]
     while todo:
@@ -340,16 +320,11 @@ def state_digest(model: torch.nn.Module) -> str:
         # Tied tensors share memory
         memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         if memory not in known or not tensor.numel():
-            known[memory] = _content_digest(tensor)
+            content = xxhash.xxh3_128()
+            # A view, unless the tensor is not contiguous
+            flat = tensor.detach().reshape(-1)
+            for start in range(0, flat.numel(), _CHUNK):
+                content.update(flat[start : start + _CHUNK].cpu().contiguous().view(torch.uint8).numpy().data)
+            known[memory] = content.hexdigest()
         digest.update(f"tensor\t{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\t{known[memory]}\n".encode())
-    return digest.hexdigest()
-
-
-def _content_digest(tensor: torch.Tensor) -> str:
-    digest = xxhash.xxh3_128()
-    # A view, unless the tensor is not contiguous
-    flat = tensor.detach().reshape(-1)
-    for start in range(0, flat.numel(), _CHUNK):
-        chunk = flat[start : start + _CHUNK].cpu().contiguous()
-        digest.update(chunk.view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -33,17 +33,13 @@ _LARGEST_KEPT = 2**25 - 2**16
 _KERNELS = "64"
 """Kernels that are kept: more than the shapes of a batch's products, which all layers share."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-"""Memory limit of a container, in bytes, or "max"."""
 
 _WEIGHTS_SHARE = 0.75
 """Share of a GPU's memory for weights; the rest is for states, keys and values."""
 _STORED = "cpu"
-"""Device that only stores layers beside GPUs."""
 _CACHES = ("past_key_values", "cache")
-"""Arguments of layers with keys and values, which are already on each layer's device."""
 
 _shares = {"memory": 1.0}
-"""Share of each device's memory that this process may use."""
 _splits: ContextVar[bool] = ContextVar("splits", default=True)
 
 
@@ -66,7 +62,6 @@ def device_bytes(device: Any) -> int:
 
 
 def use_memory_share(share: float) -> None:
-    """Set the share of each device's memory that this process may use, where several processes share a device."""
     _shares["memory"] = share
 
 
@@ -125,12 +120,10 @@ class Placement:
     """The GPU, or "cpu" for a stored layer, of each layer."""
 
     main: str
-    """GPU of everything outside of the layers."""
     layers: tuple[str, ...]
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Return the devices that compute, the main one first."""
         return tuple(dict.fromkeys((self.main, *(device for device in self.layers if device != _STORED))))
 
     def summary(self) -> dict[str, str]:
@@ -142,7 +135,6 @@ class Placement:
         return {device: ",".join(layers) for device, layers in spans.items()}
 
     def describe(self) -> str:
-        """Return a line that says what is where."""
         parts = [
             f"layers {layers} {'stored on' if device == _STORED else 'on'} {device}"
             for device, layers in self.summary().items()
@@ -170,8 +162,7 @@ def place_model(given: str, model: Any, device: str, spread_over_gpus: bool, say
     except torch.OutOfMemoryError as error:
         devices = [device] if placement is None else placement.devices
         raise CheckpointError(
-            f"{given}: does not fit into the free memory of {' and '.join(devices)}; free some, or give --device-map "
-            "auto with several GPUs or with enough memory beside one"
+            f"{given}: does not fit into the memory of {' and '.join(devices)}; free some, or give --device-map auto"
         ) from error
     return placement
 
@@ -186,9 +177,8 @@ def automatic_placement(given: str, model: Any, gpus: Sequence[str]) -> Placemen
         return None
     if not layers or rest + max(sizes) > memory[0]:
         raise CheckpointError(
-            f"{given}: cannot be spread over devices: the embedding and head of {type(model).__name__} "
-            f"({rest / 2**30:.1f} GiB) beside one of its {len(layers)} layers do not fit into the memory of {gpus[0]}; "
-            "use a smaller dtype"
+            f"{given}: cannot be spread over devices: the embedding and head ({rest / 2**30:.1f} GiB) beside one of "
+            f"{len(layers)} layers do not fit into the memory of {gpus[0]}; use a smaller dtype"
         )
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
@@ -201,13 +191,11 @@ def automatic_placement(given: str, model: Any, gpus: Sequence[str]) -> Placemen
 
 
 def tensor_bytes(module: Any) -> int:
-    """Return the bytes of a module's parameters and buffers; tied ones count once."""
     tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def dispatch(given: str, model: Any, placement: Placement) -> None:
-    """Spread a model over devices by accelerate."""
     from accelerate import dispatch_model
 
     device_of = {id(layer): device for layer, device in zip(layers_of(model), placement.layers, strict=True)}
@@ -247,8 +235,7 @@ def _check_spreadable(given: str, model: Any, containers: Sequence[Any], device_
     for module in containers:
         for name, _ in module.named_parameters(recurse=False):
             raise CheckpointError(
-                f"{given}: {type(module).__name__} has weights beside its layers ({name}), which --device-map does not "
-                "support; leave it out"
+                f"{given}: --device-map does not support weights beside the layers ({name}); leave it out"
             )
     owner: dict[int, tuple[str, str]] = {}
     for prefix, device in device_map.items():
@@ -257,6 +244,5 @@ def _check_spreadable(given: str, model: Any, containers: Sequence[Any], device_
             other, where = owner.setdefault(id(weight), (full, device))
             if other != full and (where != device or device == _STORED):
                 raise CheckpointError(
-                    f"{given}: {other} and {full} are one weight, and --device-map would place it on {where} and "
-                    f"{device}; leave it out"
+                    f"{given}: {other} and {full} are one weight, which --device-map would place twice; leave it out"
                 )

@@ -32,7 +32,7 @@ def layers_of(model: Any) -> list[Any]:
     """Return the layers of a causal language model, in order; none where they are not a list of modules."""
     layers = model.config.get_text_config().num_hidden_layers
     lists = (module for module in base_of(model).modules() if isinstance(module, torch.nn.ModuleList))
-    return next((list(found) for found in lists if len(found) == layers), [])
+    return next((list(modules) for modules in lists if len(modules) == layers), [])
 
 
 def dynamic_modules(model: Any) -> list[Any]:
@@ -65,7 +65,7 @@ def cache_reset_lengths(model: Any, trained: Sequence[int | None]) -> frozenset[
     if not trained:
         return frozenset()
     own = getattr(model.config.get_text_config(), "original_max_position_embeddings", None)
-    found = []
+    lengths = []
     for length in {int(length) for length in (own, *trained) if length}:
         ids = torch.zeros(1, length + 1, dtype=torch.long, device=model.device)
         step = model.prepare_inputs_for_generation(
@@ -75,8 +75,8 @@ def cache_reset_lengths(model: Any, trained: Sequence[int | None]) -> frozenset[
             use_cache=True,
             next_sequence_length=1,
         )
-        found += [length + 1] if step["input_ids"].shape[1] > 1 else []
-    return frozenset(found)
+        lengths += [length + 1] if step["input_ids"].shape[1] > 1 else []
+    return frozenset(lengths)
 
 
 def resolve_device(device: str) -> str:

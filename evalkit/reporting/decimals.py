@@ -13,9 +13,6 @@ from fractions import Fraction
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
-MISSING = ("", "-", "–", "—")
-"""Texts of a cell without a number in a file."""
-
 
 def parse_number(text: str) -> Fraction | None:
     """Parse a cell's number; None where the cell is empty or a dash.
@@ -24,7 +21,7 @@ def parse_number(text: str) -> Fraction | None:
         ValueError: it is neither. Exponents, nan and inf are not accepted.
     """
     text = text.strip()
-    if text in MISSING:
+    if text in ("", "-", "–", "—"):
         return None
     if not _NUMBER.fullmatch(text):
         raise ValueError(f"'{text}' is not a number")
@@ -46,11 +43,9 @@ def half_up(value: Fraction, places: int) -> Fraction:
 def to_text(value: Fraction, places: int, signed: bool = False) -> str:
     """Format a number with exactly `places` decimals; never as "-0.0"."""
     rounded = half_up(value, places)
-    units = int(abs(rounded) * 10**places)
-    digits = str(units).rjust(places + 1, "0")
+    digits = str(int(abs(rounded) * 10**places)).rjust(places + 1, "0")
     text = f"{digits[:-places]}.{digits[-places:]}" if places else digits
-    sign = "-" if rounded < 0 else "+" if signed else ""
-    return sign + text
+    return ("-" if rounded < 0 else "+" if signed else "") + text
 
 
 def fixed(value: float | None, places: int, signed: bool = False) -> str:
@@ -75,13 +70,7 @@ def percent(fraction: float, places: int = 1, signed: bool = False) -> str:
 
 
 def mean(values: Sequence[Fraction]) -> Fraction:
-    """Return the exact unweighted mean."""
     return sum(values, Fraction(0)) / len(values)
-
-
-def half_unit(places: int) -> Fraction:
-    """Return half a unit of the last printed decimal: the largest rounding error of a printed number."""
-    return Fraction(1, 2 * 10**places)
 
 
 def could_print(printed: Fraction, recomputed: Fraction, places: int) -> bool:
@@ -90,4 +79,4 @@ def could_print(printed: Fraction, recomputed: Fraction, places: int) -> bool:
     Each printed part has a rounding error of up to half a unit, and so has their mean; the printed mean was itself
     rounded. So both can be right only if they differ by less than one unit.
     """
-    return abs(printed - recomputed) < 2 * half_unit(places)
+    return abs(printed - recomputed) < Fraction(1, 10**places)

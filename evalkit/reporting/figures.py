@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+# Distinguishable with red-green colour blindness (Okabe and Ito)
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-"""Colours of lines, distinguishable with red-green colour blindness (Okabe and Ito)."""
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 INK, GREY = "#222222", "#6b6b6b"
 """Colours of text, and of what is less important."""
@@ -62,7 +62,7 @@ def short_name(name: str) -> str:
 
 
 def _text_width(text: str, size: float) -> float:
-    """Return the inches that a text takes in a font size, in points."""
+    """Inches that a text takes in a font size, in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -98,7 +98,7 @@ def write_notes(figure: Figure, lines: list[str]) -> None:
 
 @dataclass(frozen=True)
 class RunFigure:
-    """A figure of one or more runs of a benchmark, and a function that draws it into a .png, .pdf or .svg file."""
+    """A figure of one or more runs, and a function that draws it into a .png, .pdf or .svg file."""
 
     name: str
     """Unique among the figures of the runs: letters, digits, hyphens."""
@@ -122,9 +122,7 @@ _METADATA: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"
 def check_figure_path(path: Path) -> None:
     """Raise a `UsageError` for another file type or an invalid path, before hours of work."""
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise UsageError(
-            f"{path}: figures are written as .png, .pdf or .svg; give a file name with one of these endings"
-        )
+        raise UsageError(f"{path}: figures are written as .png, .pdf or .svg; name a file with one of these endings")
     try:
         # Raises where a part of the path is too long; the figure is written to this temporary name first
         path.with_name(f".{path.name}.tmp").is_file()
@@ -186,7 +184,6 @@ class FigurePanel:
     x_label: str = ""
     """Empty: the column's name."""
     percent: bool = False
-    """Whether values are shares, which are drawn in percent."""
     doubling: bool = False
     """Whether the horizontal axis is logarithmic, with base 2."""
     reference: float | None = None
@@ -202,13 +199,7 @@ def draw_panels(
 ) -> None:
     """Draw panels (all of lines, or all maps), `columns` in a row, a legend above them and paragraphs of notes below.
 
-    Args:
-        panels: the panels.
-        runs: names of runs; a run has the same look in each panel.
-        columns: panels of a row.
-        notes: paragraphs.
-        path: ends in .png, .pdf or .svg.
-        share_y: whether all panels have the same vertical scale.
+    A run has the same look in each panel. `path` ends in .png, .pdf or .svg.
     """
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
@@ -244,13 +235,13 @@ def _draw_lines(axis: Axes, panel: FigurePanel, runs: Sequence[str]) -> None:
         if points.empty:
             continue
         look = line_look(number)
-        places = points[panel.x].to_numpy(float)
+        across = points[panel.x].to_numpy(float)
         heights = panel.scale * points["value"].to_numpy(float)
         spread = panel.scale * points["spread"].to_numpy(float)
         low, high = heights - spread, heights + spread
-        axis.fill_between(places, low, high, color=look["color"], alpha=0.13, linewidth=0, zorder=1)
-        size = 3.2 if len(places) <= _MOST_MARKED else 0
-        axis.plot(places, heights, linestyle=dashes(number), linewidth=1.3, markersize=size, zorder=2, **look)
+        axis.fill_between(across, low, high, color=look["color"], alpha=0.13, linewidth=0, zorder=1)
+        size = 3.2 if len(across) <= _MOST_MARKED else 0
+        axis.plot(across, heights, linestyle=dashes(number), linewidth=1.3, markersize=size, zorder=2, **look)
     if panel.reference is not None:
         axis.axhline(panel.scale * panel.reference, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
     style_axes(axis, "y")
@@ -290,19 +281,17 @@ def _draw_maps(figure: Figure, panels: Sequence[FigurePanel]) -> None:
         signed = low < 0
         norm = Normalize(-reach, reach) if signed else Normalize(min(low, 0.0), high or 1.0)
         for axis, panel in members:
-            image = _draw_map(axis, panel, {"cmap": "RdBu_r" if signed else "viridis", "norm": norm})
+            wide = panel.scale * panel.table.pivot(index=panel.y, columns=panel.x, values="value")
+            axis.set_facecolor("#d9d9d9")
+            image = axis.imshow(
+                wide.to_numpy(float), aspect="auto", origin="lower", interpolation="nearest",
+                cmap="RdBu_r" if signed else "viridis", norm=norm,
+            )  # fmt: skip
+            for labels, set_ticks in ((wide.columns, axis.set_xticks), (wide.index, axis.set_yticks)):
+                ticks = range(0, len(labels), -(-len(labels) // _MOST_TICKS))
+                set_ticks(ticks, [f"{labels[tick]}" for tick in ticks])
+            axis.tick_params(labelsize=8, colors="#444444")
+            axis.set_ylabel(panel.y, fontsize=8, color=INK)
         bar = figure.colorbar(image, ax=[axis for axis, _ in members], aspect=28, pad=0.02)
         bar.set_label(label, fontsize=8, color=INK)
         bar.ax.tick_params(labelsize=8, colors="#444444")
-
-
-def _draw_map(axis: Axes, panel: FigurePanel, colours: dict[str, Any]) -> Any:
-    wide = panel.scale * panel.table.pivot(index=panel.y, columns=panel.x, values="value")
-    axis.set_facecolor("#d9d9d9")
-    image = axis.imshow(wide.to_numpy(float), aspect="auto", origin="lower", interpolation="nearest", **colours)
-    for labels, set_ticks in ((wide.columns, axis.set_xticks), (wide.index, axis.set_yticks)):
-        ticks = range(0, len(labels), -(-len(labels) // _MOST_TICKS))
-        set_ticks(ticks, [f"{labels[place]}" for place in ticks])
-    axis.tick_params(labelsize=8, colors="#444444")
-    axis.set_ylabel(panel.y, fontsize=8, color=INK)
-    return image

@@ -22,7 +22,7 @@ def markdown_table(table: Table) -> str:
     rows = [head, [":--"] * (1 + len(table.facts)) + ["--:"] * table.numbers]
     for section in table.sections:
         if section.title:
-            rows.append([_markdown(section.title), *[""] * (len(head) - 1)])
+            rows.append([_markdown(section.title), *[""] * (table.width - 1)])
         for line in section.lines:
             label = ("&emsp;" if line.indent else "") + _markdown(line.label)
             rows.append([label, *map(_markdown, line.facts), *map(_markdown_cell, line.cells)])
@@ -76,12 +76,7 @@ table.evalkit caption { caption-side: bottom; padding-top: .6em; text-align: lef
 
 def html_table(table: Table) -> str:
     """Return a table element."""
-    notes = "".join(f'<tr><td colspan="{table.width}">{_html(note)}</td></tr>\n' for note in table.notes)
-    foot = f"<tfoot>\n{notes}</tfoot>\n" if notes else ""
-    caption = f"<caption>{_html(table.caption)}</caption>\n" if table.caption else ""
-    kind = "evalkit" if table.by_point else "evalkit right"
-    begin = f'<table class="{kind}" id="{html.escape(table.name)}">\n{caption}<thead>\n{_html_heading(table)}</thead>\n'
-    return begin + "".join(_html_sections(table)) + f"{foot}</table>"
+    return "".join(_html_parts(table))
 
 
 def html_lines(lines: Sequence[str], element: str) -> str:
@@ -98,25 +93,22 @@ def html_page(title: str, body: str) -> str:
     return f"{head}{_STYLE}{body}\n</html>"
 
 
-def _html_heading(table: Table) -> str:
+def _html_parts(table: Table) -> Iterator[str]:
+    yield f'<table class="{"evalkit" if table.by_point else "evalkit right"}" id="{html.escape(table.name)}">\n'
+    if table.caption:
+        yield f"<caption>{_html(table.caption)}</caption>\n"
     grouped = any(group.title for group in table.columns)
     span = ' rowspan="2"' if grouped else ""
     corner = "th" if table.corner else "td"  # a heading without text is none
-    first = f'<{corner} class="corner"{span}>{_html(table.corner)}</{corner}>'
-    first += "".join(f'<th scope="col" class="fact"{span}>{_html(fact)}</th>' for fact in table.facts)
-    labels = "".join(f'<th scope="col">{_html(label)}</th>' for group in table.columns for label in group.labels)
-    if not grouped:
-        return f"<tr>{first}{labels}</tr>\n"
-    titles = "".join(
-        f'<th class="group" colspan="{len(group.labels)}">{_html(group.title)}</th>'
-        if group.title
-        else f'<td colspan="{len(group.labels)}"></td>'
-        for group in table.columns
-    )
-    return f"<tr>{first}{titles}</tr>\n<tr>{labels}</tr>\n"
-
-
-def _html_sections(table: Table) -> Iterator[str]:
+    yield f'<thead>\n<tr><{corner} class="corner"{span}>{_html(table.corner)}</{corner}>'
+    yield from (f'<th scope="col" class="fact"{span}>{_html(fact)}</th>' for fact in table.facts)
+    if grouped:
+        for group in table.columns:
+            begin, title, end = ('<th class="group"', _html(group.title), "th") if group.title else ("<td", "", "td")
+            yield f'{begin} colspan="{len(group.labels)}">{title}</{end}>'
+        yield "</tr>\n<tr>"
+    yield from (f'<th scope="col">{_html(label)}</th>' for group in table.columns for label in group.labels)
+    yield "</tr>\n</thead>\n"
     for section in table.sections:
         yield f'<tbody class="{section.style}">\n'
         if section.title:
@@ -127,6 +119,10 @@ def _html_sections(table: Table) -> Iterator[str]:
             cells = "".join(f"<td>{_html_cell(cell)}</td>" for cell in line.cells)
             yield f'<tr><th scope="row"{indent}>{_html(line.label)}</th>{facts}{cells}</tr>\n'
         yield "</tbody>\n"
+    if table.notes:
+        notes = "".join(f'<tr><td colspan="{table.width}">{_html(note)}</td></tr>\n' for note in table.notes)
+        yield f"<tfoot>\n{notes}</tfoot>\n"
+    yield "</table>"
 
 
 def _html_cell(cell: Cell) -> str:
@@ -183,32 +179,22 @@ def table_csv(table: Table) -> str:
 
 def table_content(table: Table) -> dict[str, Any]:
     """Return a table as plain data: rows with their texts by heading and their numbers by column."""
-    headings = _unique([plain(table.corner) or "label", *map(plain, table.facts), *column_names(table)])
-    corner, facts, columns = headings[0], headings[1 : 1 + len(table.facts)], headings[1 + len(table.facts) :]
-    rows = [
-        {
-            **({"section": plain(section.title)} if section.title else {}),
-            **({"key": line.key} if line.key else {}),
-            corner: plain(line.label),
-            **dict(zip(facts, map(plain, line.facts), strict=True)),
-            **dict(zip(columns, map(_content, line.cells), strict=True)),
-        }
-        for section in table.sections
-        for line in section.lines
-    ]
-    about = {"name": table.name, **({"caption": plain(table.caption)} if table.caption else {}), "rows": rows}
-    return about | ({"notes": list(map(plain, table.notes))} if table.notes else {})
-
-
-def _unique(headings: Sequence[str]) -> list[str]:
-    """Return headings as keys of a row: a later one of the same name, or of a row's own key, gets a number."""
     names = ["section", "key"]
-    for heading in headings:
+    for heading in (plain(table.corner) or "label", *map(plain, table.facts), *column_names(table)):
         name, number = heading, 2
-        while name in names:
+        while name in names:  # a later heading of the same name gets a number
             name, number = f"{heading} ({number})", number + 1
         names.append(name)
-    return names[2:]
+    rows = []
+    for section in table.sections:
+        for line in section.lines:
+            row = {"section": plain(section.title)} if section.title else {}
+            row |= {"key": line.key} if line.key else {}
+            content = [plain(line.label), *map(plain, line.facts), *map(_content, line.cells)]
+            rows.append(row | dict(zip(names[2:], content, strict=True)))
+    caption = {"caption": plain(table.caption)} if table.caption else {}
+    notes = {"notes": list(map(plain, table.notes))} if table.notes else {}
+    return {"name": table.name, **caption, "rows": rows, **notes}
 
 
 def json_text(content: Any) -> str:

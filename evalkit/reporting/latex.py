@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from evalkit.escape import PACKAGES, SHRUNK, in_latex, printable
-from evalkit.reporting.table import Cell, Section, Span, Table, Text
+from evalkit.reporting.table import Cell, Span, Table, Text
 
 _WIDE = 9
 """Minimum columns of a table that spans both columns of a page."""
 _DAGGER = r"$^{\dagger}$"
 _MINUS, _NEGATIVE = re.compile(r"(?<![^ ])-(?=\d| )"), re.compile(r"(?<![^ ])-(?=\d)")
 """A hyphen that is meant as a minus in a cell; in a sentence."""
-
-
-class _Column(NamedTuple):
-    """Padding of a column's numbers, which aligns their decimal points."""
-
-    digits: int
-    """Digits before the decimal point of the longest number; 0: no padding."""
-    dagger: bool
-    """Whether any number has a dagger."""
-
-
-def latex_table(table: Table) -> str:
-    """Return the table environment."""
-    return "\n".join(_environment(table))
 
 
 def latex_comments(lines: Iterable[str]) -> str:
@@ -43,6 +28,11 @@ def latex_document(body: str) -> str:
     )
 
 
+def latex_table(table: Table) -> str:
+    """Return the table environment."""
+    return "\n".join(_environment(table))
+
+
 def _environment(table: Table) -> Iterator[str]:
     kind = "table*" if table.width >= _WIDE else "table"
     yield rf"\begin{{{kind}}}[ht]"
@@ -55,15 +45,21 @@ def _environment(table: Table) -> Iterator[str]:
     yield rf"\begin{{tabular}}{{l{('c' if numbers and table.by_point else 'l') * facts}{side * numbers}}}"
     yield r"\toprule"
     yield from _heading(table)
-    columns = [
-        _Column(max(map(_integer_digits, cells)) if table.by_point else 0, any(cell.significant for cell in cells))
-        for cells in zip(*(line.cells for line in table.lines), strict=True)
-    ]
-    for place, section in enumerate(table.sections):
-        yield from _title(section, table.width, first=place == 0)
+    columns = list(zip(*(line.cells for line in table.lines), strict=True))
+    # Digits before the decimal point of a column's longest number, to which the others are padded
+    digits = [max(map(_integer_digits, cells)) if table.by_point else 0 for cells in columns]
+    daggers = [any(cell.significant for cell in cells) for cells in columns]
+    for number, section in enumerate(table.sections):
+        if number == 0 or section.style != "heading":
+            yield r"\midrule"
+        if section.title:
+            ruled = section.style == "ruled"
+            yield rf"\multicolumn{{{table.width}}}{{{'c' if ruled else 'l'}}}{{{_text(section.title)}}} \\"
+            if ruled:
+                yield r"\midrule"
         for line in section.lines:
             label = (r"\hspace{4mm}" if line.indent else "") + _text(line.label)
-            yield _row([label, *map(_text, line.facts), *map(_cell, line.cells, columns)])
+            yield _row([label, *map(_text, line.facts), *map(_cell, line.cells, digits, daggers)])
     yield r"\bottomrule"
     yield r"\end{tabular}}"
     if table.notes:
@@ -97,16 +93,6 @@ def _heading(table: Table) -> Iterator[str]:
     yield _row(["", *facts, *labels])
 
 
-def _title(section: Section, width: int, first: bool) -> Iterator[str]:
-    if first or section.style != "heading":
-        yield r"\midrule"
-    if section.title:
-        side = "c" if section.style == "ruled" else "l"
-        yield rf"\multicolumn{{{width}}}{{{side}}}{{{_text(section.title)}}} \\"
-        if section.style == "ruled":
-            yield r"\midrule"
-
-
 def _row(cells: list[str]) -> str:
     return " & ".join(cells) + r" \\"
 
@@ -115,9 +101,9 @@ def _integer_digits(cell: Cell) -> int:
     return len(cell.value.partition(".")[0].rstrip("%").lstrip("-"))
 
 
-def _cell(cell: Cell, column: _Column) -> str:
+def _cell(cell: Cell, digits: int, dagger: bool) -> str:
     number = cell.value[:1].isdigit()
-    fill = max(0, column.digits - _integer_digits(cell)) if number else 0
+    fill = max(0, digits - _integer_digits(cell)) if number else 0
     value = in_latex(_MINUS.sub("−", cell.value))
     if cell.bold:
         value = rf"\textbf{{{value}}}"
@@ -126,14 +112,14 @@ def _cell(cell: Cell, column: _Column) -> str:
     value = (rf"\phantom{{{'0' * fill}}}" if fill else "") + value
     if cell.significant:
         value += _DAGGER
-    elif column.dagger and number:
+    elif dagger and number:
         value += rf"\phantom{{{_DAGGER}}}"
     if cell.spread:
         value += rf"\,{{\scriptsize$\pm${cell.spread}}}"
     if not cell.difference:
         return value
-    sign, digits = cell.difference[0], cell.difference[1:]
-    difference = rf"{{\scriptsize({f'${sign}${digits}' if sign in '+-' else cell.difference})}}"
+    sign = cell.difference[0]
+    difference = rf"{{\scriptsize({f'${sign}${cell.difference[1:]}' if sign in '+-' else cell.difference})}}"
     if not cell.spread:
         return value + difference
     # All three side by side would make a table of eight tasks too wide to read

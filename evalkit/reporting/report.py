@@ -5,7 +5,7 @@ All commands print by `render`, so that all support the same formats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -33,11 +33,8 @@ class Report:
 
     tables: tuple[Table, ...]
     verdict: tuple[str, ...] = ()
-    """The result in sentences."""
     facts: tuple[str, ...] = ()
-    """Lines above the tables that describe them."""
     notes: tuple[str, ...] = ()
-    """Lines below the tables."""
     content: Any = None
     """Content of JSON; None: that of the tables."""
     records: Sequence[Record] | None = None
@@ -47,7 +44,6 @@ class Report:
 
     @property
     def all_notes(self) -> list[str]:
-        """The notes of the report and of its parts, with those of their tables."""
         notes = [*(plain(note) for table in self.tables for note in table.notes), *self.notes]
         return notes + [note for part in self.parts for note in part.all_notes]
 
@@ -66,14 +62,8 @@ class Report:
 def render(report: Report, form: Format, *, standalone: bool = False, width: int | None = None) -> str:
     """Render a report as text, without a newline at the end.
 
-    Args:
-        report: the report.
-        form: the format.
-        standalone: whether LaTeX is a complete document, and HTML a complete page.
-        width: width of the terminal; None: sentences are not wrapped.
-
-    Raises:
-        UsageError: CSV, which can contain one table only, of a report with several.
+    With `standalone`, LaTeX is a complete document, and HTML a complete page. Without a `width` of the terminal,
+    sentences are not wrapped. CSV can contain one table only: of a report with several it is a `UsageError`.
     """
     parts = report.parts or (report,)
     if form == "json":
@@ -103,7 +93,6 @@ _Lines: TypeAlias = Callable[[Sequence[str]], str]
 
 
 def _blocks(part: Report, sentences: _Lines, listed: _Lines, table: Callable[[Table], str]) -> list[str]:
-    """Return the verdict, the facts, each table and the notes as a format writes them, without what is empty."""
     above = [write(lines) for write, lines in ((sentences, part.verdict), (listed, part.facts)) if lines]
     return [*above, *map(table, part.tables), *([listed(part.notes)] if part.notes else [])]
 
@@ -117,17 +106,14 @@ def _list(texts: Sequence[str]) -> str:
     return "\n".join(f"- {in_markdown(text)}" for text in texts)
 
 
-def _latex_blocks(part: Report) -> Iterator[str]:
-    if above := (*part.verdict, *part.facts):
-        yield latex_comments(above)
-    for number, table in enumerate(part.tables):
-        if number == 0:  # it has the verdict as its caption if it has none, and below it what its marks mean
-            marks = (*part.facts, *(note for note in part.notes if note.startswith(("*", "†", "↓"))))
-            caption = table.caption or literal(" ".join(part.verdict))
-            table = table._replace(caption=caption, notes=(*table.notes, *map(literal, marks)))
-        yield latex_table(table)
-    if part.notes:
-        yield latex_comments(part.notes)
+def _latex_blocks(part: Report) -> list[str]:
+    tables = list(part.tables)
+    if tables:  # the first has the verdict as its caption if it has none, and below it what its marks mean
+        marks = (*part.facts, *(note for note in part.notes if note.startswith(("*", "†", "↓"))))
+        notes = (*tables[0].notes, *map(literal, marks))
+        tables[0] = tables[0]._replace(caption=tables[0].caption or literal(" ".join(part.verdict)), notes=notes)
+    above, below = (latex_comments(lines) for lines in ((*part.verdict, *part.facts), part.notes))
+    return [*filter(None, [above]), *map(latex_table, tables), *filter(None, [below])]
 
 
 def _content(report: Report) -> Any:

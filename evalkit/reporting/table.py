@@ -33,16 +33,11 @@ def literal(text: str) -> Text:
 
 
 def superscript(text: str) -> Text:
-    """Return a superscript that refers to a note."""
     return (Span(text, superscript=True),)
 
 
 def parse(text: str, where: str) -> Text:
-    """Parse markup; `where` names the source in error messages.
-
-    Raises:
-        TableError: a style is not closed.
-    """
+    """Parse markup; a style that is not closed is a `TableError` that begins with `where`."""
     spans: list[Span] = []
     on: dict[str, bool] = {}
     for match in _TOKENS.finditer(text):
@@ -66,24 +61,13 @@ def plain(text: Text) -> str:
 
 Format = Literal["terminal", "markdown", "latex", "html", "csv", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-SUFFIXES: dict[Format, str] = {
-    "terminal": ".txt",
-    "markdown": ".md",
-    "latex": ".tex",
-    "html": ".html",
-    "csv": ".csv",
-    "json": ".json",
-}
-"""Endings of files in each format."""
-
+SUFFIXES = dict(zip(FORMATS, (".txt", ".md", ".tex", ".html", ".csv", ".json"), strict=True))
 
 MISSING = "-"
 """Text of a missing number in the paper's tables, in every format."""
 
 
 class Cell(NamedTuple):
-    """One number as printed."""
-
     value: str = MISSING
     spread: str = ""
     """A standard error or deviation, printed after ±."""
@@ -108,8 +92,6 @@ class Line(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Rows under one title."""
-
     title: Text
     style: str
     """ruled: the title between rules; heading: the title on a line; line: a rule, no title."""
@@ -117,15 +99,11 @@ class Section(NamedTuple):
 
 
 class ColumnGroup(NamedTuple):
-    """Columns under one title."""
-
     title: Text
     labels: tuple[Text, ...]
 
 
 class Table(NamedTuple):
-    """A table with headings, sections and notes."""
-
     name: str
     caption: Text
     corner: Text
@@ -134,7 +112,6 @@ class Table(NamedTuple):
     columns: tuple[ColumnGroup, ...]
     sections: tuple[Section, ...]
     notes: tuple[Text, ...]
-    """Lines below the table."""
     by_point: bool = True
     """Whether numbers are aligned by their decimal points; else on the right."""
 
@@ -145,7 +122,6 @@ class Table(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Number of numeric columns."""
         return sum(len(group.labels) for group in self.columns)
 
     @property
@@ -162,19 +138,13 @@ def simple_table(
     ruled: Collection[int] = (),
     title: str = "",
 ) -> Table:
-    """Build a table from strings without markup.
+    """Build a table from strings without markup: `texts` text columns, then numbers or short words.
 
-    Args:
-        name: name for references.
-        headers: headings of the columns.
-        rows: cells as printed, one for each header.
-        texts: number of text columns, from the left; the others are numbers or short words.
-        ruled: indices of rows with a rule above.
-        title: the caption.
+    `ruled` are the indices of rows with a rule above.
     """
     sections: list[list[Line]] = [[]]
-    for place, row in enumerate(rows):
-        if place in ruled and sections[-1]:
+    for number, row in enumerate(rows):
+        if number in ruled and sections[-1]:
             sections.append([])
         label, *facts = map(literal, row[:texts])
         sections[-1].append(Line("", label, False, tuple(facts), tuple(map(Cell, row[texts:]))))

@@ -51,7 +51,6 @@ def terminal_table(table: Table, width: int | None = None) -> str:
 
 
 def _blocks(table: Table, width: int) -> list[str]:
-    """Return the table as blocks, each with the labels and as many numeric columns as fit."""
     texts = 1 + len(table.facts)
     head, rows = _strings(table)
     gap, widths = _GAP, _widths([head, *rows])
@@ -74,32 +73,26 @@ def _blocks(table: Table, width: int) -> list[str]:
         label = min(widths[0], max(width // 2, 1))
         shrunk = [label, *(min(fact, width - label - _GAP) for fact in widths[1:texts])]
     columns = [*shrunk, *numbers]
-    steps = [size + (_GAP if place < texts else gap) for place, size in enumerate(columns)][1:]
+    steps = [size + (_GAP if number < texts else gap) for number, size in enumerate(columns)][1:]
     blocks = []
-    for start, end in _folded(steps, width - columns[0]):
+    ends = [0]
+    while ends[-1] < len(steps):  # each block is filled before the next
+        fitting = sum(total <= width - columns[0] for total in accumulate(steps[ends[-1] :]))
+        ends.append(ends[-1] + max(1, fitting))
+    for start, end in list(pairwise(ends)) or [(0, 0)]:
         chosen = [0, *range(1 + start, 1 + end)]
-        rows_of_block = [[row[place] for place in chosen] for row in (head, *rows)]
-        shown_texts = sum(place < texts for place in chosen)
-        blocks.append(_block(table, rows_of_block, [columns[place] for place in chosen], shown_texts, gap, width))
+        rows_of_block = [[row[column] for column in chosen] for row in (head, *rows)]
+        shown_texts = sum(column < texts for column in chosen)
+        blocks.append(_block(table, rows_of_block, [columns[column] for column in chosen], shown_texts, gap, width))
     return blocks
 
 
 def _block(table: Table, rows: list[list[str]], sizes: list[int], texts: int, gap: int, width: int) -> str:
-    """Render some columns: headings, a rule, and the sections with their titles.
-
-    Args:
-        table: the table.
-        rows: the cells of the headings and of each line.
-        sizes: width of each column.
-        texts: number of text columns, which are wrapped and have the full gap after them.
-        gap: columns of the terminal between cells.
-        width: width of the terminal.
-    """
+    """Render some columns: `rows` of cells, the headings first; `texts` columns are wrapped and have the full gap."""
     between = " " * gap
-    padded = [size + (_GAP - gap) * (place < texts) for place, size in enumerate(sizes)]
+    padded = [size + (_GAP - gap) * (number < texts) for number, size in enumerate(sizes)]
 
     def laid_out(row: list[str], above: bool = False) -> list[str]:
-        """Return the lines of a row; shorter cells stand at the top, or where others stand `above` at the bottom."""
         cells = [_wrap(cell, size).split("\n") for cell, size in zip(row, sizes, strict=True)]
         tall = max(map(len, cells))
         filled = [[""] * (tall - len(cell)) + cell if above else cell + [""] * (tall - len(cell)) for cell in cells]
@@ -121,7 +114,6 @@ def _block(table: Table, rows: list[list[str]], sizes: list[int], texts: int, ga
 
 
 def _strings(table: Table) -> tuple[list[str], list[list[str]]]:
-    """Return the headings, and the rows of all sections, as strings."""
     head = [plain(table.corner), *map(plain, table.facts), *column_names(table)]
     marks = max((len(_marks(cell)) for line in table.lines for cell in line.cells), default=0)
     rows = [
@@ -157,24 +149,12 @@ def _shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]
     """Shrink text columns to fit in `room`, none below its `least`; columns with paths first, then the widest first."""
     shrunk = list(widths)
     while _total(shrunk, _GAP) > room:
-        spare = [place for place, width in enumerate(shrunk) if width > least[place]]
+        spare = [column for column, width in enumerate(shrunk) if width > least[column]]
         if not spare:
             break
-        broken = [place for place in spare if least[place] == _BROKEN]
+        broken = [column for column in spare if least[column] == _BROKEN]
         shrunk[max(broken or spare, key=shrunk.__getitem__)] -= 1
     return shrunk
-
-
-def _folded(columns: Sequence[int], room: int) -> list[tuple[int, int]]:
-    """Assign columns to blocks of a width, as ranges; each block is filled before the next.
-
-    `columns` are their widths, each with the gap before it; `room` is the width without the labels.
-    """
-    ends = [0]
-    while ends[-1] < len(columns):
-        start = ends[-1]
-        ends.append(start + max(1, sum(total <= room for total in accumulate(columns[start:]))))
-    return list(pairwise(ends)) or [(0, 0)]
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
@@ -191,7 +171,6 @@ def _total(widths: Sequence[int], gap: int) -> int:
 
 
 COLOURS = {"special": "magenta", "instruction": "blue", "context": "cyan", "continuation": "green", "end": "yellow"}
-"""Segment → colour."""
 
 
 def coloured(pieces: Iterable[tuple[str, str]]) -> str:

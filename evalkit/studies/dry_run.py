@@ -38,8 +38,6 @@ _SAMPLE = 80
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A run with its estimates."""
-
     name: str
     """Its benchmark in a study, else its checkpoint."""
     plan: Plan
@@ -47,7 +45,6 @@ class _Estimate:
     tasks: Sequence[TaskTokens]
     """Empty if the benchmark cannot estimate them."""
     share: float
-    """Finished share, from 0 to 1."""
     seconds: float | None
     """Of the part that is left; None: unknown."""
 
@@ -65,12 +62,7 @@ def dry_run_report(study: Study, say: Say) -> Report:
 
 
 def plans_report(plans: Sequence[tuple[str, Plan]], say: Say) -> Report:
-    """Return the report of a command's runs: of one run by task, of several by checkpoint.
-
-    Args:
-        plans: (name of the checkpoint, plan) of each run.
-        say: called with messages for the user.
-    """
+    """Return the report of (name of the checkpoint, plan): of one run by task, of several by checkpoint."""
     estimates, notes = _estimates(plans, say)
     total = _record(estimates)
     if len(estimates) > 1:
@@ -135,7 +127,6 @@ def _sampled_tokens(plan: Plan, say: Say) -> list[TaskTokens]:
 
 
 def _measured_speed(device: str, dtype: str) -> tuple[float, float]:
-    """Return the floating-point operations per second of a matrix product, and the bytes of weights read per second."""
     import torch
 
     # As large as a batch's, and timed in milliseconds
@@ -179,7 +170,6 @@ def _tokens(tasks: Sequence[TaskTokens]) -> dict[str, int]:
 
 
 def _short(value: float) -> str:
-    """Format a number with three digits and a unit."""
     for unit in ("", "k", "M", "G", "T"):
         if value < 999.5:
             return f"{value:.3g}{unit and ' ' + unit}" if value >= 1 or not value else "1"

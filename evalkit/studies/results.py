@@ -17,7 +17,7 @@ from evalkit.display import doing
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import printable
 from evalkit.models.loading.fingerprint import fingerprint, known_fingerprint
-from evalkit.models.loading.spec import ModelSpec, model_spec
+from evalkit.models.loading.spec import model_spec
 from evalkit.runs.folder import Run
 from evalkit.studies.study import (
     Selected,
@@ -44,11 +44,7 @@ class StudyResults:
         self._changes: dict[str, str] = {}
 
     def run(self, checkpoint: StudyCheckpoint, benchmark: StudyBenchmark) -> Run | None:
-        """Return the finished run of a checkpoint on a benchmark; None if there is none.
-
-        Raises:
-            RunError: its folder is damaged.
-        """
+        """Return the finished run of a checkpoint on a benchmark, or None; raise `RunError` if it is damaged."""
         asked = StudyRun(checkpoint, benchmark)
         if asked.key not in self._runs:
             self._runs[asked.key] = finished_run_of(self.study, asked)
@@ -56,53 +52,43 @@ class StudyResults:
 
     def runs(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> tuple[Run, ...]:
         """Return the finished runs of checkpoints on a benchmark, in their order."""
-        return tuple(run for one in checkpoints if (run := self.run(one, benchmark)) is not None)
+        return tuple(run for checkpoint in checkpoints if (run := self.run(checkpoint, benchmark)) is not None)
 
     def missing(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[StudyCheckpoint]:
         """Return the checkpoints whose run on a benchmark is not finished."""
-        return [one for one in checkpoints if self.run(one, benchmark) is None]
+        return [checkpoint for checkpoint in checkpoints if self.run(checkpoint, benchmark) is None]
 
-    def _described(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> str:
-        """Name the runs that are not finished, with the errors that ended them."""
+    def unfinished(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
+        """Return a sentence that names the runs that are not finished, with the errors that ended them, if any."""
         names = []
-        for missing in (StudyRun(one, benchmark) for one in self.missing(checkpoints, benchmark)):
+        for missing in (StudyRun(checkpoint, benchmark) for checkpoint in self.missing(checkpoints, benchmark)):
             record = record_of(self.study.output, missing)
             error = "" if record is None else printable(record.error)
             names.append(f"{missing.label} ({error})" if error else missing.label)
-        return ", ".join(names)
+        return [f"Not finished: {', '.join(names)}."] if names else []
 
     def require(self, checkpoints: Sequence[StudyCheckpoint], benchmark: StudyBenchmark) -> None:
         """Raise `UsageError` if a run of these checkpoints is not finished; names all of them."""
-        if names := self._described(checkpoints, benchmark):
-            verb = "is" if len(self.missing(checkpoints, benchmark)) == 1 else "are"
-            raise UsageError(f"{names} {verb} not finished; run {self.remedy}, which computes what is missing")
-
-    def unfinished(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
-        """Return a sentence that names the runs that are not finished, if there are any."""
-        names = self._described(checkpoints, benchmark)
-        return [f"Not finished: {names}."] if names else []
+        for sentence in self.unfinished(checkpoints, benchmark):
+            raise UsageError(f"study {self.study.path}: {sentence.rstrip('.')}; run {self.remedy}")
 
     def changes(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
         """Return a sentence for each finished run of other files than its checkpoint has now."""
         sentences = []
-        for one in checkpoints:
-            if (run := self.run(one, benchmark)) is None:
+        for checkpoint in checkpoints:
+            if (run := self.run(checkpoint, benchmark)) is None:
                 continue
-            key = StudyRun(one, benchmark).key
+            key = StudyRun(checkpoint, benchmark).key
             if key not in self._changes:
-                with doing(f"comparing {one.label} with its run"):
-                    self._changes[key] = _change_of(run, one)
+                with doing(f"comparing {checkpoint.label} with its run"):
+                    self._changes[key] = _change_of(run, checkpoint)
             if what := self._changes[key]:
-                sentences.append(f"{one.label}: {what}; {self.remedy} evaluates it.")
+                sentences.append(f"{checkpoint.label}: {what}; {self.remedy} evaluates it.")
         return sentences
 
 
 def read_results(path: Path) -> StudyResults:
-    """Read a study and open its results.
-
-    Raises:
-        UsageError: the study file is invalid, or neither its checkpoints nor records of them exist.
-    """
+    """Read a study and open its results; raises as `read_study`."""
     return StudyResults(read_study(path))
 
 
@@ -114,25 +100,17 @@ def _change_of(run: Run, checkpoint: StudyCheckpoint) -> str:
         return ""
     # Two studies can have checkpoints of one name in different folders, whose weights were perhaps never hashed here
     elsewhere = evaluated is not None and Path(evaluated).exists() and not here.samefile(evaluated)
-    recorded = run.manifest["specification"]["checkpoint"]
-    changed = [part for part, digest in _known(spec, elsewhere).items() if recorded.get(part, digest) != digest]
-    return f"{checkpoint.given} has other files than this run's ({', '.join(changed)})" if changed else ""
-
-
-def _known(spec: ModelSpec, unhashed: bool) -> dict[str, str]:
-    """Return part → digest, as far as known without the network; empty for a folder that is not complete any more.
-
-    `unhashed`: weights that were never hashed on this machine are read.
-    """
-    is_here = spec.tokenizer is None or Path(spec.tokenizer).expanduser().is_dir()
+    has_tokenizer = spec.tokenizer is None or Path(spec.tokenizer).expanduser().is_dir()
     try:
-        checkpoint = (spec if is_here else replace(spec, tokenizer=None)).locate()
-        digests = asdict(fingerprint(checkpoint)) if unhashed else dict(known_fingerprint(checkpoint))
-    except EvalkitError:
-        return {}
-    if not is_here:
+        known = (spec if has_tokenizer else replace(spec, tokenizer=None)).locate()
+        digests = asdict(fingerprint(known)) if elsewhere else dict(known_fingerprint(known))  # without the network
+    except EvalkitError:  # a folder that is not complete any more
+        return ""
+    if not has_tokenizer:
         digests.pop("tokenizer", None)
-    return digests
+    recorded = run.manifest["specification"]["checkpoint"]
+    changed = [part for part, digest in digests.items() if recorded.get(part, digest) != digest]
+    return f"{checkpoint.given} has other files than this run's ({', '.join(changed)})" if changed else ""
 
 
 def steps_note(models: Sequence[Selected]) -> list[str]:
@@ -151,12 +129,7 @@ class StudySides:
 
 
 def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark) -> StudySides:
-    """Return the sides of a comparison: a model's seeds are the runs of its side.
-
-    Args:
-        results: of the study.
-        names: NAME or NAME@STEP of each side; empty: every model.
-        benchmark: whose runs are compared.
+    """Return the sides of a comparison, by NAME or NAME@STEP; by default every model. Seeds are runs of one side.
 
     Raises:
         UsageError: fewer than two sides, an unknown name, or a run that is not finished; names all such runs.
@@ -180,9 +153,7 @@ class StudyTraining:
     """One training of a study: a seed of a model with steps."""
 
     side: Side
-    """Its finished runs."""
     steps: tuple[int, ...]
-    """Step of each."""
     notes: tuple[str, ...]
     """Steps that are not finished, and checkpoints that have changed since."""
 
@@ -190,33 +161,28 @@ class StudyTraining:
 def study_trainings(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark) -> list[StudyTraining]:
     """Return the trainings of a curve, one for each seed; steps that are not finished are left out with a note.
 
-    Args:
-        results: of the study.
-        names: names of models; empty: every model with steps.
-        benchmark: whose runs are points.
-
     Raises:
         UsageError: an unknown name, a model without steps, or a training with fewer than two finished runs.
     """
     study = results.study
-    with_steps = dict.fromkeys(one.name for one in study.checkpoints if one.step is not None)
+    with_steps = dict.fromkeys(checkpoint.name for checkpoint in study.checkpoints if checkpoint.step is not None)
     if not (chosen := names or list(with_steps)):
         raise UsageError(f"study {study.path}: no checkpoint has 'steps', so there is no curve")
-    found = []
+    curves = []
     for name, checkpoints in (seed for model in chosen for seed in trainings(study, model)):
         missing = results.missing(checkpoints, benchmark)
-        done = [one for one in checkpoints if one not in missing]
+        done = [checkpoint for checkpoint in checkpoints if checkpoint not in missing]
         if len(done) < 2:
             results.require(missing, benchmark)
             raise UsageError(f"study {study.path}: {name} has one step; a curve needs two or more")
         notes = results.changes(done, benchmark)
         if missing:
-            lacking = ", ".join(f"{one.step:,}" for one in missing)
+            lacking = ", ".join(f"{checkpoint.step:,}" for checkpoint in missing)
             notes = [f"{name}: not finished: {'step' if len(missing) == 1 else 'steps'} {lacking}.", *notes]
-        steps = tuple(one.step for one in done if one.step is not None)
-        found.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, tuple(notes)))
-    check_unique([training.side for training in found])
-    return found
+        steps = tuple(checkpoint.step for checkpoint in done if checkpoint.step is not None)
+        curves.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, tuple(notes)))
+    check_unique([training.side for training in curves])
+    return curves
 
 
 @dataclass(frozen=True)
@@ -231,40 +197,33 @@ class StudyAnalyses:
 
 
 def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str | None) -> StudyAnalyses:
-    """Return the finished analyses of a study's models, one of each seed.
-
-    Args:
-        results: of the study.
-        names: NAME or NAME@STEP; empty: every model, at its last step.
-        benchmark: name of the study's benchmark; None: the only one that analyses attention.
+    """Return the finished analyses of a study's models, by NAME or NAME@STEP, one of each seed.
 
     Raises:
         UsageError: an unknown name, no benchmark analyses attention, several do and none is named, or no run is
             finished.
     """
     study = results.study
-    fitting = [one for one in study.benchmarks if one.kind == ATTENTION]
-    if benchmark is not None:
-        fitting = [study.benchmark(benchmark)]
-        if fitting[0].kind != ATTENTION:
-            kind = fitting[0].kind
-            raise UsageError(f"study {study.path}: benchmark {benchmark} is of {kind}; figures are of {ATTENTION}")
-    if not fitting:
+    asked = study.benchmarks if benchmark is None else [study.benchmark(benchmark)]
+    fitting = [entry for entry in asked if entry.kind == ATTENTION]
+    if len(fitting) != 1:
+        known = " | ".join(entry.name for entry in fitting) or "none"
         raise UsageError(
-            f"study {study.path}: no benchmark analyses attention; add one, such as 'benchmarks: {{attention: {{suite: "
-            "attention}}}'"
+            f"study {study.path}: figures are of one benchmark of suite {ATTENTION}, here {known}: give --benchmark, "
+            "or add one under 'benchmarks'"
         )
-    if len(fitting) > 1:
-        known = " | ".join(one.name for one in fitting)
-        raise UsageError(f"study {study.path} has several benchmarks of attention: give --benchmark {known}")
     [chosen] = fitting
     models = [select(study, name) for name in names or study.names]
-    labels = [(one, label) for model in models for one, label in zip(model.checkpoints, model.labels, strict=True)]
-    checkpoints = [one for one, _ in labels]
+    labels = [
+        (checkpoint, label)
+        for model in models
+        for checkpoint, label in zip(model.checkpoints, model.labels, strict=True)
+    ]
+    checkpoints = [checkpoint for checkpoint, _ in labels]
     if names:
         results.require(checkpoints, chosen)
-    found = [(run, label) for one, label in labels if (run := results.run(one, chosen)) is not None]
-    if not found:
+    analyses = [(run, label) for checkpoint, label in labels if (run := results.run(checkpoint, chosen)) is not None]
+    if not analyses:
         raise UsageError(f"study {study.path}: no run of {chosen.name} is finished; run {results.remedy}")
     notes = *steps_note(models), *results.unfinished(checkpoints, chosen), *results.changes(checkpoints, chosen)
-    return StudyAnalyses(tuple(run for run, _ in found), tuple(label for _, label in found), notes)
+    return StudyAnalyses(tuple(run for run, _ in analyses), tuple(label for _, label in analyses), notes)

@@ -44,7 +44,6 @@ class Job:
     """A run to be completed."""
 
     label: str
-    """Its name in messages."""
     plan: Plan
 
 
@@ -79,18 +78,9 @@ class JobRunner(Protocol):
     def __call__(
         self, jobs: Sequence[Job], progress: Progress, done: Callable[[Outcome], None] = lambda _: None
     ) -> list[Outcome]:
-        """Compute what is missing of each job and write its results.
+        """Compute what is missing of each job and write its results; one outcome for each job, in their order.
 
-        Args:
-            jobs: the runs, in order of preference; one or more.
-            progress: receives messages and progress.
-            done: called with each outcome as soon as it is known.
-
-        Returns:
-            One outcome for each job, in their order.
-
-        Raises:
-            EvalkitError: nothing can be computed at all.
+        `done` is called with each outcome as soon as it is known. Raises `EvalkitError` if nothing can be computed.
         """
 
 
@@ -105,13 +95,13 @@ def run_here(
     holder = ModelHolder()
     keys = [loading_key(job.plan.request.model, job.plan.manifest["specification"]) for job in jobs]
     # Those with the same loaded model together
-    places = sorted(range(len(jobs)), key=lambda place: keys.index(keys[place]))
+    places = sorted(range(len(jobs)), key=lambda number: keys.index(keys[number]))
 
-    def complete(place: int) -> Outcome:
-        job = jobs[place]
+    def complete(number: int) -> Outcome:
+        job = jobs[number]
         try:
             if finished(job.plan, silent) is None:
-                progress.say(f"{place + 1} of {len(jobs)}: {job.label}")
+                progress.say(f"{number + 1} of {len(jobs)}: {job.label}")
             run_plan(job.plan, progress, holder)
         except RunInUseError as error:
             return Outcome(job, "in use", str(error))
@@ -120,22 +110,18 @@ def run_here(
         return Outcome(job, "finished")
 
     with remembering():
-        for place in places:
-            outcomes[place] = complete(place)
-            if outcomes[place].state != "in use":
-                done(outcomes[place])
-        for place in [place for place in places if outcomes[place].state == "in use"]:
-            outcomes[place] = complete(place)
-            done(outcomes[place])
-    return [outcomes[place] for place in range(len(jobs))]
+        for number in places:
+            outcomes[number] = complete(number)
+            if outcomes[number].state != "in use":
+                done(outcomes[number])
+        for number in [number for number in places if outcomes[number].state == "in use"]:
+            outcomes[number] = complete(number)
+            done(outcomes[number])
+    return [outcomes[number] for number in range(len(jobs))]
 
 
 def plan_checkpoints(models: Sequence[str], options: Mapping[str, Any], say: Say) -> list[Job]:
-    """Plan the same benchmark for several checkpoints.
-
-    Raises:
-        SeveralErrors: checkpoints or options are invalid; all problems.
-    """
+    """Plan the same benchmark for several checkpoints; raise `SeveralErrors` with all problems."""
     jobs, problems, say = list[Job](), dict[str, None](), _once(say)
     with remembering(), doing(f"planning {counted(len(models), 'run')}"):
         for model in models:
@@ -207,7 +193,6 @@ def _kept(study: Study, run: StudyRun) -> Run | None:
 
 
 def _whose(runs: Sequence[StudyRun]) -> str:
-    """Name what runs with the same problem have in common."""
     checkpoints = {run.checkpoint.label for run in runs}
     benchmarks = {run.benchmark.name for run in runs}
     if len(checkpoints) == 1:
@@ -234,14 +219,11 @@ def _raise_any(problems: Sequence[str], where: str = "") -> None:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What became of a study's run."""
-
     run: StudyRun
     state: State
     folder: Path
     manifest: Mapping[str, Any]
     rule: str | None
-    """That its result is read under; None: the run's own."""
     message: str = ""
     """Why it failed, or who computes it; one line."""
 
@@ -252,16 +234,9 @@ class RunOutcome:
 
 
 def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -> list[RunOutcome]:
-    """Compute the runs of a study that no other process computes.
+    """Compute the runs of a study that no other process computes; return the outcome of each, in order.
 
-    Args:
-        study: the study.
-        progress: receives messages and progress.
-        runner: computes the runs.
-        wait: stay until no run is in use, and take over those whose process has ended.
-
-    Returns:
-        The outcome of each run, in order.
+    `wait`: stay until no run is in use, and take over those whose process has ended.
 
     Raises:
         EvalkitError: the study cannot be planned or recorded, or nothing can be computed at all.
@@ -299,11 +274,11 @@ def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -
 
     def complete(jobs: Sequence[Job]) -> None:
         if jobs:
-            outcomes.update({one.job.plan.manifest["id"]: one for one in runner(jobs, progress, record)})
+            outcomes.update({outcome.job.plan.manifest["id"]: outcome for outcome in runner(jobs, progress, record)})
 
     complete(jobs)
     announced: set[str] = set()
-    while wait and (others := {name: one.job for name, one in outcomes.items() if one.state == "in use"}):
+    while wait and (others := {name: other.job for name, other in outcomes.items() if other.state == "in use"}):
         free = []
         for identity, job in others.items():
             if is_locked(job.plan.folder):
@@ -320,21 +295,38 @@ def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -
                 progress.say(f"waiting for other processes: {', '.join(sorted(new))}")
                 announced |= new
             time.sleep(_POLL)
-    return [_outcome(run, plan, outcomes.get(plan.manifest["id"])) for run, plan in plans]
-
-
-def _outcome(run: StudyRun, plan: Plan | Run, outcome: Outcome | None) -> RunOutcome:
-    """Return what became of a run; of one in use, with its process."""
-    if isinstance(plan, Run) or outcome is None:
-        return RunOutcome(run, "finished", plan.folder, plan.manifest, run.benchmark.rule)
-    owner = read_owner(plan.folder) if outcome.state == "in use" else None
-    message = str(owner) if owner else outcome.message
-    return RunOutcome(run, outcome.state, plan.folder, plan.manifest, plan.manifest["rule"], message)
+    results = []
+    for run, plan in plans:
+        outcome = outcomes.get(plan.manifest["id"])
+        if isinstance(plan, Run) or outcome is None:
+            results.append(RunOutcome(run, "finished", plan.folder, plan.manifest, run.benchmark.rule))
+            continue
+        owner = read_owner(plan.folder) if outcome.state == "in use" else None
+        message = str(owner) if owner else outcome.message
+        results.append(RunOutcome(run, outcome.state, plan.folder, plan.manifest, plan.manifest["rule"], message))
+    return results
 
 
 def outcomes_report(outcomes: Sequence[RunOutcome]) -> Report:
     """Return a report with a line for each run: its outcome, and its result or why it has none."""
-    content = [_record(outcome) for outcome in outcomes]
+    content = []
+    for outcome in outcomes:
+        score, result = None, ""
+        if outcome.state == "finished":
+            run = load_run(outcome.folder)
+            score, result = benchmark_of(run).headline(run, run.other_rule(outcome.rule))
+        content.append(
+            outcome.run.columns
+            | {
+                "id": outcome.manifest["id"],
+                "folder": str(outcome.folder),
+                "state": outcome.state,
+                "score": score,
+                "result": result,
+                "message": outcome.message,
+                "left_out": "; ".join(outcome.left_out),
+            }
+        )
     rows = [[record["run"], record["state"], record["result"] or record["message"]] for record in content]
     table = simple_table("outcomes", ["run", "state", "result"], rows, texts=3)
     count = {state: sum(record["state"] == state for record in content) for state in ("finished", "failed", "in use")}
@@ -346,19 +338,3 @@ def outcomes_report(outcomes: Sequence[RunOutcome]) -> Report:
         notes.append("other processes compute the runs in use; --wait stays until they are finished")
     verdict = f"{counted(len(content), 'run')}: {', '.join(parts)}"
     return Report((table,), (verdict,), notes=tuple(notes), content=content, records=content)
-
-
-def _record(outcome: RunOutcome) -> dict[str, Any]:
-    score, result = None, ""
-    if outcome.state == "finished":
-        run = load_run(outcome.folder)
-        score, result = benchmark_of(run).headline(run, run.other_rule(outcome.rule))
-    return outcome.run.columns | {
-        "id": outcome.manifest["id"],
-        "folder": str(outcome.folder),
-        "state": outcome.state,
-        "score": score,
-        "result": result,
-        "message": outcome.message,
-        "left_out": "; ".join(outcome.left_out),
-    }

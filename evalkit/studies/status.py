@@ -43,17 +43,12 @@ class RunState:
     folder: Path | None = None
     id: str = ""
     share: float | None = None
-    """Finished share, from 0 to 1; None: unknown."""
     host: str = ""
-    """Where it is running."""
     process: int | None = None
     seconds: float | None = None
-    """Time that a finished run took."""
     seconds_left: float | None = None
-    """Estimate; None: unknown."""
     score: float | None = None
     result: str = ""
-    """Printed form of the score."""
     reason: str = ""
     """Why it failed, or cannot be planned."""
     parameters: int | None = None
@@ -70,16 +65,8 @@ def share_of(plan: Plan) -> float:
 
 
 def _finished_in(folder: Path, identity: str) -> Run | None:
-    """Return the finished run of an id in a folder; None if there is none."""
     run = load_run(folder) if folder.is_dir() else None
     return run if run is not None and run.complete and run.manifest["id"] == identity else None
-
-
-def _seconds_of(run: Run) -> float | None:
-    """Return the seconds that a finished run's batches took; None if they are stored nowhere."""
-    with suppress(RunError):
-        return sum(run.seconds.values())
-    return seconds_in(run.folder / JOURNAL) or None
 
 
 def states_of(study: Study, say: Say) -> list[RunState]:
@@ -88,18 +75,16 @@ def states_of(study: Study, say: Say) -> list[RunState]:
         states = [_state(study, run, say) for run in study.runs]
     rates: dict[str, list[float]] = {}
     """Benchmark → seconds for a parameter, of each finished run."""
-    for one in states:
-        if one.seconds and one.parameters:
-            rates.setdefault(one.run.benchmark.name, []).append(one.seconds / one.parameters)
-    return [_with_time(one, rates.get(one.run.benchmark.name, [])) for one in states]
-
-
-def _with_time(one: RunState, rates: Sequence[float]) -> RunState:
-    """Add an estimate of the time left to a run that is not finished."""
-    is_done = one.state in ("finished", "not planned")
-    if is_done or one.seconds_left is not None or not one.parameters or not rates:
-        return one
-    return replace(one, seconds_left=median(rates) * one.parameters * (1 - (one.share or 0.0)))
+    for state in states:
+        if state.seconds and state.parameters:
+            rates.setdefault(state.run.benchmark.name, []).append(state.seconds / state.parameters)
+    for number, state in enumerate(states):
+        known = rates.get(state.run.benchmark.name)
+        is_left = state.state not in ("finished", "not planned") and state.seconds_left is None
+        if is_left and known and state.parameters:
+            seconds = median(known) * state.parameters * (1 - (state.share or 0.0))
+            states[number] = replace(state, seconds_left=seconds)
+    return states
 
 
 def _state(study: Study, run: StudyRun, say: Say) -> RunState:
@@ -112,25 +97,27 @@ def _state(study: Study, run: StudyRun, say: Say) -> RunState:
         return _in_folder(plan.folder, RunState(run, "missing", plan.folder, plan.manifest["id"], parameters=count))
     folder = study.output / record.folder
     known = RunState(run, "missing", folder, record.id, parameters=record.parameters, reason=record.error)
-    found = _in_folder(folder, known)
-    if run.checkpoint.is_gone and found.state in ("interrupted", "missing"):
-        return replace(found, state="not planned", reason=GONE)
-    return found
+    state = _in_folder(folder, known)
+    is_lost = run.checkpoint.is_gone and state.state in ("interrupted", "missing")
+    return replace(state, state="not planned", reason=GONE) if is_lost else state
 
 
 def _in_folder(folder: Path, known: RunState) -> RunState:
-    """Return the state of a run by what is in its folder."""
     try:
         owner = read_owner(folder)
         if owner and is_locked(folder):
-            running = replace(known, state="running", share=owner.done, seconds_left=owner.seconds_left, reason="")
-            return replace(running, host=owner.host, process=owner.process)
+            return replace(known, state="running", share=owner.done, seconds_left=owner.seconds_left, host=owner.host,
+                           process=owner.process, reason="")  # fmt: skip
         if (run := _finished_in(folder, known.id)) is not None:
             score, result = benchmark_of(run).headline(run, run.other_rule(known.run.benchmark.rule))
+            try:
+                seconds: float | None = sum(run.seconds.values())
+            except RunError:
+                seconds = seconds_in(run.folder / JOURNAL) or None
             # The record's first: counted in the same way for runs that are not finished
             count = known.parameters or (run.manifest.get("loaded") or {}).get("parameters")
-            finished = replace(known, state="finished", share=1.0, seconds=_seconds_of(run), parameters=count)
-            return replace(finished, score=score, result=result, reason="")
+            return replace(known, state="finished", share=1.0, seconds=seconds, parameters=count, score=score,
+                           result=result, reason="")  # fmt: skip
     except EvalkitError as error:
         return replace(known, state="failed", reason=str(error))
     begun = (folder / JOURNAL).is_file()
@@ -148,15 +135,15 @@ _RECORDED = ("state", "share", "host", "process", "seconds", "seconds_left", "sc
 def status_report(study: Study, states: Sequence[RunState]) -> Report:
     """Return a report with a line for each of the states."""
     records = [
-        one.run.columns
-        | {"id": one.id, "folder": None if one.folder is None else str(one.folder)}
-        | {name: getattr(one, name) for name in _RECORDED}
-        for one in states
+        about.run.columns
+        | {"id": about.id, "folder": None if about.folder is None else str(about.folder)}
+        | {name: getattr(about, name) for name in _RECORDED}
+        for about in states
     ]
-    table = simple_table("status", ("run", "state", "share", "left", "result"), [_row(one) for one in states], texts=5)
-    count = {state: sum(one.state == state for one in states) for state in get_args(State)}
-    left = [one for one in states if one.state != "finished"]
-    known = [one.seconds_left for one in left if one.seconds_left is not None]
+    table = simple_table("status", ("run", "state", "share", "left", "result"), list(map(_row, states)), texts=5)
+    count = {state: sum(about.state == state for about in states) for state in get_args(State)}
+    left = [about for about in states if about.state != "finished"]
+    known = [about.seconds_left for about in left if about.seconds_left is not None]
     unknown = len(left) - len(known)
     totals = ", ".join(f"{number} {state}" for state, number in count.items() if number)
     verdict = f"{counted(len(states), 'run')}: {totals}"
@@ -176,8 +163,8 @@ def status_report(study: Study, states: Sequence[RunState]) -> Report:
     return Report((table,), (verdict,), notes=notes, content=content, records=records)
 
 
-def _row(one: RunState) -> list[str]:
-    share = "" if one.share is None or one.state in ("finished", "missing") else f"{percent(one.share, 0)} %"
-    left = "" if one.seconds_left is None else clock(one.seconds_left)
-    where = f"process {one.process} on {one.host}" if one.state == "running" else ""
-    return [one.run.label, one.state, share, left, one.result or one.reason or where]
+def _row(state: RunState) -> list[str]:
+    share = "" if state.share is None or state.state in ("finished", "missing") else f"{percent(state.share, 0)} %"
+    left = "" if state.seconds_left is None else clock(state.seconds_left)
+    where = f"process {state.process} on {state.host}" if state.state == "running" else ""
+    return [state.run.label, state.state, share, left, state.result or state.reason or where]

@@ -32,8 +32,6 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True)
 class StudyCheckpoint:
-    """One checkpoint of a study."""
-
     name: str
     """Its name in tables and comparisons; seeds and steps of one model share it."""
     seed: int | None
@@ -43,11 +41,9 @@ class StudyCheckpoint:
     given: str
     """Folder relative to the study file, or name: the same on every machine."""
     model: str
-    """As in `evalkit run --model`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of `ModelSpec`."""
     written: Mapping[str, Any] = field(default_factory=dict)
-    """The same as in the study file, on every machine."""
     place: str = ""
     """Folder of the study file relative to that of the runs: other studies may use the same names."""
     is_gone: bool = False
@@ -62,12 +58,9 @@ class StudyCheckpoint:
 
 @dataclass(frozen=True)
 class StudyBenchmark:
-    """One benchmark of a study."""
-
     name: str
     suite: str
     kind: str
-    """Of the suite's benchmark."""
     given: Mapping[str, Any]
     """Options as in the study file, the same on every machine."""
     options: Mapping[str, Any]
@@ -89,15 +82,12 @@ class StudyTable(FileSettings):
     drop_empty: bool = False
     """Whether rows and sections without a run are left out."""
     caption: str | None = None
-    """In markup."""
     titles: Named[str] = Field(default_factory=dict)
     """Title of a section, as plain text → its replacement, in markup."""
 
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A checkpoint on a benchmark."""
-
     checkpoint: StudyCheckpoint
     benchmark: StudyBenchmark
 
@@ -129,8 +119,6 @@ class StudyRun:
 
 @dataclass(frozen=True)
 class Study:
-    """Checkpoints and benchmarks."""
-
     path: Path
     output: Path
     checkpoints: tuple[StudyCheckpoint, ...]
@@ -140,7 +128,9 @@ class Study:
     @property
     def runs(self) -> tuple[StudyRun, ...]:
         """Return every checkpoint on every benchmark; those of one checkpoint together."""
-        return tuple(StudyRun(checkpoint, one) for checkpoint in self.checkpoints for one in self.benchmarks)
+        return tuple(
+            StudyRun(checkpoint, benchmark) for checkpoint in self.checkpoints for benchmark in self.benchmarks
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -148,12 +138,8 @@ class Study:
         return tuple(dict.fromkeys(checkpoint.name for checkpoint in self.checkpoints))
 
     def benchmark(self, name: str | None) -> StudyBenchmark:
-        """Return a benchmark by name; None: the only one.
-
-        Raises:
-            UsageError: there are several, and none is named; or, an `UnknownNameError`, there is none of that name.
-        """
-        known = {one.name: one for one in self.benchmarks}
+        """Return a benchmark by name, by default the only one; raise `UsageError` if there is none, or several."""
+        known = {benchmark.name: benchmark for benchmark in self.benchmarks}
         if name is None and len(known) > 1:
             raise UsageError(f"study {self.path} has several benchmarks: give --benchmark {' | '.join(known)}")
         if name is not None and name not in known:
@@ -186,15 +172,13 @@ class Selected:
     def labels(self) -> list[str]:
         """Name of each checkpoint: the model's, with the seed where there are several."""
         several = len(self.checkpoints) > 1
-        return [f"{self.name} seed {one.seed}" if several else self.name for one in self.checkpoints]
+        return [f"{self.name} seed {checkpoint.seed}" if several else self.name for checkpoint in self.checkpoints]
 
 
 def select(study: Study, given: str) -> Selected:
     """Return a model by NAME or NAME@STEP; of several steps by default the last one that all of its seeds have.
 
-    Raises:
-        UnknownNameError: the study has no such model, or the model no such step.
-        UsageError: its seeds have no step in common.
+    Raises `UsageError`: an unknown model or step, or seeds without a step in common.
     """
     name, sign, asked = given.rpartition("@")
     if given in study.names or name not in study.names or not sign:
@@ -218,12 +202,7 @@ def select(study: Study, given: str) -> Selected:
 
 
 def trainings(study: Study, name: str) -> list[tuple[str, list[StudyCheckpoint]]]:
-    """Return (name, checkpoints by step) of each seed of a model that has steps.
-
-    Raises:
-        UnknownNameError: the study has no such model.
-        UsageError: the model has no steps.
-    """
+    """Return (name, checkpoints by step) of each seed of a model; raise `UsageError` if it has no steps."""
     seeds = study.members(name)
     if any(checkpoint.step is None for seed in seeds.values() for checkpoint in seed):
         raise UsageError(
@@ -237,37 +216,24 @@ class Record(Stored):
     """What is known of a study's run."""
 
     label: str
-    """Checkpoint and benchmark, for people."""
     folder: str
-    """Name of its folder among the runs."""
     id: str
     checkpoint: str = ""
     """Its checkpoint, relative to the study file: so seeds and steps are known where their files are not."""
     place: str = ""
     """Folder of the study file, relative to that of the runs."""
     error: str = ""
-    """Why it failed when it was last tried; empty: it did not."""
     parameters: int | None = None
     """Of its model, for estimates of time; None: unknown."""
     written: str = ""
-    """ISO 8601."""
 
 
 def save_record(
     root: Path, run: StudyRun, folder: Path, identity: str, error: str = "", parameters: int | None = None
 ) -> None:
-    """Store where a run is, and why it failed.
+    """Store where a run is, and why it failed; parameters of its model, if not given, as recorded.
 
-    Args:
-        root: the folder of runs.
-        run: the run.
-        folder: its run folder.
-        identity: its id.
-        error: why it failed; empty: it did not.
-        parameters: of its model; None: as recorded.
-
-    Raises:
-        RunError: it cannot be written.
+    Raises `RunError` if it cannot be written.
     """
     path, known = root / _RECORDS / f"{run.key}.json", record_of(root, run)
     if parameters is None and known and known.id == identity:
@@ -296,12 +262,7 @@ def record_of(root: Path, run: StudyRun) -> Record | None:
 
 
 def recorded_checkpoints(root: Path, place: str) -> frozenset[str]:
-    """Return the checkpoints with a finished run, of studies in one folder, relative to the study files.
-
-    Args:
-        root: folder of runs.
-        place: the studies' folder, relative to `root`.
-    """
+    """Return the checkpoints with a finished run, of studies in one folder (`place`), relative to the study files."""
     records = [record for path in (root / _RECORDS).glob("*.json") if (record := _read(path)) and record.place == place]
     finished = (record.checkpoint for record in records if (root / record.folder / RESULTS).is_file())
     return frozenset(checkpoint for checkpoint in finished if checkpoint)
@@ -315,13 +276,9 @@ def _read(path: Path) -> Record | None:
 
 
 def finished_run_of(study: Study, run: StudyRun) -> Run | None:
-    """Return the finished run of a study; None if it is not finished or was never begun.
-
-    Raises:
-        RunError: its folder is damaged.
-    """
+    """Return the finished run of a study, or None; raise `RunError` if its folder is damaged."""
     record = record_of(study.output, run)
     if record is None or not (study.output / record.folder / RESULTS).is_file():
         return None
-    found = load_run(study.output / record.folder)
-    return found if found.complete and found.manifest["id"] == record.id else None
+    finished = load_run(study.output / record.folder)
+    return finished if finished.complete and finished.manifest["id"] == record.id else None

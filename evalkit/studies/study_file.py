@@ -60,13 +60,11 @@ class _CheckpointFile(FileSettings):
 
 
 def _of_model(given: object) -> object:
-    """Expand a model without further keys."""
     return {"model": given} if isinstance(given, (str, list)) else given
 
 
 def _of_names(given: object) -> object:
-    """Expand a list of suites."""
-    return dict.fromkeys(given) if isinstance(given, list) and all(isinstance(one, str) for one in given) else given
+    return dict.fromkeys(given) if isinstance(given, list) and all(isinstance(name, str) for name in given) else given
 
 
 _make_model: Any = create_model  # mypy's overloads do not allow a mapping of fields
@@ -96,8 +94,8 @@ def read_study(path: Path) -> Study:
     output = RUNS
     if content.output is not None:
         output = path.parent / given_path(f"{where}: 'output'", content.output).expanduser()
-    place = Path(os.path.relpath(path.parent.resolve(), output.resolve())).as_posix()
-    folders = StudyFolders(path.parent, recorded_checkpoints(output, place))
+    location = Path(os.path.relpath(path.parent.resolve(), output.resolve())).as_posix()
+    folders = StudyFolders(path.parent, recorded_checkpoints(output, location))
     benchmarks = tuple(
         _benchmark(f"{where}, benchmark '{name}'", folders, name, given or {}, content.settings)
         for name, given in content.benchmarks.items()
@@ -108,7 +106,7 @@ def read_study(path: Path) -> Study:
     checkpoints = tuple(
         checkpoint
         for name, given in content.checkpoints.items()
-        for checkpoint in _checkpoints(f"{where}, checkpoint '{name}'", folders, place, name, given, of_models)
+        for checkpoint in _checkpoints(f"{where}, checkpoint '{name}'", folders, location, name, given, of_models)
     )
     study = Study(path, output, checkpoints, benchmarks, content.tables)
     for name, table in study.tables.items():
@@ -124,7 +122,6 @@ def read_study(path: Path) -> Study:
 
 
 def _check_known(where: str, kind: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Raise if there is an unknown name."""
     for name in names:
         if name not in known:
             raise UsageError(f"{where}: {UnknownNameError(kind, name, known)}")
@@ -156,30 +153,30 @@ def _benchmark(
 
 
 def _checkpoints(
-    where: str, folders: StudyFolders, place: str, name: str, given: Any, settings: Mapping[str, Any]
+    where: str, folders: StudyFolders, location: str, name: str, given: Any, settings: Mapping[str, Any]
 ) -> Iterator[StudyCheckpoint]:
     """Yield the checkpoints of an entry: its seeds, and the steps of each."""
     written = dict(settings)
     written |= {option: value for option in _MODEL_OPTIONS if (value := getattr(given, option)) is not None}
     options = folders.options(written, ModelSpec)
-    models = [found for text in _listed(given.model) for found in folders.models(where, text)]
+    models = [match for text in _listed(given.model) for match in folders.matches(where, text)]
     for number, (model, is_match) in enumerate(models, start=1):
         seed = number if len(models) > 1 else None
         # What a pattern matches is a folder; it is gone if only its record is there
         is_gone = is_match and not folders.exists(model)
         if given.steps is None:
             path = str(folders.path(model)) if is_match or folders.is_path(model) else model
-            yield StudyCheckpoint(name, seed, None, model, path, options, written, place, is_gone)
+            yield StudyCheckpoint(name, seed, None, model, path, options, written, location, is_gone)
             continue
         for step, part, is_listed in _steps(where, folders, model, _listed(given.steps)):
             if folders.is_folder(model):
                 inside = f"{model.rstrip('/')}/{part}"
                 is_lost = (is_gone or is_listed) and not folders.exists(inside)
                 path = str(folders.path(inside))
-                yield StudyCheckpoint(name, seed, step, inside, path, options, written, place, is_lost)
+                yield StudyCheckpoint(name, seed, step, inside, path, options, written, location, is_lost)
             else:
                 revision, shown = {"revision": part}, f"{model}@{part}"
-                yield StudyCheckpoint(name, seed, step, shown, model, options | revision, written | revision, place)
+                yield StudyCheckpoint(name, seed, step, shown, model, options | revision, written | revision, location)
 
 
 def _listed(given: str | list[str]) -> list[str]:
@@ -190,7 +187,7 @@ def _steps(where: str, folders: StudyFolders, model: str, given: list[str]) -> l
     """Return (step, folder in the model or revision, whether a pattern matches it), by step."""
     parts = [(part, False) for part in given]
     if folders.is_folder(model):
-        parts = [found for part in given for found in folders.steps(f"{where}, model '{model}'", model, part)]
+        parts = [match for part in given for match in folders.matches(f"{where}, model '{model}'", part, model)]
     elif _is_written_as_path(model) or any(is_pattern(part) for part in given):
         raise UsageError(f"{where}: folder {folders.path(model)}, whose 'steps' are listed, does not exist")
     steps = []
@@ -212,7 +209,6 @@ class StudyFolders:
     """The folders beside a study file."""
 
     root: Path
-    """Folder of the study file."""
     recorded: frozenset[str] = frozenset()
     """Checkpoints that were evaluated, relative to `root`; they need not exist any more."""
 
@@ -254,36 +250,25 @@ class StudyFolders:
                     return str(path)
         return value
 
-    def models(self, where: str, text: str) -> list[tuple[str, bool]]:
-        """Return the folders of a pattern, each with True, those of records if no other; a name with False.
+    def matches(self, where: str, text: str, model: str = "") -> list[tuple[str, bool]]:
+        """Return the folders of a pattern among the models, or in a model's folder, each with True; a name with False.
 
-        Seeds of a folder that was deleted are not counted where others exist: the user removed them.
+        Recorded folders count, too, among the steps of a model, which trainers delete; as seeds they count only if no
+        folder is left: the user has removed the others.
         """
-        if not is_pattern(text, self.root):
-            return [(text, False)]
-        return self._matched(where, self.root, text, set(matching(text, self.root)) or self._recorded("", text))
-
-    def steps(self, where: str, model: str, text: str) -> list[tuple[str, bool]]:
-        """Return the same of a pattern in a model's folder, with recorded ones: trainers delete steps."""
-        folder = self.path(model)
+        folder = self.path(model) if model else self.root
         if not is_pattern(text, folder):
             return [(text, False)]
-        return self._matched(
-            where, folder, text, {*matching(text, folder)} | self._recorded(f"{model.rstrip('/')}/", text)
-        )
-
-    def _matched(self, where: str, folder: Path, text: str, names: Collection[str]) -> list[tuple[str, bool]]:
+        names = {*matching(text, folder)}
+        if model or not names:
+            prefix, patterns = f"{model.rstrip('/')}/" if model else "", text.split("/")
+            for recorded in self.recorded:
+                parts = recorded.removeprefix(prefix).split("/")
+                # Folder by folder, as a shell matches
+                is_inside = recorded.startswith(prefix) and len(parts) >= len(patterns)
+                if is_inside and all(map(fnmatchcase, parts, patterns)):
+                    names.add("/".join(parts[: len(patterns)]))
         if not names:
             inside = "" if text.startswith(("/", "~")) else f" in {folder.resolve()}"
             raise UsageError(f"{where}: no folder matches '{text}'{inside}")
         return [(name, True) for name in sorted(names, key=by_number)]
-
-    def _recorded(self, prefix: str, text: str) -> set[str]:
-        """Return the beginnings of recorded checkpoints that match, folder by folder as a shell matches."""
-        patterns = text.split("/")
-        inside = (given.removeprefix(prefix).split("/") for given in self.recorded if given.startswith(prefix))
-        return {
-            "/".join(parts[: len(patterns)])
-            for parts in inside
-            if len(parts) >= len(patterns) and all(map(fnmatchcase, parts, patterns))
-        }

@@ -42,13 +42,9 @@ class UnfilledTable:
 
 
 def study_table(results: StudyResults, request: TableRequest, benchmark: str | None) -> FilledTable | UnfilledTable:
-    """Fill a table from a study.
+    """Fill a table from a study; the request's own runs and mapping are not used.
 
-    Args:
-        results: of the study.
-        request: the table and its options; its runs and mapping are not used.
-        benchmark: name of the benchmark whose runs fill it; None: that of the study's `tables`, else the only one that
-            fits.
+    `benchmark`: whose runs fill it; None: that of the study's `tables`, else the only one that fits.
 
     Raises:
         EvalkitError: the layout, the study's settings of it, the runs or the combination of options is invalid.
@@ -58,7 +54,12 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
     beside = study.path.parent / name
     if name.endswith(_YAML) and beside.is_file() and not Path(name).is_file():
         name = str(beside)
-    given, layout = _settings(study, name), requested_layout(replace(request, name=name))
+    if name.endswith(_YAML):  # a file is the same by any path
+        files = {(study.path.parent / key).resolve(): table for key, table in study.tables.items()}
+        given = files.get(Path(name).resolve(), StudyTable())
+    else:
+        given = study.tables.get(name, StudyTable())
+    layout = requested_layout(replace(request, name=name))
     where = f"study {study.path}, table '{layout.name}'"
     layout = layout.retitled(given.caption, given.titles, where)
     chosen = _fitting(results, layout, benchmark or given.benchmark, where)
@@ -66,11 +67,15 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
         return UnfilledTable(layout.name, chosen)
     models, without_row = _assigned(results, layout, given, chosen, where)
     rows: dict[str, Sequence[Run]] = {
-        row: runs for row, one in models.items() if (runs := results.runs(one.checkpoints, chosen))
+        row: runs for row, model in models.items() if (runs := results.runs(model.checkpoints, chosen))
     }
     # Only rows that can be compared with their baseline
     alone = without_baseline(layout, rows)
-    remarks = _remarks(results, list(models.values()), chosen) + [
+    checkpoints = [checkpoint for model in models.values() for checkpoint in model.checkpoints]
+    missing = [checkpoint.label for checkpoint in results.missing(checkpoints, chosen)]
+    remarks = [*steps_note(list(models.values())), *([f"Not finished: {', '.join(missing)}."] if missing else [])]
+    remarks += results.changes(checkpoints, chosen)
+    remarks += [
         f"No finished run of {' or '.join(layout.pairs[size].baseline)}, the baseline of "
         f"{', '.join(key for key, other in alone.items() if other == size)}."
         for size in dict.fromkeys(alone.values())
@@ -89,23 +94,15 @@ def study_layouts(study: Study) -> list[str]:
     return [*layout_names(), *(str(study.path.parent / name) for name in study.tables if name.endswith(_YAML))]
 
 
-def _settings(study: Study, layout: str) -> StudyTable:
-    """Return the study's settings of a layout; a file is the same by any path."""
-    if not layout.endswith(_YAML):
-        return study.tables.get(layout, StudyTable())
-    files = {(study.path.parent / key).resolve(): table for key, table in study.tables.items()}
-    return files.get(Path(layout).resolve(), StudyTable())
-
-
 def _fitting(results: StudyResults, layout: TableLayout, given: str | None, where: str) -> StudyBenchmark | str:
     """Return the benchmark whose runs fill a layout, or why none does."""
     if layout.suite is None:
         return "it has no suite, so no run fills it"
     named = [results.study.benchmark(given)] if given else list(results.study.benchmarks)
-    fitting = [one for one in named if _suite(one) == layout.suite]
-    fitting = fitting or [one for one in named if _fills(results, one) == layout.suite]
+    fitting = [benchmark for benchmark in named if _suite(benchmark) == layout.suite]
+    fitting = fitting or [benchmark for benchmark in named if _fills(results, benchmark) == layout.suite]
     if len(fitting) > 1:
-        names = [one.name for one in fitting]
+        names = [benchmark.name for benchmark in fitting]
         raise UsageError(
             f"{where}: benchmarks {' and '.join(names)} both fill it; give --benchmark {' | '.join(names)}, or write "
             f"'tables: {{{layout.name}: {{benchmark: {names[0]}}}}}'"
@@ -122,7 +119,7 @@ def _suite(benchmark: StudyBenchmark) -> str:
 
 def _fills(results: StudyResults, benchmark: StudyBenchmark) -> str | None:
     """Return the other suite whose tables a benchmark fills, from any of its runs; None if none is finished."""
-    runs = (results.run(one, benchmark) for one in results.study.checkpoints)
+    runs = (results.run(checkpoint, benchmark) for checkpoint in results.study.checkpoints)
     return next((filled(run.suite)[0] for run in runs if run is not None), None)
 
 
@@ -132,33 +129,29 @@ def _assigned(
     """Return row → model, in the layout's order, and a sentence for each reason why models have no row.
 
     Rows are assigned by the study's settings, then by names, then by the shapes of models.
-
-    Raises:
-        UnknownNameError: `rows` names a row that the layout does not have, or a step that a model does not have.
-        UsageError: two models have the shape of one row, or one model that of several.
     """
     study, keys = results.study, list(layout.assigned)
     if unknown := next((row for row in given.rows if row not in keys), None):
         raise UsageError(f"{where}: {UnknownNameError('row', unknown, keys)}")
     chosen = {row: select(study, name) for row, name in given.rows.items()}
-    used = {one.checkpoints[0].name for one in chosen.values()}
+    used = {model.checkpoints[0].name for model in chosen.values()}
     for name in study.names:
         if name in keys and name not in used and name not in chosen:
             chosen[name] = select(study, name)
             used.add(name)
     reasons: dict[str, list[str]] = {}
-    found: dict[str, list[str]] = {}
+    by_shape: dict[str, list[str]] = {}
     for name in study.names:
         if name not in used:
             row, why = _row_by_shape(results, layout, benchmark, name, chosen, where)
-            (reasons.setdefault(why, []) if row is None else found.setdefault(row, [])).append(name)
-    if several := {row: names for row, names in found.items() if len(names) > 1}:
+            (reasons.setdefault(why, []) if row is None else by_shape.setdefault(row, [])).append(name)
+    if several := {row: names for row, names in by_shape.items() if len(names) > 1}:
         listed = ", ".join(f"'{row}' ({', '.join(names)})" for row, names in several.items())
         raise UsageError(
             f"{where}: several checkpoints have the model of one row: {listed}; write which one you mean, as in "
             f"{_written(layout, {row: names[0] for row, names in several.items()})}"
         )
-    chosen |= {row: select(study, name) for row, [name] in found.items()}
+    chosen |= {row: select(study, name) for row, [name] in by_shape.items()}
     sentences = tuple(printable(f"{', '.join(names)}: {why}") for why, names in reasons.items())
     return {key: chosen[key] for key in keys if key in chosen}, sentences
 
@@ -193,15 +186,6 @@ def _row_by_shape(
 
 
 def _written(layout: TableLayout, rows: Mapping[str, str]) -> str:
-    """Return what a study file says to assign rows."""
     table = layout.name if layout.name in layout_names() else layout.path.name
     listed = ", ".join(f"{row}: {name}" for row, name in rows.items())
     return f"'tables: {{{table}: {{rows: {{{listed}}}}}}}'"
-
-
-def _remarks(results: StudyResults, shown: Sequence[Selected], benchmark: StudyBenchmark) -> list[str]:
-    """Return notes for readers: steps, runs that are not finished, checkpoints that have changed."""
-    checkpoints = [checkpoint for model in shown for checkpoint in model.checkpoints]
-    missing = [checkpoint.label for checkpoint in results.missing(checkpoints, benchmark)]
-    unfinished = [f"Not finished: {', '.join(missing)}."] if missing else []
-    return [*steps_note(shown), *unfinished, *results.changes(checkpoints, benchmark)]

@@ -43,17 +43,17 @@ def logged_metrics(run: Run, rule: str) -> dict[str, float]:
         run: the run.
         rule: of the plan: a finished run may have been started under another one.
     """
-    other, found = run.other_rule(rule), dict[str, float | None]()
+    other, logged = run.other_rule(rule), dict[str, float | None]()
     tasks: set[str] = set()
     for metric in benchmark_of(run).metrics(run, other):
         if metric.layer is None:
-            found[f"{metric.task}/{metric.name}" if metric.task in tasks else metric.task] = metric.value
+            logged[f"{metric.task}/{metric.name}" if metric.task in tasks else metric.task] = metric.value
             tasks.add(metric.task)
     averages = benchmark_of(run).stored_averages(run, other)
-    found |= {average["name"]: average["accuracy"] for average in averages}
+    logged |= {average["name"]: average["accuracy"] for average in averages}
     if averages:
-        found[f"{averages[-1]['name']}_stderr"] = averages[-1]["stderr"]
-    numbers = {name: float(value) for name, value in found.items() if value is not None}
+        logged[f"{averages[-1]['name']}_stderr"] = averages[-1]["stderr"]
+    numbers = {name: float(value) for name, value in logged.items() if value is not None}
     return {f"evalkit/{run.suite}/{name}": value for name, value in numbers.items() if math.isfinite(value)}
 
 
@@ -75,13 +75,12 @@ class _Processes:
         """
         if self._group is None:
             return compute()
-        found: list[Any] = [compute() if distributed.get_rank() == 0 else None]
-        distributed.broadcast_object_list(found, src=0, group=self._group, device=torch.device("cpu"))
-        result: Result = found[0]
+        results: list[Any] = [compute() if distributed.get_rank() == 0 else None]
+        distributed.broadcast_object_list(results, src=0, group=self._group, device=torch.device("cpu"))
+        result: Result = results[0]
         return result
 
     def close(self) -> None:
-        """Free the group; called by all processes."""
         if self._group is not None and distributed.is_initialized():
             distributed.destroy_process_group(self._group)
         self._group = None
@@ -161,12 +160,11 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if self._tokenizer is None:
             raise UsageError("the trainer has no processing_class; pass tokenizer=…, the tokenizer of the model")
         self._options = given_options(shared, settings or {})
-        defaults = {one.name: one.default for one in settings_of(ModelSpec).values()}
+        defaults = {setting.name: setting.default for setting in settings_of(ModelSpec).values()}
         self._loading: dict[str, Any] = {**defaults, "tokenizer": self._tokenizer, "attention": attention}
         self._progress = progress or Progress(live=False)
         self._processes: _Processes | None = None
         self._evaluated: int | None = None
-        """The step that was evaluated last."""
         self._error: Exception | None = None
         """The error of the last evaluation, in the process that evaluates."""
 
@@ -226,7 +224,6 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._error = None
 
     def _attempt(self, work: Callable[[], dict[str, float]]) -> _Outcome:
-        """Return the outcome of some work; interrupts are raised."""
         self._error = None
         try:
             return _Outcome(work(), "")

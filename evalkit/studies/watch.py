@@ -31,13 +31,7 @@ from evalkit.runs.traits import model_differences
 
 
 class GrowingCurve:
-    """Runs of one training by step.
-
-    Args:
-        folder: of the training's checkpoints.
-        plot: the figure's file; None: no figure.
-        say: called with messages for the user.
-    """
+    """Runs of one training by step, and their figure in `plot`, if that is given."""
 
     def __init__(self, folder: Path, plot: Path | None, say: Say) -> None:
         self._folder, self._plot, self._say = folder, plot, say
@@ -45,16 +39,7 @@ class GrowingCurve:
         self._rule: str | None = None
 
     def add(self, step: int, run: Run, rule: str) -> str | None:
-        """Add a finished run; return its line, or None if it is there already.
-
-        Args:
-            step: its training step.
-            run: the run.
-            rule: of its plan; finished runs may have been started under another one.
-
-        Raises:
-            EvalkitError: its results cannot be read.
-        """
+        """Add a finished run under the rule of its plan; return its line, or None if it is there already."""
         self._rule = rule
         if not self._runs:
             self._runs = self._earlier(run)
@@ -71,22 +56,22 @@ class GrowingCurve:
 
     def _earlier(self, run: Run) -> dict[int, Run]:
         """Return the newest run, under the same settings, of each checkpoint that is no longer in the folder."""
-        found: dict[int, Run] = {}
+        earlier: dict[int, Run] = {}
         folder = str(self._folder.resolve())
-        for other in sorted(list_runs(run.folder.parent), key=lambda one: str(one.manifest["created"])):
+        for other in sorted(list_runs(run.folder.parent), key=lambda known: str(known.manifest["created"])):
             path = other.manifest.get("path")
             if path is None or str(Path(path).parent) != folder or Path(path).exists() or not other.complete:
                 continue
             if (step := step_of(other)) is not None and self._is_alike(run, other):
-                found[step] = other
-        return found
+                earlier[step] = other
+        return earlier
 
     def _is_alike(self, run: Run, other: Run) -> bool:
-        same = (one.manifest["documents"].keys() for one in (run, other))
+        same = (each.manifest["documents"].keys() for each in (run, other))
         if (run.kind, run.suite) != (other.kind, other.suite) or len({tuple(sorted(tasks)) for tasks in same}) > 1:
             return False
         try:
-            differing = [one.name for one, _ in differences(run, other, self._rule) if one.refused]
+            differing = [difference.name for difference, _ in differences(run, other, self._rule) if difference.refused]
         except EvalkitError as error:
             self._say(f"{other.folder.name} is left out of the curve: {error}")
             return False
@@ -94,17 +79,16 @@ class GrowingCurve:
 
     def _change(self, before: int, step: int) -> str:
         """Return the paired difference from an earlier step with its interval; empty if they cannot be compared."""
-        sides = [Side(str(one), (self._runs[one],)) for one in (before, step)]
+        sides = [Side(str(number), (self._runs[number],)) for number in (before, step)]
         try:
-            [found] = compare_sides(sides, self._rule)
+            [comparison] = compare_sides(sides, self._rule)
         except EvalkitError:  # generated answers without documents in common, equal weights
             return ""
-        unit, average = page_unit(found), found.average
+        unit, average = page_unit(comparison), comparison.average
         low, high = unit.difference(average.low), unit.difference(average.high)
         return f"; {unit.difference(average.difference)}{unit.points} [{low}, {high}] since step {before:,}"
 
     def _draw(self) -> None:
-        """Draw the figure; one that cannot be drawn is reported, and the evaluation goes on."""
         if self._plot is None or len(self._runs) < 2:
             return
         from evalkit.comparison.plots import curves
@@ -130,15 +114,12 @@ class Arrived:
 
 @dataclass
 class _Candidate:
-    """A folder that may be a checkpoint."""
-
     folder: Path
     states: FileStates
     changed: float
     """When its files were last seen to change; seconds of a monotonic clock."""
     step: int | None = None
     yielded: FileStates | None = None
-    """The state in which it was yielded."""
     reason: str = ""
     """Why it is not complete, in this state."""
     not_before: float = 0.0
@@ -202,18 +183,17 @@ class Watcher:
     def incomplete(self) -> dict[str, str]:
         """Return the checkpoints that are there and were never complete: name → reason."""
         return {
-            name: one.reason
-            for name, one in sorted(self._known.items())
-            if one.yielded is None and one.reason and not self._is_late(one)
+            name: candidate.reason
+            for name, candidate in sorted(self._known.items())
+            if candidate.yielded is None and candidate.reason and not self._is_late(candidate)
         }
 
     def again(self, arrived: Arrived, seconds: float = 0.0) -> None:
         """Yield a checkpoint again, after some seconds."""
-        if one := self._known.get(arrived.folder.name):
-            one.yielded, one.not_before = None, time.monotonic() + seconds
+        if candidate := self._known.get(arrived.folder.name):
+            candidate.yielded, candidate.not_before = None, time.monotonic() + seconds
 
     def _look(self) -> None:
-        """Read the states of all folders that may be checkpoints."""
         now, known = time.monotonic(), {}
         try:
             with os.scandir(self._folder) as entries:
@@ -231,62 +211,61 @@ class Watcher:
             states = file_states(folder)
             if not is_begun(states):
                 continue
-            one = known[folder.name] = self._known.get(folder.name) or _Candidate(folder, states, now)
-            if one.states != states:
-                one.states, one.changed, one.reason, one.named = states, now, "", False
-            one.step = step_of_checkpoint(str(folder))
+            candidate = known[folder.name] = self._known.get(folder.name) or _Candidate(folder, states, now)
+            if candidate.states != states:
+                candidate.states, candidate.changed, candidate.reason, candidate.named = states, now, "", False
+            candidate.step = step_of_checkpoint(str(folder))
         self._known = known
 
     def _ready(self) -> _Candidate | None:
         """Return the complete checkpoint of the lowest step that was not yielded in its present state."""
         now, ready = time.monotonic(), list[tuple[int, str]]()
-        for name, one in self._known.items():
-            if not one.is_new or now - one.changed < self._settled or now < one.not_before:
+        for name, candidate in self._known.items():
+            if not candidate.is_new or now - candidate.changed < self._settled or now < candidate.not_before:
                 continue
-            if not one.reason:
-                one.reason = why_incomplete(one.folder, allow_pickle=self._allow_pickle)
-            if one.reason or one.step is None:
-                if now - one.changed >= self._stalled:
+            if not candidate.reason:
+                candidate.reason = why_incomplete(candidate.folder, allow_pickle=self._allow_pickle)
+            if candidate.reason or candidate.step is None:
+                if now - candidate.changed >= self._stalled:
                     lacking = "has no training step in its name (checkpoint-1000) or trainer_state.json"
-                    self._name(one, f"is skipped until it changes: {one.reason or lacking}")
-            elif not self._is_late(one) and not self._is_duplicate(one):
-                ready.append((one.step, name))
+                    self._name(candidate, f"is skipped until it changes: {candidate.reason or lacking}")
+            elif not self._is_late(candidate) and not self._is_duplicate(candidate):
+                ready.append((candidate.step, name))
         return self._known[min(ready)[1]] if ready else None
 
-    def _name(self, one: _Candidate, why: str) -> None:
-        """Name a folder that is not yielded, once."""
-        if not one.named:
-            one.named = True
-            self._say(f"{one.folder.name} {why}")
+    def _name(self, candidate: _Candidate, why: str) -> None:
+        if not candidate.named:
+            candidate.named = True
+            self._say(f"{candidate.folder.name} {why}")
 
-    def _is_duplicate(self, one: _Candidate) -> bool:
+    def _is_duplicate(self, candidate: _Candidate) -> bool:
         """Return whether another folder has the same step; the one that was yielded first counts."""
         for name, other in self._known.items():
-            if other is not one and other.yielded is not None and other.step == one.step:
-                self._name(one, f"is skipped: it has step {one.step:,}, as {name} has")
+            if other is not candidate and other.yielded is not None and other.step == candidate.step:
+                self._name(candidate, f"is skipped: it has step {candidate.step:,}, as {name} has")
                 return True
         return False
 
-    def _is_late(self, one: _Candidate) -> bool:
-        return self._until is not None and one.step is not None and one.step > self._until
+    def _is_late(self, candidate: _Candidate) -> bool:
+        return self._until is not None and candidate.step is not None and candidate.step > self._until
 
     def _is_over(self) -> bool:
         now, known = time.monotonic(), self._known.values()
         # A change may complete a checkpoint, which is seen when it has settled
-        changed = max([one.changed + self._settled for one in known], default=0.0)
+        changed = max([candidate.changed + self._settled for candidate in known], default=0.0)
         if self._idle is not None and now - max(self._active, changed) > self._idle:
             return True
         # Earlier steps may still be written or in use
         waits = [
-            now - one.changed < self._stalled or now < one.not_before
-            for one in known
-            if one.is_new and not self._is_late(one)
+            now - candidate.changed < self._stalled or now < candidate.not_before
+            for candidate in known
+            if candidate.is_new and not self._is_late(candidate)
         ]
         return not any(waits) and any(map(self._is_last, known))
 
-    def _is_last(self, one: _Candidate) -> bool:
+    def _is_last(self, candidate: _Candidate) -> bool:
         """Return whether a candidate is a complete checkpoint of the last step or a later one."""
-        if self._until is None or one.step is None or one.step < self._until:
+        if self._until is None or candidate.step is None or candidate.step < self._until:
             return False
-        settled = time.monotonic() - one.changed >= self._settled
-        return one.yielded is not None or (settled and not why_incomplete(one.folder, allow_pickle=True))
+        settled = time.monotonic() - candidate.changed >= self._settled
+        return candidate.yielded is not None or (settled and not why_incomplete(candidate.folder, allow_pickle=True))

@@ -55,8 +55,6 @@ UNCHECKED = "Sentences that the tables cannot verify"
 
 
 class Audited(NamedTuple):
-    """A published table with its numbers, printed averages and marks."""
-
     layout: TableLayout
     numbers: Numbers
     printed: Printed
@@ -76,33 +74,27 @@ class Finding(NamedTuple):
 def audited(names: Sequence[str]) -> Table:
     """Audit tables, and the sentences about them, against the printed numbers.
 
-    All other tables are read too, for comparison. Sentences about no table are included if all tables are audited.
-
-    Raises:
-        EvalkitError: a layout, its numbers or the claims cannot be read, or a table has no file of printed cells.
+    All other tables are read too, for comparison; sentences about no table are included if all tables are audited.
     """
     layouts = [load_layout(name) for name in dict.fromkeys((*layout_names(), *names))]
-    shown = {load_layout(name).name for name in names}
+    shown = {Path(name).stem for name in names}
     tables = [Audited(layout, published_numbers(layout), printed_cells(layout)) for layout in layouts]
     within = [finding for table in tables for finding in (*audit_averages(table), *audit_marks(table))]
     findings = [_line(*finding) for finding in (*within, *audit_rows(tables)) if finding.table in shown]
     claims = read_claims(resource("results", "published", "claims.yaml"))
+    verdicts = check_claims(claims, tables, None if shown.issuperset(layout_names()) else shown)
     return Table(
         name="audit",
         caption=(),
         corner=literal(Finding._fields[0]),
         facts=tuple(map(literal, Finding._fields[1:])),
         columns=(),
-        sections=(
-            Section((), "line", tuple(findings)),
-            *check_claims(claims, tables, None if shown.issuperset(layout_names()) else shown),
-        ),
+        sections=(Section((), "line", tuple(findings)), *verdicts),
         notes=(parse(TOLERANCE, "audit"),),
     )
 
 
 def audit_averages(table: Audited) -> Iterator[Finding]:
-    """Yield printed averages that differ from the mean of their parts."""
     layout, places = table.layout, table.layout.decimals
     for (model, measure), number in computed(layout, table.numbers).items():
         printed, value = table.printed.values.get((model, measure)), number.value
@@ -112,12 +104,11 @@ def audit_averages(table: Audited) -> Iterator[Finding]:
         why = "the rounding of its parts can explain it" if possible else "no rounding of its parts explains it"
         exact = to_text(value, 4)
         shown = exact.rstrip("0").rstrip(".") if Fraction(exact) == value else f"{to_text(value, 3)}…"
-        place, recomputed = _place(layout, _name(layout, model), measure), to_text(value, places)
-        yield Finding(layout.name, *place, to_text(printed, places), recomputed, f"the mean is {shown}; {why}")
+        texts = to_text(printed, places), to_text(value, places), f"the mean is {shown}; {why}"
+        yield Finding(layout.name, *_row_and_column(layout, _name(layout, model), measure), *texts)
 
 
 def audit_marks(table: Audited) -> Iterator[Finding]:
-    """Yield marks that contradict the table's rule."""
     layout = table.layout
     values = {key: number.value for key, number in computed(layout, table.numbers).items()}
     as_printed = values | table.printed.values
@@ -140,7 +131,7 @@ def audit_marks(table: Audited) -> Iterator[Finding]:
         among = "all" if whole else f"{_name(layout, models[0])} to {_name(layout, models[-1])}"
         right = [model for model in models if model in winners]
         texts = listed(marked, mark, measure, as_printed), listed(right, mark, measure, values)
-        yield Finding(layout.name, *_place(layout, among, measure), *texts, why)
+        yield Finding(layout.name, *_row_and_column(layout, among, measure), *texts, why)
 
 
 def audit_rows(tables: Sequence[Audited]) -> Iterator[Finding]:
@@ -169,8 +160,7 @@ def _line(label: str, *texts: str, key: str = "") -> Line:
     return Line(key or label, literal(label), False, tuple(map(literal, texts)), ())
 
 
-def _place(layout: TableLayout, models: str, measure: str) -> tuple[str, str]:
-    """Return row and column of models and a measure, as the table labels them."""
+def _row_and_column(layout: TableLayout, models: str, measure: str) -> tuple[str, str]:
     label = plain(layout.measures[measure].label)
     return (models, label) if layout.models_are_rows else (label, models)
 
@@ -180,7 +170,7 @@ def _listed(table: Audited, key: str, tasks: Sequence[str]) -> str:
 
 
 def _name(layout: TableLayout, key: str) -> str:
-    """Return a model's label, prefixed by its section's title or its parent line where the label is ambiguous."""
+    """A model's label, prefixed by its section's title or its parent line where the label is ambiguous."""
     for group in layout.model_groups:
         above = plain(group.title) if group.style == "heading" or not layout.models_are_rows else ""
         for item_key, item in group.items.items():
@@ -196,7 +186,6 @@ def _name(layout: TableLayout, key: str) -> str:
 
 
 def _written(text: object) -> object:
-    """Join a text into one line; a number is converted to text."""
     return " ".join(str(text).split()) if isinstance(text, str) or type(text) in (int, float) else text
 
 
@@ -210,7 +199,6 @@ class PaperClaim(FileSettings):
     """Section or caption of the paper, and the line of its source."""
     says: _Written
     printed: _Written
-    """A figure or a few words, as printed."""
     figure: _Written = ""
     """The printed figure as a number, where `printed` is not one."""
     computed: Any = None
@@ -227,24 +215,17 @@ class PaperClaim(FileSettings):
 
 
 class Claims(FileSettings):
-    """Content of a file of claims."""
-
     models: Named[Annotated[dict[str, Any], AfterValidator(read_shape)]]
     """Shapes of models that evalkit does not know by name, validated from their config.json."""
     claims: Named[PaperClaim]
 
 
 def read_claims(path: Path) -> Claims:
-    """Read a file of claims; a `TableError` names the invalid claim."""
     return read_settings(path, Claims, TableError)
 
 
 def check_claims(content: Claims, tables: Sequence[Audited], about: set[str] | None = None) -> list[Section]:
-    """Return the verdicts on claims about some tables, by default on all, in sections: those that do not follow first.
-
-    Raises:
-        TableError: a claim names a table, a row, a measure, a model or an operation that does not exist.
-    """
+    """Return sections of verdicts on claims about some tables, by default on all; what does not follow first."""
     lines: dict[str, list[Line]] = {FAILS: [], HOLDS: [], UNCHECKED: []}
     recomputed, printed = (_Evaluator(tables, content.models, as_printed) for as_printed in (False, True))
     for key, claim in content.claims.items():
@@ -265,17 +246,12 @@ def check_claims(content: Claims, tables: Sequence[Audited], about: set[str] | N
     return [Section(literal(title), "heading", tuple(group)) for title, group in lines.items() if group]
 
 
-def _throughout(compare: Callable[[Fraction, Fraction], bool]) -> Callable[[list[Fraction]], bool]:
-    return lambda values: all(compare(*neighbours) for neighbours in pairwise(values))
-
-
-_RELATIONS: dict[str, Callable[[list[Fraction]], bool]] = {
-    "rising": _throughout(operator.lt),
-    "falling": _throughout(operator.gt),
-    "not_falling": _throughout(operator.le),
-    "not_rising": _throughout(operator.ge),
-    "equal": _throughout(operator.eq),
-    "above": lambda values: all(values[0] > other for other in values[1:]),
+_NEIGHBOURS: dict[str, Callable[[Fraction, Fraction], bool]] = {
+    "rising": operator.lt,
+    "falling": operator.gt,
+    "not_falling": operator.le,
+    "not_rising": operator.ge,
+    "equal": operator.eq,
 }
 _ARITHMETIC: dict[str, Callable[[list[Fraction]], Fraction]] = {
     "difference": lambda values: values[0] - values[1],
@@ -300,17 +276,22 @@ class _Evaluator:
             self._tables[layout.name] = layout, values | (printed.values if as_printed else {})
 
     def check(self, claim: PaperClaim) -> tuple[bool, list[list[Fraction]]]:
-        """Return whether a claim follows from the tables, and the values used."""
         if not claim.holds:
             text = claim.figure or claim.printed
             figure, value = parse_number(text), self._value(claim.computed)
             if figure is None:
                 raise ValueError(f"no figure is printed in '{text}'")
             return half_up(value, len(text.partition(".")[2])) == figure, [[value]]
-        relations = [relation for [relation] in map(dict.items, claim.holds)]
-        groups = [list(map(self._value, operands)) for _, operands in relations]
-        follows = [_RELATIONS[name](values) for (name, _), values in zip(relations, groups, strict=True)]
-        return all(follows), groups
+        follows, groups = True, []
+        for [(name, operands)] in map(dict.items, claim.holds):
+            values = list(map(self._value, operands))
+            if name == "above":
+                follows &= all(values[0] > other for other in values[1:])
+            else:
+                compare = _NEIGHBOURS[name]
+                follows &= all(compare(*neighbours) for neighbours in pairwise(values))
+            groups.append(values)
+        return follows, groups
 
     def _value(self, expression: Any) -> Fraction:
         if isinstance(expression, (int, float)):
@@ -356,14 +337,12 @@ class _Evaluator:
 
 
 def _measures(layout: TableLayout, of: str) -> list[tuple[str, ...]]:
-    """Return the measures of each column group, or each measure alone; without averages."""
     groups = [tuple(key for key in group.items if key not in layout.averages) for group in layout.measure_groups]
     alone: list[tuple[str, ...]] = [(measure,) for group in groups for measure in group]
     return {"groups": [group for group in groups if group], "measures": alone}[of]
 
 
 def _shown(value: Fraction) -> str:
-    """Format an integer with separators, or a number with at most two decimals."""
     if value.denominator == 1:
         return f"{value.numerator:,}"
     return to_text(value, 2).rstrip("0").rstrip(".")

@@ -9,6 +9,7 @@ The averages and marks that the paper printed are in `printed/`, read only to pr
 from __future__ import annotations
 
 import csv
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -21,7 +22,6 @@ from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, Tex
 from evalkit.tables.layout import LayoutItem, Mark, TableLayout
 
 CellKey = tuple[str, str]
-"""(model, measure)."""
 
 
 class Number(NamedTuple):
@@ -33,7 +33,6 @@ class Number(NamedTuple):
 
 
 Numbers = Mapping[str, Mapping[str, Number]]
-"""Model → measure → number, without keys for missing numbers."""
 
 
 class Printed(NamedTuple):
@@ -44,11 +43,7 @@ class Printed(NamedTuple):
 
 
 def read_numbers(path: Path, in_percent: bool = False) -> dict[str, dict[str, Number]]:
-    """Read a CSV of numbers, which are from 0 to 100 if `in_percent`.
-
-    Raises:
-        TableError: it cannot be read, a name occurs twice, or a cell is not such a number; names row and column.
-    """
+    """Read a CSV of numbers, from 0 to 100 if `in_percent`; a `TableError` names row and column."""
     (_, (_, *measures)), *rows = _rows(path) or [(1, [""])]
     if len(set(measures)) != len(measures) or "" in measures:
         raise TableError(f"{path}, line 1: every column but the first must have a name of its own")
@@ -72,12 +67,7 @@ def read_numbers(path: Path, in_percent: bool = False) -> dict[str, dict[str, Nu
 
 
 def published_numbers(layout: TableLayout) -> dict[str, dict[str, Number]]:
-    """Read a layout's published numbers.
-
-    Raises:
-        UsageError: it has none.
-        TableError: they cannot be read, or their columns do not fit the layout.
-    """
+    """Read a layout's published numbers; a `UsageError` if it has none."""
     path = layout.data_file
     if not path.is_file():
         raise UsageError(
@@ -94,12 +84,7 @@ def published_numbers(layout: TableLayout) -> dict[str, dict[str, Number]]:
 
 
 def printed_cells(layout: TableLayout) -> Printed:
-    """Read a layout's averages and marks as printed: lines of model, measure, printed, marks.
-
-    Raises:
-        UsageError: there is no such file.
-        TableError: it cannot be read.
-    """
+    """Read a layout's averages and marks as printed: lines of model, measure, printed, marks."""
     path = layout.data_file.parent / "printed" / f"{layout.name}.csv"
     if not path.is_file():
         raise UsageError(f"table {layout.name} has no printed averages and marks ({path} does not exist)")
@@ -120,7 +105,7 @@ def printed_cells(layout: TableLayout) -> Printed:
 
 
 def _rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Read (line number, cells) of each line that is not empty."""
+    """Return (line number, cells) of each line that is not empty."""
     with reading_as(path, "CSV in UTF-8", TableError):
         reader = csv.reader(read_bytes(path, MOST_BYTES).decode("utf-8-sig").splitlines())
         return [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(cells)]
@@ -156,25 +141,19 @@ class Contest(NamedTuple):
 
 
 def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterator[Contest]:
-    """Yield every contest of a layout's marks."""
     sections = [tuple(group.items) for group in layout.model_groups]
     for mark, rule in layout.marks.items():
         choose = max if rule.startswith("highest") else min
         for measure in layout.measures:
             for models in sections if rule.endswith("section") else [tuple(layout.model_items)]:
-                shown = {
-                    model: half_up(values[model, measure], layout.decimals)
-                    for model in models
-                    if (model, measure) in values
-                }
+                known = [model for model in models if (model, measure) in values]
+                shown = {model: half_up(values[model, measure], layout.decimals) for model in known}
                 best = choose(shown.values()) if shown else None
                 winners = frozenset(model for model, value in shown.items() if value == best)
                 yield Contest(mark, measure, models, winners)
 
 
 class Lead(NamedTuple):
-    """The single best model of a contest, and the next best."""
-
     best: str
     runner_up: str
     measure: str
@@ -203,21 +182,14 @@ def fill(
 ) -> Table:
     """Fill a layout: round the numbers and set the marks.
 
-    Args:
-        layout: the layout.
-        numbers: the numbers of its cells, without averages.
-        published: numbers for differences; None: no differences are printed.
-        printed: the paper's own averages and marks, to show the table as it was printed.
-        significant: the numbers with a significant lead.
-        spreads: print ± where there is a spread.
-        row_marks: model → a letter that refers to a note.
-        notes: lines below the table.
+    `numbers` are without averages; differences from `published` and, with `spreads`, ± are printed beside them.
+    `printed` are the paper's own averages and marks, to show the table as printed. `row_marks` are letters by model.
     """
     cells, places = computed(layout, numbers), layout.decimals
-    marks: dict[CellKey, frozenset[str]] = {}
+    marks: dict[CellKey, frozenset[str]] = defaultdict(frozenset)
     for mark, measure, _, winners in contests(layout, {key: number.value for key, number in cells.items()}):
         for model in winners:
-            marks[model, measure] = marks.get((model, measure), frozenset()) | {mark}
+            marks[model, measure] |= {mark}
     if printed is not None:
         cells |= {key: Number(value) for key, value in printed.values.items()}
         marks = printed.marks

@@ -41,11 +41,7 @@ class PublishedProtocol(FileSettings):
 def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table:
     """Return a table of a finished run, under a rule (its own by default), beside the published rows.
 
-    `tokens`, the number of training tokens, is printed as given.
-
-    Raises:
-        UsageError: the run is of another suite.
-        UnknownNameError: it was not scored for the rule.
+    `tokens`, the number of training tokens, is printed as given. A run of another suite is a `UsageError`.
     """
     layout = load_layout(LAYOUT)
     if run.suite != layout.suite:
@@ -76,20 +72,18 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
 
 
 def read_protocols() -> dict[str, PublishedProtocol]:
-    """Return row → its assumed protocol."""
     path = resource("results", "published", "protocols.yaml")
     return read_settings(path, dict[str, PublishedProtocol], TableError)
 
 
 def _values(layout: TableLayout, run: Run, rules: Mapping[str, str]) -> dict[str, Fraction]:
-    """Return measure → accuracy in percent, each task under its rule; averages only over all of their tasks."""
+    """Measure → accuracy in percent, each task under its rule; averages only over all of their tasks."""
     scored = {task: accuracies(run, rules.get(task, rules["default"])).get(task) for task in layout.tasks}
     numbers = {task: Number(accuracy[0]) for task, accuracy in scored.items() if accuracy is not None}
     return {measure: number.value for measure, number in with_averages(layout, numbers).items()}
 
 
 def _notes(layout: TableLayout, run: Run, rule: str, protocols: Mapping[str, PublishedProtocol]) -> Iterator[str]:
-    """Yield the difference of averages from each published row under that row's rules, and of the protocols."""
     published, places = computed(layout, published_numbers(layout)), layout.decimals
     for key, protocol in protocols.items():
         if (value := _values(layout, run, protocol.rules).get(AVERAGE)) is not None:

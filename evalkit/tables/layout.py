@@ -28,7 +28,7 @@ BASELINE = "baseline"
 
 
 def _markup(text: object) -> object:
-    """Parse a text in markup, on one line; an integer is converted to text, and parsed text stays."""
+    """Parse markup on one line; an integer is converted to text, and parsed text stays."""
     if isinstance(text, tuple):
         return text
     if not isinstance(text, (str, int)) or isinstance(text, bool):
@@ -51,12 +51,9 @@ def _labelled(items: object) -> object:
 Mark = Literal["bold", "underline"]
 Markup = Annotated[Text, PlainValidator(_markup)]
 OneOrMore = Annotated[Listed[NonEmpty], BeforeValidator(lambda names: [names] if isinstance(names, str) else names)]
-"""A name, or a list of names."""
 
 
 class LayoutItem(FileSettings):
-    """A row or a column of a table: a model or a measure."""
-
     label: Markup
     indent: bool = False
     facts: Named[Markup] = Field(default_factory=dict)
@@ -68,7 +65,6 @@ class LayoutItem(FileSettings):
 
     @property
     def by_size(self) -> dict[str, tuple[str, ...]]:
-        """Size → its models; the size is empty without `pairs`."""
         if isinstance(self.model, dict):
             return self.model
         names = (self.model,) if isinstance(self.model, str) else self.model
@@ -76,8 +72,6 @@ class LayoutItem(FileSettings):
 
 
 class Group(FileSettings):
-    """Rows or columns with a common title."""
-
     title: Markup = ()
     style: Literal["ruled", "heading", "line"] | None = None
     items: Annotated[Named[LayoutItem], Field(min_length=1), BeforeValidator(_labelled)]
@@ -103,7 +97,6 @@ class _LayoutFile(FileSettings):
     models: Literal["rows", "columns"] = "rows"
     corner: Markup = ()
     facts: Named[Markup] = Field(default_factory=dict)
-    """Headings of text columns after the labels."""
     decimals: Annotated[int, Field(ge=0, le=9)] = 1
     unit: str = ""
     marks: dict[Mark, Literal["highest in section", "lowest in section", "highest in table", "lowest in table"]] = (
@@ -115,8 +108,6 @@ class _LayoutFile(FileSettings):
 
 
 class TableLayout(_LayoutFile):
-    """Content and style of a table."""
-
     name: str
     path: Path
     averages: dict[str, tuple[str, ...]]
@@ -150,7 +141,6 @@ class TableLayout(_LayoutFile):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The measures that are read, including the parts of averages."""
         return tuple(dict.fromkeys(part for key in self.measures for part in self.averages.get(key, (key,))))
 
     @property
@@ -172,26 +162,19 @@ class TableLayout(_LayoutFile):
         return keys
 
     def retitled(self, caption: str | None, titles: Mapping[str, str], where: str) -> Self:
-        """Return the layout with another caption and other titles of groups, in markup; None: its own caption.
+        """Return the layout with another caption (None: its own) and other titles of groups, in markup.
 
         `titles` are by the layout's titles as plain text; `where` names the source of the texts in errors.
-
-        Raises:
-            UnknownNameError: no group has such a title.
-            TableError: the markup is invalid.
         """
         known = {plain(group.title) for group in (*self.rows, *self.columns) if group.title}
         if unknown := [title for title in titles if title not in known]:
             raise UnknownNameError(f"title of table {self.name} ({where})", unknown[0], known)
         texts = {old: parse(" ".join(new.split()), f"{where}, title '{old}'") for old, new in titles.items()}
 
-        def renamed(groups: tuple[Group, ...]) -> tuple[Group, ...]:
-            return tuple(
-                group.model_copy(update={"title": texts.get(plain(group.title), group.title), "style": group.drawn})
-                for group in groups
-            )
-
-        changes: dict[str, object] = {"rows": renamed(self.rows), "columns": renamed(self.columns)}
+        changes: dict[str, object] = {}
+        for name, groups in (("rows", self.rows), ("columns", self.columns)):
+            titled = [{"title": texts.get(plain(group.title), group.title), "style": group.drawn} for group in groups]
+            changes[name] = tuple(group.model_copy(update=new) for group, new in zip(groups, titled, strict=True))
         if caption is not None:
             changes["caption"] = parse(" ".join(caption.split()), f"{where}, caption")
         return self.model_copy(update=changes)
@@ -215,7 +198,6 @@ class TableLayout(_LayoutFile):
 
 
 def run_key(row: str, size: str) -> str:
-    """Return the key of the runs of a row, or of `BASELINE`, and a size."""
     return f"{row}/{size}"
 
 
@@ -233,17 +215,11 @@ def without_baseline(layout: TableLayout, keys: Collection[str]) -> dict[str, st
 
 
 def layout_names() -> list[str]:
-    """Names of the layouts that evalkit ships."""
     return sorted(path.stem for path in resource("configs", "tables").glob("*.yaml"))
 
 
 def load_layout(name: str) -> TableLayout:
-    """Read a layout by name, or from a user's YAML file.
-
-    Raises:
-        UnknownNameError: neither a known name nor a file.
-        TableError: the file is not a valid layout, or its suite lacks a measure; names the key.
-    """
+    """Read a layout by name, or from a user's YAML file; a `TableError` names the key."""
     path = Path(name)
     if name in layout_names():
         path = resource("configs", "tables", f"{name}.yaml")

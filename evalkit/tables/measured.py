@@ -41,8 +41,6 @@ PERCENT = 100
 
 
 class Measured(NamedTuple):
-    """Numbers of a table from runs, with marks and notes."""
-
     numbers: dict[str, dict[str, Number]]
     runs: dict[str, tuple[Run, ...]]
     """Row → runs; with `pairs`, of row and size, without baselines."""
@@ -56,10 +54,6 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
     """Read the numbers of a mapping; `rule` overrides its own.
 
     With `mixed`, runs with another protocol than the first run's are marked; without, they are rejected.
-
-    Raises:
-        UsageError: an unknown row or rule, or runs that do not fit this table or cannot be compared with each other.
-        TableError: a CSV that cannot be read.
     """
     if unknown := [row for row in mapping.rows if row not in layout.assigned]:
         raise UnknownNameError(f"row of table {layout.name}", unknown[0], layout.assigned)
@@ -72,9 +66,7 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
     rules = list(dict.fromkeys(str(run.manifest["rule"]) for seeds in runs.values() for run in seeds))
     if rule == MARGIN:
         if len(rules) > 1:
-            raise UsageError(
-                f"the runs have different rules ({', '.join(rules)}), and margins are a rule's; give --rule"
-            )
+            raise UsageError(f"margins are a rule's, and the runs have several ({', '.join(rules)}); give --rule")
         rule = f"{MARGIN}:{''.join(rules)}"
     row_marks, notes = _notes(layout, runs, rule, mixed)
     if layout.pairs:
@@ -99,11 +91,7 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
 
 
 def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | None]]:
-    """Return task → (value, standard error) under a rule, by default the run's own; shares are in percent.
-
-    Raises:
-        UnknownNameError: the run was not scored for that rule.
-    """
+    """Task → (value, standard error) under a rule, by default the run's own; shares are in percent."""
     values: dict[str, tuple[Fraction, float | None]] = {}
     _, stands_for = filled(run.suite)
     for metric in benchmark_of(run).metrics(run, rule):
@@ -131,7 +119,6 @@ def _check_seeds(layout: TableLayout, row: str, seeds: Sequence[Run]) -> None:
 def _notes(
     layout: TableLayout, runs: Mapping[str, tuple[Run, ...]], rule: str | None, mixed: bool
 ) -> tuple[dict[str, str], list[str]]:
-    """Return letters of rows with notes, and the notes."""
     rows, flat = rows_by_key(layout), [(key, run) for key, seeds in runs.items() for run in seeds]
     letters: dict[str, str] = {}
     notes: list[str] = []
@@ -160,7 +147,6 @@ def _notes(
 def _row_numbers(
     layout: TableLayout, seeds: Sequence[Mapping[str, tuple[Fraction, float | None]]]
 ) -> dict[str, Number]:
-    """Return a row's tasks and averages, with the standard error of one run or the standard deviation over several."""
     numbers: dict[str, Number] = {}
     for name, tasks in ({task: (task,) for task in layout.tasks} | layout.averages).items():
         if all(task in seed for seed in seeds for task in tasks):
@@ -188,7 +174,7 @@ def _values(layout: TableLayout, path: Path) -> dict[str, dict[str, Number]]:
 
 
 def _paired_numbers(layout: TableLayout, runs: Mapping[str, tuple[Run, ...]]) -> dict[str, dict[str, Number]]:
-    """Return row → measure → share of documents in percent, of the runs of each row and size, and of each baseline."""
+    """Row → measure → share of documents in percent, of the runs of each row, size and baseline."""
     for key, size in without_baseline(layout, runs).items():
         raise UsageError(
             f"table {layout.name}: row '{key}' has a run, but the baseline that it is compared with has none: "
@@ -231,11 +217,7 @@ def _exceeding_share(pairing: Pairing, rule: str) -> Number:
 
 
 def significant_leads(layout: TableLayout, measured: Measured, leads: Iterable[Lead]) -> set[CellKey]:
-    """Return the numbers of runs whose lead over the next best is significant, corrected over all leads of the table.
-
-    Raises:
-        UsageError: the runs have different rules, or two rows were not measured on the same documents.
-    """
+    """Numbers of runs whose lead over the next best is significant, corrected over all leads of the table."""
     runs = measured.runs
     tested = [lead for lead in leads if lead.best in runs and lead.runner_up in runs]
     if tested and measured.rule is None:

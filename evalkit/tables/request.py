@@ -17,7 +17,6 @@ from evalkit.tables.measured import Measured, measure, significant_leads
 from evalkit.tables.rows import RunMapping, map_runs, read_mapping
 
 _DECIMALS = 3
-"""Of continuous outcomes."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +37,17 @@ class TableRequest:
     """Continuous outcome in place of accuracy (`runs.score_table`)."""
     as_printed: bool = False
     spreads: bool = False
-    """Print ±."""
     significance: bool = False
     mixed: bool = False
     """Mark runs with another protocol instead of rejecting them."""
 
     @property
     def other_outcome(self) -> str | None:
-        """The outcome; None for accuracy."""
         return None if self.outcome == ACCURACY else self.outcome
 
 
 def make(request: TableRequest) -> Table:
-    """Read the layout and its numbers, and fill the table.
-
-    Raises:
-        EvalkitError: the layout, the numbers, the runs or the combination of options is invalid.
-    """
+    """Read the layout and its numbers, and fill the table."""
     has_runs = request.mapping is not None or bool(request.runs)
     if has_runs == (request.source == "published"):
         raise UsageError(
@@ -109,11 +102,7 @@ def requested_layout(request: TableRequest) -> TableLayout:
 
 
 def made_of_runs(layout: TableLayout, mapping: RunMapping, request: TableRequest, remarks: Sequence[str] = ()) -> Table:
-    """Fill a layout from the runs of its rows, with the options of a request and `remarks` as further notes.
-
-    Raises:
-        EvalkitError: as `make`; or all rows are empty and none are to be printed.
-    """
+    """Fill a layout from the runs of its rows, with the options of a request and `remarks` as further notes."""
     key = request.rule
     if request.other_outcome:
         key = outcome_key(request.other_outcome, request.rule or mapping.rule)

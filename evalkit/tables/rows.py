@@ -36,8 +36,6 @@ _READINGS = {key for keys in KEYS.values() for key in keys} - {"num_signals", "s
 
 
 class RunMapping(NamedTuple):
-    """Rows and their runs, several of a model with several seeds."""
-
     rule: str | None
     rows: Mapping[str, Sequence[Run]]
     values: Path | None = None
@@ -57,13 +55,7 @@ class _MappingFile(FileSettings):
 
 
 def read_mapping(path: Path) -> RunMapping:
-    """Read a mapping file, and open its runs.
-
-    Raises:
-        TableError: the file is invalid; names the key.
-        UsageError: an unknown run, or an impossible path.
-        RunError: a folder is not a finished run; names it and the row.
-    """
+    """Read a mapping file, and open its runs; errors name the row or the key."""
     where, content = f"mapping of runs {path}", read_settings(path, _MappingFile, TableError, "mapping of runs")
     rows: dict[str, list[Run]] = {}
     for row, names in (content.rows or {}).items():
@@ -81,9 +73,7 @@ def read_mapping(path: Path) -> RunMapping:
 def map_runs(layout: TableLayout, runs: Sequence[Run]) -> RunMapping:
     """Map runs to rows by their models, in the layout's order; several runs of a row are seeds.
 
-    Raises:
-        UsageError: a run is of another suite, its manifest has no model shape, its model matches no row or several, or
-            the runs of a row are steps of one training.
+    A `UsageError` if a run's model matches no row or several, or the runs of a row are steps of one training.
     """
     rows: dict[str, list[Run]] = {key: [] for key in layout.assigned}
     for run in runs:
@@ -91,9 +81,9 @@ def map_runs(layout: TableLayout, runs: Sequence[Run]) -> RunMapping:
         keys = rows_of(layout, run)
         if len(keys) != 1:
             what = f"rows {' and '.join(sorted(keys))} of" if keys else "no row of"
+            is_of = f"its model ({_of_run(run)}) is that of {what} table {layout.name}"
             raise UsageError(
-                f"run {run.folder.name}: its model ({_of_run(run)}) is that of {what} table {layout.name}; "
-                "name the row in a --runs FILE.yaml, or leave the run out"
+                f"run {run.folder.name}: {is_of}; name the row in a --runs FILE.yaml, or leave the run out"
             )
         rows[keys[0]].append(run)
     for key, seeds in rows.items():
@@ -153,7 +143,6 @@ def row_mismatch(layout: TableLayout, key: str, run: Run) -> str:
 
 
 def _models(layout: TableLayout, key: str) -> list[NamedModel]:
-    """Return the models of a row; paths of files are relative to the layout's folder."""
     models = []
     for name in layout.assigned[key]:
         in_file = name.partition(":")[0].endswith(SUFFIXES)
@@ -183,7 +172,6 @@ def _of_run(run: Run) -> str:
 
 
 def _words(facts: Mapping[str, Any], count: int) -> str:
-    """Describe a model: backbone, size, heads, attention and its layers."""
     signals = f" of {facts['num_signals']} signals" if "num_signals" in facts else ""
     domain = " (of probabilities)" if facts.get("signal_domain") == "probabilities" else ""
     layers = f" in layers {layer_ranges(facts['variant_layers'])} of {facts['num_hidden_layers']}"

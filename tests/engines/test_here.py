@@ -21,6 +21,8 @@ from tests.benchmarks.kinds import KINDS, files, options_of, same
 from tests.benchmarks.lm_eval.made import write_task
 from tests.studies.made import Told
 
+__all__ = ["files", "plugin"]  # fixtures
+
 
 def plan_of(kind: str, files: Path, output: Path, seed: int = 0, **more: Any) -> Any:
     """Plan a run of a kind; all kinds load the model in the same way."""
@@ -28,21 +30,18 @@ def plan_of(kind: str, files: Path, output: Path, seed: int = 0, **more: Any) ->
     return planned(files / f"model{seed}", options | settings | {"context": "none"} | more, silent)
 
 
-__all__ = ["files", "plugin"]  # fixtures
-
-
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the checkpoints that are loaded."""
-    found: list[str] = []
+    names: list[str] = []
     load: Callable[..., Any] = ModelSpec.load
 
     def counted(spec: ModelSpec, *arguments: Any) -> Any:
-        found.append(Path(spec.model).name)
+        names.append(Path(spec.model).name)
         return load(spec, *arguments)
 
     monkeypatch.setattr(ModelSpec, "load", counted)
-    return found
+    return names
 
 
 @pytest.mark.slow
@@ -53,98 +52,82 @@ def test_benchmarks_that_alternate_on_one_model_give_the_tables_of_single_runs(
     single = {kind: run_plan(plan_of(kind, files, tmp_path / "single", dtype=dtype), Told()) for kind in KINDS}
     assert len(loads) == len(KINDS)
     holder, kinds = ModelHolder(), list(KINDS)
+
+    def state(model: Any) -> Any:
+        return state_digest(model), model.config.to_dict(), model.generation_config.to_dict(), model.training
+
     for number, kind in enumerate((*kinds, *kinds[::-1], *kinds[::2], *kinds[1::2])):
-        one = plan_of(kind, files, tmp_path / str(number), dtype=dtype)
-        model = holder.model_of(one, silent).model
-        before = state_digest(model), model.config.to_dict(), model.generation_config.to_dict(), model.training
-        same(run_plan(one, Told(), holder), single[kind])
-        assert (
-            state_digest(model),
-            model.config.to_dict(),
-            model.generation_config.to_dict(),
-            model.training,
-        ) == before
+        plan = plan_of(kind, files, tmp_path / str(number), dtype=dtype)
+        model = holder.model_of(plan, silent).model
+        before = state(model)
+        same(run_plan(plan, Told(), holder), single[kind])
+        assert state(model) == before
     assert len(loads) == len(KINDS) + 1
 
 
 def test_jobs_of_one_checkpoint_load_it_once(files: Path, tmp_path: Path, loads: list[str]) -> None:
-    kinds = ("multiple_choice", "copying", "lm_eval")
-    plans = [plan_of(kind, files, tmp_path / "study", seed) for kind in kinds for seed in (0, 1)]
+    members = [(kind, seed) for kind in ("multiple_choice", "copying", "lm_eval") for seed in (0, 1)]
+    plans = [plan_of(kind, files, tmp_path / "study", seed) for kind, seed in members]
     jobs = [Job(f"job {number}", plan) for number, plan in enumerate(plans)]
     told, known = Told(), list[Outcome]()
     outcomes = run_here(jobs, told, known.append)
-    assert [one.job for one in outcomes] == jobs
-    assert {one.state for one in outcomes} == {"finished"}
-    assert len(known) == len(jobs)
+    assert [outcome.job for outcome in outcomes] == jobs and len(known) == len(jobs)
+    assert {outcome.state for outcome in outcomes} == {"finished"}
     assert loads == ["model0", "model1"]
-    numbers = [line for line in told.lines if " of 6: job " in line]
-    assert numbers == [f"{n + 1} of 6: job {n}" for n in (0, 2, 4, 1, 3, 5)]
-    for number, (kind, seed) in enumerate((kind, seed) for kind in kinds for seed in (0, 1)):
-        whole = run_plan(plan_of(kind, files, tmp_path / "single", seed), Told())
-        same(load_run(plans[number].folder), whole)
+    lines = [line for line in told.lines if " of 6: job " in line]
+    assert lines == [f"{number + 1} of 6: job {number}" for number in (0, 2, 4, 1, 3, 5)]
+    for plan, (kind, seed) in zip(plans, members, strict=True):
+        same(load_run(plan.folder), run_plan(plan_of(kind, files, tmp_path / "single", seed), Told()))
     # Again: nothing is loaded, and nothing is said
     del loads[:]
     again = Told()
-    assert {one.state for one in run_here(jobs, again)} == {"finished"}
+    assert {outcome.state for outcome in run_here(jobs, again)} == {"finished"}
     assert (loads, again.lines) == ([], [])
 
 
 def test_a_job_of_another_process_is_left_and_tried_again_at_the_end(files: Path, tmp_path: Path) -> None:
+    """The first holder ends while the third job is computed; the second never does."""
     plans = [plan_of(kind, files, tmp_path) for kind in ("copying", "norms", "multiple_choice")]
-    jobs = [Job(plan.manifest["kind"], plan) for plan in plans]
+    jobs, known = [Job(plan.manifest["kind"], plan) for plan in plans], list[str]()
     for plan in plans[:2]:
         plan.folder.mkdir(parents=True)
-    known: list[Outcome] = []
-    # The first holder ends while the third job is computed; the second never does
     with locked(plans[1].folder):
         held = locked(plans[0].folder)
         held.__enter__()
 
         def done(outcome: Outcome) -> None:
-            known.append(outcome)
+            known.append(outcome.job.label)
             if outcome.job is jobs[2]:
                 held.__exit__(None, None, None)
 
         outcomes = run_here(jobs, Told(), done)
-    assert [one.state for one in outcomes] == ["finished", "in use", "finished"]
-    assert [one.job.label for one in known] == ["multiple_choice", "copying", "norms"]
-    assert "is in use by another process (process" in outcomes[1].message
-    assert not (plans[1].folder / MANIFEST).exists()
+    assert [outcome.state for outcome in outcomes] == ["finished", "in use", "finished"]
+    assert known == ["multiple_choice", "copying", "norms"]
+    assert "(process" in outcomes[1].message and not (plans[1].folder / MANIFEST).exists()
 
 
 def test_requests_that_draw_random_numbers_are_those_of_a_single_run(files: Path, tmp_path: Path) -> None:
     """Whatever is planned and computed between a run's plan and its requests."""
-    write_task(
-        tmp_path / "tasks",
-        {
-            "task": "drawing",
-            "output_type": "multiple_choice",
-            "doc_to_text": "!function drawing.text",
-            "doc_to_choice": ["yes", "no"],
-            "doc_to_target": 0,
-        },
-        [{"q": f"question {n}"} for n in range(6)],
-    )
+    task = {"task": "drawing", "output_type": "multiple_choice", "doc_to_text": "!function drawing.text",
+            "doc_to_choice": ["yes", "no"], "doc_to_target": 0}  # fmt: skip
+    write_task(tmp_path / "tasks", task, [{"q": f"question {number}"} for number in range(6)])
     path = tmp_path / "tasks" / "drawing.yaml"
     path.write_text(path.read_text().replace("'!function drawing.text'", "!function drawing.text"))
     (tmp_path / "tasks" / "drawing.py").write_text(
         "import random\nimport numpy\n\n\ndef text(doc):\n"
         "    return f\"{doc['q']} {random.random()} {numpy.random.rand()}\"\n"
     )
+    suite = tmp_path / "mine.yaml"
+    suite.write_text("description: drawn\ngroups: {Drawn: [drawing]}\ntask_files: tasks\ntemplate: plain\nrule: acc\n")
+    both: list[dict[str, Any]] = [{"suite": "lm_eval", "include_path": tmp_path / "tasks"}, {"suite": suite}]
 
-    def options(output: str, suite: Any) -> dict[str, Any]:
-        own = {} if suite == mine else {"include_path": tmp_path / "tasks"}
-        return {"suite": suite, "tasks": ("drawing",), "output": tmp_path / output, **own}
+    def plan(seed: int, output: str, options: dict[str, Any]) -> Any:
+        return planned(files / f"model{seed}", options | {"tasks": ("drawing",), "output": tmp_path / output}, silent)
 
-    mine = tmp_path / "mine.yaml"
-    mine.write_text("description: drawn\ngroups: {Drawn: [drawing]}\ntask_files: tasks\ntemplate: plain\nrule: acc\n")
-    both = ("lm_eval", mine)
-    single = [run_plan(planned(files / "model0", options("single", one), silent), Told()) for one in both]
-    plans = [planned(files / f"model{seed}", options("jobs", one), silent) for seed in (1, 0) for one in both]
-    outcomes = run_here([Job(str(n), plan) for n, plan in enumerate(plans)], Told())
-    assert [one.state for one in outcomes] == ["finished"] * 4, [one.message for one in outcomes]
-    for plan, whole in zip(plans[2:], single, strict=True):
-        same(load_run(plan.folder), whole)
-    # A different prompt would have another score
-    found = single[0].scores
-    assert found["ll_continuation"].nunique() == len(found)
+    single = [run_plan(plan(0, "single", options), Told()) for options in both]
+    plans = [plan(seed, "jobs", options) for seed in (1, 0) for options in both]
+    outcomes = run_here([Job(str(number), plan) for number, plan in enumerate(plans)], Told())
+    assert [outcome.state for outcome in outcomes] == ["finished"] * 4, [outcome.message for outcome in outcomes]
+    for shared, whole in zip(plans[2:], single, strict=True):
+        same(load_run(shared.folder), whole)
+    assert single[0].scores["ll_continuation"].nunique() == len(single[0].scores)  # each prompt has its own numbers

@@ -91,9 +91,8 @@ def _(bench: Bench) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-@GUARDS(
-    "foreign-folder", "A folder that a run has found, and not made, is not removed when the run fails.", "holds NaN"
-)
+@GUARDS("foreign-folder", "A folder that a run has found, and not made, is not removed when the run fails.",
+        "holds NaN")  # fmt: skip
 def _(bench: Bench) -> Outcome:
     def diverged(tensors: Any) -> None:
         tensors["model.norm.weight"].fill_(float("nan"))
@@ -199,11 +198,8 @@ def _(bench: Bench) -> Outcome:
     return outcome
 
 
-@GUARDS(
-    "cluster-killed",
-    "A study on workers that is killed resumes, on workers or without.",
-    marks=[pytest.mark.cluster, pytest.mark.slow],
-)
+@GUARDS("cluster-killed", "A study on workers that is killed resumes, on workers or without.",
+        marks=[pytest.mark.cluster, pytest.mark.slow])  # fmt: skip
 def _(bench: Bench) -> None:
     bench.patch.setenv("HOME", str(bench.place))
     study = _study(bench, A=bench.shared.model, B=bench.shared.other)

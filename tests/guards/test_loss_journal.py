@@ -164,12 +164,9 @@ def _(bench: Bench) -> Outcome:
 
 for _name in (MANIFEST, SCORES, RESULTS):
 
-    @GUARDS(
-        f"full-{_name}",
-        f"A {_name} that cannot be written is an error, after which the same command scores nothing again.",
-        _name,
-        "No space left on device",
-    )
+    @GUARDS(f"full-{_name}",
+            f"A {_name} that cannot be written is an error, after which the same command scores nothing again.",
+            _name, "No space left on device")  # fmt: skip
     def _(bench: Bench, name: str = _name) -> Outcome:
         with bench.patch.context() as patch:
             bench.patch, kept = patch, bench.patch
@@ -185,9 +182,8 @@ for _name in (MANIFEST, SCORES, RESULTS):
         return outcome
 
 
-@GUARDS(
-    "full-export", "An export that cannot be written is an error, and the old file stays.", "table.csv", "No space left"
-)
+@GUARDS("full-export", "An export that cannot be written is an error, and the old file stays.", "table.csv",
+        "No space left")  # fmt: skip
 def _(bench: Bench) -> Outcome:
     write("table.csv", "old")
     _full(bench, "table.csv")
@@ -250,11 +246,8 @@ def _(bench: Bench) -> None:
 
 for _signal, _code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
 
-    @GUARDS(
-        f"signal-{_code}",
-        f"{_signal.name} ends a run with code {_code}, and what is scored is kept.",
-        marks=pytest.mark.slow,
-    )
+    @GUARDS(f"signal-{_code}", f"{_signal.name} ends a run with code {_code}, and what is scored is kept.",
+            marks=pytest.mark.slow)  # fmt: skip
     def _(bench: Bench, number: signal.Signals = _signal, code: int = _code) -> None:
         process, journal = _begun(bench)
         process.send_signal(number)

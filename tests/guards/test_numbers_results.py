@@ -125,11 +125,8 @@ def table(identity: str, text: str, change: Callable[[Any], Any], *nouns: str, o
 LOSS = ("--outcome", "log_loss")
 
 
-@GUARDS(
-    "gold-out-of-range",
-    "A gold answer that is no choice has no outcome.",
-    "a gold answer is not one of its document's choices",
-)
+@GUARDS("gold-out-of-range", "A gold answer that is no choice has no outcome.",
+        "a gold answer is not one of its document's choices")  # fmt: skip
 def _(bench: Bench) -> Outcome:
     runs = [bench.scores(lambda t: t.__setitem__("gold", 7), name) for name in ("a", "b")]
     return bench("compare", *runs, *LOSS)
@@ -145,9 +142,8 @@ table("no-bytes", "A gold answer without bytes has no bits per byte.", lambda t:
     "no bytes", options=("--outcome", "bits_per_byte"))  # fmt: skip
 
 
-@GUARDS(
-    "rule-unscored", "A rule that reads a segment which the template does not score is an error.", "rule ppl", code=2
-)
+@GUARDS("rule-unscored", "A rule that reads a segment which the template does not score is an error.", "rule ppl",
+        code=2)  # fmt: skip
 def _(bench: Bench) -> Outcome:
     return bench.score(None, "--template", "plain", "--rule", "ppl")
 
@@ -259,12 +255,8 @@ tabled("table-row", "A run of a row that the table does not have is not left out
     lambda bench: {"vanila_125m": [bench.shared.run]}, "vanila_125m")  # fmt: skip
 
 
-@GUARDS(
-    "table-unofficial",
-    "A table says which runs are of other documents.",
-    "not the official documents of piqa, boolq",
-    code=0,
-)
+@GUARDS("table-unofficial", "A table says which runs are of other documents.",
+        "not the official documents of piqa, boolq", code=0)  # fmt: skip
 def _(bench: Bench) -> Outcome:
     return bench(
         "table",

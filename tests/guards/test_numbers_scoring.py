@@ -64,12 +64,8 @@ def _(bench: Bench) -> Outcome:
     return _hooked(bench, long_only, data_dir=folder)
 
 
-@GUARDS(
-    "nan",
-    "A model that computes NaN is not scored (by a document; then by random tokens).",
-    "piqa document 0",
-    "NaN",
-)
+@GUARDS("nan", "A model that computes NaN is not scored (by a document; then by random tokens).", "piqa document 0",
+        "NaN")  # fmt: skip
 def _(bench: Bench) -> Outcome:
     return _hooked(bench, lambda _, __, output: output * float("nan"))
 
@@ -230,9 +226,8 @@ GUARDS.add("yarn-scaling", "Nor one whose attention scaling is not YaRN's.",
     lambda bench: _other_yarn(bench, lambda found, _: (found, 1.0)), "attention scaling")  # fmt: skip
 
 
-@GUARDS(
-    "yarn-generation", "No text is generated under frequencies that change with its length.", "generates text", code=2
-)
+@GUARDS("yarn-generation", "No text is generated under frequencies that change with its length.", "generates text",
+        code=2)  # fmt: skip
 def _(bench: Bench) -> Outcome:
     rows = ["--tasks", "trec", "--data-dir", longbench({})]
     return bench("longbench", bench.shared.model, *rows, "--context-method", "dynamic-yarn")

@@ -192,18 +192,16 @@ for _name, (_content, _noun) in {
         _noun)  # fmt: skip
 
 
-@GUARDS(
-    "json-deep", "A JSON file does not exhaust the stack of its reader.", "config.json", "nested more than 100 levels"
-)
+@GUARDS("json-deep", "A JSON file does not exhaust the stack of its reader.", "config.json",
+        "nested more than 100 levels")  # fmt: skip
 def _(bench: Bench) -> Outcome:
     folder = bench.copy()
     write(folder / "config.json", "[" * 50_000)
     return bench.score(folder)
 
 
-@GUARDS(
-    "endless", "A file without end, such as a device behind a link, is not read.", "piqa.jsonl", "is not a regular file"
-)
+@GUARDS("endless", "A file without end, such as a device behind a link, is not read.", "piqa.jsonl",
+        "is not a regular file")  # fmt: skip
 def _(bench: Bench) -> Outcome:
     Path("documents").mkdir()
     Path("documents/piqa.jsonl").symlink_to("/dev/zero")
@@ -330,12 +328,8 @@ def _(bench: Bench) -> None:
     assert outcome.code == 0 and _is_clean(outcome.out) and "a\\x1b[2J\\u202eb" in outcome.out
 
 
-@GUARDS(
-    "terminal-error",
-    "Nor does an error, which is one line (two guards: its text, what prints it).",
-    "a\\x1b[2J\\nb",
-    code=2,
-)
+@GUARDS("terminal-error", "Nor does an error, which is one line (two guards: its text, what prints it).",
+        "a\\x1b[2J\\nb", code=2)  # fmt: skip
 def _(bench: Bench) -> Outcome:
     outcome = bench.score("./a\x1b[2J\nb")
     assert _is_clean(outcome.err) and outcome.err.count("\n") == 1

@@ -42,14 +42,14 @@ DOCUMENTS = st.lists(
 def test_decisions_are_the_rules(rule: str, documents: list[Document]) -> None:
     view = made(documents)
     expected = decide(view.scores, find_rule(rule))
-    found = decisions(view, rule)
-    assert found.prediction.tolist() == expected["prediction"].tolist()
-    assert found.tie.tolist() == expected["tie"].tolist()
-    assert found.right.tolist() == expected["correct"].astype(bool).tolist()
-    assert not np.isnan(found.margin).any()
+    decided = decisions(view, rule)
+    assert decided.prediction.tolist() == expected["prediction"].tolist()
+    assert decided.tie.tolist() == expected["tie"].tolist()
+    assert decided.right.tolist() == expected["correct"].astype(bool).tolist()
+    assert not np.isnan(decided.margin).any()
     # A margin has the sign of the decision; of 0, the first of the best choices decides
-    assert found.right[found.margin > 0].all() and not found.right[found.margin < 0].any()
-    assert found.tie[found.margin == 0].all()
+    assert decided.right[decided.margin > 0].all() and not decided.right[decided.margin < 0].any()
+    assert decided.tie[decided.margin == 0].all()
 
 
 def test_margins_by_hand() -> None:
@@ -58,9 +58,9 @@ def test_margins_by_hand() -> None:
     # L(c): -2 less -3; -3 less -2; a tie; nothing to compare with; as they are
     assert decisions(view, "acc").margin.tolist() == [1.0, -1.0, 0.0, math.inf, 1.0, -1.0]
     # L(c) / n(c): -1 less -3; no token is the worst score; two of these are a tie
-    found = decisions(view, "acc_token")
-    assert found.margin.tolist() == [2.0, -2.0, 0.0, math.inf, -math.inf, 0.0]
-    assert found.starts.tolist() == [0, 2, 4, 7, 8, 10]
+    decided = decisions(view, "acc_token")
+    assert decided.margin.tolist() == [2.0, -2.0, 0.0, math.inf, -math.inf, 0.0]
+    assert decided.starts.tolist() == [0, 2, 4, 7, 8, 10]
 
 
 def test_what_cannot_be_decided() -> None:

@@ -251,7 +251,7 @@ def test_checkpoints_that_are_not_convertible(tmp_path: Path) -> None:
         return {name: None for name in weights if part in name}
 
     for change, noun in (
-        (without("lambda_q1"), r"lambda_q1 not found.*model\.embed_tokens"),
+        (without("lambda_q1"), "lambda_q1 not found"),
         (without("1.self_attn.lambda_k2"), r"layers\.1\.self_attn\.lambda_k2"),
         (without("0.self_attn.k_proj"), r"layers\.0\.self_attn\.k_proj\.weight"),
         (without("1.self_attn.subln"), r"layers\.1\.self_attn\.subln\.weight"),

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,15 +19,13 @@ from huggingface_hub import errors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalkit.cache import read_cached
-from evalkit.errors import CheckpointError, EvalkitError, UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, EvalkitError, UnknownNameError
 from evalkit.models.context.extension import ContextSettings
 from evalkit.models.loading import fingerprint as hashing
 from evalkit.models.loading.files import file_states, is_begun, why_incomplete
 from evalkit.models.loading.fingerprint import Fingerprint, fingerprint
 from evalkit.models.loading.locate import Checkpoint, locate, needed_files, resolve_dtype
-from evalkit.models.loading.spec import ModelSpec, extension_of
-from evalkit.models.parts import resolve_device
+from evalkit.models.loading.spec import extension_of
 from tests.models.loading import edit_config, load_folder
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
@@ -265,13 +262,6 @@ def test_any_value_anywhere(saved: Path, tmp_path_factory: pytest.TempPathFactor
         assert "\n" not in str(error)
 
 
-def test_a_device_is_checked_when_the_model_is_loaded(folder: Path) -> None:
-    spec = ModelSpec(str(folder), device="cuda:99")
-    with pytest.raises(UsageError, match="cuda:99"):
-        spec.load(spec.locate(), print)
-    assert resolve_device("cpu") == "cpu"
-
-
 # Complete and incomplete folders
 
 
@@ -457,14 +447,3 @@ def test_what_was_written_a_moment_ago_is_not_remembered_by_its_times(
     before = of(folder)
     flip(shard)
     assert changed(before, of(folder)) >= {"weights"}
-
-
-def test_concurrent_writers_leave_a_whole_file(shards: Path, cache: Path) -> None:
-    results: list[Fingerprint] = []
-    threads = [threading.Thread(target=lambda: results.append(of(shards))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 8 and len(set(results)) == 1
-    assert all(read_cached("digests", str(path.resolve())) for path in shards.glob("*.safetensors"))

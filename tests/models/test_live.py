@@ -108,25 +108,6 @@ def test_its_identity_is_its_state(
     assert len(others) == 5
 
 
-def test_an_interrupted_run_resumes(model: Any, tokenizer: Any, asked: dict[str, Any]) -> None:
-    asked |= {"tasks": "piqa,boolq", "token_budget": 256}
-    expected = evalkit.evaluate(model, tokenizer=tokenizer, name="a", **asked).scores
-    asked |= {"output": asked["output"].parent / "others"}
-
-    class Stopping(Progress):
-        def advance(self, work: float, documents: int) -> None:
-            raise KeyboardInterrupt
-
-    before = state_of(model)
-    with pytest.raises(KeyboardInterrupt):
-        evalkit.evaluate(model, tokenizer=tokenizer, name="a", **(asked | {"progress": Stopping(live=False)}))
-    assert_same(state_of(model), before)
-    [begun] = evalkit.list_runs(asked["output"])
-    assert not begun.complete
-    run = evalkit.evaluate(model, tokenizer=tokenizer, name="a", **asked)
-    assert run.folder == begun.folder and run.scores.equals(expected)
-
-
 def state_of(model: Any) -> dict[str, Any]:
     """Return all state on which a trainer may rely, of a model and of the process."""
     modules = dict(model.named_modules())
@@ -134,10 +115,10 @@ def state_of(model: Any) -> dict[str, Any]:
         "training": {name: part.training for name, part in modules.items()},
         "hooks": {name: list(part._forward_hooks.items()) for name, part in modules.items()},
         "attributes": {name: sorted(vars(part)) for name, part in modules.items()},
-        "parameters": {name: id(one) for name, one in model.named_parameters(remove_duplicate=False)},
-        "requires_grad": {name: one.requires_grad for name, one in model.named_parameters()},
-        "grad": {name: id(one.grad) for name, one in model.named_parameters()},
-        "buffers": {name: (id(one), one.tolist()) for name, one in model.named_buffers()},
+        "parameters": {name: id(weight) for name, weight in model.named_parameters(remove_duplicate=False)},
+        "requires_grad": {name: weight.requires_grad for name, weight in model.named_parameters()},
+        "grad": {name: id(weight.grad) for name, weight in model.named_parameters()},
+        "buffers": {name: (id(buffer), buffer.tolist()) for name, buffer in model.named_buffers()},
         "digest": state_digest(model),
         "config": (id(model.config), model.config.to_dict(), model.config._attn_implementation),
         "generation_config": (id(model.generation_config), model.generation_config.to_dict()),
@@ -168,6 +149,15 @@ def test_it_comes_back_as_it_was(suite: str, family: Any, asked: dict[str, Any],
         assert_same(state_of(model), inside)
     assert_same(state_of(model), before)
     assert run.complete and seen
+
+    class Stopping(Progress):
+        def advance(self, work: float, documents: int) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted = {"progress": Stopping(live=False), "output": tmp_path / "interrupted"}
+        evalkit.evaluate(model, tokenizer=tokenizer, **of_suite(suite, asked) | interrupted)
+    assert_same(state_of(model), before)
     assert (len(tokenizer), tokenizer.special_tokens_map) == words
 
 

@@ -42,7 +42,7 @@ class Choices:
     def __init__(self, documents: int, subjects: int, words: int, seed: int) -> None:
         made = np.random.default_rng(seed)
         self.n, self.subtask = documents, np.arange(documents) % subjects
-        self.ids = [place // subjects for place in range(documents)]
+        self.ids = [number // subjects for number in range(documents)]
         self.gold = made.integers(4, size=documents)
         self.predictions = {
             f"{run}/{rule}": np.where(made.random(documents) < 0.6, self.gold, made.integers(4, size=documents))
@@ -61,13 +61,13 @@ class Choices:
         self.texts = [" ".join(_VOCABULARY[word] for word in row) for row in draws]
 
     def block(self) -> str:
-        options = [[f"option {place} {choice}" for choice in range(4)] for place in range(self.n)]
+        options = [[f"option {number} {choice}" for choice in range(4)] for number in range(self.n)]
         options[0][1] = HOSTILE
         prompt = {
             "runs": [0, 1],
             "common": [
-                [[0, "<s>"], [1, "Answer the question.\n"], [2, f"Document {place}: <b>{text}</b>\n"]]
-                for place, text in enumerate(self.texts)
+                [[0, "<s>"], [1, "Answer the question.\n"], [2, f"Document {number}: <b>{text}</b>\n"]]
+                for number, text in enumerate(self.texts)
             ],
             "choices": [[[[3, f" {text}"], [4, "</s>"]] for text in row] for row in options],
         }
@@ -89,8 +89,8 @@ class Choices:
 
     def right(self, run: int, rule: str) -> NDArray[np.bool_]:
         """[documents] whether the run's prediction is the gold choice."""
-        found: NDArray[np.bool_] = self.predictions[f"{run}/{rule}"] == self.gold
-        return found
+        right: NDArray[np.bool_] = self.predictions[f"{run}/{rule}"] == self.gold
+        return right
 
 
 def answers_block() -> str:

@@ -30,11 +30,10 @@ from evalkit.comparison.sides import Side, sides_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.errors import RunError, UsageError
 from evalkit.models.loading.locate import silent
-from evalkit.pages.comparisons import comparison_panels, curve_panel
 from evalkit.pages.documents import ABSENT, document_data, encoded
 from evalkit.pages.overview import figure_panels, overview_panels
 from evalkit.pages.page import Panel
-from evalkit.pages.report import contents_of_runs
+from evalkit.pages.report import comparison_panels, contents_of_runs, curve_panel
 from evalkit.reporting.table import Cell, Table, plain
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import RESULTS, SCORES, Run, load_run

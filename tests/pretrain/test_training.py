@@ -1,4 +1,4 @@
-"""What a training computes, compared with a plain loop of torch; and how it begins, ends and fails."""
+"""What a training computes, compared with a plain loop of torch; how it begins, fails, is killed and resumed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import sys
+import time
 from functools import partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
-from recipe.folder import Training
+from recipe.folder import Training, checkpoints
 from recipe.loss_log import read_log
 from recipe.running import run
 from recipe.training import prepare, train
@@ -24,15 +25,13 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import evalkit as package
-from evalkit import list_runs
-from evalkit.errors import UsageError
-from tests.cli.test_root import Command, _no_settings, evalkit
-from tests.pretrain.settings_files import ATTENTIONS
-from tests.pretrain.trainings import train_without_space, trained, training_of
+import evalkit
+from evalkit.display import Progress
+from evalkit.errors import CheckpointError, UsageError
+from tests.pretrain.conftest import ATTENTIONS
+from tests.pretrain.made import run_all, state_of, train_until, train_without_space, trained, training_of
 from tests.tiny import TRAINING_TEXT
-
-__all__ = ["_no_settings", "evalkit"]  # fixtures
+from tests.training.trainers import equal
 
 
 def plain_loop(training: Training, steps: int) -> dict[str, torch.Tensor]:
@@ -45,16 +44,14 @@ def plain_loop(training: Training, steps: int) -> dict[str, torch.Tensor]:
     tokenizer = Tokenizer.from_file(str(Path(recipe.tokenizer or "") / "tokenizer.json"))
     first, last = (tokenizer.token_to_id(token) for token in ("<s>", "</s>"))
     lines = Path(recipe.text[0].files[0]).read_text().splitlines()
-    tokens = [
-        token for line in lines for token in (first, *tokenizer.encode(json.loads(line)["text"]).ids, last)
-    ]  # fmt: skip
+    tokens = [token for line in lines for token in (first, *tokenizer.encode(json.loads(line)["text"]).ids, last)]
     count = len(tokens) // recipe.length
     rows = torch.tensor(tokens[: count * recipe.length]).view(count, recipe.length)
     order = np.concatenate([np.random.default_rng([training.seed, epoch]).permutation(count) for epoch in range(9)])
     model = AutoModelForCausalLM.from_pretrained(training.initial).train()
     weights = dict(model.named_parameters())
     moments = {name: (torch.zeros_like(weight), torch.zeros_like(weight)) for name, weight in weights.items()}
-    one, two = recipe.betas
+    first_beta, second_beta = recipe.betas
     for step in range(steps):
         batch = rows[torch.from_numpy(order[step * recipe.batch : (step + 1) * recipe.batch].copy())]
         logits = model(input_ids=batch, use_cache=False).logits
@@ -66,9 +63,10 @@ def plain_loop(training: Training, steps: int) -> dict[str, torch.Tensor]:
         for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
             mean, square = moments[name]
             gradient = gradient * (recipe.clip / norm)
-            mean.mul_(one).add_((1 - one) * gradient)
-            square.mul_(two).add_((1 - two) * gradient**2)
-            change = (mean / (1 - one ** (step + 1))) / ((square / (1 - two ** (step + 1))).sqrt() + 1e-8)
+            mean.mul_(first_beta).add_((1 - first_beta) * gradient)
+            square.mul_(second_beta).add_((1 - second_beta) * gradient**2)
+            variance = square / (1 - second_beta ** (step + 1))
+            change = (mean / (1 - first_beta ** (step + 1))) / (variance.sqrt() + 1e-8)
             decay = 0.0 if name.endswith("norm.weight") else recipe.weight_decay
             with torch.no_grad():
                 weight.sub_(rate * (change + decay * weight))
@@ -92,11 +90,11 @@ def test_the_weights_are_those_of_a_plain_loop(shared: Path, tmp_path: Path, mod
     """
     training = trained(shared, tmp_path / "x", model=model, micro_batch=micro, seed=3, steps=6, warmup_steps=2,
                        clip=0.2, weight_decay=1.0)  # fmt: skip
-    expected, found = plain_loop(training, 6), load_file(training.model / "model.safetensors")
-    for name, weight in found.items():
+    expected, weights = plain_loop(training, 6), load_file(training.model / "model.safetensors")
+    for name, weight in weights.items():
         torch.testing.assert_close(weight, expected[name], atol=2e-6, rtol=0, msg=name)
     start = load_file(training.initial / "model.safetensors")
-    assert all((found[name] - start[name]).abs().max() > 5e-3 for name in found)
+    assert all((weights[name] - start[name]).abs().max() > 5e-3 for name in weights)
 
 
 def test_the_log_has_the_losses_of_its_rows(shared: Path, tmp_path: Path) -> None:
@@ -104,10 +102,8 @@ def test_the_log_has_the_losses_of_its_rows(shared: Path, tmp_path: Path) -> Non
     [row, held_out] = read_log(training.output / "training.csv")
     assert (row["step"], row["tokens"], row["held_out_loss"]) == ("5", str(5 * 4 * 32), "")
     assert (held_out["step"], held_out["loss"]) == ("5", "")
-    # 512 nearly equal logits
-    assert float(row["loss"]) == pytest.approx(math.log(512), abs=0.1)
-    assert float(held_out["held_out_loss"]) == pytest.approx(math.log(512), abs=0.1)
-    assert float(row["loss"]) != float(held_out["held_out_loss"])
+    losses = float(row["loss"]), float(held_out["held_out_loss"])
+    assert losses[0] != losses[1] and losses == pytest.approx([math.log(512)] * 2, abs=0.1)  # 512 nearly equal logits
 
 
 @pytest.mark.training
@@ -121,82 +117,80 @@ def test_mixed_precision(shared: Path, tmp_path: Path, model: str, capfd: pytest
     assert capfd.readouterr().err == ""
 
 
-def test_the_checkpoint_loads(shared: Path, tmp_path: Path, evalkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In transformers and in evalkit: `evalkit perplexity` has the sum of transformers' losses."""
-    training = trained(shared, tmp_path / "x", model="cog")
+def test_the_checkpoint_loads(shared: Path, tmp_path: Path) -> None:
+    """In transformers and in evalkit, whose perplexity has the sum of transformers' losses. The oldest are removed."""
+    training = trained(shared, tmp_path / "x", model="cog", save_every=5, keep=2)
+    assert names(training.output) == ["checkpoint-15", "checkpoint-20"] and not (training.output / ".saving").exists()
     sentence = TRAINING_TEXT[0]
     (tmp_path / "sentence.txt").write_text(sentence)
-    outcome = evalkit("perplexity", training.model, "--text", tmp_path / "sentence.txt", "-o", tmp_path / "runs")
-    assert outcome.code == 0, outcome.err
-    model = AutoModelForCausalLM.from_pretrained(training.model)
+    result = evalkit.evaluate(training.model, suite="perplexity", settings={"text": [tmp_path / "sentence.txt"]},
+                              output=tmp_path / "runs", progress=Progress(live=False))  # fmt: skip
+    model, tokenizer = (kind.from_pretrained(training.model) for kind in (AutoModelForCausalLM, AutoTokenizer))
     assert type(model).__name__ == "EvalkitLlamaForCausalLM"
-    tokenizer = AutoTokenizer.from_pretrained(training.model)
     ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(sentence)["input_ids"]]])
     nats = model(input_ids=ids, labels=ids).loss.item() * (ids.shape[1] - 1)
-    [run] = list_runs(tmp_path / "runs")
-    found = run.stored["whole"]["bits_per_byte"]
-    assert found == pytest.approx(nats / math.log(2) / len(sentence.encode()), rel=1e-5)
+    expected = nats / math.log(2) / len(sentence.encode())
+    assert result.stored["whole"]["bits_per_byte"] == pytest.approx(expected, rel=1e-5)
     # Trained on this sentence among others
     before = AutoModelForCausalLM.from_pretrained(training.initial)(input_ids=ids, labels=ids).loss.item()
     assert nats / (ids.shape[1] - 1) < before - 0.5
 
 
-def test_a_finished_training_says_so(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    training = trained(shared, tmp_path / "x", steps=2)
+def test_other_settings_or_text_in_the_same_folder(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What does not change the weights may change; a finished training is left as it is."""
+    text = tmp_path / "text.txt"
+    text.write_text("one " * 99)
+    given: dict[str, Any] = {"steps": 2, "text": [{"files": [str(text)]}]}
+    training = trained(shared, tmp_path / "x", **given)
     before = {path: path.stat().st_mtime_ns for path in training.output.rglob("*")}
     capsys.readouterr()
     run([training], dry_run=False)
     assert capsys.readouterr().out == f"{training.model}: finished\n"
     assert {path: path.stat().st_mtime_ns for path in training.output.rglob("*") if path in before} == before
-
-
-def test_other_settings_in_the_same_folder(shared: Path, tmp_path: Path) -> None:
-    output = tmp_path / "x"
-    trained(shared, output, steps=2)
     for change in ({"learning_rate": 1e-3}, {"steps": 4}, {"seed": 1}, {"model": "cog"}):
-        with pytest.raises(UsageError, match=rf"x: was begun with other settings \({next(iter(change))}\)"):
-            run([training_of(shared, output, **({"steps": 2} | change))], dry_run=False)
+        with pytest.raises(UsageError, match=rf"x: .*\({next(iter(change))}\)"):
+            run([training_of(shared, training.output, **(given | change))], dry_run=False)
     with pytest.raises(UsageError, match=r"batch 4 .* micro-batches of 3"):
         trained(shared, tmp_path / "y", micro_batch=3)
-    # What does not change the weights may change
-    run([training_of(shared, output, steps=2, log_every=1, micro_batch=2, keep=1)], dry_run=True)
-
-
-def test_other_text_in_the_same_folder(shared: Path, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    for number, content in enumerate(("one " * 99, "two " * 99)):
-        text.write_text(content)
-        training = training_of(shared, tmp_path / "x", steps=2, text=[{"files": [str(text)]}])
-        if number == 0:
-            run([training], dry_run=True)
-            (training.output / "training.csv").write_text("step\n")
-            continue
-        with pytest.raises(UsageError, match="packed_text"):
-            run([training], dry_run=True)
+    run([training_of(shared, training.output, **given, log_every=1, micro_batch=2, keep=1)], dry_run=True)
+    begun = training_of(shared, tmp_path / "z", **given)
+    run([begun], dry_run=True)
+    (begun.output / "training.csv").write_text("step\n")
+    text.write_text("two " * 99)
+    with pytest.raises(UsageError, match="packed_text"):
+        run([begun], dry_run=True)
 
 
 @pytest.mark.training
-def test_a_dry_run_binds_to_nothing(shared: Path, tmp_path: Path) -> None:
+def test_a_dry_run_binds_to_nothing(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another dry run replaces its settings and the model, and the training is that of a folder of its own."""
     others: list[dict[str, Any]] = [{"steps": 3}, {"seed": 1}, {"model": "cog"}, {}]
     for change in others:
         run([training_of(shared, tmp_path / "x", **({"steps": 2} | change))], dry_run=True)
-    found, expected = (trained(shared, tmp_path / name, steps=2) for name in ("x", "own"))
+        assert not (tmp_path / "x" / "training.csv").exists()
+    assert re.fullmatch(r"1 training, 256 tokens; .* of checkpoints at the end \(.*\); about 0:0\d:\d\d on cpu",
+                        capsys.readouterr().out.splitlines()[-1])  # fmt: skip
+    training, expected = (trained(shared, tmp_path / name, steps=2) for name in ("x", "own"))
     for path in ("training.json", "initial/config.json", "initial/model.safetensors", "model/model.safetensors"):
-        assert (found.output / path).read_bytes() == (expected.output / path).read_bytes()
+        assert (training.output / path).read_bytes() == (expected.output / path).read_bytes()
 
 
-def test_settings_that_are_replaced_before_the_first_update(shared: Path, tmp_path: Path) -> None:
-    """By another process: no training from another's weights."""
-    one, other = (training_of(shared, tmp_path / "x", seed=seed, steps=2) for seed in (0, 1))
-    sources = prepare(one, print)
-    assert sources is not None
-    with FileLock(one.lock), pytest.raises(UsageError, match="x: another process trains here"):
-        prepare(other, print)
-    assert prepare(other, print) is not None
-    with pytest.raises(UsageError, match=r"x: was begun with other settings \(seed\)"):
-        train(one, sources)
-    assert not one.begun
+def test_folders_of_other_processes(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder in use is skipped; no training begins from the weights of other settings."""
+    used, free = (training_of(shared, tmp_path / name, steps=2) for name in ("used", "free"))
+    sources = prepare(used, print)
+    with FileLock(used.lock):
+        with pytest.raises(UsageError, match="used: another process"):
+            run([used], dry_run=False)
+        run([used, free], dry_run=False)
+    assert "used: another process" in capsys.readouterr().out
+    assert (used.model.exists(), free.model.exists()) == (False, True)
+    assert prepare(training_of(shared, used.output, seed=1, steps=2), print) is not None
+    with pytest.raises(UsageError, match=r"used: .*\(seed\)"):
+        train(used, sources)
+    assert not used.begun
 
 
 DAMAGED = {"": "not valid JSON", '{"settings": {"seed"': "not valid JSON", "[]": "holds no settings",
@@ -204,69 +198,23 @@ DAMAGED = {"": "not valid JSON", '{"settings": {"seed"': "not valid JSON", "[]":
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("content", DAMAGED)
-def test_damaged_settings(shared: Path, tmp_path: Path, content: str) -> None:
+def test_damaged_settings(shared: Path, tmp_path: Path) -> None:
     training = training_of(shared, tmp_path / "x", steps=2)
     run([training], dry_run=True)
     whole = training.settings.read_bytes()
-    training.settings.write_text(content)
-    run([training], dry_run=True)  # nothing has begun
-    assert training.settings.read_bytes() == whole
+    for content in DAMAGED:  # nothing has begun
+        training.settings.write_text(content)
+        run([training], dry_run=True)
+        assert training.settings.read_bytes() == whole
     run([training], dry_run=False)
-    training.settings.write_text(content)
-    message = rf"x/training.json.* {DAMAGED[content]}.*; restore it, or remove it if the settings are those"
-    with pytest.raises(UsageError, match=message):
-        run([training], dry_run=False)
+    for content, message in DAMAGED.items():
+        training.settings.write_text(content)
+        with pytest.raises(UsageError, match=rf"x/training.json.* {message}"):
+            run([training], dry_run=False)
     training.settings.unlink()
     shutil.rmtree(training.model)
     run([training], dry_run=False)
     assert training.settings.read_bytes() == whole
-
-
-def test_a_folder_in_use(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    used, free = (training_of(shared, tmp_path / name, steps=2) for name in ("used", "free"))
-    run([used], dry_run=True)
-    with FileLock(used.output / ".lock"):
-        with pytest.raises(UsageError, match="used: another process trains here"):
-            run([used], dry_run=False)
-        run([used, free], dry_run=False)
-    assert "used: another process trains here; skipped" in capsys.readouterr().out
-    assert (used.model.exists(), free.model.exists()) == (False, True)
-    run([used, free], dry_run=False)
-    assert used.model.exists()
-
-
-def test_an_estimate(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    training = training_of(shared, tmp_path / "x")
-    run([training, training_of(shared, tmp_path / "y")], dry_run=True)
-    lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"text: \d+ rows of 32 tokens; a training reads 80, each 0\.\d\d times", lines[-2])
-    assert re.fullmatch(
-        r"2 trainings, 5,120 tokens; 2\.2 MB of checkpoints at the end \([\d,.]+ [GM]B are free\); "
-        r"about 0:0\d:\d\d on cpu",
-        lines[-1],
-    )
-    assert not (training.output / "training.csv").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of resources")
-def test_no_space(processes: ForkServerContext, shared: Path, tmp_path: Path) -> None:
-    """For the optimizer, which is twice as large as the weights; the same command resumes."""
-    training = training_of(shared, tmp_path / "x")
-    run([training], dry_run=True)
-    size = (training.initial / "model.safetensors").stat().st_size
-    message = tmp_path / "message"
-    process = processes.Process(target=train_without_space, args=(training, int(size * 1.5), message))
-    process.start()
-    process.join()
-    assert re.match(
-        rf"CheckpointError: {training.output}: a checkpoint cannot be written \(.+\); free space; the same command",
-        message.read_text(),
-    )
-    assert training.newest is None
-    run([training], dry_run=False)
-    assert training.model.exists()
 
 
 @pytest.mark.training
@@ -274,7 +222,117 @@ def test_evaluations_during_the_training(
     shared: Path, tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = {"tasks": ["piqa"], "data_dir": documents, "allow_unofficial_data": True, "output": tmp_path / "runs"}
-    monkeypatch.setattr(package, "TrainerCallback", partial(package.TrainerCallback, **here))
+    monkeypatch.setattr(evalkit, "TrainerCallback", partial(evalkit.TrainerCallback, **here))
     trained(shared, tmp_path / "x", model="long", steps=4, evaluate={"sample": 2, "every": 2})
-    runs = list_runs(tmp_path / "runs")
+    runs = evalkit.list_runs(tmp_path / "runs")
     assert sorted(str(run.manifest["model"]) for run in runs) == ["x step 2", "x step 4"]
+
+
+# Killed and resumed
+
+FILES = {"config.json", "generation_config.json", "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt",
+         "tokenizer.json", "tokenizer_config.json", "trainer_state.json", "training_args.bin"}  # fmt: skip
+CASES = [
+    ("vanilla", "step 14", ["checkpoint-10"]),
+    ("cog", "step 18", ["checkpoint-10"]),
+    ("differential", "step 3", []),
+    ("integral", "weights", ["checkpoint-10"]),
+    ("vanilla", "settled", ["checkpoint-10"]),
+    ("vanilla", "model", ["checkpoint-10", "checkpoint-20"]),
+]
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in checkpoints(folder)]
+
+
+@needs_signals
+@pytest.mark.parametrize(
+    ("model", "moment", "left"),
+    [pytest.param(*case, marks=[] if case[1] == "weights" else pytest.mark.training) for case in CASES],
+)
+def test_equal_after_a_kill(
+    processes: ForkServerContext, shared: Path, tmp_path: Path, model: str, moment: str, left: list[str]
+) -> None:
+    """Weights, optimizer and log equal those of an uninterrupted training."""
+    whole = trained(shared, tmp_path / "whole", model=model)
+    killed, marker = training_of(shared, tmp_path / "killed", model=model), tmp_path / "marker"
+    process = processes.Process(target=train_until, args=(killed, moment, marker))
+    process.start()
+    end = time.monotonic() + 120
+    while not marker.exists() and process.is_alive() and time.monotonic() < end:
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    assert marker.exists() and process.exitcode == -9
+    assert names(killed.output) == left and not killed.model.exists()
+    assert all({path.name for path in folder.iterdir()} == FILES for folder in checkpoints(killed.output))
+    run([killed], dry_run=False)
+    assert names(killed.output) == names(whole.output) == ["checkpoint-10", "checkpoint-20"]
+    for folder in checkpoints(whole.output):
+        assert equal(state_of(killed.output / folder.name), state_of(folder))
+    for path in ("model/model.safetensors", "training.csv"):
+        assert (killed.output / path).read_bytes() == (whole.output / path).read_bytes()
+    assert sorted(path.name for path in killed.output.iterdir()) == sorted(path.name for path in whole.output.iterdir())
+
+
+@pytest.mark.training
+def test_a_damaged_checkpoint(shared: Path, tmp_path: Path) -> None:
+    """It is named; without it, the training is resumed from the one before, with the same end.
+
+    Weights change if the optimizer is lost, so that the comparisons with resumed trainings can fail.
+    """
+    whole = trained(shared, tmp_path / "whole", save_every=5)
+    last, damaged = whole.output / "checkpoint-20", whole.output / "checkpoint-15"
+    before = state_of(last)
+    shutil.rmtree(whole.model)
+    shutil.rmtree(last)
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors", "trainer_state.json"):
+        for size in (100, 0):
+            content = (damaged / name).read_bytes()
+            (damaged / name).write_bytes(content[:size])
+            with pytest.raises(CheckpointError, match=r"/whole/checkpoint-15: .*remove this folder"):
+                run([whole], dry_run=False)
+            (damaged / name).write_bytes(content)
+    shutil.rmtree(damaged)
+    run([whole], dry_run=False)
+    assert equal(state_of(last), before)
+    for folder in (last, whole.model):
+        shutil.rmtree(folder)
+    (whole.newest / "optimizer.pt").unlink()
+    run([whole], dry_run=False)
+    assert not equal(state_of(last)["weights"], before["weights"])
+
+
+@needs_signals
+@pytest.mark.training
+def test_two_processes_share_the_work(processes: ForkServerContext, shared: Path, tmp_path: Path) -> None:
+    """Begun at the same moment: each training is done by one of them, and nothing is left of the other."""
+    trainings = [training_of(shared, tmp_path / model, model=model) for model in ("vanilla", "cog", "integral")]
+    both = [processes.Process(target=run_all, args=(trainings,)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(240)
+    assert [process.exitcode for process in both] == [0, 0]
+    for training in trainings:
+        assert training.model.is_dir() and names(training.output) == ["checkpoint-10", "checkpoint-20"]
+        steps = [row["step"] for row in read_log(training.output / "training.csv") if row["loss"]]
+        assert steps == ["3", "6", "9", "10", "12", "15", "18", "20"]
+
+
+@needs_signals
+@pytest.mark.slow
+def test_no_space(processes: ForkServerContext, shared: Path, tmp_path: Path) -> None:
+    """For the optimizer, which is twice as large as the weights; the same command resumes."""
+    training, message = training_of(shared, tmp_path / "x"), tmp_path / "message"
+    run([training], dry_run=True)
+    size = (training.initial / "model.safetensors").stat().st_size
+    process = processes.Process(target=train_without_space, args=(training, int(size * 1.5), message))
+    process.start()
+    process.join()
+    assert re.match(rf"CheckpointError: {training.output}: .*free space", message.read_text())
+    assert training.newest is None
+    run([training], dry_run=False)
+    assert training.model.exists()

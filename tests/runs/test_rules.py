@@ -1,4 +1,4 @@
-"""Every rule, compared with its explicit formula and with lm-eval's own arithmetic."""
+"""Rules, accuracies and continuous outcomes, against closed forms, loops, scikit-learn and lm-eval's own arithmetic."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from lm_eval.api.metrics import mean_stderr
 from lm_eval.api.task import ConfigurableTask
 
-from evalkit.runs.rules import RULES, decide
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.runs.accuracies import document_outcomes, summarise
+from evalkit.runs.rules import RULES, choose, decide
+from evalkit.runs.score_table import OUTCOMES, outcome_key, outcome_of, with_default_rule
+from tests.comparison.made import scores_of
 from tests.tables.made import Choice, documents, table
 
 # One document on which each rule's preferences differ; scores are worked out beside each rule below
@@ -122,3 +127,165 @@ def test_the_whole_sequence_rule_does_not_see_segments(drawn: list[list[Choice]]
         for choices in drawn
     ]
     np.testing.assert_allclose(RULES["ppl"].score(table(*moved)), RULES["ppl"].score(table(*drawn)), rtol=1e-12)
+
+
+# Accuracies
+
+RIGHT: list[dict[str, Any]] = [{"ll_continuation": -1.0}, {"ll_continuation": -2.0}]
+WRONG: list[dict[str, Any]] = [{"ll_continuation": -2.0}, {"ll_continuation": -1.0}]
+
+
+def task(name: str, right: int, wrong: int, subtask: str | None = None, extra: int = 0) -> pd.DataFrame:
+    """A task whose rule `acc` gets so many documents right; `extra` further, hopeless choices each."""
+    hopeless = [{"ll_continuation": -9.0}] * extra
+    documents = [RIGHT + hopeless] * right + [WRONG + hopeless] * wrong
+    return table(*documents, task=name, subtask=subtask)
+
+
+def manifest(**groups: list[str]) -> dict[str, Any]:
+    return {"groups": groups, "group_sizes": {name: len(members) for name, members in groups.items()}}
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 12), st.integers(0, 12))
+def test_accuracy_and_standard_error_are_lm_evals(right: int, wrong: int) -> None:
+    assume(right + wrong >= 2)
+    [result] = summarise(task("a", right, wrong), manifest(G=["a"]), "acc").tasks
+    outcomes = [1.0] * right + [0.0] * wrong
+    assert result.n == right + wrong
+    assert result.accuracy == pytest.approx(sum(outcomes) / len(outcomes), abs=1e-15)
+    assert result.stderr == pytest.approx(mean_stderr(outcomes), abs=1e-15)
+
+
+def test_averages_are_unweighted_and_their_errors_independent() -> None:
+    scores = pd.concat([task("a", 1, 3), task("b", 6, 2), task("c", 3, 0), task("d", 1, 0)])
+    results = summarise(scores, manifest(First=["a", "b"], Second=["c"]), "acc")
+    se_a, se_b, se_c = (math.sqrt(p * (1 - p) / (n - 1)) for p, n in ((1 / 4, 4), (3 / 4, 8), (1.0, 3)))
+    assert [(average.name, average.accuracy) for average in results.averages] == [
+        ("First", pytest.approx(0.5)), ("Second", 1.0), ("Average", pytest.approx(2 / 3))
+    ]  # fmt: skip
+    assert results.averages[0].stderr == pytest.approx(math.hypot(se_a, se_b) / 2)
+    assert results.average.stderr == pytest.approx(math.hypot(se_a, se_b, se_c) / 3)
+    some = manifest(First=["a", "b"], Second=["d"]) | {"group_sizes": {"First": 3, "Second": 1}}
+    results = summarise(scores, some, "acc")
+    assert [average.name for average in results.averages] == ["First (2 of 3)", "Second", "Average (3 of 4)"]
+    assert results.tasks[2].stderr is None and results.average.stderr is None
+    assert [average.name for average in summarise(scores, manifest(Only=["a"]), "acc").averages] == ["Only"]
+
+
+def test_subjects_weigh_by_their_documents() -> None:
+    scores = pd.concat([task("mmlu", 1, 0, "mmlu_anatomy"), task("mmlu", 1, 4, "mmlu_virology"), task("a", 1, 1)])
+    results = summarise(scores, manifest(Knowledge=["mmlu"], Rest=["a"]), "acc")
+    assert (results.tasks[0].n, results.tasks[0].accuracy) == (6, pytest.approx(2 / 6))  # not the mean of 1 and 1/5
+    assert {
+        name: [(part.task, part.n, part.accuracy) for part in parts] for name, parts in results.subtasks.items()
+    } == {"mmlu": [("mmlu_anatomy", 1, 1.0), ("mmlu_virology", 5, pytest.approx(1 / 5))]}
+
+
+def test_chance_ties_and_truncation_are_counted_by_document() -> None:
+    scores = pd.concat([task("arc", 1, 1, extra=1), task("arc", 1, 0, extra=2), task("arc", 1, 0, extra=3)])
+    [result] = summarise(scores, manifest(G=["arc"]), "acc").tasks
+    assert result.chance == pytest.approx((1 / 3 + 1 / 3 + 1 / 4 + 1 / 5) / 4)
+    tied, cut = [{"ll_continuation": -1.0}] * 3, [choice | {"truncated": 7} for choice in RIGHT]
+    [result] = summarise(table(tied, tied, cut, RIGHT), manifest(G=["made_up"]), "acc").tasks
+    assert (result.n, result.ties, result.truncated) == (4, 2, 1)
+
+
+# Continuous outcomes
+
+LIKELIHOODS = st.floats(-700, -1e-6)
+DOCUMENTS = st.lists(
+    st.lists(st.tuples(LIKELIHOODS, st.integers(1, 80), st.integers(1, 20)), min_size=2, max_size=5),
+    min_size=1,
+    max_size=6,
+)
+
+
+def table_of(documents: list[list[tuple[float, int, int]]], golds: list[int]) -> pd.DataFrame:
+    """A score table with (log-likelihood, bytes, tokens) of each choice."""
+    rows = [
+        {"doc_id": number, "choice": choice, "choices": len(choices), "gold": gold, "ll_continuation": likelihood,
+         "bytes": size, "chars": size, "n_continuation": tokens}
+        for number, (choices, gold) in enumerate(zip(documents, golds, strict=True))
+        for choice, (likelihood, size, tokens) in enumerate(choices)
+    ]  # fmt: skip
+    base = scores_of("made", [1]).iloc[:1]
+    return pd.concat([base.assign(**row) for row in rows], ignore_index=True)
+
+
+def values(table: pd.DataFrame, name: str, rule: str = "acc") -> np.ndarray:
+    return document_outcomes(table, OUTCOMES[name], RULES[rule])
+
+
+@settings(max_examples=40)
+@given(DOCUMENTS, st.data())
+def test_outcomes_are_those_of_loops_over_documents(documents: list[Any], data: st.DataObject) -> None:
+    golds = [data.draw(st.integers(0, len(choices) - 1)) for choices in documents]
+    table = table_of(documents, golds)
+    for number, (choices, gold) in enumerate(zip(documents, golds, strict=True)):
+        likelihoods = [likelihood for likelihood, _, _ in choices]
+        per_byte = [likelihood / size for likelihood, size, _ in choices]
+        highest, (likelihood, size, _) = max(likelihoods), choices[gold]
+        total = math.fsum(math.exp(each - highest) for each in likelihoods)
+        expected = {
+            "bits_per_byte": -likelihood / math.log(2) / size,
+            "log_loss": highest - likelihood + math.log(total),
+            "brier": math.fsum((math.exp(each - highest) / total - (choice == gold)) ** 2
+                               for choice, each in enumerate(likelihoods)),
+            "margin": likelihood - max(likelihoods[:gold] + likelihoods[gold + 1 :]),
+        }  # fmt: skip
+        for name, value in expected.items():
+            assert values(table, name)[number] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+        margin = per_byte[gold] - max(per_byte[:gold] + per_byte[gold + 1 :])
+        assert values(table, "margin", "acc_bytes")[number] == pytest.approx(margin, rel=1e-9, abs=1e-12)
+
+
+@settings(max_examples=40)
+@given(DOCUMENTS, st.data(), st.sampled_from(["acc", "acc_norm", "acc_token", "ppl_continuation"]))
+def test_a_positive_margin_is_a_right_answer(documents: list[Any], data: st.DataObject, rule: str) -> None:
+    golds = [data.draw(st.integers(0, len(choices) - 1)) for choices in documents]
+    table = table_of(documents, golds)
+    decisions, margins = choose(table, RULES[rule]), values(table, "margin", rule)
+    right = decisions.prediction == np.array(golds)
+    assert right[margins > 0].all() and not right[margins < 0].any()
+    assert decisions.tie[margins == 0].all()
+
+
+def test_against_scikit_learn_and_lm_eval() -> None:
+    from lm_eval.api.metrics import bits_per_byte, brier_score
+    from sklearn.metrics import log_loss
+
+    dice = np.random.default_rng(3)
+    likelihoods, sizes = -dice.gamma(3, 2, (200, 4)), dice.integers(1, 60, (200, 4))
+    documents = [[(float(ll), int(size), 3) for ll, size in zip(*pair, strict=True)]
+                 for pair in zip(likelihoods, sizes, strict=True)]  # fmt: skip
+    golds = dice.integers(0, 4, 200).tolist()
+    table = table_of(documents, golds)
+    p = np.exp(likelihoods) / np.exp(likelihoods).sum(axis=1, keepdims=True)
+    assert values(table, "log_loss").mean() == pytest.approx(log_loss(golds, p, labels=range(4)), rel=1e-6)
+    assert values(table, "brier").mean() == pytest.approx(brier_score(list(zip(golds, p, strict=True))), rel=1e-6)
+    theirs = [bits_per_byte([choices[gold][:2]]) for choices, gold in zip(documents, golds, strict=True)]
+    assert values(table, "bits_per_byte") == pytest.approx(np.array(theirs), rel=1e-12)
+
+
+def test_extreme_tables_and_margins_that_do_not_exist() -> None:
+    """Likelihoods far below the smallest number; no documents; a choice alone, and one without length."""
+    table = table_of([[(-20_000.0, 10, 1), (-19_000.0, 10, 1)]], [0])
+    assert values(table, "log_loss")[0] == pytest.approx(1000)
+    assert values(table, "brier")[0] == pytest.approx(2)
+    assert [len(values(table.iloc[:0], name)) for name in OUTCOMES] == [0] * len(OUTCOMES)
+    for frame, rule in ((table.iloc[:1], "acc"), (table.assign(chars=[0, 3]), "acc_norm")):
+        with pytest.raises(UsageError, match=f"document 0 .* {rule}"):
+            values(frame, "margin", rule)
+
+
+def test_keys_of_outcomes() -> None:
+    assert outcome_key(None, None) is None and outcome_key("accuracy", "acc") == "acc"
+    assert outcome_key("margin", "acc_norm") == "margin:acc_norm" and outcome_key("margin", None) == "margin"
+    assert outcome_of("acc_norm") is None and outcome_of("acc@order-2") is None
+    outcome = outcome_of("margin:acc_norm")
+    assert outcome is not None and (outcome[0].name, outcome[1]) == ("margin", "acc_norm")
+    assert with_default_rule("margin", "ppl") == "margin:ppl" and with_default_rule("brier", "ppl") == "brier"
+    for kind, *key in ((UsageError, "brier", "acc"), (UnknownNameError, "bits_per_bytes", None)):
+        with pytest.raises(kind, match=key[0]):
+            outcome_key(*key)

@@ -39,9 +39,8 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 questions = load_questions(choose_tasks(load_suite("zeroshot8"), ("mmlu",)), Library(Path(sys.argv[2])))["mmlu"]
 prompter = Prompter(load_template("inst"), loaded.tokenizer, loaded.window)
-encoded = EncodedQuestions.of(questions, prompter.encode(questions))
+sequences = EncodedQuestions.of(prompter.encode(questions), frozenset(range(5))).sequences
 engine = Engine(loaded.model, auto_budget(loaded.model), print)
-sequences = encoded.sequences(frozenset(range(5)))
 batches = [planned.of(sequences) for planned in plan(sequences, engine.budget)]
 for batch in sorted(batches, key=lambda batch: len(batch.tree.tokens) + len(batch.trunk))[-4:]:
     engine.score(batch)

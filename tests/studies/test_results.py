@@ -192,7 +192,7 @@ def test_runs_that_are_not_finished(study: Path) -> None:
     needle, output = results.study.benchmark("needle"), results.study.output
     [failed] = [run for run in results.study.runs if run.label == "diff seed 2 step 10 on needle"]
     save_record(output, failed, output / "diff-0123456789ab", "0123456789ab", "out of memory")
-    with pytest.raises(UsageError, match=r"^intg seed 2 on needle .*evalkit study run .*study.yaml"):
+    with pytest.raises(UsageError, match=r": intg seed 2 on needle; .*evalkit study run .*study.yaml"):
         study_sides(results, ["vanilla", "intg"], needle)
     nouns = r"diff seed 1 step 10 on needle, diff seed 2 step 10 on needle \(out of memory\)"
     with pytest.raises(UsageError, match=nouns):
@@ -219,7 +219,7 @@ def test_curves(study: Path) -> None:
     assert (first.steps, first.notes) == ((5, 20), ("diff seed 1: not finished: step 10.",))
     shutil.rmtree(next(study.parent.glob("runs/diff-seed1-checkpoint-20-*")))
     results = read_results(study)
-    with pytest.raises(UsageError, match=r"^diff seed 1 step 10 on zs, diff seed 1 step 20 on zs"):
+    with pytest.raises(UsageError, match="diff seed 1 step 10 on zs, diff seed 1 step 20 on zs"):
         study_trainings(results, ["diff"], zs(results))
     results = read_results(changed(study, checkpoints={"vanilla": "vanilla"}))
     with pytest.raises(UsageError, match="'steps'"):

@@ -18,7 +18,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.run import planned
 from evalkit.display import Progress
 from evalkit.errors import RunError, SeveralErrors
 from evalkit.models.loading.locate import silent
@@ -57,19 +56,6 @@ def same_tables(path: Path, expected: dict[str, pd.DataFrame]) -> None:
 
 
 # Plans
-
-
-def test_plans_are_those_of_single_commands_and_messages_are_said_once(folder: Path) -> None:
-    settings = {"device": "cpu", "dtype": "float32", "context": 2048, "context_original": 512, "data_dir": "documents",
-                "allow_unofficial_data": True}  # fmt: skip
-    checkpoints, said = {"A": "vanilla", "B": "intg-*"}, list[str]()
-    study = read_study(write_study(folder / "study.yaml", checkpoints, {"zs": ZS, "needle": NEEDLE}, settings=settings))
-    plans = plan_runs(study, said.append)
-    assert len(said) == len(set(said)) > 0 and len(plans) == len(study.runs) == 6
-    for study_run, plan in plans:
-        options = {**study_run.options, "output": study.output}
-        assert plan.folder == planned(study_run.checkpoint.model, options, silent).folder
-    assert not study.output.exists()
 
 
 def test_all_problems_are_named_at_once(folder: Path) -> None:

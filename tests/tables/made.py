@@ -33,12 +33,12 @@ _PLAIN: dict[str, Any] = {
 def table(*documents: list[Choice], task: str = "made_up", subtask: str | None = None, gold: int = 0) -> pd.DataFrame:
     """A score table of one task; each document is a list of what its choices have otherwise than the others."""
     rows = [
-        {"task": task, "subtask": subtask or task, "doc_id": number, "choice": place, "choices": len(choices)}
+        {"task": task, "subtask": subtask or task, "doc_id": number, "choice": index, "choices": len(choices)}
         | {"gold": gold}
         | _PLAIN
         | choice
         for number, choices in enumerate(documents)
-        for place, choice in enumerate(choices)
+        for index, choice in enumerate(choices)
     ]
     frame = pd.DataFrame(rows, columns=list(ScoreRow._fields))
     return frame.astype({column: "float64" for column in frame if column.startswith("ll_")})

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,45 @@ import pytest
 import torch
 
 import evalkit
+from evalkit.display import Progress
+from evalkit.errors import CheckpointError
+from evalkit.models.loading.load import LoadedModel
 from tests.tiny import tiny_checkpoint
-from tests.training.trainers import equal
+from tests.training.trainers import equal, state_of, trainer_of
 
 pytestmark = pytest.mark.training
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).parent / "distributed_training.py"
+
+
+class Slow(Progress):
+    """Makes an evaluation last longer than the training's timeout."""
+
+    seconds = 0.0
+
+    def start(self, total: float, done: float) -> None:
+        """Wait."""
+        time.sleep(Slow.seconds)
+        Slow.seconds = 0.0
+
+
+def train_here(options: dict[str, Any]) -> None:
+    """Train in one of the processes that torchrun has started with this file."""
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise CheckpointError("no space")
+
+    warnings.simplefilter("ignore")
+    rank, folder = int(os.environ["RANK"]), Path(options["folder"])
+    trainer = trainer_of(Path(options["start"]), folder / "x", **options["arguments"])
+    Slow.seconds = options["seconds"]
+    if options["fails"]:
+        LoadedModel.of = failing  # type: ignore[method-assign]
+    if options["callback"] is not None:
+        trainer.add_callback(evalkit.TrainerCallback(trainer, progress=Slow(live=False), **options["callback"]))
+    trainer.train()
+    state = state_of(trainer) | {"all": trainer.state.log_history, "wrapper": type(trainer.model_wrapped).__name__}
+    torch.save(state, folder / f"state-{rank}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +87,7 @@ def train(
     call = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [*call, str(SCRIPT), str(folder / "options.json")],
+        [*call, __file__, str(folder / "options.json")],
         env=environment,
         capture_output=True,
         text=True,
@@ -72,11 +106,11 @@ def steps(state: dict[str, Any]) -> list[int]:
 def test_the_main_process_evaluates_and_nothing_changes(start: Path, documents: Path, tmp_path: Path) -> None:
     plain, with_it = train(start, tmp_path / "plain", None), train(start, tmp_path / "with", documents)
     assert (plain.returncode, with_it.returncode) == (0, 0), plain.stderr + with_it.stderr
-    for expected, found in zip(states(tmp_path / "plain"), states(tmp_path / "with"), strict=True):
-        assert found["wrapper"] == "DistributedDataParallel"
-        assert steps(found) == [2, 4]  # in both processes
+    for expected, state in zip(states(tmp_path / "plain"), states(tmp_path / "with"), strict=True):
+        assert state["wrapper"] == "DistributedDataParallel"
+        assert steps(state) == [2, 4]  # in both processes
         for what in expected.keys() - {"all", "wrapper"}:
-            assert equal(found[what], expected[what]), what
+            assert equal(state[what], expected[what]), what
     first, second = states(tmp_path / "with")
     assert equal(first["weights"], second["weights"])
     runs = evalkit.list_runs(tmp_path / "with" / "runs")
@@ -98,6 +132,10 @@ def test_a_failed_evaluation_ends_all_processes_or_none(start: Path, documents: 
 
 @pytest.mark.slow
 def test_an_evaluation_may_take_longer_than_the_timeout(start: Path, documents: Path, tmp_path: Path) -> None:
-    found = train(start, tmp_path / "x", documents, seconds=25, arguments={"ddp_timeout": 15})
-    assert found.returncode == 0, found.stderr
+    done = train(start, tmp_path / "x", documents, seconds=25, arguments={"ddp_timeout": 15})
+    assert done.returncode == 0, done.stderr
     assert [steps(state) for state in states(tmp_path / "x")] == [[2, 4], [2, 4]]
+
+
+if __name__ == "__main__":
+    train_here(json.loads(Path(sys.argv[1]).read_text()))

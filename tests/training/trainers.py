@@ -83,14 +83,14 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def equal(one: Any, other: Any) -> bool:
+def equal(value: Any, other: Any) -> bool:
     """Return whether two states are equal, bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return bool(np.array_equal(one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(value, other[key]) for key, value in one.items())
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(equal(*pair) for pair in zip(one, other, strict=True))
-    return bool(one == other)
+    if isinstance(value, torch.Tensor):
+        return isinstance(other, torch.Tensor) and value.dtype == other.dtype and torch.equal(value, other)
+    if isinstance(value, np.ndarray):
+        return bool(np.array_equal(value, other))
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(equal(member, other[key]) for key, member in value.items())
+    if isinstance(value, (list, tuple)):
+        return len(value) == len(other) and all(equal(*pair) for pair in zip(value, other, strict=True))
+    return bool(value == other)

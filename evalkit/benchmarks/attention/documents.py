@@ -61,7 +61,6 @@ VERSION = 2
 _OF_DOCUMENTS = ("tasks", "template", "num_fewshot", "data_dir", "allow_unofficial_data")
 """Settings that a text does not have."""
 _BATCH = 4
-"""Documents of a batch."""
 _SIZES = (64, 256, 1024)
 """Tokens of the maps whose singular values are timed."""
 
@@ -104,11 +103,9 @@ class AttentionPlan:
     choices: ChoicePlan | None
     """Plan of the suite whose documents are read; None for a text."""
     text: str = ""
-    """The user's text."""
 
     @property
     def questions(self) -> dict[str, list[Question]]:
-        """Task → the sampled documents; empty for a text."""
         return {} if self.choices is None else self.choices.questions
 
     @property
@@ -119,7 +116,6 @@ class AttentionPlan:
 
     @property
     def folder(self) -> Path:
-        """The run folder, which may not exist yet."""
         template = self.manifest["template"]["name"]
         return run_folder(self.request.output, self.checkpoint, ATTENTION, template, self.manifest)
 
@@ -134,7 +130,6 @@ def is_missing(plan: AttentionPlan, finished: FinishedRows) -> bool:
 
 
 def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
-    """Validate a request and make the plan of its run."""
     for name in request.measures:
         if name not in GROUPS and name != "all":
             raise UnknownNameError("measure", name, GROUPS)
@@ -312,7 +307,7 @@ def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> li
     prompter = Prompter(plan.choices.template, tokenizer, window - 1, say)
     costs = []
     for task, questions in plan.questions.items():
-        sampled = [questions[place] for place in spread(len(questions), sample)]
+        sampled = [questions[number] for number in spread(len(questions), sample)]
         sequences = sequences_of(plan, prompter, sampled, None, tokenizer.bos_token_id)
         lengths = [len(sequence.tokens) for sequence in sequences]
         costs.append(_costs(plan, task, lengths, len(questions), len(sampled)))
@@ -320,7 +315,7 @@ def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> li
 
 
 def _costs(plan: AttentionPlan, task: str, lengths: Sequence[int], documents: int, sampled: int) -> TaskTokens:
-    """Return the costs of a task, of whose documents the sampled ones have sequences of these lengths, in tokens."""
+    """Costs of a task, of whose documents the sampled ones have sequences of these lengths, in tokens."""
     scale, seconds = documents / sampled, 0.0
     config, requested = config_of(plan.checkpoint, silent), plan.manifest["specification"]["layers"]
     # 1 where the config does not say
@@ -338,7 +333,6 @@ def _costs(plan: AttentionPlan, task: str, lengths: Sequence[int], documents: in
 
 @cache
 def _timed(size: int) -> float:
-    """Return the seconds of a map's singular values, the faster of two."""
     import torch
 
     seen, times = torch.rand(size, size).tril(), []

@@ -43,7 +43,7 @@ class AnalysedRun:
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """One row for each document, see `documents_of`, in the order of their keys."""
+        """One row for each document, as `documents_of`, in the order of their keys."""
         samples = documents_of(self._documents).astype({"task": str, "subtask": str})
         return samples.sort_values(SAMPLE, ignore_index=True)
 
@@ -58,11 +58,10 @@ class AnalysedRun:
         return table[table["task"].isin(self.tasks)]
 
     def has(self, measure: str) -> bool:
-        """Return whether the run has a measure."""
         return bool((self._heads["measure"] == measure).any())
 
     def layers(self, measure: str, chosen: Sequence[int] = ()) -> list[int]:
-        """Return layers that have a measure: all of them, or the chosen ones, from -1 for the last one backwards."""
+        """Layers that have a measure: all, or the chosen ones, from -1 for the last one backwards."""
         known = sorted(int(layer) for layer in self._rows(self._heads, measure)["layer"].unique())
         meant = {number: layer_of(number, self.run.manifest["attention_layers"]) for number in chosen}
         if unknown := [number for number, layer in meant.items() if layer not in known]:
@@ -88,7 +87,6 @@ class AnalysedRun:
     def line(
         self, measure: str, band: Band, layers: Sequence[int] = (), keys: Sequence[str] = ("layer",)
     ) -> pd.DataFrame:
-        """Return the spread of the values, see `spread_of`, labelled."""
         return self.labelled(spread_of(self.values(measure, band, layers, keys), keys), measure)
 
     def labelled(self, values: pd.DataFrame, measure: str) -> pd.DataFrame:
@@ -111,10 +109,7 @@ class AnalysedRun:
 
 
 def spread_of(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Return the mean of each group, its standard deviation (`spread`; NaN of one value), and the documents behind it.
-
-    The values are those of `AnalysedRun.values`; `n` of heads counts documents.
-    """
+    """Mean of each group of `AnalysedRun.values`, standard deviation (`spread`), and documents behind it (`n`)."""
     grouped = values.groupby(list(keys), observed=True)
     count = grouped["n"].max() if "n" in values else grouped.size()
     return pd.DataFrame({"value": grouped["value"].mean(), "spread": grouped["value"].std(), "n": count}).reset_index()
@@ -138,7 +133,7 @@ def share_above(first: AnalysedRun, other: AnalysedRun, measure: str, layers: Se
 
 
 def run_differences(runs: Sequence[AnalysedRun]) -> list[str]:
-    """Return a sentence if runs differ in what changes their numbers besides the model; compared with the first run."""
+    """Return a sentence if runs differ from the first one in what changes numbers, besides the model."""
     first, *others = runs
     values_of: dict[str, list[str]] = {}
     for other in others:

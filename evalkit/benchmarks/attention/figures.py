@@ -38,7 +38,6 @@ _SUMMARY = ("sink_abs_rate", "bos_abs", "distance", "similarity")
 _OVER = {"heads": "mean over heads of the mean over documents", "samples": "mean over documents of the mean over heads"}
 _UNITS = {"entropy": "nats", "entropy_shifted": "nats", "distance": "tokens", "similarity": "cosine"}
 _MOST_NAMED = 3
-"""Most tasks that notes name."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,9 @@ class Figure:
 
     panels: Sequence[FigurePanel]
     columns: int
-    """Panels of a row."""
     words: str
     """What its values and bands are, for the notes."""
     share_y: bool = False
-    """Whether all panels have the same vertical scale."""
 
 
 def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
@@ -130,7 +127,6 @@ def _by_layer(
     runs: Runs, measures: Sequence[str], band: Band, layers: Sequence[int], columns: int, more: str = "",
     share_y: bool = False, reference: float | None = None,
 ) -> Figure:  # fmt: skip
-    """Return lines over layers, with a panel for each measure."""
     tables = {measure: _joined(run.line(measure, band, layers) for run in runs) for measure in measures}
     panels = [_panel(measure, table, "layer", reference=reference) for measure, table in tables.items()]
     return Figure(panels, columns, f"{_line_words(band)}. {_described(measures)}{more}", share_y)
@@ -139,7 +135,6 @@ def _by_layer(
 def _by_position(
     runs: Runs, measures: Sequence[str], band: Band, layers: Sequence[int], columns: int, share_y: bool = False
 ) -> Figure:
-    """Return lines over positions, with a panel for each measure and layer."""
     panels = []
     for measure, layer in product(measures, layers):
         table = _joined(run.line(measure, band, (layer,), ("layer", "position")) for run in runs)
@@ -150,7 +145,7 @@ def _by_position(
 
 
 def _position(runs: Runs, band: Band, layers: Sequence[int]) -> Figure:
-    """Return lines of some layers of several runs, or maps of all layers of one."""
+    """Lines of some layers of several runs, or maps of all layers of one."""
     measures = ("bos_abs", "entropy")
     if len(runs) > 1:
         # The first and the middle layer that all runs have, and each run's last one
@@ -238,7 +233,6 @@ def _described(measures: Sequence[str]) -> str:
 
 
 def _described_bins(measures: Sequence[str], panels: Sequence[FigurePanel]) -> str:
-    """Return the descriptions of measures by position, and how many documents the bins have."""
     # The rest of a description is about whole sequences
     about = "; ".join(f"{measure}: {MEASURES[measure].words.partition(',')[0]}" for measure in measures)
     bins = pd.concat([panel.table for panel in panels]).groupby("position")["n"].min()
@@ -247,7 +241,6 @@ def _described_bins(measures: Sequence[str], panels: Sequence[FigurePanel]) -> s
 
 
 def figure_notes(figure: Figure, runs: Runs) -> str:
-    """Return the notes below a figure: what its values and bands are, of what, and the differences between its runs."""
     tables = [panel.table for panel in figure.panels]
     layers = sorted({int(layer) for table in tables for layer in table["layer"].unique()})
     drawn = f"Layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))} (from 0)"
@@ -271,7 +264,6 @@ def figure_notes(figure: Figure, runs: Runs) -> str:
 
 
 def _facts(analysed: AnalysedRun) -> tuple[str, ...]:
-    """Return what notes say of one run, in a fixed order."""
     specification, tasks = analysed.run.manifest["specification"], analysed.tasks
     count = len(analysed.samples)
     listed = ", ".join(tasks) if len(tasks) <= _MOST_NAMED else f"{len(tasks)} tasks"

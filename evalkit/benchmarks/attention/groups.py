@@ -29,9 +29,7 @@ class MeasureInfo:
 
     name: str
     group: str
-    """Its name in `--measures`."""
     words: str
-    """Description in one line."""
     bounds: tuple[float, float] | None = None
     """Smallest and largest value; None if unbounded, as for anything signed: rows of cog attention are not bounded
     below by 0."""
@@ -47,7 +45,6 @@ class MeasureInfo:
 
     @property
     def in_percent(self) -> bool:
-        """Whether it is a share, printed in percent."""
         return self.bounds == _SHARE
 
 
@@ -104,7 +101,6 @@ class AttentionRow(NamedTuple):
 
 
 def parsed_layers(given: Sequence[str]) -> tuple[int, ...]:
-    """Parse the values of `--layers`; repeated ones are left out."""
     try:
         return tuple(dict.fromkeys(map(int, given)))
     except ValueError:
@@ -146,10 +142,7 @@ Band = Literal["heads", "samples"]
 
 @dataclass(frozen=True)
 class FigureKind:
-    """A figure."""
-
     words: str
-    """Description in one line."""
     band: Band | None = None
     """The default; None: `--band` does not apply."""
     measures: tuple[str, ...] = ()
@@ -176,7 +169,6 @@ KINDS = {
     "heatmap": FigureKind("a measure of each layer and head", None, tuple(dict.fromkeys(("bos_abs", *MEASURES)))),
     "summary": FigureKind("sink rate, share on BOS, distance and similarity of heads, by layer", "heads"),
 }  # fmt: skip
-"""Name → figure."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +184,6 @@ class FigureRequest:
     """Whether to draw what the paper draws, without its alternative."""
 
     def check(self, name: str) -> None:
-        """Validate the options of one figure."""
         if name not in KINDS:
             raise UnknownNameError("figure", name, KINDS)
         kind = KINDS[name]
@@ -214,5 +205,4 @@ class FigureRequest:
         return (self.band if kind.band else None) or kind.band or "samples"
 
     def measure_of(self, name: str) -> str:
-        """Return the measure of a figure that shows one."""
         return self.measure or KINDS[name].measures[0]

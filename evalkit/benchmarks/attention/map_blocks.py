@@ -79,7 +79,7 @@ class _LastLayerDone(Exception):
 def _run_layers(
     model: Any, modules: Mapping[int, Any], after: Callable[[int, Any, Any], None], **inputs: torch.Tensor | bool | None
 ) -> None:
-    """Run a model up to the last of some attention modules; call `after` with each layer, its module and its output."""
+    """Run a model up to the last of some attention modules; `after` gets each layer, its module and its output."""
     last = max(modules)
 
     def hook(layer: int, module: Any, _: Any, output: Any) -> None:
@@ -239,7 +239,6 @@ class MapReader:
         return worst, gaps[worst]
 
     def _ids(self, tokens: NDArray[np.integer[Any]]) -> torch.Tensor:
-        """Return [1, tokens] on the device of the model's embedding."""
         ids = torch.as_tensor(np.asarray(tokens, dtype=np.int64))[None]
         return ids.to(self._model.get_input_embeddings().weight.device)
 

@@ -80,13 +80,9 @@ _CHECKED_TOKENS = 48
 
 
 def measures_of(blocks: MapBlocks, reading: Reading, groups: Collection[str]) -> dict[str, Floats]:
-    """Compute groups of measures of one layer, of `GROUPS`.
+    """Compute groups of measures of one layer, of `GROUPS`; a `ValueError` if the reading does not fit the map.
 
-    Returns:
-        [heads] by name, and [heads, bins] for names that end in `_by_position`, with the bins of `position_edges`.
-
-    Raises:
-        ValueError: there is no such group, or the reading does not fit the map.
+    Returns [heads] by name, and [heads, bins] for names that end in `_by_position`, with the bins of `position_edges`.
     """
     if unknown := sorted(set(groups) - set(GROUPS)):
         raise ValueError(f"no group of measures '{unknown[0]}'; there are {', '.join(GROUPS)}")
@@ -221,8 +217,8 @@ def position_edges(tokens: int) -> tuple[int, ...]:
 def shifted_entropy(row: Floats) -> Floats:
     """Compute the paper's entropy of rows of visible keys, [heads, keys] → [heads], in nats.
 
-    The smallest weight of a row is subtracted from all, then they are divided by their sum. If all weights are equal,
-    the row counts as uniform: log of the number of keys.
+    The smallest weight of a row is subtracted from all, then they are divided by their sum; a row of equal weights
+    counts as uniform.
     """
     lifted = row - row.min(-1, keepdims=True)
     sums = lifted.sum(-1)
@@ -252,10 +248,7 @@ def _ranks_of(head: torch.Tensor) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class AttentionFacts:
-    """Properties of a model that planning needs."""
-
     window: int
-    """Context window in tokens."""
 
 
 class Analysis:
@@ -281,11 +274,9 @@ class Analysis:
         self._place = place_of(loaded.device, reader.kind)
 
     def place(self, batch: Batch | None = None) -> BatchDevice:
-        """Return the model's device."""
         return self._place
 
     def compute(self, batch: Batch) -> pa.Table:
-        """Measure the attention of a batch."""
         return rows_of([(sequence, self._measured(sequence)) for sequence in batch.content])
 
     def _measured(self, sequence: AnalysedSequence) -> dict[int, dict[str, Floats]]:

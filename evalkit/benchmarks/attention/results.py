@@ -65,7 +65,6 @@ _NUMBER = re.compile(r"-?\d{1,6}")
 
 
 def finish(plan: AttentionPlan, finished: FinishedRows, writer: RunWriter) -> None:
-    """Write the tables and the results."""
     if any(key not in finished for key in plan.work):
         # Happens only if lines of the journal were removed while it was read
         raise RunError(
@@ -187,7 +186,7 @@ def _values(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def attention_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return the measures of each layer, and of all layers in the last line; other arguments change nothing."""
+    """Return the measures of each layer, and of all layers in the last line."""
     lines: list[tuple[str, Any]] = [(str(layer["layer"]), layer["measures"]) for layer in run.stored["layers"]]
     lines.append(("all", run.stored["measures"]))
 
@@ -242,8 +241,6 @@ def _notes(run: Run, names: list[str]) -> list[str]:
 
 
 class AttentionDocuments(Comparable):
-    """Measures of the documents of an analysis."""
-
     checked = ("sequence",)
 
     def __init__(self, run: Run) -> None:
@@ -260,7 +257,6 @@ class AttentionDocuments(Comparable):
 
     @cached_property
     def rules(self) -> Sequence[str]:
-        """The measures that the run has."""
         known = set(self._table["measure"].unique())
         return tuple(name for name in MEASURES if name in known)
 
@@ -278,7 +274,6 @@ class AttentionDocuments(Comparable):
         return values
 
     def measure(self, rule: str) -> Measure:
-        """Return what a rule measures; neither direction is better."""
         name, given, layers = self._parsed(rule)
         info = MEASURES[name]
         averaged = "" if given else described_layers(layers, self.run.manifest["attention_layers"])
@@ -293,7 +288,7 @@ class AttentionDocuments(Comparable):
         return with_values(table[table["position"].isna()])
 
     def _read_by_layer(self, name: str) -> pd.DataFrame:
-        """Return the values of a measure; one row for each document, as in `documents`, and one column for a layer."""
+        """Values of a measure: a row for each document, as in `documents`, a column for each layer."""
         rows = self._table[self._table["measure"] == name].astype({"task": str, "subtask": str})
         wide = rows.pivot_table(index=SAMPLE, columns="layer", values="value", aggfunc="mean", sort=False)
         by_layer = wide.reindex(pd.MultiIndex.from_frame(self.documents[SAMPLE]))
@@ -301,7 +296,7 @@ class AttentionDocuments(Comparable):
         return by_layer
 
     def _parsed(self, rule: str) -> tuple[str, str, list[int]]:
-        """Return the measure of a rule, the layer as it is given ("all", or "" for the mean), and the layers read."""
+        """Measure of a rule, its layer as given ("all", or "" for the mean), and the layers read."""
         name, _, given = rule.partition("@")
         run = f"run {self.run.folder.name}"
         if name == ATTENTION:

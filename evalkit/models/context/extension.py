@@ -35,9 +35,7 @@ class ContextSettings:
     """A user's settings of context extension; None: derived by evalkit."""
 
     target: int
-    """Context window to extend to, in tokens."""
     method: str = YARN
-    """One of `METHODS`."""
     original: int | None = None
     """Context window of training, in tokens. If given, it also replaces the checkpoint's own setting."""
     factor: float | None = None
@@ -53,7 +51,6 @@ class Extension:
     method: str
     """One of `METHODS`; "none" uses the longer window with unchanged frequencies."""
     target: int
-    """Extended context window, in tokens."""
     original: int
     """Context window of training, in tokens: L."""
     factor: float
@@ -66,11 +63,9 @@ class Extension:
 
     @property
     def by_length(self) -> bool:
-        """Whether the frequencies depend on the length of the sequence."""
         return self.method == DYNAMIC_YARN
 
     def describe(self) -> str:
-        """Return one line for the terminal."""
         if self.target == self.original:
             return f"context window {self.target:,} tokens, as given"
         if self.method == NONE:
@@ -95,12 +90,9 @@ def plan_extension(
 ) -> Extension | None:
     """Plan a checkpoint's context extension; return None if config.json's own window is long enough.
 
-    `say` is called with the original window, and with warnings about settings without effect.
-
-    Raises:
-        UnknownNameError: the method does not exist.
-        UsageError: a setting does not apply to the method, or a number is out of range.
-        CheckpointError: config.json has no context window, or extends it itself and no original window is given.
+    `say` is called with the original window, and with warnings about settings without effect. Raises `UsageError` for a
+    setting that does not apply or is out of range, and `CheckpointError` if config.json has no context window, or
+    extends it itself and no original window is given.
     """
     _check_settings(settings)
     text = _text_part(config)
@@ -109,8 +101,7 @@ def plan_extension(
     original = settings.original or window
     if original is None:
         raise CheckpointError(
-            f"--context {settings.target}: config.json has no context window ({', '.join(WINDOW_KEYS[:3])}, …); "
-            "give the window of training with --context-original"
+            f"--context {settings.target}: config.json has no context window; give --context-original"
         )
     if settings.target <= original:
         by_itself = f", by the stretching in config.json ({own})" if own and not settings.original else ""
@@ -120,9 +111,8 @@ def plan_extension(
         return Extension(NONE, original, original, 1.0) if replaced else None
     if own and not settings.original:
         raise CheckpointError(
-            f"--context {settings.target}: config.json stretches the context itself ({own}), and frequencies cannot be "
-            "stretched twice; give --context none, or replace its stretching by giving the window of training with "
-            "--context-original"
+            f"--context {settings.target}: the context is not stretched twice ({own}); give --context none, or "
+            "replace its stretching by giving the window of training with --context-original"
         )
     if own:
         say(f"config.json stretches the context itself ({own}); this is replaced")
@@ -210,10 +200,7 @@ def yarn_attention_factor(factor: float) -> float:
 def refuse_generation(extension: Extension, what: str) -> None:
     """Raise `UsageError` if `what` generates text under frequencies that change with every token ("dynamic-yarn")."""
     if extension.by_length:
-        raise UsageError(
-            f"{what} generates text, and under --context-method {extension.method} the frequencies of cached keys "
-            "would change with every token; use yarn, or tasks without generation"
-        )
+        raise UsageError(f"{what} generates text, which --context-method {extension.method} does not support; use yarn")
 
 
 def configured_window(config: Mapping[str, Any]) -> tuple[str, int | None]:
@@ -228,8 +215,7 @@ def context_window(given: str, config: Mapping[str, Any], tokenizer: Any, say: C
     key, window = configured_window(config)
     if window and window > MOST_TOKENS:
         raise CheckpointError(
-            f"{given}: its config has {key} {window:,}, more than the {MOST_TOKENS:,} positions that float32 "
-            "represents exactly; give the real window as --context and --context-original"
+            f"{given}: its config has {key} {window:,}, not exact in float32; give --context and --context-original"
         )
     if window is None and 0 < tokenizer.model_max_length < _LONGEST_TOKENIZER_WINDOW:
         window = int(tokenizer.model_max_length)
@@ -239,18 +225,15 @@ def context_window(given: str, config: Mapping[str, Any], tokenizer: Any, say: C
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the text part of a multi-part model's config, else the config."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else config
 
 
 def _configured_extension(text: Mapping[str, Any]) -> str:
-    """Describe the context extension in a config; empty if its rotary frequencies are unscaled."""
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if rope and all(isinstance(value, dict) for value in rope.values()):
         raise CheckpointError(
-            f"config.json has rotary embeddings of several kinds ({', '.join(rope)}), some with a sliding window; "
-            "evalkit does not know which of them to stretch: give --context none"
+            f"config.json has rotary embeddings of several kinds ({', '.join(rope)}); give --context none"
         )
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind in ("default", "mrope"):

@@ -34,7 +34,6 @@ _SCALING_KEYS = (
 _TOLERANCE = 1e-6
 """Relative to the unstretched frequency. float32, in which transformers computes, has 6e-8; bfloat16 has 4e-3."""
 _TRIED = 16
-"""Tokens of the forward passes of the check of layers."""
 _LEAST_EFFECT = 0.05
 """Least effect of a changed attention scaling, relative to that of doubled frequencies. Eleven architectures and the
 demo checkpoint have 0.3 to 6; where queries and keys are normalised after rotation it is rounding, at most 0.015."""
@@ -49,15 +48,12 @@ class Stretched:
 
     extension: Extension
     config: Any
-    """The transformers config to load with."""
     theta: float
-    """Base of the unstretched frequencies."""
     share: float
     """Share of a head's channels that rotate."""
 
 
 def stretched_config(given: str, folder: Path, extension: Extension, *, trust_remote_code: bool = False) -> Stretched:
-    """Read the config in a folder and set an extension in it."""
     from transformers import AutoConfig
 
     for name in (_NTK_TYPE, BY_LENGTH_TYPE):
@@ -74,7 +70,15 @@ def stretched_config(given: str, folder: Path, extension: Extension, *, trust_re
         text.max_position_embeddings = extension.target
         # Merged, not replaced: theta and the rotating share must stay those of training
         kept = {key: copy.deepcopy(value) for key, value in own.items() if key not in _SCALING_KEYS}
-        text.rope_parameters = kept | _rope_parameters(extension)
+        scaling: dict[str, Any] = {"rope_type": _ROPE_TYPES[extension.method]}
+        if extension.method != NONE:
+            scaling["factor"] = extension.factor
+        if extension.method not in (NONE, LINEAR):
+            scaling["original_max_position_embeddings"] = extension.original
+        if extension.method == YARN:
+            names = ("beta_fast", "beta_slow", "attention_factor")
+            scaling |= {name: getattr(extension, name) for name in names} | {"truncate": True}
+        text.rope_parameters = kept | scaling
         # Phi-3 also has the key here, with precedence
         if hasattr(text, "original_max_position_embeddings"):
             text.original_max_position_embeddings = extension.original
@@ -90,20 +94,7 @@ def stretched_config(given: str, folder: Path, extension: Extension, *, trust_re
     return Stretched(extension, config, float(own["rope_theta"]), float(own.get("partial_rotary_factor") or 1.0))
 
 
-def _rope_parameters(extension: Extension) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"rope_type": _ROPE_TYPES[extension.method]}
-    if extension.method != NONE:
-        parameters["factor"] = extension.factor
-    if extension.method not in (NONE, LINEAR):
-        parameters["original_max_position_embeddings"] = extension.original
-    if extension.method == YARN:
-        names = ("beta_fast", "beta_slow", "attention_factor")
-        parameters |= {name: getattr(extension, name) for name in names} | {"truncate": True}
-    return parameters
-
-
 def _initial_frequencies(config: Any, device: Any = None, *_: Any, **__: Any) -> tuple[torch.Tensor, float]:
-    """Compute the [channels / 2] initial frequencies of a rotary module, and its attention scaling."""
     rope = config.rope_parameters
     method = NTK if rope["rope_type"] == _NTK_TYPE else NONE
     extension = Extension(method, 0, rope["original_max_position_embeddings"], rope["factor"])
@@ -152,7 +143,6 @@ class _LengthHook:
         self._extension, self._size, self._theta = extension, size, theta
 
     def __call__(self, module: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> None:
-        """Set the frequencies. Raises `ScoringError` past the original window unless one complete sequence is given."""
         states = args[0] if args else settings["x"]
         positions = settings["position_ids"] if "position_ids" in settings else args[1]
         length = int(positions.max()) + 1
@@ -168,26 +158,22 @@ class _LengthHook:
 
 
 def _check_module(where: str, module: Any, stretched: Stretched, size: int, length: int) -> None:
-    """Raise unless a module of `size` rotating channels has the frequencies and scaling of a sequence's length."""
     frequencies, method = module.inv_freq, stretched.extension.method
     if frequencies.dtype not in (torch.float32, torch.float64):
         raise CheckpointError(
-            f"{where}: its rotary frequencies are {str(frequencies.dtype).removeprefix('torch.')}, which is too "
-            "imprecise for distant positions; they must be float32 whatever the dtype of the weights"
+            f"{where}: its rotary frequencies are {str(frequencies.dtype).removeprefix('torch.')}, not float32"
         )
     actual = frequencies.detach().cpu().double().numpy()
     if size < 2 or actual.shape != (size // 2,):
         raise CheckpointError(
-            f"{where}: rotates {2 * len(actual)} channels of a head, but config.json gives {size}; the context of "
-            "such a model cannot be stretched safely; give --context none"
+            f"{where}: rotates {2 * len(actual)} channels of a head, but config.json gives {size}; give --context none"
         )
     expected, scaling = rotary_frequencies(stretched.extension, size, stretched.theta, length)
     plain = stretched.theta ** (-np.arange(0, size, 2) / size)
     gap = float(np.abs((actual - expected) / plain).max())
     if gap > _TOLERANCE:
         raise CheckpointError(
-            f"{where}: its rotary frequencies are off by {gap:.1g} from {method}'s, as if it ignored rope_parameters; "
-            "give --context none"
+            f"{where}: its rotary frequencies are off by {gap:.1g} from {method}'s; give --context none"
         )
     own = getattr(module, "attention_scaling", None)
     if own is None or abs(float(own) - scaling) > _TOLERANCE:
@@ -222,7 +208,7 @@ def _check_layers(given: str, model: Any, modules: list[Any], *, is_scaled: bool
     if not rotating:
         raise CheckpointError(
             f"{given}: the context cannot be stretched: the layers of {name} do not use {len(modules)} rotary modules "
-            "(inv_freq), so its positions are fixed in code, learned, or none; give --context none"
+            "(inv_freq); give --context none"
         )
     if len(rotating) < len(clean):
         # The last token of a layer without positions does not depend on the order of the tokens before it
@@ -233,14 +219,13 @@ def _check_layers(given: str, model: Any, modules: list[Any], *, is_scaled: bool
         if others:
             raise CheckpointError(
                 f"{given}: {name} encodes positions without its rotary modules in layers "
-                f"{', '.join(map(str, others))} (from 0), which would stay unstretched; give --context none"
+                f"{', '.join(map(str, others))} (from 0); give --context none"
             )
     if is_scaled:
         scaling_effects = effects(_increase_scaling)
         if any(scaling_effects[number] < _LEAST_EFFECT * rotated[number] for number in rotating):
             raise CheckpointError(
-                f"{given}: {name} cancels yarn's attention factor, probably because queries and keys are "
-                "normalised after rotation; use --context-method ntk or linear"
+                f"{given}: {name} cancels yarn's attention factor; use --context-method ntk or linear"
             )
 
 
@@ -278,7 +263,6 @@ def _run_layers(model: Any, ids: torch.Tensor, inputs: list[torch.Tensor] | None
 
 
 def _changes(clean: _States, other: _States, last: bool = False) -> list[float]:
-    """Mean absolute change of each layer's output, over all tokens or the last one only."""
     tokens = slice(-1, None) if last else slice(None)
     pairs = zip(clean, other, strict=True)
     return [float((after - before)[:, tokens].abs().mean()) for (_, before), (_, after) in pairs]

@@ -23,7 +23,6 @@ missing weights and wrong shapes are reported by name after loading; quantised w
 _MOST_BUFFERED = 2**31
 """Limit on the numbers in buffers, such as a mask over all positions."""
 _KEPT = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
-"""Names of a model's attributes that list the modules which transformers keeps in float32."""
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -62,7 +61,9 @@ def build_model(
                 raise CheckpointError(
                     f"{checkpoint.given}: holds {name} and {bare}, two tensors for one weight; remove one of them"
                 )
-        if files.weights.rounded and _keeps_wider(meta_model, kind):
+        floating = [weight.dtype for weight in meta_model.state_dict().values() if weight.is_floating_point()]
+        keeps_wider = any(getattr(meta_model, name, None) for name in _KEPT)
+        if files.weights.rounded and (keeps_wider or any(wide.itemsize > kind.itemsize for wide in floating)):
             tensors.clear()
             tensors |= files.unrounded()
         # transformers inspects quantised tensors before it reads them, so they cannot be read-once
@@ -124,12 +125,6 @@ def _check_size(given: str, model: Any, tensors: Mapping[str, torch.Tensor], exc
             f"{given}: config.json describes a model with a buffer ({max(buffers, key=buffers.__getitem__)}) of "
             f"{max(buffers.values()):,} numbers; its number of positions is wrong"
         )
-
-
-def _keeps_wider(model: Any, dtype: torch.dtype) -> bool:
-    """Return whether some weights of a model stay wider than its dtype: its class lists them, or creates them so."""
-    floating = (weight.dtype for weight in model.state_dict().values() if weight.is_floating_point())
-    return any(getattr(model, name, None) for name in _KEPT) or any(kind.itemsize > dtype.itemsize for kind in floating)
 
 
 def _codes(model: Any, state_dict: Mapping[str, Any]) -> tuple[str, ...]:

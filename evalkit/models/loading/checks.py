@@ -26,14 +26,12 @@ if TYPE_CHECKING:
     import torch
 
 _CONDITIONAL = "ForConditionalGeneration"
-"""Suffix of encoder-decoders, and of decoders with encoders of images or sound."""
 _NOT_CAUSAL = (
     "ForMaskedLM", "ForPreTraining", _CONDITIONAL, "ForSequenceClassification", "ForTokenClassification",
     "ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction", "EncoderModel",
 )  # fmt: skip
 """Suffixes of architecture names whose head does not predict the next token from the left context alone."""
 _SCALE = re.compile("scale|scb|absmax", re.IGNORECASE)
-"""Matches the names of quantisation scales, of all methods."""
 _PLAIN = ("weight", "gate_up_proj", "down_proj")
 """Last name parts that plain weights have too; the latter two belong to stacked experts."""
 _FLOATING_METHODS = ("bitnet",)
@@ -49,7 +47,6 @@ _OLD_BUFFER = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|\.(inv_freq|c
 
 
 def natively_known(config: Mapping[str, Any]) -> bool:
-    """Return whether the model type is known to transformers, including architectures registered with it."""
     register_type(config)
     return config_class(config.get("model_type")) is not None
 
@@ -64,7 +61,6 @@ def register_type(config: Mapping[str, Any]) -> None:
 
 
 def check_supported(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Raise a `CheckpointError` for a config.json by which evalkit cannot load a model, before its weights are read."""
     if not natively_known(config):
         if not checkpoint.trust_remote_code:
             advice = "; pass --trust-remote-code to run the checkpoint's own code if you trust its source"
@@ -78,8 +74,7 @@ def check_supported(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
     # evalkit hashes the default file
     if named := config.get("transformers_weights"):
         raise CheckpointError(
-            f"{checkpoint.given}: config.json names its weights in transformers_weights ({named!r:.60}); rename that "
-            "file to model.safetensors and remove the key"
+            f"{checkpoint.given}: config.json has transformers_weights ({named!r:.60}); use model.safetensors"
         )
 
 
@@ -96,7 +91,10 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
     if config.get("is_encoder_decoder"):
         return "is an encoder-decoder"
     named = _named_class(config)
-    if named.endswith(_NOT_CAUSAL) and not _is_language_model(config, named):
+    # transformers loads the text part of a causal model with images or sound as the language model of its type
+    causal = causal_language_models().get(str(config.get("model_type")))
+    has_text_part = named.endswith(_CONDITIONAL) and isinstance(config.get("text_config"), dict)
+    if named.endswith(_NOT_CAUSAL) and not (causal is not None and (causal == named or has_text_part)):
         return "is not a causal language model"
     # BERT-like models have a causal class too, but attend in both directions unless this is set
     is_masked = config.get("model_type") in masked_language_models()
@@ -114,16 +112,6 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
 
 def _named_class(config: dict[str, Any]) -> str:
     return next(iter(config.get("architectures") or ()), "")
-
-
-def _is_language_model(config: dict[str, Any], named: str) -> bool:
-    """Return whether a class that may be bidirectional is a causal language model with images or sound.
-
-    transformers loads the text part of such a model as the language model of its type.
-    """
-    causal = causal_language_models().get(str(config.get("model_type")))
-    has_text_part = named.endswith(_CONDITIONAL) and isinstance(config.get("text_config"), dict)
-    return causal is not None and (causal == named or has_text_part)
 
 
 def _register_part(config: Mapping[str, Any], named: str) -> None:
@@ -172,8 +160,7 @@ def check_stored(checkpoint: Checkpoint, config: Mapping[str, Any], tensors: Map
         is_used = whole not in weights and any(path.suffix == whole.suffix for path in weights)
         if is_used and (missing := sorted(read_json(index)["weight_map"].keys() - tensors.keys())):
             raise CheckpointError(
-                f"{index}: lists {len(missing):,} weights that no file has, the first of them {missing[0]!r:.60}; copy "
-                "the checkpoint again"
+                f"{index}: lists weights that no file has, such as {missing[0]!r:.60}; copy the checkpoint again"
             )
     settings = quantization(config)
     if not settings:
@@ -181,15 +168,13 @@ def check_stored(checkpoint: Checkpoint, config: Mapping[str, Any], tensors: Map
     codes = [name for name, tensor in tensors.items() if not tensor.is_floating_point() or tensor.element_size() == 1]
     if not codes and settings.get("quant_method") not in _FLOATING_METHODS:
         raise CheckpointError(
-            f"{checkpoint.given}: config.json has a quantization_config, but no weight is stored as integers or in 8 "
-            "bits; remove it, or provide the quantised weights"
+            f"{checkpoint.given}: config.json has a quantization_config, but no weight is stored as integers"
         )
     parts = {name: name.rpartition(".") for name in tensors}
     scaled = {module for module, _, part in parts.values() if _SCALE.search(part)}
     if bare := [name for name in codes if parts[name][2] in _PLAIN and not {name, parts[name][0]} & scaled]:
         raise CheckpointError(
-            f"{checkpoint.given}: {_few(sorted(bare))} are stored as integers or in 8 bits, but the files lack their "
-            "scales"
+            f"{checkpoint.given}: {_few(sorted(bare))} are stored as integers or in 8 bits, but lack their scales"
         )
 
 
@@ -206,51 +191,40 @@ def check_report(given: str, model: Any, report: Mapping[str, Any], codes: Colle
         raise CheckpointError(f"{given}: {len(missing)} weights are missing and would be random: {_few(missing)}")
     if codes:
         raise CheckpointError(
-            f"{given}: {_few(codes)} are stored as integers or in 8 bits, but config.json has no quantization_config, "
-            "so their scales are unknown; add it, or provide dequantised weights"
+            f"{given}: {_few(codes)} are stored as integers or in 8 bits, but config.json has no quantization_config"
         )
     unexpected = sorted(report.get("unexpected_keys") or ())
     if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
         raise CheckpointError(
-            f"{given}: {_few(differential)} belong to differential layers that config.json does not list; "
-            "correct its variant_layers"
+            f"{given}: {_few(differential)} belong to differential layers; correct variant_layers in config.json"
         )
     names = model.state_dict().keys()
     last: dict[str, int] = {}
     for layer in filter(None, map(_LAYER.match, names)):
         last[layer[1]] = max(int(layer[2]), last.get(layer[1], 0))
-    possible = {key: _possible_names(key, model.base_model_prefix) for key in unexpected}
-    if layers := [key for key in unexpected if any(_is_extra_layer(name, last) for name in possible[key])]:
-        raise CheckpointError(
-            f"{given}: the files hold weights of more layers than config.json has: {_few(layers)}; correct its number "
-            "of layers"
-        )
-    if parts := [key for key in unexpected if any(_belongs_to_model(name, names, last) for name in possible[key])]:
+    base, layers, parts = model.base_model_prefix, [], []
+    for key in unexpected:
+        bare = key.removeprefix("base_model.model.")
+        # transformers adds or drops the base model's prefix, peft adds one
+        possible = (bare, f"{base}.{bare}", bare.removeprefix(f"{base}."))
+        if any(
+            int(layer[2]) > last.get(layer[1], int(layer[2])) for layer in filter(None, map(_LAYER.match, possible))
+        ):
+            layers.append(key)
+        steps = [name.split(".") for name in possible]
+        modules = {".".join(step[:count]) for step in steps for count in range(1, len(step))}
+        is_in_layer = any(name.startswith(f"{path}.") for name in possible for path in last)
+        if any(f"{module}.weight" in names for module in modules) or (is_in_layer and not _OLD_BUFFER.search(key)):
+            parts.append(key)
+    if layers:
+        raise CheckpointError(f"{given}: the files hold weights of more layers than config.json has: {_few(layers)}")
+    if parts:
         raise CheckpointError(
             f"{given}: {_few(parts)} would be left out of modules of the model; config.json lacks the bias or the "
             "quantization_config, or is for another architecture, or an adapter has to be merged"
         )
     if unexpected:
         say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
-
-
-def _possible_names(name: str, base: str) -> tuple[str, ...]:
-    """Names that a weight can have in the model: transformers adds or drops the base model's prefix, peft adds one."""
-    bare = name.removeprefix("base_model.model.")
-    return bare, f"{base}.{bare}", bare.removeprefix(f"{base}.")
-
-
-def _is_extra_layer(name: str, last: Mapping[str, int]) -> bool:
-    layer = _LAYER.match(name)
-    return layer is not None and int(layer[2]) > last.get(layer[1], int(layer[2]))
-
-
-def _belongs_to_model(name: str, names: Collection[str], last: Collection[str]) -> bool:
-    """Return whether a weight belongs to a module of the model, or to a layer and is no buffer of an old version."""
-    parts = name.split(".")
-    if any(f"{'.'.join(parts[:count])}.weight" in names for count in range(1, len(parts))):
-        return True
-    return any(name.startswith(f"{path}.") for path in last) and not _OLD_BUFFER.search(name)
 
 
 def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
@@ -270,8 +244,7 @@ def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
     tied = config.get("tie_word_embeddings") is True and head is not None and ties_head(model)
     if tied and head.weight is not embedding.weight and not torch.equal(head.weight, embedding.weight):
         raise CheckpointError(
-            f"{given}: its output head differs from its embedding, but config.json sets tie_word_embeddings; set it to "
-            "false, or remove the head from the file"
+            f"{given}: its output head differs from its embedding; set tie_word_embeddings to false in config.json"
         )
 
 

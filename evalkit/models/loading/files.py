@@ -30,31 +30,25 @@ VOCABULARY_FILES = (
     "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
     "tekken.json",
 )  # fmt: skip
-"""A tokenizer needs at least one of these."""
 _TOKENIZER_FILES = (
     *VOCABULARY_FILES, "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja",
 )  # fmt: skip
-"""Files that determine how text becomes token ids."""
 CHAT_TEMPLATES = "additional_chat_templates"
-"""Folder of named chat templates."""
 _MORE_TOKENIZER_FILES = ("*.model", "tokenizer.model.*", "tokenizer.[0-9]*.json", f"{CHAT_TEMPLATES}/*.jinja")
 """Patterns of other files that transformers reads: SentencePiece models, versioned tokenizer.json files."""
 TOKENIZER_PATTERNS = (*_TOKENIZER_FILES, *_MORE_TOKENIZER_FILES)
 GENERATION_CONFIG = "generation_config.json"
 _CODE = ("*.py", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
-"""Files of its folder that a checkpoint's own Python code may read."""
 _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
 _TRAINER_FILES = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
 """Beginnings of the names of files that only a trainer reads."""
 _WILDCARD = re.compile(r"[*?\[]")
 
 FileStates: TypeAlias = tuple[tuple[str, int, int, int], ...]
-"""Name, size, time of change in nanoseconds and inode of each file."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file. Raises `CheckpointError` if the file is missing or holds no object."""
     content = reading.read_json(path, CheckpointError)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(content).__name__}")
@@ -62,7 +56,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def generation_settings(folder: Path) -> dict[str, Any] | None:
-    """Return the parsed generation_config.json of a checkpoint folder; None if there is none."""
     path = folder / GENERATION_CONFIG
     return read_json(path) if path.is_file() else None
 
@@ -80,8 +73,7 @@ def weight_files(folder: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
             return _shards(index, Path(name).suffix)
     if any(folder.glob("pytorch_model*.bin")):
         raise CheckpointError(
-            f"{folder}: holds only pickled weights, and unpickling can run code; pass --allow-pickle if you trust "
-            "their source"
+            f"{folder}: holds only pickled weights, which can run code; to trust them, pass --allow-pickle"
         )
     raise CheckpointError(f"{folder}: holds no {_SAFE}; write the checkpoint with save_pretrained")
 
@@ -99,7 +91,6 @@ def _shards(index: Path, suffix: str) -> tuple[Path, ...]:
 
 
 def weight_indexes(folder: Path) -> tuple[Path, ...]:
-    """Return the indexes of a folder's sharded weights."""
     return tuple(path for name in (_SAFE, _PICKLED) if (path := folder / f"{name}.index.json").is_file())
 
 
@@ -128,7 +119,6 @@ def _matching(folder: Path, patterns: Iterable[str], without: Iterable[Path] = (
 
 
 def copy_files(paths: Iterable[Path], source: Path, target: Path) -> None:
-    """Copy files from one folder to another, at the same relative paths."""
     for path in paths:
         copy = target / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -152,19 +142,15 @@ def why_incomplete(folder: Path, *, allow_pickle: bool) -> str:
         for path in weight_files(folder, allow_pickle=allow_pickle):
             if path.suffix == ".safetensors":
                 safetensors_header(path)
-            else:
-                _check_pickled(path)
+                continue
+            # A file of torch is a ZIP archive, while older formats have no end mark
+            with reading_as(path, "complete weights", CheckpointError), path.open("rb") as file:
+                start = file.read(2)
+                if not start or (start == b"PK" and not zipfile.is_zipfile(path)):
+                    raise EOFError("it ends before its end; copy it again")
     except (CheckpointError, OSError) as error:
         return str(error)
     return ""
-
-
-def _check_pickled(path: Path) -> None:
-    """Raise if a file of torch ends early; it is a ZIP archive, while older formats have no end mark."""
-    with reading_as(path, "complete weights", CheckpointError), path.open("rb") as file:
-        start = file.read(2)
-        if not start or (start == b"PK" and not zipfile.is_zipfile(path)):
-            raise EOFError("it ends before its end; copy it again")
 
 
 def file_states(folder: Path) -> FileStates:
@@ -179,7 +165,6 @@ def file_states(folder: Path) -> FileStates:
 
 
 def is_begun(states: FileStates) -> bool:
-    """Return whether a folder has files of a checkpoint, complete or not."""
     return any(name == "config.json" or name.endswith((".safetensors", ".bin")) for name, *_ in states)
 
 
@@ -208,7 +193,6 @@ WINDOW_KEYS = (
     "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx",
     "max_target_positions",
 )  # fmt: skip
-"""Names of the context window in different architectures."""
 MOST_LAYERS = 10_000
 """Limit on layers, because lists of this length, or modules, are created."""
 _MOST_LABELS = 10**6
@@ -229,7 +213,6 @@ _Experts = Annotated[int, Field(ge=0, le=_MOST_EXPERTS)] | list[Any]
 
 
 def _form(name: str, types: Mapping[Any, tuple[str, ...]]) -> type[Stored]:
-    """Return a model of optional keys, by type."""
     fields: dict[str, Any] = {key: (kind | None, None) for kind, keys in types.items() for key in keys}
     return create_model(name, __base__=Stored, **fields)
 
@@ -289,7 +272,6 @@ def _not_finite(key: str, value: Any) -> str | None:
 
 
 def quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The quantization_config, also that of the text part of a multi-part model; empty if there is none."""
     return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
 
 
@@ -299,6 +281,5 @@ def check_code(path: Path, auto_map: Any) -> None:
     for reference in references:
         if "--" in str(reference):
             raise CheckpointError(
-                f"{path}: refers to code in another repository ({reference!r:.60}); copy that code to this folder, "
-                "and use file.Class in auto_map"
+                f"{path}: refers to code in another repository ({reference!r:.60}); copy that code to this folder"
             )

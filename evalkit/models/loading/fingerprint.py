@@ -31,19 +31,15 @@ _CHUNK = 2**22
 _SETTLED = 2.0
 """Seconds after the last change from which a new change is detectable: file times have a resolution of up to two."""
 _PROVENANCE = {"_name_or_path", "name_or_path", "transformers_version"}
-"""Keys of provenance, which do not change what the model computes."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """SHA-256 digests of a checkpoint, in hexadecimal."""
-
     weights: str
     """Of the weight files; for a live model, of its tensors."""
     config: str
     """Of config.json without provenance keys, and of remote code if it is trusted."""
     tokenizer: str
-    """Of the tokenizer files."""
 
     @property
     def combined(self) -> str:
@@ -140,7 +136,6 @@ def _tokenizer_digest(checkpoint: Checkpoint, hash_of: Callable[[Path], str]) ->
 
 
 def _json_digest(path: Path) -> str:
-    """Hash a JSON object's content, independent of key order and provenance keys."""
     canonical = json.dumps(stable(read_json(path)), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -151,7 +146,6 @@ def _digest(parts: Iterable[tuple[str, str]]) -> str:
 
 
 def stable(value: Any) -> Any:
-    """Return parsed JSON without provenance keys."""
     if isinstance(value, dict):
         return {key: stable(item) for key, item in value.items() if key not in _PROVENANCE}
     return [stable(item) for item in value] if isinstance(value, list) else value
@@ -173,6 +167,5 @@ def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedM
         actual[name], recorded[name] = settings, specification["generation"]["config"]
     if changed := [part for part, value in recorded.items() if actual[part] != value]:
         raise CheckpointError(
-            f"{given}: changed since this run was started ({', '.join(changed)}), so its scores would be stored under "
-            "another model's id; run the command again"
+            f"{given}: changed since this run was started ({', '.join(changed)}); run the command again"
         )

@@ -32,7 +32,6 @@ from evalkit.paths import temporary_folder
 _RECORD = "fingerprint"
 """File beside the output of `save_pretrained`; its name matches none of the hashed files."""
 _ABANDONED = 24 * 3600
-"""Seconds after which unfinished folders are assumed to be left by a killed process."""
 _GROWTH = 9
 """Largest ratio, about, of float32 size to GGUF file size (4-bit blocks with their scales)."""
 
@@ -47,7 +46,9 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
     folder = root / _folder_name(file_sha256(gguf))
     if folder.is_dir():
         with suppress(CheckpointError):
-            if read_json(folder / _RECORD) == _record(folder.name, folder, fingerprint(_as_folder(folder))):
+            if read_json(folder / _RECORD) == _record(
+                folder.name, folder, fingerprint(Checkpoint(str(folder), "folder", folder))
+            ):
                 mark_used(folder)
                 return folder
         shutil.rmtree(folder, ignore_errors=True)
@@ -107,10 +108,6 @@ def _folder_name(digest: str) -> str:
     return f"{digest}-{version('transformers')}"
 
 
-def _as_folder(folder: Path) -> Checkpoint:
-    return Checkpoint(given=str(folder), kind="folder", folder=folder)
-
-
 def _record(name: str, content: Path, actual: Fingerprint) -> dict[str, Any]:
     """Return what determines the model of a dequantised copy, whose folder's name is the key of its content.
 
@@ -120,7 +117,6 @@ def _record(name: str, content: Path, actual: Fingerprint) -> dict[str, Any]:
 
 
 def _read(gguf: Path, parent: Path) -> tuple[Any, Any, str]:
-    """Read model and tokenizer of a GGUF file, and the SHA-256 of its content."""
     # From a private copy in `parent`, because transformers memory-maps the file
     copy = parent / gguf.name
     try:
@@ -149,8 +145,7 @@ def _write(model: Any, tokenizer: Any, folder: Path) -> Path:
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    written = _as_folder(folder)
-    actual = fingerprint(written, hash_file)
+    actual = fingerprint(Checkpoint(str(folder), "folder", folder), hash_file)
     (folder / _RECORD).write_text(json.dumps(_record(folder.name, folder, actual)), encoding="utf-8")
     return folder
 

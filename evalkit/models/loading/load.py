@@ -35,24 +35,17 @@ class LoadedModel:
     """A model ready for scoring, with the facts that a run needs."""
 
     model: Any
-    """In evaluation mode, without gradients."""
     tokenizer: Any
-    """With character offsets."""
     name: str
-    """Short name for tables."""
     architecture: str
     parameters: int
-    """Number of parameters; tied ones count once."""
     dtype: str
-    """Of the weights: "float32", "bfloat16" or "float16"."""
     device: str
     """Of the weights: "cpu", "cuda"; "cuda:0+cuda:1" of a model that is spread over both."""
     window: int
-    """In tokens; of the extension, if there is one."""
     bos_id: int | None
     eos_id: int | None
     attention: str
-    """Implementation: "sdpa" or "eager"."""
     extension: Extension | None = None
     fingerprint: Fingerprint | None = None
     """Of the bytes that it was loaded from; None if it was not created by `load`."""
@@ -67,7 +60,6 @@ class LoadedModel:
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, **others: Any) -> LoadedModel:
-        """Return a loaded model with the facts that model and tokenizer have themselves, and the other fields."""
         return cls(
             model=model,
             tokenizer=tokenizer,
@@ -84,12 +76,10 @@ class LoadedModel:
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """Return name, class, size, and dtype with device, as strings."""
         size = f"{_scaled(self.parameters)} parameters"
         return self.name, self.architecture, size, f"{self.dtype} on {self.device}"
 
     def describe(self) -> str:
-        """Return two lines for the terminal, and a third if the context is extended."""
         name, *facts = self.summary
         tokens = ", ".join(
             f"{role} none"
@@ -104,7 +94,6 @@ class LoadedModel:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts for a run's manifest, with the model's sizes and attention settings."""
         extension = None if self.extension is None else self.extension.specification()
         shape = shape_facts(self.model.config.to_dict())
         placed = {} if self.placement is None else {"device_map": self.placement.summary()}

@@ -71,11 +71,9 @@ class Checkpoint:
         return self.given.rpartition("/")[2] if self.kind == "hub" else self.folder.resolve().name
 
     def config(self) -> dict[str, Any]:
-        """Read config.json; empty for a GGUF file. Raises `CheckpointError` if a value has the wrong type."""
         return {} if self.gguf is not None else read_config(self.folder)
 
     def weights(self) -> tuple[Path, ...]:
-        """Return the weight files. Raises `CheckpointError` if there are none."""
         if self.gguf is not None:
             return (self.gguf,)
         return weight_files(self.folder, allow_pickle=self.allow_pickle)
@@ -149,7 +147,6 @@ def tokenizer_folder(given: str, say: Say) -> Path:
 
 
 def looks_like_path(text: str) -> bool:
-    """Return whether a string can only be a path, not a hub name."""
     return text.startswith((".", "/", "~")) or text.endswith((".gguf", "/")) or text.count("/") > 1
 
 
@@ -170,27 +167,21 @@ def _gguf(given: str, path: Path, kind: Literal["gguf", "demo"]) -> Checkpoint:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise unless a folder has a config.json, and no adapter beside it."""
     adapters = adapter_files(folder)
     if (folder / "config.json").is_file():
         if adapters:
             raise CheckpointError(
-                f"{folder}: holds an adapter ({adapters[0].name}) beside complete weights; merge it into them, "
-                "or remove it to evaluate the weights without it"
+                f"{folder}: holds an adapter ({adapters[0].name}) beside complete weights; merge it, or remove it"
             )
         return
     advice = "; merge the adapter into its base model and save the result" if adapters else ""
     for path in sorted(folder.iterdir()):
         if path.suffix == ".gguf" or (path / "config.json").is_file():
             advice = f"; did you mean {path}?"
-    raise CheckpointError(
-        f"{folder}: has no config.json; expected a checkpoint as save_pretrained writes it: config.json, "
-        f"*.safetensors, tokenizer files{advice}"
-    )
+    raise CheckpointError(f"{folder}: has no config.json; expected a checkpoint as save_pretrained writes it{advice}")
 
 
 def _fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: Say) -> tuple[Path, str | None]:
-    """Download a hub snapshot, or find it in the local cache; return its folder and commit."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -207,8 +198,7 @@ def _fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: 
             folder = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
         except Exception:
             raise CheckpointError(
-                f"{given}: folder not found; the hub cannot be reached ({type(error).__name__}), and its cache does "
-                "not hold such a model"
+                f"{given}: neither a folder nor in the hub's cache; the hub cannot be reached ({type(error).__name__})"
             ) from error
         return folder, folder.name
     listing = [file.rfilename for file in info.siblings or []]
@@ -249,18 +239,12 @@ def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
         return "float32"
     config = checkpoint.config()
     named = [part.get(key) for part in (config, config.get("text_config") or {}) for key in ("dtype", "torch_dtype")]
-    dtype = next((name.removeprefix("torch.") for name in named if name and name != "auto"), None)
-    dtype = dtype or _stored_dtype(checkpoint.weights()[0])
+    dtype: str | None = next((name.removeprefix("torch.") for name in named if name and name != "auto"), None)
+    if dtype is None and (path := checkpoint.weights()[0]).suffix == ".safetensors":
+        stored = (kind for kind, _ in safetensors_header(path).values() if kind.startswith(("F", "BF")))
+        dtype = next((_STORED.get(kind, kind) for kind in stored), None)
     if dtype not in DTYPES:
         raise CheckpointError(
-            f"{checkpoint.given}: its dtype is {dtype or 'given in no file'}; choose one with --dtype "
-            f"{'|'.join(DTYPES)}"
+            f"{checkpoint.given}: its dtype is {dtype or 'unknown'}; choose one with --dtype {'|'.join(DTYPES)}"
         )
     return dtype
-
-
-def _stored_dtype(path: Path) -> str | None:
-    """Return the dtype of the first floating-point tensor in a safetensors file."""
-    header = safetensors_header(path).values() if path.suffix == ".safetensors" else ()
-    dtype = next((dtype for dtype, _ in header if dtype.startswith(("F", "BF"))), None)
-    return None if dtype is None else _STORED.get(dtype, dtype)

@@ -33,8 +33,6 @@ _WIDE = (torch.float64, torch.float32)
 
 @dataclass
 class Weights:
-    """All weights of a checkpoint."""
-
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     digests: list[tuple[str, str]] = field(default_factory=list)
     """Name and SHA-256 of each file, in order."""
@@ -58,7 +56,6 @@ class Snapshot:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """Hash exactly what was read."""
         return combine(self.checkpoint, self.weights.digests, hash_file)
 
     def unrounded(self) -> dict[str, torch.Tensor]:
@@ -81,7 +78,14 @@ def snapshot(checkpoint: Checkpoint, dtype: str | None = None) -> Iterator[Snaps
             checkpoint, folder=folder / "checkpoint", tokenizer=checkpoint.tokenizer and folder / "tokenizer"
         )
         try:
-            _copy_small_files(checkpoint, copies)
+            generation = [path for path in (checkpoint.folder / GENERATION_CONFIG,) if path.is_file()]
+            small = (checkpoint.folder / "config.json", *generation, *checkpoint.trusted_code())
+            source, target = checkpoint.tokenizer or checkpoint.folder, copies.tokenizer or copies.folder
+            try:
+                copy_files(small, checkpoint.folder, copies.folder)
+                copy_files(checkpoint.tokenizer_files(), source, target)
+            except OSError as error:
+                raise CheckpointError(f"{error.filename}: cannot be copied ({error.strerror})") from error
             # The scales of quantised weights stay as stored
             rounded = None if dtype is None or quantization(copies.config()) else getattr(torch, dtype)
             yield Snapshot(copies, files, pool.submit(read_weights, files, rounded, stop))
@@ -92,17 +96,6 @@ def snapshot(checkpoint: Checkpoint, dtype: str | None = None) -> Iterator[Snaps
             raise CheckpointError(text) from error
         finally:
             stop.set()
-
-
-def _copy_small_files(checkpoint: Checkpoint, copies: Checkpoint) -> None:
-    generation = [path for path in (checkpoint.folder / GENERATION_CONFIG,) if path.is_file()]
-    files = (checkpoint.folder / "config.json", *generation, *checkpoint.trusted_code())
-    try:
-        copy_files(files, checkpoint.folder, copies.folder)
-        source, target = checkpoint.tokenizer or checkpoint.folder, copies.tokenizer or copies.folder
-        copy_files(checkpoint.tokenizer_files(), source, target)
-    except OSError as error:
-        raise CheckpointError(f"{error.filename}: cannot be copied ({error.strerror})") from error
 
 
 def read_weights(files: Iterable[Path], dtype: torch.dtype | None = None, stop: Event | None = None) -> Weights:
@@ -147,7 +140,6 @@ def _read_safetensors(path: Path, weights: Weights, dtype: torch.dtype | None, s
 
 
 def _read_pickled(path: Path, weights: Weights) -> str:
-    """Read a file's tensors without running code in it; return the xxh3 of its content."""
     content = path.read_bytes()
     stored = dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
     weights.tensors |= {str(name): tensor for name, tensor in stored.items() if isinstance(tensor, torch.Tensor)}

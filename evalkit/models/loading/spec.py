@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 NONE, AUTO = "none", "auto"
-"""Values of `--device-map`."""
 _DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:\d{1,3})?")
 UNSTRETCHED: Literal["none"] = "none"
 """Value of `--context` that disables context extension."""
@@ -70,7 +69,6 @@ class ModelSpec:
         return f"{self.model}@{self.revision}" if self.revision else self.model
 
     def locate(self, say: Say = silent) -> Checkpoint:
-        """Find the checkpoint. Raises `CheckpointError`, see `models.loading.locate.locate`."""
         trust = {"allow_pickle": self.allow_pickle, "trust_remote_code": self.trust_remote_code}
         return locate(self.named, tokenizer=self.tokenizer, say=say, **trust)
 
@@ -79,7 +77,6 @@ class ModelSpec:
         return extension_of(checkpoint, settings, say)
 
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
-        """Load model and tokenizer of a checkpoint from `locate`. Raises as `models.loading.load.load`."""
         with doing(f"loading {self.named}", slow=imports("torch")):
             from evalkit.models.loading.load import load
 
@@ -142,7 +139,16 @@ def context_settings(
         "method": method,
         "original": None if original is None else values.whole("--context-original", original, 1),
     }
-    settings = {} if config is None else _context_file(str(config))
+    settings: dict[str, Any] = {}
+    if config is not None:
+        path = values.path("--context-config", str(config)).expanduser()
+        if path.suffix not in (".yaml", ".yml"):
+            shipped = {path.stem: path for path in resource("configs", "context").glob("*.yaml")}
+            if str(config) not in shipped:
+                raise UnknownNameError("context file", str(config), shipped)
+            path = shipped[str(config)]
+        content = read_settings(path, _ContextFile, UsageError, "context file")
+        settings = {key: value for key, value in content if value is not None}
     settings |= {name: value for name, value in flags.items() if value is not None}
     target = settings.pop("context", default)
     if target is None:
@@ -150,17 +156,6 @@ def context_settings(
             raise UsageError("the context to extend to is not given; give --context, e.g. --context 8192")
         return None
     return ContextSettings(target=target, **({"method": YARN} | settings))
-
-
-def _context_file(name: str) -> dict[str, Any]:
-    path = values.path("--context-config", name).expanduser()
-    if path.suffix not in (".yaml", ".yml"):
-        shipped = {path.stem: path for path in resource("configs", "context").glob("*.yaml")}
-        if name not in shipped:
-            raise UnknownNameError("context file", name, shipped)
-        path = shipped[name]
-    content = read_settings(path, _ContextFile, UsageError, "context file")
-    return {key: value for key, value in content if value is not None}
 
 
 def extension_of(checkpoint: Checkpoint, settings: ContextSettings | None, say: Say = silent) -> Extension | None:

@@ -24,7 +24,6 @@ _PROBE = (
 )
 """Text that tokenizers split differently: digits, repeated spaces, apostrophes, scripts, a combining accent."""
 _REPEATS = 10
-"""Encodings of the probe that must be equal."""
 _SAMPLING = ("dropout", "alpha", "nbest_size")
 """Settings of BPE and Unigram models with which they split a word at random, a regularisation for training."""
 
@@ -32,14 +31,12 @@ _SAMPLING = ("dropout", "alpha", "nbest_size")
 def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, say: Say = silent) -> Any:
     """Load the tokenizer in a folder, for an embedding with `rows`, and check that it is the one its files describe.
 
-    Raises:
-        CheckpointError: the tokenizer is missing, unreadable, has no offsets, has ids past the embedding, loses
-            text, or encodes a text differently each time. So does each later encoding that fails in Rust.
+    Raises `CheckpointError` if it is missing or unreadable, has no offsets, has ids past the embedding, loses text, or
+    encodes a text differently each time. So does each later encoding that fails in Rust.
     """
     if not tokenizer_files(folder):
         raise CheckpointError(
-            f"{folder}: holds no tokenizer; copy its files there (tokenizer.json, tokenizer_config.json) "
-            "or pass --tokenizer FOLDER|HUB-NAME"
+            f"{folder}: holds no tokenizer; copy its tokenizer.json there, or pass --tokenizer FOLDER|HUB-NAME"
         )
     with reading_as(folder, "a tokenizer", CheckpointError), quiet(), _panics_as_errors():
         tokenizer = _auto_tokenizer(folder, trust_remote_code)
@@ -66,8 +63,7 @@ def _auto_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
             if "trust_remote_code" not in str(error):
                 raise
             raise CheckpointError(
-                f"{folder}: its tokenizer is Python code of the checkpoint; pass --trust-remote-code to run it if you "
-                "trust its source"
+                f"{folder}: its tokenizer is Python code of the checkpoint; to trust it, pass --trust-remote-code"
             ) from error
         path = folder / "tokenizer_config.json"
         check_code(path, read_json(path).get("auto_map") if path.is_file() else None)
@@ -127,7 +123,6 @@ def disable_sampling(tokenizer: Any) -> str:
 
 
 def probe_ids(tokenizer: Any) -> list[int]:
-    """Return the ids, without special tokens, of a text that tokenizers split differently."""
     ids: list[int] = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
     return ids
 

@@ -31,7 +31,6 @@ class VariantAttention(nn.Module):
     """Mixin for a backbone's attention module, which provides the projections."""
 
     rotary_class: type[nn.Module]
-    """The backbone's rotary embeddings."""
     rotate: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     """The backbone's `apply_rotary_pos_emb(query, key, cos, sin, unsqueeze_dim)`."""
     config: Any
@@ -65,7 +64,6 @@ class VariantAttention(nn.Module):
             self.rotary_emb = self.rotary_class(own)
 
     def init_lambda(self) -> None:
-        """Initialise the λ vectors as in the authors' code."""
         if isinstance(self.variant.settings, Differential):
             for vector in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
                 initialization.normal_(vector, mean=0.0, std=LAMBDA_STD)
@@ -78,17 +76,11 @@ class VariantAttention(nn.Module):
         cache: Any,
         **passed: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Apply rotary embeddings, update the cache, and compute attention.
+        """Rotate, update the cache, and attend: [batch, tokens, heads × size], and the effective map or None.
 
-        Args:
-            states: queries, [batch, tokens, heads, size]; keys and values, [batch, tokens, key-value heads, size].
-            positions: the backbone's cos and sin, [batch, tokens, rotating channels], and the ids, [batch, tokens].
-            mask: in the format of the attention implementation.
-            cache: a transformers cache, or None.
-            passed: further arguments for the implementation.
-
-        Returns:
-            [batch, tokens, heads × size], and the effective map or None.
+        `states` are queries, [batch, tokens, heads, size], and keys and values, [batch, tokens, key-value heads, size];
+        `positions` the backbone's cos and sin, [batch, tokens, rotating channels], and the ids, [batch, tokens]. The
+        mask and what else is `passed` are in the form of the attention implementation.
         """
         settings = self.variant.settings
         if isinstance(settings, Differential):
@@ -97,7 +89,9 @@ class VariantAttention(nn.Module):
         rotated = (*self._rotated(states[0], states[1], positions), states[2])
         query, key, value = (part.transpose(1, 2) for part in rotated)
         if isinstance(settings, Differential) and settings.pairing == "adjacent":
-            query, key, value = (_group_pairs(part) for part in (query, key, value))
+            # The first of each pair, then the second of each: [batch, 2 × pairs, tokens, size]
+            pairs = (part.unflatten(1, (-1, 2)) for part in (query, key, value))
+            query, key, value = (part.transpose(1, 2).flatten(1, 2) for part in pairs)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
         if isinstance(settings, Integral):
@@ -111,15 +105,11 @@ class VariantAttention(nn.Module):
         return out.flatten(2), seen
 
     def effective_map(self, maps: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Combine the maps of one call of the implementation into the weights of the values.
+        """Combine the maps of one call of the implementation into weights of the values, [batch, heads or pairs, …].
 
-        Args:
-            maps: [batch, heads of the call, queries, keys]: all first maps of the pairs, then all second ones
-                (differential); all heads of the first signal, then of the next (integral, probabilities); signed (cog).
-            dtype: of the queries, in which λ is computed.
-
-        Returns:
-            [batch, heads or pairs, queries, keys].
+        The maps, [batch, heads of the call, queries, keys], are all first maps of the pairs, then all second ones
+        (differential); all heads of the first signal, then of the next (integral, probabilities); signed (cog). `dtype`
+        is that of the queries, in which λ is computed.
         """
         settings = self.variant.settings
         if isinstance(settings, Differential):
@@ -130,7 +120,6 @@ class VariantAttention(nn.Module):
         return maps
 
     def _rotated_size(self) -> int:
-        """Return the size of the head or signal that rotates as a unit."""
         settings = self.variant.settings
         if isinstance(settings, Integral) and settings.rope == "per_signal":
             return settings.size(self.head_size)
@@ -139,11 +128,12 @@ class VariantAttention(nn.Module):
     def _integral(
         self, integral: Integral, query: Any, key: Any, value: Any, mask: Any, passed: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Map [batch, heads, tokens, size] to [batch, tokens, heads, size] and the map; likewise the other two."""
         if integral.domain == "logits":
             return self._softmax(query, key, value, mask, integral.mean_factor(self.head_size), passed)
         # Each signal becomes a head, zero-padded to the width of the values, which fused kernels require
-        query, key = (self._signal_heads(part, integral) for part in (query, key))
+        padding = self.head_size - integral.size(self.head_size)
+        signals = (_split_signals(part, integral).movedim(3, 1).flatten(1, 2) for part in (query, key))
+        query, key = (nn.functional.pad(part, (0, padding)) for part in signals)
         value = value.repeat(1, integral.signals, 1, 1)
         out, seen = self._softmax(query, key, value, mask, integral.factor(self.head_size), passed)
         mean = out.unflatten(2, (integral.signals, -1)).mean(2)
@@ -155,14 +145,14 @@ class VariantAttention(nn.Module):
         # A pair's values are two heads wide; split, because fused kernels require the width of the keys
         halves = [half.repeat(1, 2, 1, 1) for half in value.chunk(2, dim=1)]
         scale = differential.size(self.head_size) ** -0.5
-        found = [self._softmax(query, key, half, mask, scale, passed) for half in halves]
-        plus, minus = torch.cat([out for out, _ in found], dim=-1).chunk(2, dim=2)
+        results = [self._softmax(query, key, half, mask, scale, passed) for half in halves]
+        plus, minus = torch.cat([out for out, _ in results], dim=-1).chunk(2, dim=2)
         weight = self._lambda(query.dtype)
         out = plus - weight * minus
         if differential.subln != "none":
             # Under autocast the products are in its dtype, and the norm in that of its weights
             out = (1 - self.lambda_init) * self.subln(out.to(self.lambda_q1.dtype))
-        seen = found[0][1]
+        seen = results[0][1]
         return out, None if seen is None else self.effective_map(seen, query.dtype)
 
     def _cog(
@@ -205,37 +195,23 @@ class VariantAttention(nn.Module):
             return self.rotate(query, key, cos, sin, unsqueeze_dim=2)
         # Shape of the parts: [batch, tokens, heads, signals, size]
         parts = (_split_signals(query, settings), _split_signals(key, settings), cos[:, :, None], sin[:, :, None])
-        query, key = (_merge_signals(part, settings) for part in self.rotate(*parts, unsqueeze_dim=2))
+        is_tiled = settings.layout == "tiled"
+        rotated = self.rotate(*parts, unsqueeze_dim=2)
+        query, key = ((part.transpose(-1, -2) if is_tiled else part).flatten(-2) for part in rotated)
         return query, key
-
-    def _signal_heads(self, states: Any, integral: Integral) -> Any:
-        """Make zero-padded signals heads: [batch, heads, tokens, size] → [batch, signals × heads, tokens, size]."""
-        parts = _split_signals(states, integral).movedim(3, 1).flatten(1, 2)
-        return nn.functional.pad(parts, (0, states.shape[-1] - parts.shape[-1]))
 
     def _lambda(self, dtype: torch.dtype) -> torch.Tensor:
         """Compute λ = exp(λq1 · λk1) − exp(λq2 · λk2) + λ_init, in float32 or wider."""
         wide = torch.promote_types(dtype, torch.float32)
-        one = torch.exp(torch.sum(self.lambda_q1 * self.lambda_k1, dtype=wide)).to(dtype)
-        two = torch.exp(torch.sum(self.lambda_q2 * self.lambda_k2, dtype=wide)).to(dtype)
-        return one - two + self.lambda_init
-
-
-def _group_pairs(states: Any) -> Any:
-    """Reorder adjacent pairs in [batch, 2 × pairs, tokens, size]: the first of each pair, then the second of each."""
-    return states.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+        first = torch.exp(torch.sum(self.lambda_q1 * self.lambda_k1, dtype=wide)).to(dtype)
+        second = torch.exp(torch.sum(self.lambda_q2 * self.lambda_k2, dtype=wide)).to(dtype)
+        return first - second + self.lambda_init
 
 
 def _split_signals(states: Any, integral: Integral) -> Any:
-    """Split heads into signals: […, head size] → […, signals, size]."""
     if integral.layout == "contiguous":
         return states.unflatten(-1, (integral.signals, -1))
     return states.unflatten(-1, (-1, integral.signals)).transpose(-1, -2)
-
-
-def _merge_signals(signals: Any, integral: Integral) -> Any:
-    """Merge signals into heads; the inverse of `_split_signals`."""
-    return (signals if integral.layout == "contiguous" else signals.transpose(-1, -2)).flatten(-2)
 
 
 def _four_dimensional_mask(mask: torch.Tensor | None, queries: int, keys: int) -> torch.Tensor | None:

@@ -28,16 +28,12 @@ from .settings import Shape, Variant, read_variant
 
 
 class _VariantConfig:
-    """Common part of the three configs."""
-
     _is_neox = False  # GPT-NeoX has no head_dim, and a share of each head rotates
 
     def variant(self) -> Variant:
-        """Read the attention variant; raises `ValueError` if its keys are invalid."""
         return read_variant(vars(self), self.shape())
 
     def shape(self) -> Shape:
-        """Return the dimensions of the backbone's attention."""
         config: Any = self
         heads = config.num_attention_heads
         own = None if self._is_neox else getattr(config, "head_dim", None)
@@ -70,8 +66,6 @@ class EvalkitGPTNeoXConfig(_VariantConfig, GPTNeoXConfig):  # type: ignore[misc]
 
 
 class _SeparateProjections(VariantAttention):
-    """Attention with separate projections of queries, keys and values: Llama and Qwen2."""
-
     q_proj: nn.Linear
     k_proj: nn.Linear
     v_proj: nn.Linear
@@ -86,7 +80,6 @@ class _SeparateProjections(VariantAttention):
         past_key_values: Any = None,
         **settings: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Map [batch, tokens, d_model] to the same shape, and return the effective map or None."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
         states = [projection(hidden_states).unflatten(-1, (-1, self.head_dim)) for projection in projections]
         positions = (position_embeddings, settings["position_ids"])
@@ -129,7 +122,6 @@ class GPTNeoXVariantAttention(VariantAttention, gpt_neox.GPTNeoXAttention):  # t
         position_embeddings: Any = None,
         **settings: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Map [batch, tokens, d_model] to the same shape, and return the effective map or None."""
         states = self.query_key_value(hidden_states).unflatten(-1, (-1, 3 * self.head_size)).chunk(3, dim=-1)
         positions = (position_embeddings, settings["position_ids"])
         out, seen = self.attend(states, positions, attention_mask, layer_past, **settings)

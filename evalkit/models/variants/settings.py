@@ -47,7 +47,6 @@ class Shape:
     kv_heads: int
     head_size: int
     rotary_share: float = 1.0
-    """Share of a head's channels that rotate; 1 except for GPT-NeoX."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,6 @@ class Differential:
     """Depth in λ_init: "absolute" counts all layers, "relative" only the variant's; both from 0."""
 
     def size(self, head_size: int) -> int:
-        """Return the channels of each of a pair's two maps."""
         return head_size if self.heads == "halve" else head_size // 2
 
 
@@ -118,9 +116,7 @@ class Variant:
 
     name: str
     layers: tuple[int, ...]
-    """From 0, ascending."""
     settings: Cog | Differential | Integral | None
-    """None for vanilla."""
 
 
 def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
@@ -144,7 +140,13 @@ def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
     if isinstance(settings, Differential):
         _check_pairs(settings, shape)
     if isinstance(settings, Integral):
-        _check_signals(settings, shape)
+        signals, size = settings.signals, shape.head_size
+        if size % signals:
+            raise ValueError(
+                f"{signals} signals do not divide a head of {size} channels: {size} / {signals} = {size / signals:g}"
+            )
+        if settings.rope == "per_signal":
+            _check_rotary(settings.size(size), shape, f"a signal ({size} / {signals})")
     return Variant(name, layers, settings)
 
 
@@ -181,8 +183,7 @@ def _check_pairs(settings: Differential, shape: Shape) -> None:
         for what, count in (("heads", shape.heads), ("key-value heads", shape.kv_heads)):
             if count % 2:
                 raise ValueError(
-                    f"differential attention with diff_heads 'halve' pairs heads, but there are {count} {what}; "
-                    "use an even number, or diff_heads 'keep'"
+                    f"diff_heads 'halve' pairs heads, but there are {count} {what}; use an even number, or 'keep'"
                 )
     elif shape.head_size % 2:
         raise ValueError(
@@ -190,17 +191,6 @@ def _check_pairs(settings: Differential, shape: Shape) -> None:
         )
     else:
         _check_rotary(shape.head_size // 2, shape, f"half of a head of {shape.head_size}")
-
-
-def _check_signals(settings: Integral, shape: Shape) -> None:
-    signals = settings.signals
-    if shape.head_size % signals:
-        raise ValueError(
-            f"{signals} signals do not divide a head of {shape.head_size} channels: "
-            f"{shape.head_size} / {signals} = {shape.head_size / signals:g}"
-        )
-    if settings.rope == "per_signal":
-        _check_rotary(settings.size(shape.head_size), shape, f"a signal ({shape.head_size} / {signals})")
 
 
 def _check_rotary(size: int, shape: Shape, what: str) -> None:

@@ -29,18 +29,12 @@ def signed_attention(
     mask: torch.Tensor | None,
     scale: float,
 ) -> torch.Tensor:
-    """Compute cog attention for all heads.
+    """Compute cog attention for all heads: [batch, heads, queries, width], under autocast in its dtype.
 
-    Args:
-        query: [batch, heads, queries, size].
-        key: [batch, key-value heads, keys, size]; each is shared by heads / key-value heads query heads.
-        value: [batch, key-value heads, keys, width].
-        mask: [batch or 1, 1, queries, keys], boolean (True: visible) or added to the absolute logits; None: causal,
-            with the last query aligned to the last key.
-        scale: of the logits.
-
-    Returns:
-        [batch, heads, queries, width], under autocast in its dtype.
+    Of queries [batch, heads, queries, size], keys [batch, key-value heads, keys, size], each shared by heads /
+    key-value heads query heads, and values [batch, key-value heads, keys, width]. The mask, [batch or 1, 1, queries,
+    keys], is boolean (True: visible) or added to the absolute logits; None: causal, with the last query aligned to the
+    last key. The logits are multiplied by `scale`.
     """
     query, key, value = _autocast(query, key, value)
     batch, heads = query.shape[:2]
@@ -53,8 +47,8 @@ def signed_attention(
     out: torch.Tensor = _Signed.apply(  # type: ignore[no-untyped-call]
         grouped, key.flatten(0, 1), value.flatten(0, 1), rows, scale
     )
-    found: torch.Tensor = out.unflatten(0, (batch, groups)).flatten(1, 2)
-    return found
+    attended: torch.Tensor = out.unflatten(0, (batch, groups)).flatten(1, 2)
+    return attended
 
 
 def signed_map(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
@@ -79,8 +73,6 @@ def split_scale(scale: float) -> tuple[float, float]:
 
 
 class _Signed(torch.autograd.Function):
-    """Cog attention of [groups, members, queries, size], [groups, keys, size] and [groups, keys, width]."""
-
     @staticmethod
     def forward(
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
@@ -88,8 +80,8 @@ class _Signed(torch.autograd.Function):
         out = query.new_empty(*query.shape[:-1], value.shape[-1])
         for rows, keys in _blocks(query, key, mask):
             share, sign = _block_map(query, key, mask, scale, rows, keys)
-            found = torch.bmm(share.mul_(sign).to(value.dtype), value[:, keys])
-            out[:, :, rows] = found.unflatten(1, (query.shape[1], -1))
+            product = torch.bmm(share.mul_(sign).to(value.dtype), value[:, keys])
+            out[:, :, rows] = product.unflatten(1, (query.shape[1], -1))
         ctx.save_for_backward(query, key, value, mask, out)
         ctx.scale = scale
         return out

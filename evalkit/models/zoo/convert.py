@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 
 _SUBLN_EPS = 1e-5
 """Epsilon of the authors' norm, which is no config key."""
-_LAYOUT = (
-    "model.embed_tokens.weight; for each layer model.layers.N.self_attn.{q_proj,k_proj,v_proj,out_proj}.weight, "
-    ".{lambda_q1,lambda_k1,lambda_q2,lambda_k2} and optionally .subln.weight, model.layers.N.mlp.{gate_proj,up_proj,"
-    "down_proj}.weight, .{input_layernorm,post_attention_layernorm}.weight; model.norm.weight; lm_head.weight"
-)
 _REQUIRED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps",
     "max_position_embeddings", "tie_word_embeddings",
@@ -43,7 +38,6 @@ _REQUIRED = (
 _COPIED = (*_REQUIRED, "num_key_value_heads", "hidden_act", "initializer_range", "rope_theta", "rope_scaling",
          "rope_parameters", "attention_bias", "mlp_bias", "bos_token_id", "eos_token_id", "pad_token_id",
          )  # fmt: skip
-"""Keys of config.json with the same meaning in an evalkit config."""
 _DROPPED_KEYS = ("model_type", "architectures", "auto_map", "lambda_std_dev", "transformers_version", "dtype")
 """Keys of a DiffLlama config that an evalkit config sets differently or does not have."""
 _MODULES = ("settings.py", "signed.py", "attention.py", "modeling.py")
@@ -56,10 +50,7 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
     config = checkpoint.config()
     kind = str(config.get("model_type"))
     if kind not in _CLASSES:
-        raise CheckpointError(
-            f"{checkpoint.given}: model type '{kind}' is none of evalkit's ({', '.join(_CLASSES)}); "
-            "it loads without evalkit and needs no export"
-        )
+        raise CheckpointError(f"{checkpoint.given}: model type '{kind}' loads without evalkit and needs no export")
     try:
         read_shape(config)
     except ValueError as error:
@@ -125,7 +116,6 @@ def _generation_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _check_unchanged(checkpoint: Checkpoint, read: Fingerprint) -> None:
-    """Raise if what was read is not the checkpoint's present content, and so may be parts of two checkpoints."""
     if fingerprint(checkpoint) != read:
         raise CheckpointError(
             f"{checkpoint.given}: changed while it was read; run the command again once it is complete"
@@ -133,7 +123,6 @@ def _check_unchanged(checkpoint: Checkpoint, read: Fingerprint) -> None:
 
 
 def _config_from_diffllama(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of an evalkit config; the weights need no change."""
     from transformers import AutoConfig
 
     # Through transformers, so that missing keys get DiffLlama's defaults, not Llama's
@@ -158,7 +147,7 @@ def _read_authors(
     if not layers:
         raise CheckpointError(
             f"{checkpoint.given}: neither transformers' DiffLlama (model_type diffllama) nor the authors' attention in "
-            f"a Llama: weight model.layers.N.self_attn.lambda_q1 not found. Expected: {_LAYOUT}"
+            "a Llama: weight model.layers.N.self_attn.lambda_q1 not found; docs/reference/models.md lists the names"
         )
     for key in (*_REQUIRED, "rope_theta"):
         if key not in config and not (key == "rope_theta" and config.get("rope_parameters")):
@@ -225,8 +214,7 @@ def _checked_config(checkpoint: Checkpoint, keys: dict[str, Any], weights: Weigh
             ) from error
     if head is not None and not torch.equal(head, weights["model.embed_tokens.weight"]):
         raise CheckpointError(
-            f"{checkpoint.given}: lm_head.weight differs from model.embed_tokens.weight, but config.json sets "
-            "tie_word_embeddings; set it to false"
+            f"{checkpoint.given}: lm_head.weight differs from the embedding; set tie_word_embeddings to false"
         )
     config.architectures = [type(model).__name__]
     config.dtype = next(iter(weights.values())).dtype

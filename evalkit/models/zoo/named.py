@@ -45,7 +45,6 @@ _REQUIRED_KEYS: dict[str, tuple[str, ...]] = {
     "qwen2": (*_COMMON_KEYS, "num_key_value_heads", "rms_norm_eps", "use_sliding_window"),
     "gpt_neox": (*_COMMON_KEYS, "layer_norm_eps", "attention_bias", "hidden_dropout", "use_parallel_residual"),
 }
-"""Required keys of each backbone's config."""
 _OPTIONAL = {"llama": ("head_dim",), "qwen2": ("head_dim",), "gpt_neox": ()}
 _STOCK = ("llama", "gpt_neox")
 """Backbones whose vanilla models have transformers' own model type, so that they load without evalkit. Not Qwen2: with
@@ -60,9 +59,7 @@ class NamedModel:
     name: str
     description: str
     source: Path
-    """The file that defines it."""
     config: dict[str, Any]
-    """Keys of its config.json."""
     shape: ModelShape
 
 
@@ -129,7 +126,6 @@ def _shipped() -> dict[str, Path]:
 
 
 def _config(backbone: str, keys: dict[str, Any]) -> tuple[dict[str, Any], ModelShape]:
-    """Return the config.json and the shape of a model. Raises `ValueError` or `UnknownNameError`."""
     known = (*_REQUIRED_KEYS[backbone], *_OPTIONAL[backbone], *ALL_KEYS)
     for key in keys:
         if key not in known:
@@ -195,26 +191,21 @@ def write_random(
         raise UsageError("a checkpoint needs a tokenizer: either --tokenizer FOLDER|HUB-NAME or --train-tokenizer TEXT")
     with new_folder(output) as folder:
         with doing("training a tokenizer" if texts else "reading the tokenizer", slow=imports("transformers")):
-            written = _write_tokenizer(folder, model.shape.vocabulary, tokenizer, texts, say)
+            from evalkit.models.loading.tokenizer import load_tokenizer
+
+            # Read from the user's folder, because errors name it
+            source, vocabulary = folder, model.shape.vocabulary
+            if tokenizer is not None:
+                source = tokenizer_folder(tokenizer, say)
+                copy_files(tokenizer_files(source), source, folder)
+            elif (reached := train_tokenizer(texts, vocabulary, folder)) < vocabulary:
+                say(
+                    f"the text yields only {reached:,} tokens; the model's vocabulary stays at {vocabulary:,}, "
+                    f"whose last {vocabulary - reached:,} rows are unused"
+                )
+            written = load_tokenizer(source, vocabulary)
         with doing(f"making the weights of {model.name}", slow=imports("torch")):
             _write_model(folder, model, written, seed, dtype)
-
-
-def _write_tokenizer(folder: Path, vocabulary: int, tokenizer: str | None, texts: Sequence[Path], say: Say) -> Any:
-    from evalkit.models.loading.tokenizer import load_tokenizer
-
-    if tokenizer is not None:
-        source = tokenizer_folder(tokenizer, say)
-        copy_files(tokenizer_files(source), source, folder)
-        # Read from the user's folder, because errors name it
-        return load_tokenizer(source, vocabulary)
-    reached = train_tokenizer(texts, vocabulary, folder)
-    if reached < vocabulary:
-        say(
-            f"the text yields only {reached:,} tokens; the model's vocabulary stays at {vocabulary:,}, "
-            f"whose last {vocabulary - reached:,} rows are unused"
-        )
-    return load_tokenizer(folder, vocabulary)
 
 
 def _write_model(folder: Path, model: NamedModel, tokenizer: Any, seed: int, dtype: str) -> None:

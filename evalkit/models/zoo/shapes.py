@@ -23,23 +23,16 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _GGUF_BYTES = 1.1
 """Bytes of a parameter in a GGUF file of 8 bits, which most have."""
 _NEOX_ROTARY_SHARE = 0.25
-"""Default of transformers for GPT-NeoX."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Dimensions that determine a model's size."""
-
     backbone: str
-    """"llama", "qwen2" or "gpt_neox"."""
     vocabulary: int
-    """Rows of the embedding."""
     hidden: int
     intermediate: int
     window: int
-    """Context window in tokens."""
     tied: bool
-    """Whether the output head is tied to the embedding."""
     attention_bias: bool
     mlp_bias: bool
     attention: Shape
@@ -55,16 +48,13 @@ class Parameters(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Return the number of all parameters."""
         return self.embedding + self.rest
 
 
 def read_shape(config: Mapping[str, Any]) -> ModelShape:
     """Read the shape from a config.json; missing keys have transformers' defaults.
 
-    Raises:
-        ValueError: the architecture is another one, a required key is missing or no integer, or the attention is
-            invalid.
+    Raises `ValueError` for another architecture, a required key that is missing or no integer, or an invalid attention.
     """
     kind = str(config.get("model_type"))
     backbone = kind.removeprefix(PREFIX)
@@ -106,7 +96,6 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
 
 
 def layer_count(config: Mapping[str, Any]) -> int:
-    """Read the number of layers; raises `ValueError` if it is missing, no integer, or too large."""
     layers = _positive_integer(config, "num_hidden_layers")
     if layers > MOST_LAYERS:
         raise ValueError(f"num_hidden_layers is {layers:,}; expected at most {MOST_LAYERS:,}")
@@ -162,11 +151,18 @@ def shape_facts(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def parameters(shape: ModelShape) -> Parameters:
-    """Count the parameters of a model."""
     layers, hidden = shape.attention.layers, shape.hidden
     # Two norms per layer and one after the last layer: a weight each, in GPT-NeoX also a bias
     norm = 2 * hidden if shape.backbone == "gpt_neox" else hidden
-    layer = _matrices(shape) + _biases(shape) + 2 * norm
+    inner = shape.attention.head_size * (shape.attention.heads + 2 * shape.attention.kv_heads)
+    biases = 0
+    if shape.backbone == "qwen2":
+        biases += inner  # none on the output projection
+    elif shape.attention_bias:
+        biases += inner + hidden
+    if shape.mlp_bias:
+        biases += hidden + shape.intermediate * (1 if shape.backbone == "gpt_neox" else 2)
+    layer = _matrices(shape) + biases + 2 * norm
     rest = layers * layer + norm
     settings = shape.variant.settings
     if isinstance(settings, Differential):
@@ -196,29 +192,13 @@ def cache_bytes_per_token(shape: ModelShape, dtype: str) -> int:
 
 
 def _matrices(shape: ModelShape) -> int:
-    """Count the matrix parameters of one layer: queries, keys, values, output, feed-forward network."""
     attention = shape.attention
     projections = 2 * shape.hidden * attention.head_size * (attention.heads + attention.kv_heads)
     feed_forward = shape.hidden * shape.intermediate * (2 if shape.backbone == "gpt_neox" else 3)
     return projections + feed_forward
 
 
-def _biases(shape: ModelShape) -> int:
-    """Count the bias parameters of one layer."""
-    attention = shape.attention
-    inner = attention.head_size * (attention.heads + 2 * attention.kv_heads)
-    count = 0
-    if shape.backbone == "qwen2":
-        count += inner  # none on the output projection
-    elif shape.attention_bias:
-        count += inner + shape.hidden
-    if shape.mlp_bias:
-        count += shape.hidden + shape.intermediate * (1 if shape.backbone == "gpt_neox" else 2)
-    return count
-
-
 def layer_ranges(layers: Sequence[int]) -> str:
-    """Format layers as ranges: 0, 10–19."""
     # Within a range, the difference of layer and index is constant
     groups = groupby(enumerate(layers), lambda entry: entry[1] - entry[0])
     ranges = [[layer for _, layer in group] for _, group in groups]

@@ -21,7 +21,6 @@ _SPACE = "▁"
 _SPECIAL = ("<unk>", "<s>", "</s>")
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 FEWEST = len(_SPECIAL) + len(_BYTES)
-"""Smallest vocabulary that can encode any text."""
 # Repeated spaces; letters with a leading space; single digits; line ends; other characters
 _WORDS = rf"{_SPACE}+(?={_SPACE})|{_SPACE}?[\p{{L}}\p{{M}}]+|\p{{N}}|\n+|{_SPACE}?[^{_SPACE}\p{{L}}\p{{M}}\p{{N}}\n]+"
 _RUN = re.compile(r"\S+|\s+")
@@ -99,7 +98,6 @@ def _with_pipeline(tokenizer: Any) -> Any:
 
 
 def _alphabet(lines: Iterable[str], most: int) -> list[str]:
-    """Return ▁ and the most frequent characters, ties in Unicode order; empty if there is no text."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line)

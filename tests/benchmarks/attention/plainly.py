@@ -14,12 +14,12 @@ def measures(maps: Any, categories: Any, readers: Any, last: int, bos: bool) -> 
     """Return all measures by name, [heads] or [heads, bins], of maps [heads, tokens, tokens]."""
     heads = [np.asarray(seen, dtype=np.float64) for seen in maps]
     each = [of_head(seen, categories, readers, last, bos) for seen in heads]
-    found = {name: np.array([one[name] for one in each]) for name in each[0]}
+    measured = {name: np.array([values[name] for values in each]) for name in each[0]}
     if len(heads) > 1:
-        found["similarity"] = np.array(
+        measured["similarity"] = np.array(
             [np.mean([cosine(seen, other) for j, other in enumerate(heads) if j != i]) for i, seen in enumerate(heads)]
         )
-    return found
+    return measured
 
 
 def of_head(seen: Any, categories: Any, readers: Any, last: int, bos: bool) -> dict[str, Any]:
@@ -27,39 +27,39 @@ def of_head(seen: Any, categories: Any, readers: Any, last: int, bos: bool) -> d
     weights = [[seen[i][j] for j in range(i + 1)] for i in range(tokens)]
     normalised = [normalise([abs(a) for a in row]) for row in weights]
     rows = range(1, tokens)
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     if bos and tokens > 1:
-        found["bos"] = mean(weights[i][0] for i in rows)
-        found["bos_by_position"] = by_position([row[0] for row in weights])
-        found["bos_abs"] = mean(normalised[i][0] for i in rows)
-        found["bos_abs_by_position"] = by_position([row[0] for row in normalised])
-        found["bos_negative"] = mean(float(weights[i][0] < 0) for i in rows)
+        measured["bos"] = mean(weights[i][0] for i in rows)
+        measured["bos_by_position"] = by_position([row[0] for row in weights])
+        measured["bos_abs"] = mean(normalised[i][0] for i in rows)
+        measured["bos_abs_by_position"] = by_position([row[0] for row in normalised])
+        measured["bos_negative"] = mean(float(weights[i][0] < 0) for i in rows)
     if bos:
-        found["bos_all"] = mean(row[0] for row in weights)
-        found["bos_negative_all"] = mean(float(row[0] < 0) for row in weights)
+        measured["bos_all"] = mean(row[0] for row in weights)
+        measured["bos_negative_all"] = mean(float(row[0] < 0) for row in weights)
     for number, name in enumerate(CATEGORIES if len(readers) else ()):
-        found[f"mass_{name}"] = mean(
+        measured[f"mass_{name}"] = mean(
             sum(a for j, a in enumerate(weights[i]) if categories[j] == number) for i in readers
         )
-        found[f"mass_abs_{name}"] = mean(
+        measured[f"mass_abs_{name}"] = mean(
             sum(a for j, a in enumerate(normalised[i]) if categories[j] == number) for i in readers
         )
-    found["entropy"] = entropy(normalised[last])
+    measured["entropy"] = entropy(normalised[last])
     least = min(weights[last])
     lifted = [a - least for a in weights[last]]
-    found["entropy_shifted"] = entropy(normalise(lifted)) if sum(lifted) else math.log(last + 1)
+    measured["entropy_shifted"] = entropy(normalise(lifted)) if sum(lifted) else math.log(last + 1)
     if tokens > 1:
-        found["entropy_by_position"] = by_position([entropy(row) for row in normalised])
-        found["distance"] = mean(sum(a * (i - j) for j, a in enumerate(normalised[i])) for i in rows)
+        measured["entropy_by_position"] = by_position([entropy(row) for row in normalised])
+        measured["distance"] = mean(sum(a * (i - j) for j, a in enumerate(normalised[i])) for i in rows)
     if tokens >= 64:
-        found["sink"] = sum(weights[i][0] for i in range(64)) / 64
-        found["sink_abs"] = sum(normalised[i][0] for i in range(64)) / 64
-        found |= {f"{name}_rate": float(found[name] > 0.3) for name in ("sink", "sink_abs")}
+        measured["sink"] = sum(weights[i][0] for i in range(64)) / 64
+        measured["sink_abs"] = sum(normalised[i][0] for i in range(64)) / 64
+        measured |= {f"{name}_rate": float(measured[name] > 0.3) for name in ("sink", "sink_abs")}
     sigma = np.sqrt(np.clip(np.linalg.eigvalsh(seen @ seen.T), 0, None))
-    found["rank"] = math.exp(entropy(normalise(sigma)))
-    found["rank_squares"] = math.exp(entropy(normalise(sigma**2)))
-    found["rank_stable"] = (seen**2).sum() / sigma.max() ** 2
-    return found
+    measured["rank"] = math.exp(entropy(normalise(sigma)))
+    measured["rank_squares"] = math.exp(entropy(normalise(sigma**2)))
+    measured["rank_stable"] = (seen**2).sum() / sigma.max() ** 2
+    return measured
 
 
 def normalise(row: Any) -> list[float]:
@@ -78,12 +78,12 @@ def mean(values: Any) -> float:
 
 def by_position(rows: list[float]) -> list[float]:
     """Average rows 1, 2 to 3, 4 to 7 and so on."""
-    found, start = [], 1
+    means, start = [], 1
     while start < len(rows):
-        found.append(mean(rows[start : 2 * start]))
+        means.append(mean(rows[start : 2 * start]))
         start *= 2
-    return found
+    return means
 
 
-def cosine(one: Any, other: Any) -> float:
-    return float((one * other).sum() / math.sqrt((one**2).sum() * (other**2).sum()))
+def cosine(head: Any, other: Any) -> float:
+    return float((head * other).sum() / math.sqrt((head**2).sum() * (other**2).sum()))

@@ -120,7 +120,7 @@ def by_token(pieces: list[Piece], span: tuple[int, int]) -> int:
     text = "".join(piece for _, piece in pieces)
     marked = [is_marker for is_marker, piece in pieces for _ in piece]
     first, last = min(span[0], max(span[1] - 1, 0)), max(span[1] - 1, 0)
-    position = next((place for place in range(last, first - 1, -1) if not text[place].isspace()), last)
+    position = next((number for number in range(last, first - 1, -1) if not text[number].isspace()), last)
     if marked[position]:
         return SPECIAL
     if text[position].isspace():

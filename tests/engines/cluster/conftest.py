@@ -18,7 +18,8 @@ import torch
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
-from evalkit.runs.folder import JOURNAL, Run, load_run
+from evalkit.models.loading.locate import silent
+from evalkit.runs.folder import JOURNAL, load_run
 from evalkit.studies.cluster.driver import ClusterRunner
 from evalkit.studies.cluster.resources import ClusterOptions
 from evalkit.studies.running import Job, Outcome
@@ -31,6 +32,8 @@ ROOT = Path(__file__).parents[3]
 HEALTH = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_timeout_ms": 2000,
           "health_check_failure_threshold": 4}  # fmt: skip
 """A lost node is noticed in seconds."""
+_own = {"faults": ""}
+"""Folder of faults of the test's cluster, which its processes have in their environment."""
 
 
 class Recorder(Progress):
@@ -99,17 +102,13 @@ class Nodes:
 
 def workers() -> list[psutil.Process]:
     """Return the processes of workers of the test's cluster."""
-    found = []
+    processes = []
     for process in psutil.process_iter(["cmdline"]):
         if any("ray::BatchWorker" in part for part in process.info["cmdline"] or []):
             with suppress(psutil.Error):
                 if process.environ().get("FAULTS") == _own["faults"]:
-                    found.append(process)
-    return found
-
-
-_own = {"faults": ""}
-"""Folder of faults of the test's cluster, which its processes have in their environment."""
+                    processes.append(process)
+    return processes
 
 
 @pytest.fixture(scope="session")
@@ -149,21 +148,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def jobs_of(files: Path, output: Path, models: int = 2, **options: Any) -> list[Job]:
     """Return jobs of a suite on several checkpoints."""
-    settings: dict[str, Any] = {
-        "data_dir": files / "documents",
-        "allow_unofficial_data": True,
-        "tasks": ("piqa", "boolq", "arc_easy"),
-        "device": "cpu",
-        "dtype": "float32",
-        "token_budget": 128,
-        "output": output,
-        **options,
-    }
+    settings = {"data_dir": files / "documents", "allow_unofficial_data": True, "tasks": ("piqa", "boolq", "arc_easy"),
+                "device": "cpu", "dtype": "float32", "token_budget": 128, "output": output, **options}  # fmt: skip
     names = [f"model{seed}" for seed in range(models)]
-    return [Job(name, planned(files / name, settings, lambda _: None)) for name in names]
+    return [Job(name, planned(files / name, settings, silent)) for name in names]
 
 
-def tables_of(jobs: list[Job]) -> dict[str, pd.DataFrame]:
+def tables_of(jobs: list[Job]) -> Tables:
     """Return the score tables of finished jobs, by label."""
     return {job.label: load_run(job.plan.folder).scores for job in jobs}
 
@@ -175,17 +166,17 @@ def same(jobs: list[Job], expected: Tables) -> bool:
 
 def states(outcomes: list[Outcome]) -> list[str]:
     """Return the states of outcomes; print why one is not finished."""
-    print(*(one.message for one in outcomes if one.message), sep="\n")
-    return [one.state for one in outcomes]
+    print(*(outcome.message for outcome in outcomes if outcome.message), sep="\n")
+    return [outcome.state for outcome in outcomes]
 
 
-def batches_in(run: Run) -> int:
-    """Return the lines of a run's journal."""
-    return (run.folder / JOURNAL).read_bytes().count(b"\n")
+def lines(output: Path) -> int:
+    """Return the number of batches in the journals of a folder's runs."""
+    return sum(path.read_bytes().count(b"\n") for path in output.glob(f"*/{JOURNAL}"))
 
 
 @pytest.fixture(scope="session")
-def expected(files: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+def expected(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Tables:
     """The tables of a single process of one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

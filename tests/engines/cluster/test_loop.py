@@ -32,9 +32,8 @@ from evalkit.studies.cluster.resources import ClusterOptions
 from evalkit.studies.cluster.worker import Answer, BatchWorker, WorkerDescription, WorkerFailure, versions
 from evalkit.studies.cluster.workers import WorkerPool
 from evalkit.studies.running import Job, Outcome
-from tests.engines.cluster.conftest import Recorder, Tables, jobs_of, same, states
+from tests.engines.cluster.conftest import Recorder, Tables, jobs_of, lines, same, states
 from tests.journals import entries_of
-from tests.tiny import tiny_checkpoint
 
 Fault = Callable[[int, str, tuple[Any, ...]], Any]
 """(worker, method, arguments) → an answer, an exception, LATER, or None for the worker's own answer."""
@@ -201,9 +200,9 @@ def test_a_worker_that_never_starts_is_not_waited_for(
     def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
         if worker == 2:
             return LATER
-        if what == "refused":
-            return REFUSED if method == "prepare" else None
-        return SHORT if method == "compute" and not arguments[2] else None
+        if method == "prepare" and what == "refused":
+            return REFUSED
+        return SHORT if method == "compute" and what == "memory" and not arguments[2] else None
 
     outcomes, _ = InProcessRay(2, fault).run(jobs_of(files, tmp_path, models=1))
     assert states(outcomes) == ["failed" if what == "refused" else "finished"]
@@ -237,8 +236,8 @@ def test_a_machine_lost_while_its_workers_load(files: Path, tmp_path: Path) -> N
     assert sum("is refused for model0" in line for line in progress.said) == 3
 
 
-@pytest.mark.slow
-def test_workers_that_never_start_well(files: Path, tmp_path: Path) -> None:
+def test_workers_that_never_start_well(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_GROWTH", 0.05)
     ray = InProcessRay(1, lambda *_: LostError("No module named 'evalkit'"))
     with pytest.raises(EvalkitError, match=r"no worker could be started: .* No module named 'evalkit'"):
         ray.run(jobs_of(files, tmp_path, models=1))
@@ -247,23 +246,18 @@ def test_workers_that_never_start_well(files: Path, tmp_path: Path) -> None:
 def test_an_unexpected_error_ends_its_own_run_only(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = benchmark("multiple_choice")
-    finish = type(kind).finish
+    kind = type(benchmark("multiple_choice"))
+    finish = kind.finish
 
     def fails(self: Any, plan: Any, finished: Any, writer: Any) -> None:
         if "model0" in str(writer.folder):
             raise RuntimeError("cannot finish")
         finish(self, plan, finished, writer)
 
-    monkeypatch.setattr(type(kind), "finish", fails)
+    monkeypatch.setattr(kind, "finish", fails)
     outcomes, _ = InProcessRay(1).run(jobs_of(files, tmp_path, models=2))
     assert states(outcomes) == ["failed", "finished"]
     assert outcomes[0].message == "unexpected RuntimeError: cannot finish"
-
-
-def keys_in(job: Job) -> list[tuple[str, int]]:
-    """Return the batches in the journal of a finished run."""
-    return [(entry.task, entry.batch) for entry, _ in entries_of(load_run(job.plan.folder), ScoreRow)]
 
 
 def test_batches_that_come_twice_or_damaged(
@@ -284,7 +278,8 @@ def test_batches_that_come_twice_or_damaged(
     outcomes, progress = InProcessRay(2).run(jobs)
     assert states(outcomes) == ["finished"]
     assert sum("was damaged on the way" in line for line in progress.said) == 2
-    assert len(keys_in(jobs[0])) == len({*keys_in(jobs[0])}) == len(delivered) - 2
+    keys = [(entry.task, entry.batch) for entry, _ in entries_of(load_run(jobs[0].plan.folder), ScoreRow)]
+    assert len(keys) == len({*keys}) == len(delivered) - 2
     assert same(jobs, expected)
 
 
@@ -352,9 +347,7 @@ def test_a_head_that_is_lost_ends_the_run(files: Path, tmp_path: Path, monkeypat
 class Disk:
     """Watches the journals of a folder reach the disk; `before` is called with the number of batches that have."""
 
-    def __init__(
-        self, output: Path, monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None] = lambda _: None
-    ) -> None:
+    def __init__(self, output: Path, monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None]) -> None:
         self.threads: set[int] = set()
         self.synced = 0
         fsync = os.fsync
@@ -369,11 +362,6 @@ class Disk:
             self.synced += 1
 
         monkeypatch.setattr(os, "fsync", synced)
-
-
-def lines(output: Path) -> int:
-    """Return the number of batches in the journals."""
-    return sum(path.read_bytes().count(b"\n") for path in output.glob(f"*/{JOURNAL}"))
 
 
 def test_the_loop_does_not_wait_for_the_disk(
@@ -445,41 +433,3 @@ def test_ctrl_c_keeps_every_batch_that_came(files: Path, tmp_path: Path, monkeyp
         ray.run(jobs)
     assert lines(tmp_path) == 7
     assert not is_locked(jobs[0].plan.folder)
-
-
-@pytest.mark.slow
-def test_a_worker_that_keeps_its_checkpoint_looks_at_no_other(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """64 workers and 36 checkpoints, whose batches one worker has computed before: the work for each delivery."""
-    for seed in range(36):
-        tiny_checkpoint(tmp_path / f"model{seed}", seed=seed, window=1024)
-    (tmp_path / "documents").symlink_to(files / "documents")
-    jobs = jobs_of(tmp_path, tmp_path / "runs", models=36)
-    real, known, prepared, names = BatchWorker(1), dict[Any, Answer](), list[Answer](), list[str]()
-
-    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        if method == "prepare":
-            if not prepared:
-                prepared.append(real.prepare(*arguments))
-                names.append(arguments[0])
-            return prepared[0]
-        if method == "compute":
-            batch = arguments[1]
-            if batch.key not in known:
-                known[batch.key] = real.compute(names[0], batch, False)
-            return known[batch.key]._replace(content=replace(known[batch.key].content, seconds=0.5))
-        return None
-
-    looks = count()
-    has_work_for = TrackedJob.has_work_for
-
-    def counted(self: TrackedJob, worker: int) -> bool:
-        next(looks)
-        return has_work_for(self, worker)
-
-    monkeypatch.setattr(TrackedJob, "has_work_for", counted)
-    outcomes, progress = InProcessRay(64, fault, backwards=True).run(jobs, seconds=300)
-    assert states(outcomes) == ["finished"] * 36
-    assert len(known) * 36 == progress.batches
-    assert next(looks) < 100 * progress.batches  # 670 where every free worker looks at every checkpoint

@@ -1,7 +1,8 @@
-"""Trainings for tests: in this process, and in one that stops at a moment and waits to be killed."""
+"""Trainings of 20 updates of 4 rows of 32 tokens: in this process, and in one that waits to be killed at a moment."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,34 @@ from safetensors.torch import load_file
 from transformers import Trainer
 
 from evalkit.inputs.validated import validated
-from tests.pretrain.settings_files import recipe_of
+
+
+def recipe_of(shared: Path, **changes: Any) -> dict[str, Any]:
+    """The keys of a settings file; a key of None is left out."""
+    keys = {
+        "model": f"{shared}/models.yaml:vanilla",
+        "tokenizer": str(shared / "tokenizer"),
+        "text": [{"files": [str(shared / "text.jsonl")]}],
+        "held_out": [{"files": [str(shared / "held_out.txt")]}],
+        "length": 32,
+        "batch": 4,
+        "steps": 20,
+        "learning_rate": 5e-3,
+        "warmup_steps": 3,
+        "log_every": 3,
+        "held_out_every": 8,
+        "held_out_rows": 8,
+        "save_every": 10,
+        "report_to": "none",
+    }
+    return {key: value for key, value in (keys | changes).items() if value is not None}
+
+
+def write_recipe(folder: Path, shared: Path, **changes: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "recipe.yaml"
+    path.write_text(json.dumps(recipe_of(shared, **changes)))
+    return path
 
 
 def training_of(shared: Path, output: Path, *, seed: int = 0, model: str = "vanilla", **changes: Any) -> Training:
@@ -44,7 +72,7 @@ def run_all(trainings: list[Training]) -> None:
 
 
 def state_of(checkpoint: Path) -> dict[str, Any]:
-    """Return weights, optimizer and scheduler of a checkpoint."""
+    """Weights, optimizer and scheduler of a checkpoint."""
     return {
         "weights": load_file(checkpoint / "model.safetensors"),
         "optimizer": torch.load(checkpoint / "optimizer.pt", weights_only=False),
