@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 
 class TaskDocuments(NamedTuple):
-    """The documents of a task."""
-
     documents: Sequence[Any]
     source: str
     """Provenance for messages, such as "data-dir DIR/qasper.jsonl"."""
@@ -51,12 +49,10 @@ class TaskDocuments(NamedTuple):
     """Whether they are the published ones; None if none are published."""
 
     def selected(self, task: str, selection: DocumentSelection) -> TaskDocuments:
-        """Return the documents that a request selects."""
         numbers = selection.places(task, [task] * len(self.documents))
         return self._replace(documents=tuple(self.documents[number] for number in numbers))
 
     def about(self) -> dict[str, Any]:
-        """Return the manifest's entry."""
         return {"source": self.source, "official": self.official, "count": len(self.documents)}
 
 
@@ -157,8 +153,6 @@ class GeneratedAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A document with the prompt that is sent to the model."""
-
     id: str
     prompt: Prompt
     """Its `index` names the document in the journal."""

@@ -59,7 +59,6 @@ class NeedleCase:
     depth: float
     """Percentage of the text before the needle."""
     repeat: int
-    """Number of the text, from 0."""
 
     @property
     def secret(self) -> str:
@@ -68,7 +67,6 @@ class NeedleCase:
 
     @property
     def city(self) -> str:
-        """The city that the secret belongs to."""
         return _CITIES[self._hash // 9_000_000 % len(_CITIES)]
 
     @property

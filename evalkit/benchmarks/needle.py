@@ -17,16 +17,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.generated import (
-    DocumentPlan,
-    GeneratedAnswer,
-    GeneratedBenchmark,
-    GenerationRequest,
-    TaskDocuments,
-    about_run,
-    context_of,
-    generated_plan,
-)
+from evalkit.benchmarks import generated
+from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
 from evalkit.benchmarks.haystack import Haystack, NeedleCase
 from evalkit.benchmarks.outcomes import Measure, Metric, run_content
 from evalkit.benchmarks.request import Request
@@ -44,7 +36,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NEEDLE = "needle"
-"""Name of the benchmark and of its one task."""
 NEEDLES = "needles.parquet"
 MAX_NEW_TOKENS = 32
 """Maximum length of an answer: a sentence with seven digits, each of which may be a token."""
@@ -89,9 +80,7 @@ class _NeedleResults(Stored):
     found: list[list[float]]
 
 
-class Needle(GeneratedBenchmark):
-    """Benchmark of needle-in-a-haystack tests."""
-
+class Needle(generated.GeneratedBenchmark):
     kind = NEEDLE
     request = NeedleRequest
     results_form = _NeedleResults
@@ -103,7 +92,7 @@ class Needle(GeneratedBenchmark):
     def plan(self, request: NeedleRequest, say: Say) -> NeedlePlan:
         haystack = Haystack(request.text)
         checkpoint = request.model.locate(say)
-        context = context_of(request.model, checkpoint, NEEDLE)
+        context = generated.context_of(request.model, checkpoint, NEEDLE)
         lengths = _lengths(request.lengths, context)
         depths = sorted(set(request.depths))
         if not depths or not all(0 <= depth <= 100 for depth in depths):
@@ -114,7 +103,7 @@ class Needle(GeneratedBenchmark):
         cases = [NeedleCase(*case) for case in product(lengths, depths, range(request.repeats))]
         grid = {"lengths": lengths, "depths": depths, "repeats": request.repeats, "text": haystack.identity}
         tasks = {NEEDLE: TaskDocuments(cases, haystack.source)}
-        plan = generated_plan(NEEDLE, request, checkpoint, context, tasks, grid, say, request.chat)
+        plan = generated.generated_plan(NEEDLE, request, checkpoint, context, tasks, grid, say, request.chat)
         return NeedlePlan(**vars(plan), haystack=haystack)
 
     def generation_requests(
@@ -198,7 +187,7 @@ class Needle(GeneratedBenchmark):
             f"needles found in %, by tokens of the prompt and depth in it; {task['found']} of {task['n']} in all, "
             f"{texts} text{'s' if texts > 1 else ''} a cell",
             f"text: {run.manifest['documents'][NEEDLE]['source']}",
-            *about_run(run),
+            *generated.about_run(run),
         )
         headers = ["depth", *(f"{length:,}" for length in lengths)]
         table = simple_table("needle", headers, rows, ruled={len(by_depth)})

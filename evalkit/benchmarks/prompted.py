@@ -12,15 +12,8 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from evalkit.benchmarks.generated import (
-    DocumentPlan,
-    GeneratedAnswer,
-    GeneratedBenchmark,
-    GenerationRequest,
-    TaskDocuments,
-    context_of,
-    generated_plan,
-)
+from evalkit.benchmarks import generated
+from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.display import Say
@@ -52,7 +45,7 @@ class PromptDocument(NamedTuple):
     reference: str
 
 
-class PromptedBenchmark(GeneratedBenchmark):
+class PromptedBenchmark(generated.GeneratedBenchmark):
     """Base class of simple benchmarks; `kind` is also the name of the suite."""
 
     request = DocumentRequest
@@ -60,7 +53,6 @@ class PromptedBenchmark(GeneratedBenchmark):
     files = (ANSWERS,)
     checked = ("prompt", "reference")
     description: ClassVar[str]
-    """Description of the suite in one line."""
     max_new_tokens: ClassVar[int] = 32
     """Maximum length of an answer, in tokens."""
     until: ClassVar[tuple[str, ...]] = ("\n",)
@@ -86,8 +78,8 @@ class PromptedBenchmark(GeneratedBenchmark):
             raise UsageError(f"benchmark {self.kind}: task {empty[0]} has no documents")
         checkpoint = request.model.locate(say)
         settings = {"max_new_tokens": self.max_new_tokens, "until": list(self.until), "version": self.version}
-        context = context_of(request.model, checkpoint, self.kind)
-        return generated_plan(self.kind, request, checkpoint, context, tasks, settings, say)
+        context = generated.context_of(request.model, checkpoint, self.kind)
+        return generated.generated_plan(self.kind, request, checkpoint, context, tasks, settings, say)
 
     def generation_requests(
         self, plan: DocumentPlan, task: str, ends: frozenset[int], tokenizer: Any

@@ -36,9 +36,7 @@ from evalkit.scoring.architecture import memory_beside_weights, rotary_lengths
 from evalkit.scoring.attention import SPECIAL, attention_named
 
 NAME = "evalkit_chunks"
-"""Name under which the attention of prompt chunks is registered with transformers."""
 _CHECKED_TOKENS = 16
-"""Tokens on which the cache is checked before generation."""
 _CACHE_TOLERANCE = 0.05
 """Tolerance of the cache check. With the cache, the token that is the argmax without a cache may be this far below the
 largest logit, as a share of the range from the mean logit to the largest. Rounding gives 0.01 in bfloat16; logits of
@@ -179,7 +177,6 @@ class Generator:
         # Rotary frequencies that depend on the longest position in a forward pass need each prompt whole and by itself
         trained = rotary_lengths(model.config)
         self.one_by_one = bool(trained) or bool(self.without_cache)
-        """Whether prompts are generated one by one and prefilled in one piece."""
         self.chunk = sys.maxsize if self.one_by_one else chunk
         self._recomputed_lengths = frozenset() if self.without_cache else cache_reset_lengths(model, trained)
 
@@ -258,10 +255,10 @@ class Generator:
         columns = used + max(prompt.max_new_tokens for prompt in prompts)
         check_room(self.device, len(prompts) * columns * self.token_bytes)
         storage = _Storage(self._layers, len(prompts), columns)
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             started = time.perf_counter()
-            row.place, row.start = place, used - len(row.prompt.tokens)
-            row.append(*choose([row], self._prefill(storage, row, rows[:place])))
+            row.place, row.start = index, used - len(row.prompt.tokens)
+            row.append(*choose([row], self._prefill(storage, row, rows[:index])))
             row.seconds = row.prompt_seconds = time.perf_counter() - started
         live = storage.without_ended(rows, used)
         while live:
@@ -292,7 +289,6 @@ class Generator:
         return logits
 
     def _step(self, storage: _Storage, live: Sequence[Generation], used: int) -> None:
-        """Generate one token for every row that has not ended, after `used` columns."""
         started = time.perf_counter()
         lengths = [len(row.prompt.tokens) + len(row.tokens) for row in live]
         if lengths[0] in self._recomputed_lengths:  # only for batches of one

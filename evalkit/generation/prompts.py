@@ -25,15 +25,11 @@ CHUNK = 512
 _GPU_SHARE, _CPU_SHARE = 0.5, 0.25
 """Share of the memory beside the weights for keys and values; other programs use a CPU's memory too."""
 _GPU_ROWS, _CPU_ROWS = 256, 16
-"""Largest batch size. In larger batches the time of a step grows in proportion to the batch size."""
 _STEPS = 4
-"""Number of timed decoding steps."""
 
 
 @dataclass(frozen=True)
 class Stops:
-    """Stopping criteria of a prompt."""
-
     ends: frozenset[int] = frozenset()
     """Token ids that end the text."""
     barred_first: frozenset[int] = frozenset()
@@ -59,8 +55,6 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, its stopping criteria and its decoding settings."""
-
     index: int
     """An index that the caller chooses."""
     tokens: Ints
@@ -112,14 +106,10 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Memory limits of a batch; see `capacity_of`."""
-
     tokens: int
     """Most tokens of keys and values in a batch of several prompts."""
     most_rows: int
-    """Largest batch size."""
     chunk: int
-    """Prompt tokens in one forward pass."""
     token_bytes: int
     """Bytes of one token's keys and values, in all layers; 0 if the model has no key-value cache."""
 
@@ -142,6 +132,21 @@ class Capacity:
             else:
                 batches.append([prompt])
         return batches
+
+
+def capacity_of(generator: Generator, budget: int | None, context: int) -> Capacity:
+    """Return the memory limits of a batch for a context window in tokens.
+
+    The budget is the most tokens of a batch; None: as many as fit into a share of the memory, whoever else uses it.
+    """
+    is_gpu = generator.device.type == "cuda"
+    share = _GPU_SHARE if is_gpu else _CPU_SHARE
+    # Each layer's keys and values are on its device
+    rooms = [int(generator.memory[device] * share) // size for device, size in generator.token_bytes_on.items() if size]
+    # Without a key-value cache, prompts are generated one by one
+    tokens = budget or (max(1, min(rooms)) if rooms else context)
+    most_rows = 1 if generator.one_by_one else _GPU_ROWS if is_gpu else _CPU_ROWS
+    return Capacity(tokens, most_rows, generator.chunk, generator.token_bytes)
 
 
 @dataclass(frozen=True)
@@ -177,29 +182,8 @@ class MeasuredCapacity(Capacity):
 
 @dataclass(frozen=True)
 class GeneratingFacts:
-    """Properties of a generating model that planning needs."""
-
     ends: tuple[int, ...]
-    """Token ids that end a text."""
     room: MeasuredCapacity
-
-
-def capacity_of(generator: Generator, budget: int | None, context: int) -> Capacity:
-    """Return the memory limits of a batch on this machine, for a context window in tokens.
-
-    The budget is the most tokens of a batch; None: as many as fit into a share of the memory, whoever else uses it.
-    """
-    is_gpu = generator.device.type == "cuda"
-    share = _GPU_SHARE if is_gpu else _CPU_SHARE
-    # Each layer's keys and values are on its device
-    rooms = [int(generator.memory[device] * share) // size for device, size in generator.token_bytes_on.items() if size]
-    return Capacity(
-        # Without a key-value cache, prompts are generated one by one
-        tokens=budget or (max(1, min(rooms)) if rooms else context),
-        most_rows=1 if generator.one_by_one else _GPU_ROWS if is_gpu else _CPU_ROWS,
-        chunk=generator.chunk,
-        token_bytes=generator.token_bytes,
-    )
 
 
 def measure_capacity(model: Any, generator: Generator, budget: int | None, context: int) -> MeasuredCapacity:
@@ -213,15 +197,12 @@ def measure_capacity(model: Any, generator: Generator, budget: int | None, conte
     prompt = Prompt(-1, np.arange(length, dtype=np.int64) % embedding.shape[0], 1 + _STEPS)
     generator.generate([prompt])  # the first run is slower
     [measured] = generator.generate([prompt])
+    operations_a_second = _operations(linear, square, length) / max(measured.prompt_seconds, 1e-9)
     step = max(measured.seconds - measured.prompt_seconds, 1e-9) / _STEPS
-    return MeasuredCapacity(
-        **asdict(capacity_of(generator, budget, context)),
-        linear=linear,
-        square=square,
-        weights=weights,
-        operations_a_second=_operations(linear, square, length) / max(measured.prompt_seconds, 1e-9),
-        bytes_a_second=(weights + length * generator.token_bytes) / step,
-    )
+    bytes_a_second = (weights + length * generator.token_bytes) / step
+    limits = asdict(capacity_of(generator, budget, context))
+    return MeasuredCapacity(**limits, linear=linear, square=square, weights=weights,
+                            operations_a_second=operations_a_second, bytes_a_second=bytes_a_second)  # fmt: skip
 
 
 def _operations(linear: float, square: float, tokens: int) -> float:

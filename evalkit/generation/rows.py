@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,30 +28,15 @@ _SUPPORTED = frozenset({
 })  # fmt: skip
 """Settings of transformers' generation config that a prompt may have."""
 _ONLY_ONE = ("num_beams", "num_beam_groups", "num_return_sequences")
-"""Settings whose only supported value is 1."""
 _UNSUPPORTED = ("penalty_alpha", "dola_layers", "stop_strings", "token_healing", "max_time", "assistant_early_exit")
 """Settings of a model's generation config with which `generate` does not choose token by token."""
 _ONE_BY_ONE = "evalkit generates one text at a time, token by token"
 NOT_FINITE_ADVICE = "its weights may be damaged, or its dtype too narrow: try --dtype float32"
 
 
-class Sampler(NamedTuple):
-    """The token sampler of one prompt."""
-
-    processors: Any
-    """(token ids [1, length], logits [1, vocabulary]) → logits."""
-    random: torch.Generator | None
-    """None: the argmax after the processors."""
-
-    def choose(self, ids: torch.Tensor, logits: torch.Tensor) -> int:
-        """Return the next token after `ids` [1, length], given logits [1, vocabulary]."""
-        scores = self.processors(ids, logits)
-        if not scores.amax().isfinite():
-            raise ScoringError("the generation settings leave no token to choose from")
-        if self.random is None:
-            return int(scores.argmax(-1))
-        # On the CPU, where random numbers are the same on every machine
-        return int(torch.multinomial(scores.softmax(-1).cpu(), 1, generator=self.random))
+Sampler = tuple[Any, torch.Generator | None]
+"""Processors of logits, (token ids [1, length], logits [1, vocabulary]) → logits, and the random numbers of a choice
+among the processed logits; without them it is the argmax."""
 
 
 def sampler_of(model: Any, prompt: Prompt) -> Sampler | None:
@@ -73,8 +58,8 @@ def sampler_of(model: Any, prompt: Prompt) -> Sampler | None:
         config.max_length = prompt.columns
         processors = logits_processors(model, config, torch.from_numpy(prompt.tokens[None]).to(model.device))
     if not config.do_sample:
-        return Sampler(processors, None) if processors else None
-    return Sampler(processors, torch.Generator().manual_seed(prompt.decoding.seed))
+        return (processors, None) if processors else None
+    return processors, torch.Generator().manual_seed(prompt.decoding.seed)
 
 
 def check_settings(model: Any, settings: Mapping[str, Any]) -> None:
@@ -83,7 +68,7 @@ def check_settings(model: Any, settings: Mapping[str, Any]) -> None:
         sampler = sampler_of(model, Prompt(0, np.zeros(1, np.int64), 1, decoding=Decoding(settings)))
         if sampler is not None:
             ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-            sampler.processors(ids, torch.zeros(1, model.config.get_text_config().vocab_size, device=model.device))
+            sampler[0](ids, torch.zeros(1, model.config.get_text_config().vocab_size, device=model.device))
     except (ValueError, TypeError, IndexError) as error:
         raise UsageError(f"transformers rejects its settings ({first_line(error)})") from error
 
@@ -123,7 +108,6 @@ class Generation:
         return np.concatenate([self.prompt.tokens, np.array(self.tokens, dtype=np.int64)])
 
     def append(self, token: int) -> None:
-        """Append a generated token and check the stopping criteria."""
         self.tokens.append(token)
         if token in self.prompt.stops.ends:
             self.ended = "end"
@@ -155,8 +139,14 @@ def choose(rows: Sequence[Generation], logits: torch.Tensor) -> list[int]:
     chosen = [int(token) for token in tokens.tolist()]
     for index, row in enumerate(rows):
         if row.sampler is not None:
-            ids = torch.from_numpy(row.all_tokens[None]).to(logits.device)
-            chosen[index] = row.sampler.choose(ids, logits[index : index + 1])
+            processors, random = row.sampler
+            scores = processors(torch.from_numpy(row.all_tokens[None]).to(logits.device), logits[index : index + 1])
+            if not scores.amax().isfinite():
+                raise ScoringError("the generation settings leave no token to choose from")
+            if random is None:
+                chosen[index] = int(scores.argmax(-1))
+            else:  # on the CPU, where random numbers are the same on every machine
+                chosen[index] = int(torch.multinomial(scores.softmax(-1).cpu(), 1, generator=random))
     return chosen
 
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from evalkit.errors import CheckpointError, ScoringError
-from evalkit.generation.generator import NAME, Generator, chunked_attention
-from evalkit.generation.prompts import Capacity, Prompt, Stops, measure_capacity, shared_tokens
+from evalkit.generation.generator import Generator
+from evalkit.generation.prompts import Capacity, Prompt, Stops, measure_capacity
 from tests.devices import CUDA, DEVICES, cuda_memory_of, most_cuda_memory
 from tests.generation.made import NEW, by_transformers, prompts, tokens
 from tests.marks import fast
@@ -80,21 +80,15 @@ def test_a_batch_gives_what_transformers_gives(built: tuple[str, str], device: s
     """Prompts of any length; twenty common tokens are two chunks of eight and four recomputed tokens."""
     model = model_of(built[0], ATTENTIONS[built[1]]).to(device)
     many = tokens(*LENGTHS)
-    generations = Generator(model, chunk=16).generate(prompts(many))
-    assert ids_of(generations) == [by_transformers(model, ids) for ids in many]
-    assert {(row.ended, row.reused) for row in generations} == {("length", 0)}
+    expected = [by_transformers(model, ids) for ids in many]
+    for chunk in (17, 512):
+        generations = Generator(model, chunk).generate(prompts(many))
+        assert ids_of(generations) == expected
+        assert {(row.ended, row.reused) for row in generations} == {("length", 0)}
     many = tokens(37, 21, 60, 22, beginning=20)
     generations = Generator(model, chunk=8).generate(prompts(many))
     assert ids_of(generations) == [by_transformers(model, ids) for ids in many]
     assert [row.reused for row in generations] == [0, 16, 16, 16]
-
-
-@pytest.mark.parametrize("implementation", fast(["sdpa"], ["sdpa", "eager"]))
-def test_any_chunk(implementation: str) -> None:
-    model, many = model_of("llama", VARIANTS["integral"], implementation=implementation), tokens(*LENGTHS, seed=1)
-    expected = [by_transformers(model, ids) for ids in many]
-    for chunk in (1, 17, 512):
-        assert ids_of(Generator(model, chunk).generate(prompts(many))) == expected
 
 
 @pytest.mark.parametrize("kind", fast(["gpt2", "bloom", "gemma2", "mixtral", "modernbert-decoder"], KINDS))
@@ -261,38 +255,6 @@ def test_bfloat16_tokens_have_about_the_largest_logit(device: str, attention: st
         assert ((logits.amax(-1) - chosen) / (logits.amax(-1) - logits.mean(-1))).max() <= 0.05
 
 
-@torch.inference_mode()
-def hidden(model: Any, ids: torch.Tensor, chunk: int) -> torch.Tensor:
-    cache = DynamicCache(config=model.config)
-    parts = [model.base_model(part, past_key_values=cache).last_hidden_state for part in ids.split(chunk, dim=1)]
-    return torch.cat(parts, dim=1)
-
-
-@pytest.mark.parametrize("kind", ["llama", "phi3"])
-def test_a_chunks_attention(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transformers' own numbers, under additive masks and with shared heads; padding alone is no NaN."""
-    model, chunk = architecture(kind, **KINDS.get(kind, {})), 8
-    ids = torch.randint(2, 64, (1, 3 * chunk + 1))
-    expected = hidden(model, ids, chunk)
-    product, calls = torch.nn.functional.scaled_dot_product_attention, []
-
-    def spy(query: torch.Tensor, key: torch.Tensor, *rest: Any, **settings: Any) -> torch.Tensor:
-        mask = settings["attn_mask"]
-        calls.append((query.shape[2], key.shape[1] < query.shape[1], mask is None or mask.dtype.is_floating_point))
-        return product(query, key, *rest, **settings)
-
-    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", spy)
-    with chunked_attention(model):
-        torch.testing.assert_close(hidden(model, ids, chunk), expected, rtol=1e-6, atol=1e-6)
-        padded = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
-        assert model.base_model(torch.randint(2, 64, (2, 4)), attention_mask=padded).last_hidden_state.isfinite().all()
-    assert [call[1:] for call in calls if call[0] == chunk][-2:] == [(True, True)] * 2
-    assert model.config._attn_implementation == "sdpa"
-    eager = architecture(kind, **KINDS.get(kind, {}), attn_implementation="eager")
-    with chunked_attention(eager):
-        assert eager.config._attn_implementation == "eager" != NAME
-
-
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 BYTES = 2 * 3 * 4 * 16 * 4
 """Of a token: keys and values, three layers, four heads of 16, float32."""
@@ -314,16 +276,6 @@ def test_batches(rows: list[tuple[list[int], int]], budget: int, chunk: int, mos
     assert len({family[0][0] for family in families}) == len(families)
     lengths = [max(len(prompt.tokens) for _, prompt in family) for family in families]
     assert lengths == sorted(lengths, reverse=True)
-
-
-@given(TOKENS, TOKENS, st.integers(1, 6))
-def test_shared_tokens(first: list[int], second: list[int], chunk: int) -> None:
-    shared = shared_tokens(np.array(first), np.array(second), chunk)
-    assert shared % chunk == 0
-    assert shared < min(len(first), len(second))  # the last token's output is needed, and is not stored
-    assert first[:shared] == second[:shared]
-    longer = shared + chunk
-    assert longer >= min(len(first), len(second)) or first[:longer] != second[:longer]
 
 
 def test_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,26 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.generated import (
-    DocumentPlan,
-    GeneratedAnswer,
-    GeneratedBenchmark,
-    GenerationRequest,
-    TaskDocuments,
-    context_of,
-    generated_plan,
-)
+from evalkit.benchmarks import generated
+from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
+from evalkit.benchmarks.longbench import results
 from evalkit.benchmarks.longbench.official import generation_requests, score_prediction
 from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, TASKS, SuiteName, find_task, suite_tasks
-from evalkit.benchmarks.longbench.results import (
-    GENERATIONS,
-    SOURCE,
-    load_generations,
-    official_tasks,
-    report_of,
-    run_figures,
-    score_generations,
-)
 from evalkit.benchmarks.outcomes import Label, Measure, Metric
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.display import Say, doing
@@ -93,13 +78,11 @@ class _LongBenchResults(Stored):
     tasks: list[_LongBenchTask]
 
 
-class LongBench(GeneratedBenchmark):
-    """The LongBench and LongBench-E benchmarks."""
-
+class LongBench(generated.GeneratedBenchmark):
     kind = LONGBENCH
     request = LongBenchRequest
     results_form = _LongBenchResults
-    files = (GENERATIONS,)
+    files = (results.GENERATIONS,)
     checked = ("answers",)
     # Truncation at another length makes another prompt
     prompt_settings: ClassVar = {"prompt tokens": "max_prompt_tokens"}
@@ -115,13 +98,12 @@ class LongBench(GeneratedBenchmark):
                 raise UnknownNameError(f"{request.suite} task", name, known)
         loaded: dict[str, TaskDocuments] = {}
         tasks_by_error: dict[str, list[str]] = {}
-        for name, task in known.items():
-            if not request.tasks or name in request.tasks:
-                try:
-                    with doing("reading documents"):
-                        loaded[name] = load_rows(task, request.data_dir, request.selection, request.suite, say)
-                except DataError as error:
-                    tasks_by_error.setdefault(str(error).replace(name, "<task>"), []).append(name)
+        for name in (name for name in known if not request.tasks or name in request.tasks):
+            try:
+                with doing("reading documents"):
+                    loaded[name] = load_rows(known[name], request.data_dir, request.selection, request.suite, say)
+            except DataError as error:
+                tasks_by_error.setdefault(str(error).replace(name, "<task>"), []).append(name)
         left_out = [
             error.replace("<task>", names[0]) if len(names) == 1 else f"{', '.join(names)}: {error}"
             for error, names in tasks_by_error.items()
@@ -131,11 +113,11 @@ class LongBench(GeneratedBenchmark):
         for line in left_out:
             say(f"left out: {line}")
         request = replace(request, model=_paper_context(request.model, checkpoint, say))
-        context = context_of(request.model, checkpoint, LONGBENCH)
+        context = generated.context_of(request.model, checkpoint, LONGBENCH)
         most_new = max(known[name].max_new_tokens for name in loaded)
         most = max_prompt_tokens(request.max_prompt_tokens, context, most_new)
         settings = {"suite": request.suite, "max_prompt_tokens": most}
-        plan = generated_plan(LONGBENCH, request, checkpoint, context, loaded, settings, say, request.chat)
+        plan = generated.generated_plan(LONGBENCH, request, checkpoint, context, loaded, settings, say, request.chat)
         return replace(plan, manifest=plan.manifest | ({"left_out": left_out} if left_out else {}))
 
     def ids(self, plan: DocumentPlan, task: str) -> list[str]:
@@ -155,14 +137,15 @@ class LongBench(GeneratedBenchmark):
             **stored,
             "length": document.length,
             # Rows with several questions on one document are not independent
-            SOURCE: hashlib.sha256(document.context.encode()).hexdigest()[:16],
+            results.SOURCE: hashlib.sha256(document.context.encode()).hexdigest()[:16],
             "answers": json.dumps(document.answers, ensure_ascii=False),
             "all_classes": json.dumps(document.all_classes, ensure_ascii=False),
             "score": score_prediction(TASKS[task], answer.text, document.answers, document.all_classes),
         }
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
-        scores = score_generations(table, plan.request.suite, "difflib", official_tasks(plan.manifest))
+        official = results.official_tasks(plan.manifest)
+        scores = results.score_generations(table, plan.request.suite, official=official)
         averages = [
             {"name": mean["name"], "accuracy": (mean["all"]["score"] or 0.0) / 100, "stderr": None}
             for mean in (scores["plain_mean"], scores["mean_of_groups"])
@@ -171,19 +154,13 @@ class LongBench(GeneratedBenchmark):
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         self.refuse_rule(run, rule)
-        return [
-            Metric(
-                task=task["task"],
-                name=self.metric_of(task["task"]),
-                n=task["all"]["n"],
-                value=task["all"]["score"],
-                stderr=None,  # the official code prints none
-                bounds=(0.0, 100.0),
-                truncated=task.get("truncated"),
-                official=run.manifest["documents"][task["task"]]["official"],
-            )
-            for task in run.stored["tasks"]
-        ]
+        official, metrics = results.official_tasks(run.manifest), []
+        for task in run.stored["tasks"]:
+            about = {"truncated": task.get("truncated"), "official": official[task["task"]]}
+            # The official code prints no standard error
+            scored = (task["task"], self.metric_of(task["task"]), task["all"]["n"], task["all"]["score"], None)
+            metrics.append(Metric(*scored, bounds=(0.0, 100.0), **about))
+        return metrics
 
     def measure(self) -> Measure:
         words = "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
@@ -196,15 +173,15 @@ class LongBench(GeneratedBenchmark):
         return _groups(run.suite)
 
     def answers(self, run: Run) -> pd.DataFrame:
-        table = load_generations(run, ("task", "id", SOURCE, "answers", "score"))
+        table = results.load_generations(run, ("task", "id", results.SOURCE, "answers", "score"))
         return table.assign(references=table["answers"].map(json.loads)).rename(columns={"prediction": "answer"})
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         self.refuse_rule(run, rule)
-        return report_of(run)
+        return results.report_of(run)
 
     def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-        return run_figures(runs, names)
+        return results.run_figures(runs, names)
 
     def label(self, run: Run, task: str) -> Label:
         return Label(*[LABELS.get(task, task)] * 2)
@@ -229,10 +206,10 @@ def _groups(suite: str) -> dict[str, tuple[str, ...]]:
 
 
 def _paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelSpec:
-    """Return the model with the paper's context window if the user gives none: a shorter window is extended by YaRN.
+    """Extend a shorter window to the paper's context by YaRN if the user gives none.
 
-    A checkpoint whose own window is at least as long, or not in its config, is not changed. One whose window cannot be
-    extended is a `CheckpointError`: unchanged, its scores would not be comparable with others'.
+    A window that is not in the config is left as it is. One that cannot be extended is a `CheckpointError`: unchanged,
+    its scores would not be comparable with others'.
     """
     if model.context is not None:
         return model

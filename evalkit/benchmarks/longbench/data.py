@@ -24,7 +24,7 @@ from evalkit.benchmarks.generated import TaskDocuments
 from evalkit.benchmarks.longbench.official import template
 from evalkit.benchmarks.longbench.protocol import E_TASKS, TASKS, SuiteName, Task
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection, FirstDocuments
-from evalkit.data.sources import Hub, Record, did_you_mean, text, value, wrong
+from evalkit.data.sources import Hub, Record, text, value, wrong
 from evalkit.data.wheels import say_on_stderr
 from evalkit.display import Say
 from evalkit.errors import DataError, UnknownNameError, UsageError, reading_as
@@ -84,13 +84,10 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True)
 class LongBenchDocument:
-    """One document with its question and gold answers."""
-
     task: str
     id: str
     """The official `_id`; if it is missing, a hash of the content that determines the evaluation."""
     index: int
-    """Position in the file, from 0."""
     context: str
     input: str
     """The question; for few-shot tasks the last, unanswered example; empty where a task has none."""
@@ -137,7 +134,6 @@ def load_rows(
 
 
 def _content(task: Task, name: str, data_dir: Path | None, say: Say, hub: Hub) -> tuple[bytes, str]:
-    """Return a task's file and its provenance, from the folder, else from the hub."""
     file_name, absent = f"{name}.jsonl", ""
     if data_dir is not None:
         folder = data_dir.expanduser()
@@ -148,11 +144,7 @@ def _content(task: Task, name: str, data_dir: Path | None, say: Say, hub: Hub) -
             if os.path.lexists(path):  # if it is no readable file, no other source is used either
                 with reading_as(f"{path} ({task.name})", "rows", DataError):
                     return read_bytes(path, MOST_DOCUMENT_BYTES), f"data-dir {path}"
-            for other in (path.with_suffix(".json"), path.with_suffix(".parquet")):
-                if other.exists():
-                    raise DataError(f"{other} is not LongBench's official file; give {file_name} of its {ARCHIVE}")
-        hint = did_you_mean(folder, lambda beneath: (beneath / file_name).is_file())
-        absent = f"no {file_name} in {folder}{hint}; "
+        absent = f"no {file_name} in {folder}; "
     archive = hub.file(REPOSITORY, ARCHIVE, say)
     if archive is None:
         raise DataError(
@@ -168,7 +160,6 @@ def _content(task: Task, name: str, data_dir: Path | None, say: Say, hub: Hub) -
 
 
 def blob_hash(content: bytes) -> str:
-    """Return git's blob hash of a file's content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
@@ -293,8 +284,7 @@ def _files(path: Path, notes: list[str]) -> list[Path]:
         raise DataError(f"{path} is a run of evalkit; use evalkit longbench rescore {path}")
     files = sorted(path.glob("*.jsonl"))
     if not files:
-        hint = did_you_mean(path, lambda beneath: sum(_task_of(file) in TASKS for file in beneath.glob("*.jsonl")))
-        raise DataError(f"{path}: expected a folder with <task>.jsonl files, found none{hint}")
+        raise DataError(f"{path}: expected a folder with <task>.jsonl files, found none")
     if other := [file.name for file in files if file.stem in OFFICIAL_BLOBS and _task_of(file) not in TASKS]:
         notes.append(f"skipped, since only the English tasks are scored: {', '.join(other)}")
     return [file for file in files if file.name not in other]
@@ -335,22 +325,20 @@ def _miscounted(rows_of: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteNa
     official documents agree in both, so a file counts as a rerun only if every document occurs several times, or if it
     has too many rows. The number of LongBench-E's documents is not known here.
     """
-    irregular: list[str] = []
-    advice = ""
+    irregular, is_longer = list[str](), False
     for path, rows in rows_of.items():
         copies = Counter((row["answers"], row["length"]) for row in rows)
         times, official = gcd(*copies.values()), TASKS[rows[0]["task"]].documents
-        is_rerun = times > 1 and len(rows) > times
-        if is_rerun:
+        if times > 1 and len(rows) > times:
             irregular.append(f"{path.name} {len(rows)} for {len(rows) // times} (each {times} times)")
+            is_longer = True
         elif suite == "longbench" and len(rows) != official:
             irregular.append(f"{path.name} {len(rows)} for {official}")
-        if is_rerun or (suite == "longbench" and len(rows) > official):
-            advice = (
-                "; delete rows of appended runs: all are scored, as in the official code, and intervals are too narrow"
-            )
-            advice = f"; score LongBench-E's files with --e{advice}" if suite == "longbench" else advice
-    return [f"more or fewer rows than documents: {', '.join(irregular)}{advice}"] if irregular else []
+            is_longer = is_longer or len(rows) > official
+    advice = "; score LongBench-E's files with --e" if suite == "longbench" else ""
+    advice += "; delete rows of appended runs: all are scored, as in the official code, and intervals are too narrow"
+    note = f"more or fewer rows than documents: {', '.join(irregular)}{advice * is_longer}"
+    return [note] if irregular else []
 
 
 def write_predictions(generations: pd.DataFrame, folder: Path) -> list[Path]:

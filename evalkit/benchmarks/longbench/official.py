@@ -169,7 +169,6 @@ def score_prediction(
 
 
 def first_line(prediction: str) -> str:
-    """Return the first line after leading newlines."""
     return prediction.lstrip("\n").split("\n", 1)[0]
 
 

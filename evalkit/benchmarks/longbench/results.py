@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -43,7 +43,6 @@ BANDS: tuple[str, ...] = ("<2k", "2-4k", "4-8k", "8-16k", "16k+")
 """Bands of the stored length in the figure. They include LongBench-E's bucket limits."""
 _BUCKET_EDGES, _BAND_EDGES = (4000, 8000), (2000, 4000, 8000, 16000)
 _SEED, _RESAMPLES = 20240, 2000
-_NUMBERS = ("score", "low", "high")
 _METRICS = {
     "f1": "F1",
     "rouge_l": "ROUGE-L",
@@ -62,7 +61,6 @@ def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.
 
 
 def official_tasks(manifest: Mapping[str, Any]) -> dict[str, bool]:
-    """Return task → whether its documents are the official ones."""
     return {task: about["official"] for task, about in manifest["documents"].items()}
 
 
@@ -85,27 +83,29 @@ def score_generations(
     rows_of = {find_task(str(name)): rows for name, rows in generations.groupby("task", sort=False)}
     tasks: dict[str, dict[str, Any]] = {}
     means: dict[str, Floats] = {}
+    sizes_of: dict[str, list[int]] = {}
     for task in sorted(rows_of, key=list(TASKS.values()).index):
         rows = rows_of[task]
         with doing(f"scoring {task.name}"):
             scores = _score_rows(task, rows, variant)
         parts = [np.ones(len(rows), bool)]
         if suite == "longbench-e":
-            buckets = bucket(rows["length"].to_numpy())
+            buckets = np.searchsorted(_BUCKET_EDGES, rows["length"].to_numpy(), side="right")
             parts += [buckets == number for number in range(len(BUCKETS))]
         # Predictions of the official code have no column `source`
         sources = rows[SOURCE].to_numpy() if SOURCE in rows else np.arange(len(rows))
         means[task.name] = np.stack(
             [_resampled(task.name, number, scores[part], sources[part]) for number, part in enumerate(parts)]
         )
+        sizes_of[task.name] = [int(part.sum()) for part in parts]
         about = {"task": task.name, "group": task.group, "metric": task.metric}
         truncated = int(rows["truncated"].astype(bool).sum())
         known = {"truncated": truncated, "official": (official or {}).get(task.name)}
-        tasks[task.name] = about | _scores([int(part.sum()) for part in parts], means[task.name]) | known
+        tasks[task.name] = about | _scores(sizes_of[task.name], means[task.name]) | known
 
     def mean(name: str, members: Collection[str], parts: Collection[Floats], size: int) -> dict[str, Any]:
         """Return the unweighted mean of rounded scores, which readers can recompute; NaN if a part has no rows."""
-        sizes = np.sum([[part["n"] for part in _parts(tasks[task])] for task in members], axis=0)
+        sizes = np.sum([sizes_of[task] for task in members], axis=0)
         shown = name if len(members) == size else f"{name} ({len(members)} of {size} tasks)"
         return {"name": shown} | _scores(sizes.tolist(), np.mean(list(parts), axis=0))
 
@@ -127,7 +127,6 @@ def score_generations(
 
 
 def _score_rows(task: Task, rows: pd.DataFrame, variant: EditVariant) -> Floats:
-    """Return the score of each row, from 0 to 1, in the table's order."""
     scores = np.empty(len(rows))
     columns = zip(rows["prediction"], rows["answers"], rows["all_classes"], strict=True)
     for number, (prediction, answers, classes) in enumerate(columns):
@@ -137,11 +136,6 @@ def _score_rows(task: Task, rows: pd.DataFrame, variant: EditVariant) -> Floats:
         except (DataError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"generations of {task.name}, row {number + 1} cannot be scored: {error}") from error
     return scores
-
-
-def bucket(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the index of LongBench-E's bucket for each stored length, from 0."""
-    return np.searchsorted(_BUCKET_EDGES, np.asarray(lengths), side="right")
 
 
 def _resampled(task: str, part: int, scores: Floats, sources: np.ndarray) -> Floats:
@@ -166,17 +160,12 @@ def _scores(sizes: Sequence[int], means: Floats) -> dict[str, Any]:
     parts = []
     for n, part in zip(sizes, means, strict=True):
         numbers = (float(part[0]), *percentile_interval(part[1:]))
-        rounded = [None if isnan(number) else round(number, 2) for number in numbers]
-        parts.append({"n": n} | dict(zip(_NUMBERS, rounded, strict=True)))
+        score, low, high = (None if isnan(number) else round(number, 2) for number in numbers)
+        parts.append({"n": n, "score": score, "low": low, "high": high})
     return {"all": parts[0], "buckets": parts[1:]}
 
 
-def _parts(scored: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [scored["all"], *scored["buckets"]]
-
-
 def report_of(run: Run, variant: EditVariant = "difflib") -> Report:
-    """Return the report of a finished LongBench run, from its stored predictions."""
     columns = ("task", "id", "prediction", "answers", "all_classes", "length", "truncated")
     suite, official = run.manifest["specification"]["suite"], official_tasks(run.manifest)
     results = score_generations(load_generations(run, columns), suite, variant, official)
@@ -221,56 +210,49 @@ def longbench_report(
 def _record(kind: str, scored: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a task, group or mean, with the numbers of all rows and of each bucket."""
     variant = results["edit_similarity"] if scored.get("metric") == "edit_similarity" else None
-    about = {"kind": kind, "name": scored["task" if kind == "task" else "name"]}
-    about |= {"group": scored.get("group"), "metric": scored.get("metric"), "variant": variant}
-    parts = zip(("", *(f"_{bucket}" for bucket in BUCKETS)), _parts(scored), strict=False)
-    numbers = {f"{name}{suffix}": part[name] for suffix, part in parts for name in ("n", *_NUMBERS)}
-    return about | numbers | {"truncated": scored.get("truncated"), "official": scored.get("official")}
+    record = {"kind": kind, "name": scored["task" if kind == "task" else "name"]}
+    record |= {"group": scored.get("group"), "metric": scored.get("metric"), "variant": variant} | scored["all"]
+    for bucket, part in zip(BUCKETS, scored["buckets"], strict=False):
+        record |= {f"{name}_{bucket}": number for name, number in part.items()}
+    return record | {"truncated": scored.get("truncated"), "official": scored.get("official")}
 
 
-class BandScore(NamedTuple):
-    """The mean score of one task in one band, in percent."""
+def scores_by_length(
+    generations: pd.DataFrame, variant: EditVariant = "difflib"
+) -> dict[str, list[tuple[int, float, float | None]]]:
+    """Return task → (index in `BANDS`, mean score in percent, standard error) of each band with rows.
 
-    task: str
-    band: int
-    """Index in `BANDS`."""
-    n: int
-    score: float
-    stderr: float | None
-    """None for a single row."""
-
-
-def scores_by_length(generations: pd.DataFrame, variant: EditVariant = "difflib") -> list[BandScore]:
-    """Return mean scores by task and band, tasks in the paper's order; bands without rows are omitted."""
+    Tasks are in the paper's order; the error is None for a single row.
+    """
     if generations["length"].isna().any():
         raise DataError("scores by length: some predictions have no field 'length'; leave out --plot")
-    points: list[BandScore] = []
+    points: dict[str, list[tuple[int, float, float | None]]] = {}
     for name, task in TASKS.items():
         rows = generations[generations["task"] == name]
         scores = 100 * _score_rows(task, rows, variant)
         bands = np.searchsorted(_BAND_EDGES, rows["length"].to_numpy(), side="right")
         for band in np.unique(bands).tolist():
             part = scores[bands == band]
-            points.append(BandScore(name, band, len(part), float(part.mean()), error_of_mean(part)))
+            points.setdefault(name, []).append((band, float(part.mean()), error_of_mean(part)))
     return points
 
 
 def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
     """Return the scores by length of each run whose documents have lengths."""
-    words = "Scores of the tasks of {} by the length of their documents, with standard errors: {}."
-    tables = ((run, name, load_generations(run)) for run, name in zip(runs, names, strict=True))
-    return [
-        RunFigure(f"lengths-{run.manifest['id']}", words.format(run.suite, name), partial(draw_by_length, table))
-        for run, name, table in tables
-        if "length" in table and table["length"].notna().all()
-    ]
+    figures = []
+    for run, name in zip(runs, names, strict=True):
+        words = f"Scores of the tasks of {run.suite} by the length of their documents, with standard errors: {name}."
+        table = load_generations(run)
+        if "length" in table and table["length"].notna().all():
+            figures.append(RunFigure(f"lengths-{run.manifest['id']}", words, partial(draw_by_length, table)))
+    return figures
 
 
 def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant = "difflib") -> None:
     """Draw each task's score by the stored length of its rows, one panel for each group of tasks."""
     check_figure_path(path)
     points = scores_by_length(generations, variant)
-    groups = [group for group in GROUPS if any(TASKS[point.task].group == group for point in points)]
+    groups = [group for group in GROUPS if any(TASKS[name].group == group for name in points)]
     columns = min(3, len(groups))
     rows = -(-len(groups) // columns)
     figure = new_figure(3.4 * columns, 2.9 * rows)
@@ -279,13 +261,13 @@ def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant =
         axes.axis("off")
     for number, (axes, group) in enumerate(zip(panels, groups, strict=False)):
         members = [name for name in TASKS if TASKS[name].group == group]
-        drawn = [name for name in members if any(point.task == name for point in points)]
-        for place, name in enumerate(drawn):
-            of_task = [point for point in points if point.task == name]
-            offset = 0.1 * (place - (len(drawn) - 1) / 2)  # so that error bars do not overlap
-            positions, means = [point.band + offset for point in of_task], [point.score for point in of_task]
-            look, errors = line_look(members.index(name)), [point.stderr or 0.0 for point in of_task]
-            axes.errorbar(positions, means, errors, ms=4, lw=1.4, capsize=2, label=LABELS[name], **look)
+        drawn = [name for name in members if name in points]
+        for line, name in enumerate(drawn):
+            bands, means, errors = zip(*points[name], strict=True)
+            offset = 0.1 * (line - (len(drawn) - 1) / 2)  # so that error bars do not overlap
+            positions, halves = [band + offset for band in bands], [error or 0.0 for error in errors]
+            look = line_look(members.index(name))
+            axes.errorbar(positions, means, halves, ms=4, lw=1.4, capsize=2, label=LABELS[name], **look)
         axes.set_title(group, fontsize=10)
         axes.set_xticks(range(len(BANDS)), BANDS)
         axes.set_xlim(-0.4, len(BANDS) - 0.6)

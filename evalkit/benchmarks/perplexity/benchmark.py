@@ -16,20 +16,8 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import Batch, Batches, Benchmark, Budget, Planned
 from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
-from evalkit.benchmarks.perplexity import results
-from evalkit.benchmarks.perplexity.windows import (
-    KEY,
-    LONG,
-    PerplexityFacts,
-    PositionRow,
-    TextDocument,
-    content_of,
-    longest_shared,
-    packed,
-    read_texts,
-    rows_of,
-    windows_of,
-)
+from evalkit.benchmarks.perplexity import results, windows
+from evalkit.benchmarks.perplexity.windows import LONG, PerplexityFacts, PositionRow, TextDocument, windows_of
 from evalkit.benchmarks.request import DocumentRequest, TaskTokens, numerics, plain_manifest, spread
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
@@ -47,7 +35,6 @@ if TYPE_CHECKING:
     from evalkit.models.loading.load import LoadedModel
 
 PERPLEXITY = "perplexity"
-"""Name of the benchmark and of its suite."""
 _VERSION = 1
 """Increased with every change of evalkit that changes a number of this benchmark."""
 _BYTES_PER_TOKEN = 5
@@ -113,11 +100,9 @@ document is likely to fill a window that is a batch by itself."""
 
 
 class Perplexity(Benchmark):
-    """Benchmark of perplexities of texts."""
-
     kind = PERPLEXITY
     row = PositionRow
-    key = KEY
+    key = windows.KEY
     request = PerplexityRequest
     facts = PerplexityFacts
     results_form = _PerplexityResults
@@ -126,7 +111,7 @@ class Perplexity(Benchmark):
         return {PERPLEXITY: "bits per byte of texts, by document and position"}
 
     def plan(self, request: PerplexityRequest, say: Say) -> DocumentPlan:
-        texts = read_texts(request.text, request.key)
+        texts = windows.read_texts(request.text, request.key)
         checkpoint = request.model.locate(say)
         # Windows may be shorter than the model's, which no extension shortens
         context = request.model.context
@@ -172,9 +157,9 @@ class Perplexity(Benchmark):
         stride = min(plan.request.stride or window, window)
         counts = []
         for task, documents in plan.tasks.items():
-            sampled = [documents[place] for place in spread(len(documents), sample)]
-            windows = chain.from_iterable(windows_of(document, tokenizer, facts, stride) for document in sampled)
-            lengths = [len(window.tokens) - 1 for window in windows]
+            sampled = [documents[index] for index in spread(len(documents), sample)]
+            cut = chain.from_iterable(windows_of(document, tokenizer, facts, stride) for document in sampled)
+            lengths = [len(part.tokens) - 1 for part in cut]
             scale = len(documents) / len(sampled)
             tokens = scale * sum(lengths)
             counts.append(TaskTokens(task, len(documents), len(sampled), scale * len(lengths), tokens, tokens))
@@ -211,13 +196,11 @@ def _documents(plan: DocumentPlan) -> list[TextDocument]:
 
 
 def _requested(plan: DocumentPlan) -> int | None:
-    """Return the requested tokens of a window; None: the model's."""
     window: int | None = plan.manifest["specification"]["windows"]["tokens"]
     return window
 
 
 def _is_finished(document: TextDocument, finished: FinishedRows) -> bool:
-    """Return whether the journal has all windows of a document."""
     number = 0
     while (document.task, document.number, number, False) in finished:
         number += 1
@@ -229,12 +212,12 @@ def _missing_batches(plan: DocumentPlan, facts: PerplexityFacts, tokenizer: Any,
         if all(_is_finished(document, finished) for document in documents):
             continue
         cut = (windows_of(document, tokenizer, facts, plan.request.stride) for document in documents)
-        for number, windows in enumerate(packed(chain.from_iterable(cut), facts.token_budget)):
+        for number, members in enumerate(windows.packed(chain.from_iterable(cut), facts.token_budget)):
             # A finished batch is left out as a whole: the others' numbers stay the same
-            if any((task, window.document, window.number, window.is_last) not in finished for window in windows):
-                work = float(sum(int(window.bytes.sum()) for window in windows))
-                ended = sum(window.is_last for window in windows)
-                yield Batch(task, number, content_of(task, windows), work, ended)
+            if any((task, window.document, window.number, window.is_last) not in finished for window in members):
+                work = float(sum(int(window.bytes.sum()) for window in members))
+                ended = sum(window.is_last for window in members)
+                yield Batch(task, number, windows.content_of(task, members), work, ended)
 
 
 class _WindowScoring:
@@ -252,10 +235,10 @@ class _WindowScoring:
         tokens = budget.scored or auto_budget(loaded.model)
         self._engine = engine = Engine(loaded.model, tokens, say, remembers=loaded.stock, files=loaded.files)
         facts = PerplexityFacts(window, engine.budget, prefix, loaded.tokenizer.decode(prefix))
-        windows = windows_of(first, loaded.tokenizer, facts, stride)[:1]
+        first_window = windows_of(first, loaded.tokenizer, facts, stride)[0]
         # The check of sharing takes as long as some windows, and is not needed where each is a batch by itself
-        alone = is_long and window >= longest_shared(tokens)
-        engine.check(content_of(first.task, tuple(windows)).batch.sequences, alone)
+        alone = is_long and window >= windows.longest_shared(tokens)
+        engine.check(windows.content_of(first.task, (first_window,)).batch.sequences, alone)
         self.facts = replace(facts, token_budget=engine.budget)
         self.about: dict[str, Any] = {
             "token_budget": engine.budget,
@@ -275,5 +258,5 @@ class _WindowScoring:
         return [
             row
             for item, [scores] in self._engine.score(content.batch, alone=content.is_alone)
-            for row in rows_of(content.windows[item], scores.logprobs)
+            for row in windows.rows_of(content.windows[item], scores.logprobs)
         ]

@@ -21,21 +21,8 @@ from evalkit.benchmarks.perplexity.windows import WIDTH, TextDocument
 from evalkit.errors import RunError
 from evalkit.escape import counted
 from evalkit.models.context.extension import Extension
+from evalkit.reporting import figures
 from evalkit.reporting.decimals import fixed
-from evalkit.reporting.figures import (
-    GREY,
-    PLAIN,
-    RunFigure,
-    dashes,
-    line_look,
-    new_figure,
-    notes_height,
-    save_figure,
-    short_name,
-    style_axes,
-    wrapped,
-    write_notes,
-)
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.folder import Run
@@ -62,8 +49,6 @@ _WIDTH, _HEIGHT = 6.4, 3.6
 
 
 class PositionBin(NamedTuple):
-    """All scored tokens in a bin of positions."""
-
     first: int
     last: int
     """Positions of the bin, both included."""
@@ -76,13 +61,11 @@ class PositionBin(NamedTuple):
     stderr: float | None
     """None of one document."""
     freedom: float | None
-    """Degrees of freedom of the standard error."""
 
 
 def write_results(
     documents_of: Mapping[str, Sequence[TextDocument]], finished: FinishedRows, writer: RunWriter
 ) -> None:
-    """Write the tables and the results of a run from the journal."""
     import pandas as pd
 
     documents, positions = [], []
@@ -195,10 +178,10 @@ def headline(run: Run) -> tuple[float, str]:
 
 
 def perplexity_report(run: Run) -> Report:
-    """Return bits per byte and perplexities by task, and bits per byte by position."""
-    lines = [(task["task"], task) for task in run.stored["tasks"]]
-    ruled = {len(lines)} if len(lines) > 1 else ()
-    lines += [("all", run.stored["whole"])] if len(lines) > 1 else []
+    lines, ruled = [(task["task"], task) for task in run.stored["tasks"]], set[int]()
+    if len(lines) > 1:
+        ruled = {len(lines)}
+        lines.append(("all", run.stored["whole"]))
     rows = [[name, *_sums(values)] for name, values in lines]
     tables = (simple_table("perplexity", ["task", *_SUMS], rows, ruled=ruled), _positions({"": run}))
     records = [{"task": name} | dict(values) for name, values in lines]
@@ -285,30 +268,29 @@ def _trained_window(run: Run) -> int | None:
 
 
 def _exceeded_window(run: Run) -> int | None:
-    """Return the context window of training, if positions are past it."""
     window = _trained_window(run)
     return window if window and run.stored["positions"][-1]["first"] > window else None
 
 
-def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[figures.RunFigure]:
     """Return a figure for each group of runs on the same documents; their order is that of colours."""
     groups: dict[str, list[int]] = {}
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         specification = run.manifest["specification"]
-        groups.setdefault(json.dumps([specification["documents"], specification["limit"]]), []).append(place)
-    figures = []
-    for places in groups.values():
-        members, named = [runs[place] for place in places], [names[place] for place in places]
+        groups.setdefault(json.dumps([specification["documents"], specification["limit"]]), []).append(index)
+    drawn = []
+    for indices in groups.values():
+        members, named = [runs[index] for index in indices], [names[index] for index in indices]
         name = f"bits-per-byte-{members[0].manifest['id']}" if len(groups) > 1 else "bits-per-byte"
         words = f"Bits per byte by position in the context window: {', '.join(named)}."
-        figures.append(RunFigure(name, words, partial(draw_positions, members, named)))
-    return figures
+        drawn.append(figures.RunFigure(name, words, partial(draw_positions, members, named)))
+    return drawn
 
 
 def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
     """Draw bits per byte by position into a .png, .pdf or .svg file, a line with a 95 % band for each run."""
-    lines = wrapped(_figure_notes(runs), _WIDTH)
-    figure = new_figure(_WIDTH, _HEIGHT + notes_height(lines))
+    lines = figures.wrapped(_figure_notes(runs), _WIDTH)
+    figure = figures.new_figure(_WIDTH, _HEIGHT + figures.notes_height(lines))
     panel = figure.subplots()
     by_run = position_bins([run.table(POSITIONS, POSITION_COLUMNS) for run in runs], _FIGURE_BINS)
     for number, (name, bins) in enumerate(zip(names, by_run, strict=True)):
@@ -316,23 +298,24 @@ def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> Non
         middles = [(bin.first + bin.last) / 2 for bin in kept]
         values = np.array([bin.bits_per_byte for bin in kept], float)
         halves = np.array([_half_interval(bin) for bin in kept])
-        style: dict[str, Any] = {"linewidth": 1.5, "markersize": 3.5, "linestyle": dashes(number)} | line_look(number)
-        panel.plot(middles, values, label=short_name(name), **style)
+        style: dict[str, Any] = {"linewidth": 1.5, "markersize": 3.5, "linestyle": figures.dashes(number)}
+        style |= figures.line_look(number)
+        panel.plot(middles, values, label=figures.short_name(name), **style)
         band: dict[str, Any] = {"where": ~np.isnan(halves), "color": style["color"], "alpha": 0.15, "lw": 0}
         panel.fill_between(middles, np.maximum(values - halves, 0.0), values + halves, **band)
     for window in sorted({window for run in runs if (window := _exceeded_window(run))}):
-        panel.axvline(window, color=GREY, linewidth=0.9, linestyle=":", zorder=1)
+        panel.axvline(window, color=figures.GREY, linewidth=0.9, linestyle=":", zorder=1)
         panel.annotate(f"{window:,}", (window, 1), xycoords=("data", "axes fraction"), xytext=(3, -9),
-                       textcoords="offset points", fontsize=7, color=GREY)  # fmt: skip
+                       textcoords="offset points", fontsize=7, color=figures.GREY)  # fmt: skip
     panel.set_xlim(left=0)
     panel.set_xlabel("position in the window, in tokens", fontsize=9)
     panel.set_ylabel("bits per byte", fontsize=9)
     panel.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    style_axes(panel, "y")
+    figures.style_axes(panel, "y")
     for text in panel.legend(fontsize=8, frameon=False).get_texts():
-        text.set(**PLAIN)
-    write_notes(figure, lines)
-    save_figure(figure, path)
+        text.set(**figures.PLAIN)
+    figures.write_notes(figure, lines)
+    figures.save_figure(figure, path)
 
 
 def _half_interval(bin: PositionBin) -> float:

@@ -51,11 +51,8 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 @dataclass(frozen=True)
 class TextDocument:
-    """A document to score."""
-
     task: str
     number: int
-    """From 0, within its task."""
     text: str
     place: str
     """Where it is, for messages: "wiki.jsonl, line 3"."""
@@ -90,7 +87,6 @@ def read_texts(given: Sequence[Path], key: str) -> dict[str, TaskDocuments]:
 
 
 def _sources(given: Sequence[Path]) -> Iterator[tuple[Path, list[Path]]]:
-    """Yield (the source of a task, its files)."""
     for path in given:
         if not path.is_dir():
             if path.suffix.lower() in _OTHER_ENDINGS:
@@ -107,7 +103,6 @@ def _sources(given: Sequence[Path]) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def _texts(files: Sequence[Path], task: str, key: str) -> Iterator[tuple[str, str]]:
-    """Yield (text, place) of each line of a .jsonl file, and of other files as a whole."""
     for path in files:
         if path.suffix == ".jsonl":
             for line, record in read(path, task):
@@ -183,9 +178,7 @@ class PerplexityFacts:
     """Context window in tokens, at most the requested one: the most that the model reads at once. The last token of a
     sequence is only predicted, so a sequence has one more."""
     token_budget: int
-    """Maximum number of tokens in a batch."""
     prefix_id: int
-    """The token before a document."""
     prefix_text: str
     """Its text; a document that begins with it gets no further token by the tokenizer."""
 
@@ -195,11 +188,8 @@ class TextWindow:
     """A sequence of tokens, the last of which are scored."""
 
     document: int
-    """Number of its document in the task."""
     number: int
-    """From 0, within its document."""
     is_last: bool
-    """Whether it is the last of its document."""
     context: int
     """Tokens at the beginning that are not scored; at least one."""
     tokens: Ints
@@ -251,8 +241,6 @@ def spans(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int
 
 
 class WindowsContent(NamedTuple):
-    """Content of a batch."""
-
     windows: tuple[TextWindow, ...]
     batch: TreeBatch
 
@@ -261,7 +249,6 @@ class WindowsContent(NamedTuple):
         return len(self.windows) == 1
 
     def warm(self) -> None:
-        """See `Batch.warm`."""
         if not self.is_alone:
             _ = self.batch.tree
 

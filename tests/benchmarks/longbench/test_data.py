@@ -31,12 +31,10 @@ def load(folder: Path, task: str = "hotpotqa", **options: Any) -> TaskDocuments:
     return load_rows(TASKS[task], folder, say=pytest.fail, **options)
 
 
+@pytest.mark.slow
 def test_official_documents_are_recognised(longbench_data: Path) -> None:
-    rows = load(longbench_data, "multi_news")
-    assert (rows.official, len(rows.documents)) == (True, 200)
-    assert rows.digest == "83ed3cc49ebbd880d0512d6dfdbad82b6fbf3a71"
-    limited = load(longbench_data, "multi_news", selection=FirstDocuments(3))
-    assert (limited.documents, limited.official, limited.digest) == (rows.documents[:3], True, rows.digest)
+    rows = load(longbench_data, "multi_news", selection=FirstDocuments(3))
+    assert (rows.official, len(rows.documents)) == (True, 3)
 
 
 def test_documents_are_pinned_by_content(real_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,21 +149,18 @@ def test_irregular_predictions_are_reported(tmp_path: Path) -> None:
     assert (note.count(".jsonl "), note.count("--e")) == (13, 1)
 
 
-@pytest.mark.parametrize(
-    ("bad", "noun"),
-    [
+def test_a_bad_prediction_is_named(tmp_path: Path) -> None:
+    for bad, noun in (
         ({"pred": "x", "answers": ["x"], "length": 9}, "'all_classes'"),
         (prediction("x", []), "'answers'"),
         (prediction(None, ["x"]), "'pred'"),
         (prediction("x", ["x"], "9", ["x"]), "'length'"),
         (prediction("x", ["x"]), "'all_classes'"),
         (b"\xff", "UTF-8"),
-    ],
-)
-def test_a_bad_prediction_is_named(tmp_path: Path, bad: Any, noun: str) -> None:
-    file = write(tmp_path / "trec.jsonl", [prediction("x", ["x"], all_classes=["x"]), bad])
-    with pytest.raises(DataError, match=rf"trec\.jsonl, line 2 \(trec\): .*{noun}"):
-        read_predictions([file])
+    ):
+        file = write(tmp_path / "trec.jsonl", [prediction("x", ["x"], all_classes=["x"]), bad])
+        with pytest.raises(DataError, match=rf"trec\.jsonl, line 2 \(trec\): .*{noun}"):
+            read_predictions([file])
 
 
 def test_files_of_predictions(tmp_path: Path) -> None:

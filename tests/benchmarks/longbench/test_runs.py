@@ -139,18 +139,6 @@ def test_real_rows(model: Path, longbench_data: Path) -> None:
     assert run.stored["averages"][0]["name"] == "Plain mean"
 
 
-@pytest.mark.slow
-def test_batches_of_a_real_model(demo: Path, longbench_data: Path) -> None:
-    short = [task.name for task in TASKS.values() if task.max_new_tokens <= 64 or task.name == "samsum"]
-    options, tables = {"max_prompt_tokens": 800, "limit": 3}, []
-    for budget in (1, 30_000):
-        output, folder = Path(str(budget)), longbench_data / "minilongbench_en"
-        run = made(planned(demo, folder, *short, output=output, token_budget=budget, **options))
-        tables.append(load_generations(run).drop(columns=["seconds", "reused"]))
-    assert len(tables[0]) >= 30
-    pd.testing.assert_frame_equal(*tables)
-
-
 def test_bad_input(evalkit: Command, model: Path, rows: Path) -> None:
     common = {"--model": model, "--data-dir": rows, "--tasks": "qasper", "--context": "none"}
     for options, code, nouns in (

@@ -92,8 +92,7 @@ def test_bits_per_byte_are_those_of_transformers(
     table, positions = run.table(DOCUMENTS), run.table(POSITIONS)
     nats = [expected_nats(model, text, window, options.get("--stride", window)) for text in texts]
     sizes, sums = [len(text.encode()) for text in texts], np.array([tokens.sum() for tokens in nats])
-    assert table["tokens"].tolist() == list(map(len, nats))
-    assert table["bytes"].tolist() == sizes
+    assert (table["tokens"].tolist(), table["bytes"].tolist()) == (list(map(len, nats)), sizes)
     assert table["nats"].tolist() == pytest.approx(sums, rel=1e-6)
     bits = sums / math.log(2) / sizes
     assert table["bits_per_byte"].tolist() == pytest.approx(bits, rel=1e-6)

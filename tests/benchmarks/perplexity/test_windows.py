@@ -136,7 +136,6 @@ def test_the_windows_of_a_document(tmp_path: Path) -> None:
         windows_of(TextDocument("a", 3, "\u200b", "a.jsonl, line 4"), empty, facts)
 
 
-@settings(max_examples=100)
 @given(st.lists(st.integers(1, 60), max_size=20), st.integers(1, 50))
 def test_batches_hold_all_windows_in_order(lengths: list[int], budget: int) -> None:
     windows: Any = [type("Window", (), {"tokens": np.zeros(size + 1)})() for size in lengths]
