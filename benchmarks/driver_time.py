@@ -82,7 +82,7 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import OpenRun
     from evalkit.models.loading.spec import model_spec
-    from evalkit.studies.cluster import job_queue, workers
+    from evalkit.studies.cluster import jobs, workers
     from evalkit.studies.cluster.connection import connected
     from evalkit.studies.cluster.driver import Driver
     from evalkit.studies.cluster.resources import ClusterOptions
@@ -90,7 +90,7 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
 
     spent: dict[str, float] = defaultdict(float)
     for name in ("_plan", "_next_batches", "_finish"):
-        setattr(job_queue, name, timed(spent, name, getattr(job_queue, name)))
+        setattr(jobs, name, timed(spent, name, getattr(jobs, name)))
     setattr(OpenRun, "store", timed(spent, "store", OpenRun.store))  # noqa: B010
     setattr(workers, "BatchWorker", ReplayingWorker)  # noqa: B010
     spec, progress = model_spec("demo"), Deliveries()
@@ -100,11 +100,11 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
     options = ClusterOptions(workers=1, worker_cpus=1, worker_gpus=0)
     count = arguments.checkpoints
     with remembering(), connected(None) as ray:
-        jobs = []
+        planned_runs = []
         for number in range(count):
             write_checkpoint(root / f"model{number}", number, tokenizer)
-            jobs.append(Job(f"run {number}", planned(root / f"model{number}", settings, lambda _: None)))
-        outcomes = Driver(workers.WorkerPool(ray, options, "cpu", progress.say), jobs, progress).run()
+            planned_runs.append(Job(f"run {number}", planned(root / f"model{number}", settings, lambda _: None)))
+        outcomes = Driver(workers.WorkerPool(ray, options, "cpu", progress.say), planned_runs, progress).run()
     assert {one.state for one in outcomes} == {"finished"}, [one.message for one in outcomes]
     batches = len(progress.moments) // count
     replayed = progress.moments[batches:]

@@ -63,33 +63,11 @@ _NAMES = {
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
-    "Average",
-    "AverageDifference",
-    "CheckpointError",
-    "Comparison",
-    "DataError",
-    "EvalkitError",
-    "OutOfMemoryError",
-    "Progress",
-    "Results",
-    "Run",
-    "RunError",
-    "RunInUseError",
-    "ScoringError",
-    "SeveralErrors",
-    "TableError",
-    "TaskDifference",
-    "TaskResult",
-    "TemplateError",
-    "TrainerCallback",
-    "UnknownNameError",
-    "UsageError",
-    "compare",
-    "evaluate",
-    "harness",
-    "list_runs",
-    "load_run",
-]
+    "Average", "AverageDifference", "CheckpointError", "Comparison", "DataError", "EvalkitError", "OutOfMemoryError",
+    "Progress", "Results", "Run", "RunError", "RunInUseError", "ScoringError", "SeveralErrors", "TableError",
+    "TaskDifference", "TaskResult", "TemplateError", "TrainerCallback", "UnknownNameError", "UsageError", "compare",
+    "evaluate", "harness", "list_runs", "load_run",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -89,7 +89,8 @@ def compare(
         else:
             sides: Sequence[Side]
             if results:
-                sides, notes = (chosen := study_sides(results, runs, measured)).sides, [*chosen.notes]
+                chosen = study_sides(results, runs, measured)
+                sides, notes = chosen.sides, [*chosen.notes]
             else:
                 sides = find_sides(runs, source.groups, output)
             comparisons = compare_sides(sides, key)

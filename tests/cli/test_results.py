@@ -32,7 +32,7 @@ from tests.documents import rewrite
 from tests.studies.conftest import computed_study, files, study
 from tests.studies.made import write_study
 from tests.studies.test_tables import own, with_tables
-from tests.tables.runs import altered, loaded, mapped, written
+from tests.tables.runs import written
 from tests.tiny import tiny_checkpoint
 
 __all__ = ["computed_study", "files", "own", "study"]  # fixtures
@@ -147,38 +147,10 @@ def test_texts_are_searched_and_are_those_that_were_scored(
 # table
 
 
-def test_runs_and_a_layout_of_ones_own(evalkit: Command, finished: Run) -> None:
-    """The recipe of docs/tables.md; and runs without a mapping, by folder, or by their name in results/runs."""
-    written(Path("my_table.yaml"), caption="Mine", suite="zeroshot8", rows=[{"items": {"a": "A_1 & co", "b": None}}],
-            columns=[{"items": {"piqa": None, "Average": "Avg."}}], marks={"bold": "highest in table"})  # fmt: skip
-    mapped(Path(), rows={"a": str(finished.folder)})
-    command = ("table", "my_table.yaml", "--source", "runs", "--runs", "mapping.yaml")
-    shown, results = evalkit(*command, "--stderr").out, finished.results()
-    piqa = next(task for task in results.tasks if task.task == "piqa")
-    assert f"{100 * piqa.accuracy:.1f}* ± {100 * (piqa.stderr or 0):.1f}" in shown
-    assert f"{100 * results.average.accuracy:.1f}*" in shown
-    assert evalkit(*command, "--format", "latex", "--standalone", "-o", "mine.tex").out == "mine.tex\n"
-    text = Path("mine.tex").read_text(encoding="utf-8")
-    assert text.startswith(r"\documentclass") and r"A\_1 \& co" in text
-    runs = [
-        altered(finished, Path(f"results/runs/run{number}"), 0.0,
-                {"loaded": finished.manifest["loaded"] | loaded(f"llama-125m-intg-{number}s")})
-        for number in (2, 4)
-    ]  # fmt: skip
-    begin = ("table", "sig_abl_main", "--source", "runs", "--runs")
-    rows = list(csv.reader(io.StringIO(evalkit(*begin, runs[0], "run4", "--format", "csv").out)))
-    [average] = [row for row in rows if row[0] == "Average"]
-    assert [cell == "-" for cell in average[2:]] == [False, False, True, True, True, True]
-    complains(evalkit(*begin, runs[0], finished.folder), 2, "sig_abl_main", "--runs")
-
-
 def test_the_papers_numbers_are_audited(evalkit: Command) -> None:
     page = (ROOT / "docs" / "measurements" / "paper_audit.md").read_text(encoding="utf-8")
     printed = evalkit("table", "--audit", "--format", "markdown").out
     assert " ".join(printed.split()) in " ".join(page.split())
-    rows = rows_of(evalkit("table", "app_long_contx", "--audit", "--format", "csv").out)
-    [twelve] = [row for row in rows if row["key"] == "twelve_of_sixteen"]
-    assert (twelve["printed"], twelve["recomputed"]) == ("12 out of 16", "11")
 
 
 def test_tables_of_a_study(evalkit: Command, own: Path) -> None:
@@ -271,15 +243,6 @@ def test_completion_of_names_in_a_study(own: Path) -> None:
 
 
 # figure
-
-
-@pytest.mark.slow
-def test_all_figures(evalkit: Command, tmp_path: Path) -> None:
-    runs = [made_run(tmp_path, f"models/{name}", tokens=(65, 100), documents=2).folder for name in ("vanilla", "diff")]
-    outcome = evalkit("figure", "--all", *runs, "-o", "figures", "--band", "samples")
-    expected = [f"figures/{name}.{ending}" for name in KINDS for ending in ("pdf", "png", "csv")]
-    assert (outcome.out.splitlines(), outcome.err) == (expected, "")
-    assert all(Path(path).stat().st_size > 300 for path in expected)
 
 
 def test_figures_that_cannot_be_drawn_are_left_out(evalkit: Command, tmp_path: Path) -> None:

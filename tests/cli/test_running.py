@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from evalkit.models.zoo.named import models, named_model
 from tests.arguments import arguments
@@ -17,7 +15,7 @@ from tests.benchmarks.longbench.made import record, write
 from tests.cli.conftest import Command, Outcome, complains
 from tests.models.small import TEXT, small
 from tests.studies.conftest import files, folder
-from tests.studies.made import NEEDLE, ZS, write_study
+from tests.studies.made import write_study
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint, tiny_tokenizer
 
 TASKS = ("qasper", "trec", "lcc")
@@ -94,19 +92,6 @@ def test_results_say_what_they_are_of(longbench: Command, evalkit: Command, mode
     assert "of a context of 512" in evalkit(*bare, "--context", "none").out
 
 
-def test_longbench_on_what_it_cannot_score(longbench: Command) -> None:
-    complains(longbench("--max-prompt-tokens", 1000), 2, "--max-prompt-tokens 1000", "2 to 896")
-    complains(longbench("--tasks", "qmsum"), 1, "qmsum", "--data-dir")
-    complains(longbench("--chat"), 1, "--chat")
-    with Path("rows/trec.jsonl").open("ab") as file:
-        file.write(b'{"torn')
-    outcome = longbench("--limit", 10)
-    assert (outcome.code, "Mean of groups (2 of 16 tasks)" in outcome.out) == (1, True)
-    assert "rows/trec.jsonl, line 7 (trec)" in outcome.err.splitlines()[-1]
-    again = longbench("--limit", 10)
-    assert (again.code, again.out) == (1, outcome.out)
-
-
 # models
 
 
@@ -138,13 +123,6 @@ def test_a_made_model_is_one_that_run_accepts(
     assert outcome.out.splitlines()[2].split()[:2] == ["PIQA*", "5"], outcome.err
     if attention == "integral":
         complains(evalkit("models", "convert", "./ckpt", "-o", "x"), 1, "./ckpt")
-    if attention == "differential":
-        torch.manual_seed(0)
-        sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48}
-        config = DiffLlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=4)
-        DiffLlamaForCausalLM(config).save_pretrained("theirs")
-        assert evalkit("models", "convert", "./theirs", "--output", "converted").code == 0
-        assert "differential in layers 0–1" in evalkit("models", "show", "./converted").out
 
 
 # study, and run on several checkpoints
@@ -169,22 +147,6 @@ def test_a_study_is_planned_run_and_shown(folder: Path, evalkit: Command) -> Non
     lines = outcome.err.splitlines()[-41:]
     assert (outcome.code, outcome.out) == (1, "") and "40 problems" in lines[0]
     assert all(f"checkpoint gone{number}: " in line for number, line in enumerate(lines[1:]))
-
-
-def test_a_study_whose_checkpoints_are_gone_is_still_finished(folder: Path, evalkit: Command) -> None:
-    """Also where only patterns named them; seeds keep their numbers."""
-    checkpoints = {"B": "intg-*", "C": {"model": "train/*", "steps": "checkpoint-*"}}
-    path = write_study(folder / "study.yaml", checkpoints)
-    assert evalkit("study", "run", path).code == 0
-    before = json.loads(evalkit("study", "status", path, "--format", "json").out)
-    for path_of_checkpoint in [*folder.glob("intg-*"), *folder.glob("train/diff-seed1/*"), *folder.glob("train/*/*-5")]:
-        shutil.rmtree(path_of_checkpoint, ignore_errors=True)
-    assert json.loads(evalkit("study", "status", path, "--format", "json").out)["runs"] == before["runs"]
-    assert evalkit("study", "run", path).code == 0
-    # Of a checkpoint without a finished run nothing is known
-    write_study(path, checkpoints, {"zs": ZS, "needle": NEEDLE})
-    totals = json.loads(evalkit("study", "status", path, "--format", "json").out)["totals"]
-    assert [totals[state] for state in ("finished", "missing", "not planned")] == [7, 1, 6]
 
 
 def test_run_on_several_checkpoints_has_a_line_for_each(folder: Path, evalkit: Command) -> None:

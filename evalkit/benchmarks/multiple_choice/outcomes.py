@@ -136,19 +136,14 @@ def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:
     run = comparable.run
     measure, values = comparable.measure(key), comparable.by_rule(key)
     task_of_document = comparable.documents["task"].to_numpy()
+    about: dict[str, Any] = {
+        "name": measure.name,
+        "higher_is_better": measure.higher_is_better,
+        "bounds": measure.bounds,
+    }
     metrics = []
     for task in (task for members in run.manifest["groups"].values() for task in members):
-        of_task = values[task_of_document == task]
-        metrics.append(
-            Metric(
-                task=task,
-                name=measure.name,
-                n=len(of_task),
-                value=float(of_task.mean()),
-                stderr=error_of_mean(of_task),
-                higher_is_better=measure.higher_is_better,
-                bounds=measure.bounds,
-                official=run.manifest["documents"][task]["official"],
-            )
-        )
+        of_task, official = values[task_of_document == task], run.manifest["documents"][task]["official"]
+        numbers: dict[str, Any] = {"n": len(of_task), "value": float(of_task.mean()), "stderr": error_of_mean(of_task)}
+        metrics.append(Metric(task=task, **about, **numbers, official=official))
     return metrics

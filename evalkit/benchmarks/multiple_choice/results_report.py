@@ -30,7 +30,13 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     """Return the report of a finished run under one rule; arguments as of `Benchmark.report`."""
     results, manifest = run.results(rule), run.manifest
     seconds = None if is_imported(manifest) else run.seconds
-    details = [subtask_table(results, task) for task in results.subtasks] if detail else []
+    details = []
+    for task, parts in results.subtasks.items() if detail else ():
+        rows = [
+            [part.task.removeprefix(f"{task}_"), f"{part.n:,}", percent(part.accuracy), plus_minus(part.stderr)]
+            for part in parts
+        ]
+        details.append(simple_table(task, [label_of(task).full, "n", "acc. %", "± SE"], rows))
     sources = {kind: manifest[kind] for kind in ("documents", "examples") if kind in manifest}
     return Report(
         (
@@ -127,14 +133,6 @@ def outcomes_table(run: Run, rule: str) -> Table:
     title = f"The same scores as continuous outcomes (means over documents; lower is better, of {rule}'s margin higher)"
     table = simple_table("outcomes", ["outcome", *names, "Avg."], rows, title=title)
     return table._replace(notes=tuple(map(literal, notes)))
-
-
-def subtask_table(results: Results, task: str) -> Table:
-    rows = [
-        [part.task.removeprefix(f"{task}_"), f"{part.n:,}", percent(part.accuracy), plus_minus(part.stderr)]
-        for part in results.subtasks[task]
-    ]
-    return simple_table(task, [label_of(task).full, "n", "acc. %", "± SE"], rows)
 
 
 def plus_minus(stderr: float | None) -> str:

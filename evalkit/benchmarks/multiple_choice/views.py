@@ -96,7 +96,15 @@ def _texts(run: Run, task: str, table: pd.DataFrame, say: Say) -> tuple[Texts, s
     if task in pinned_tasks():
         try:
             questions = _questions(run, task, say)
-            _check_questions(task, questions, table)
+            # They differ after a change of a task file or of lm-eval
+            first = table[table["choice"] == 0]
+            stored = zip(*(first[name].tolist() for name in ("subtask", "doc_id", "choices", "gold")), strict=True)
+            built = [
+                (question.subtask, question.doc_id, len(question.choices), question.gold) for question in questions
+            ]
+            sizes = [len(option) for question in questions for option in question.choices]
+            if built != list(stored) or sizes != table["chars"].tolist():
+                raise DataError(f"this version of evalkit builds other questions of {task} than those that were scored")
         except EvalkitError as error:
             problem = str(error)
         else:
@@ -106,16 +114,6 @@ def _texts(run: Run, task: str, table: pd.DataFrame, say: Say) -> tuple[Texts, s
     if texts := stored_texts(run, table):
         return texts, f"{problem}; {_WITHOUT_TEMPLATE}"
     return {}, f"{problem}; {NO_SAMPLES}"
-
-
-def _check_questions(task: str, questions: Sequence[Question], table: pd.DataFrame) -> None:
-    """Raise a `DataError` if questions and score table differ, as after a change of a task file or of lm-eval."""
-    first = table[table["choice"] == 0]
-    stored = zip(*(first[name].tolist() for name in ("subtask", "doc_id", "choices", "gold")), strict=True)
-    built = [(question.subtask, question.doc_id, len(question.choices), question.gold) for question in questions]
-    sizes = [len(option) for question in questions for option in question.choices]
-    if built != list(stored) or sizes != table["chars"].tolist():
-        raise DataError(f"this version of evalkit builds other questions of {task} than those that were scored")
 
 
 def _rendered(run: Run, questions: Sequence[Question], table: pd.DataFrame) -> Texts:
@@ -139,20 +137,15 @@ def _rendered(run: Run, questions: Sequence[Question], table: pd.DataFrame) -> T
             rendered.insert(0, Piece("special", _BOS if bos else _EOS))
         return [*rendered, Piece("end", _EOS)] if eos and template.eos else rendered
 
-    return {
-        (question.subtask, question.doc_id): choice_text(
-            [pieces(question, choice) for choice in range(len(question.contexts))], _options(question)
-        )
-        for question in questions
-    }
-
-
-def _options(question: Question) -> tuple[str, ...]:
-    """Return the answer options; where the contexts have them (WinoGrande), the words in which these differ."""
-    if len(set(question.contexts)) == 1:
-        return question.choices
-    start = common_prefix(question.contexts).rfind(" ") + 1
-    return tuple(context[start:] for context in question.contexts)
+    texts: dict[DocumentKey, ChoiceText] = {}
+    for question in questions:
+        options = question.choices
+        if len(set(question.contexts)) > 1:  # WinoGrande's contexts have them: the words in which they differ
+            start = common_prefix(question.contexts).rfind(" ") + 1
+            options = tuple(context[start:] for context in question.contexts)
+        sequences = [pieces(question, choice) for choice in range(len(question.contexts))]
+        texts[question.subtask, question.doc_id] = choice_text(sequences, options)
+    return texts
 
 
 def _questions(run: Run, task: str, say: Say) -> list[Question]:

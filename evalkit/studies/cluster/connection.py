@@ -45,10 +45,7 @@ _VERSIONS = re.compile(r"\b(Ray|Python): (\S+)")
 
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """Connect to a cluster, or start one on this machine; yield Ray's module, and end all workers at the end.
-
-    Args:
-        address: HOST:PORT of the cluster's head, ray://HOST:PORT, or "auto"; None: a cluster on this machine.
+    """Connect to a cluster (see `ClusterOptions.address`), or start one here; yield Ray's module, and end all workers.
 
     Raises:
         UsageError: Ray is not installed.
@@ -96,11 +93,7 @@ def _own_cluster(ray: Any) -> Iterator[None]:
 
 
 def connect(ray: Any, address: str) -> None:
-    """Connect to a running cluster.
-
-    Raises:
-        EvalkitError: there is none, it does not answer or does not accept the connection.
-    """
+    """Connect to a running cluster; raise `EvalkitError` if it does not answer or accept the connection."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address != "auto":
         try:
@@ -137,7 +130,6 @@ def connect(ray: Any, address: str) -> None:
 
 
 def _why(error: BaseException) -> str:
-    """Return Ray's error on one line; of different versions, both, which are on lines of their own."""
     pairs = _VERSIONS.findall(str(error))
     if [name for name, _ in pairs] == ["Ray", "Python"] * 2:
         cluster, here = (" and ".join(map(" ".join, pairs[start : start + 2])) for start in (0, 2))

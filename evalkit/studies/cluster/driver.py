@@ -20,8 +20,7 @@ from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import counted
 from evalkit.runs.columns import from_bytes
 from evalkit.studies.cluster.connection import connected
-from evalkit.studies.cluster.job_queue import JobQueue
-from evalkit.studies.cluster.jobs import Flight, TrackedJob
+from evalkit.studies.cluster.jobs import Flight, JobQueue, TrackedJob
 from evalkit.studies.cluster.resources import ClusterOptions
 from evalkit.studies.cluster.scheduling import CheckpointLoad, choose_checkpoint
 from evalkit.studies.cluster.worker import Answer, ComputedBatch, PreparedRun, WorkerFailure
@@ -46,18 +45,18 @@ class ClusterRunner:
     ) -> list[Outcome]:
         """See `JobRunner`. Finished runs need no cluster."""
         outcomes: dict[int, Outcome] = {}
-        for place, job in enumerate(jobs):
+        for number, job in enumerate(jobs):
             try:
                 if finished(job.plan, progress.say) is None:
                     continue
-                outcomes[place] = Outcome(job, "finished")
+                outcomes[number] = Outcome(job, "finished")
             except Exception as error:  # a damaged folder
-                outcomes[place] = Outcome(job, "failed", why_failed(error))
-            done(outcomes[place])
-        left = [place for place in range(len(jobs)) if place not in outcomes]
+                outcomes[number] = Outcome(job, "failed", why_failed(error))
+            done(outcomes[number])
+        left = [number for number in range(len(jobs)) if number not in outcomes]
         if left:
-            outcomes |= zip(left, self._computed([jobs[place] for place in left], progress, done), strict=True)
-        return [outcomes[place] for place in range(len(jobs))]
+            outcomes |= zip(left, self._computed([jobs[number] for number in left], progress, done), strict=True)
+        return [outcomes[number] for number in range(len(jobs))]
 
     def _computed(self, jobs: list[Job], progress: Progress, done: Callable[[Outcome], None]) -> list[Outcome]:
         options = self.options
@@ -69,15 +68,10 @@ class ClusterRunner:
         with remembering(), connected(options.address) as ray:
             pool = WorkerPool(ray, options, "cpu" if devices == {"cpu"} else "auto", progress.say)
             room, has = pool.capacity(), f"has {pool.describe()}"
-            if options.address is None and room < (options.workers or 1):
+            if room < (1 if options.address else options.workers or 1):
                 raise UsageError(
-                    f"this machine {has}: room for {counted(room, 'worker')} of {pool.needs}, not for "
-                    f"{options.workers}; see --worker-cpus and --worker-gpus"
-                )
-            if not room:
-                raise UsageError(
-                    f"no machine of the cluster has room for a worker: each needs {pool.needs}, and the cluster {has}; "
-                    "see --worker-cpus and --worker-gpus"
+                    f"room for {room} workers, not for {options.workers or 1}: each needs {pool.needs}, and the "
+                    f"cluster {has}; see --worker-cpus and --worker-gpus"
                 )
             if options.address and options.address.startswith("ray://"):
                 progress.say(
@@ -91,15 +85,7 @@ class ClusterRunner:
 
 
 class Driver:
-    """The loop.
-
-    Args:
-        pool: the workers.
-        jobs: the runs.
-        progress: receives messages and progress.
-        done: called with each outcome.
-        ship: whether checkpoints are sent to the workers.
-    """
+    """The loop; `ship`: whether checkpoints are sent to the workers."""
 
     def __init__(
         self,
@@ -114,7 +100,6 @@ class Driver:
         self.queue = JobQueue(jobs, progress, done, pool.put if ship else None)
         self._progress = progress
         self._loading: list[float] = []
-        """Seconds that checkpoints took to load."""
         self._said: set[str] = set()
         self._particular: set[int] = set()
         """Numbers of the workers that are refused for a job or lacked memory for a batch."""
@@ -157,7 +142,6 @@ class Driver:
                     self._say_once(f"no worker has memory for {flight} of {job.label}; it is split")
 
     def _give_work(self) -> None:
-        """Give every worker with a free hand its next batch, one each in turn."""
         given, self._is_nothing_left = True, False
         while given:
             free = [worker for worker in self.pool.usable if not worker.preparing and len(worker.flights) < IN_HANDS]
@@ -215,7 +199,6 @@ class Driver:
         return max(ready or members, key=lambda job: job.left)
 
     def _load(self, worker: WorkerHandle, model: str, jobs: list[TrackedJob]) -> CheckpointLoad:
-        """Return the work that is left for a checkpoint, and the other workers that can do some of it."""
         seconds = [job.seconds_left for job in jobs]
         known = [value for value in seconds if value is not None]
         others = sum(
@@ -242,7 +225,6 @@ class Driver:
         take(content)
 
     def _lose(self, worker: WorkerHandle, why: str) -> None:
-        """Give up a worker, and give its work to others."""
         if (job := worker.preparing) is not None:
             self._progress.say(f"{worker} was lost while it loaded {job.label} ({why})")
             host = worker.description.host if worker.description else ""
@@ -311,7 +293,6 @@ class Driver:
             job.put_back(flight)
 
     def _deliver(self, worker: WorkerHandle, job: TrackedJob, flight: Flight, content: ComputedBatch) -> None:
-        """Have a batch stored."""
         if content.key != flight.batch.key:
             raise AssertionError(f"an answer for batch {content.key} came for {flight}")
         try:

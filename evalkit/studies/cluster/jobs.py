@@ -1,21 +1,39 @@
-"""A job while workers compute it, and its batches.
+"""The jobs of a driver, and their batches: planned ahead of the workers, finished when the last batch is stored.
 
-In: a planned run. Out: whether its folder is open, which batches wait or are in the hands of workers, how fast it goes.
+In: jobs, and how many workers hold each checkpoint. Out: `TrackedJob`s with batches that are ready, outcomes, and the
+time left. One thread opens folders, plans and writes results, in order, since a folder's lock belongs to its thread and
+lm-eval's state to one task at a time. Another thread writes the journals.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 from evalkit.benchmarks.base import Batch, BatchKey
-from evalkit.benchmarks.session import OpenRun, loading_key
+from evalkit.benchmarks.registry import benchmark
+from evalkit.benchmarks.request import remembered
+from evalkit.benchmarks.session import OpenRun, finished, loading_key, opened
+from evalkit.display import Progress
+from evalkit.errors import EvalkitError, RunInUseError
 from evalkit.escape import counted
-from evalkit.studies.cluster.worker import Recipe
-from evalkit.studies.running import Job, Outcome
+from evalkit.runs.columns import Rows
+from evalkit.studies.cluster.worker import ComputedBatch, PreparedRun, Recipe, packed, portable
+from evalkit.studies.running import Job, Outcome, why_failed
+
+_AHEAD = 4
+"""Planned batches for each worker of a job."""
+_MOST_UNWRITTEN = 256
+"""Batches that may wait for the disk; the loop waits before it takes more."""
+_ESTIMATE_EVERY = 0.5
+"""Seconds between two estimates of the time left."""
 
 
 @dataclass
@@ -27,9 +45,7 @@ class Flight:
     """Times that it was lost with its worker. After the first one it is computed by itself, so that the right batch is
     blamed."""
     short: set[int] = field(default_factory=set)
-    """Workers without memory for it."""
     split: bool = False
-    """Whether it may be split."""
 
     def fits(self, worker: int) -> bool:
         """Return whether a worker may compute it."""
@@ -49,7 +65,6 @@ class TrackedJob:
     phase: Literal["waiting", "opening", "unprepared", "planning", "computing", "finishing", "ended"] = "waiting"
     outcome: Outcome | None = None
     stack: ExitStack = field(default_factory=ExitStack)
-    """Closes the folder."""
     run: OpenRun | None = None
     recipe: Recipe | None = None
     shipped: Any = None
@@ -57,14 +72,11 @@ class TrackedJob:
     batches: Iterator[Batch] | None = None
     """Batches that are not planned yet; None before planning and after the last one."""
     stop: Callable[[], None] = lambda: None
-    """See `Planned.stop`."""
     is_filling: bool = False
-    """Whether the planner makes batches."""
     ready: deque[Flight] = field(default_factory=deque)
     in_hands: set[BatchKey] = field(default_factory=set)
     """Batches that workers have; an answer for another one is late."""
     unwritten: int = 0
-    """Number of batches that came and are not in the journal yet."""
     refusals: dict[int, str] = field(default_factory=dict)
     """Worker → why it cannot prepare the job."""
     losses: int = 0
@@ -72,7 +84,6 @@ class TrackedJob:
     lost_at: dict[str, float] = field(default_factory=dict)
     """Machine → when it last lost a worker that prepared the job."""
     device_kinds: set[tuple[str, str]] = field(default_factory=set)
-    """Kinds of devices that have prepared it."""
     total: float = 0.0
     """Work of the whole run; the unit is the benchmark's."""
     done: float = 0.0
@@ -84,9 +95,7 @@ class TrackedJob:
         plan, specification = self.job.plan, self.job.plan.manifest["specification"]
         self.label = self.job.label
         self.kind: str = plan.manifest["kind"]
-        """Name of its benchmark."""
         self.name = f"{self.number} {plan.manifest['id']}"
-        """Its name in calls of workers."""
         self.model = " ".join(map(repr, loading_key(plan.request.model, specification)))
         """Name of its checkpoint as it is loaded."""
         weights = 1
@@ -126,3 +135,243 @@ class TrackedJob:
         """Make a batch that a worker had available again."""
         self.in_hands.remove(flight.batch.key)
         self.ready.appendleft(flight)
+
+
+class JobQueue:
+    """The jobs, with their state.
+
+    `ship` stores a checkpoint's files in the cluster and returns a reference; None: the workers have the files.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        progress: Progress,
+        done: Callable[[Outcome], None],
+        ship: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.jobs = [TrackedJob(number, job) for number, job in enumerate(jobs)]
+        self.by_model: dict[str, list[TrackedJob]] = {}
+        """Checkpoint → its jobs, the longest first in both."""
+        for job in sorted(self.jobs, key=lambda job: -job.size):
+            self.by_model.setdefault(job.model, []).append(job)
+        sizes = {model: sum(job.size for job in jobs) for model, jobs in self.by_model.items()}
+        self.by_model = {model: self.by_model[model] for model in sorted(sizes, key=lambda model: -sizes[model])}
+        self._progress, self._done, self._ship = progress, done, ship
+        self._planner, self._writer = ThreadPoolExecutor(1, "evalkit-plan"), ThreadPoolExecutor(1, "evalkit-write")
+        self._tasks: list[tuple[TrackedJob, Future[Any], Callable[[Any], None]]] = []
+        """What the threads do for a job, and what takes the result."""
+        self._holders: Mapping[str | None, int] = {}
+        self._estimated = 0.0
+        """When the time left was estimated last; seconds of a monotonic clock."""
+        progress.start(sum(job.size for job in self.jobs), 0.0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether every job has its outcome."""
+        return all(job.phase == "ended" for job in self.jobs)
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether one of the threads has something to do."""
+        return bool(self._tasks)
+
+    def outcomes(self) -> list[Outcome]:
+        """Return the outcomes so far, in the order of the jobs."""
+        return [job.outcome for job in self.jobs if job.outcome is not None]
+
+    def open(self, workers: int) -> None:
+        """Open the jobs of as many checkpoints as there are workers, and one more; the longest first."""
+        active = {job.model for job in self.jobs if job.phase not in ("waiting", "ended")}
+        for model, jobs in self.by_model.items():
+            waiting = [job for job in jobs if job.phase == "waiting"]
+            if waiting and (model in active or len(active) <= max(1, workers)):
+                active.add(model)
+                for job in waiting:
+                    job.phase = "opening"
+                    self._start(self._planner, job, partial(self._opened, job), self._open, job)
+
+    def prepared(self, job: TrackedJob, answer: PreparedRun) -> None:
+        """Plan the batches of a job, once: the first worker that has prepared it determines the facts."""
+        if job.phase == "unprepared":
+            job.phase = "planning"
+            self._start(self._planner, job, partial(self._planned, job), _plan, job, answer)
+
+    def store(self, job: TrackedJob, flight: Flight, rows: Rows, answer: ComputedBatch) -> None:
+        """Write a computed batch to the journal; it counts when it is on the disk."""
+        assert job.run is not None
+        if sum(other.unwritten for other in self.jobs) >= _MOST_UNWRITTEN:
+            self._flush()
+        job.in_hands.remove(flight.batch.key)
+        job.unwritten += 1
+        arguments = flight.batch, rows, answer.seconds, answer.place, answer.rows
+        self._start(self._writer, job, partial(self._stored, job, flight, answer.seconds), job.run.store, *arguments)
+
+    def advance(self, holders: Mapping[str | None, int]) -> None:
+        """Take what the threads have done, and ask them for more; `holders`: checkpoint → its workers."""
+        self._holders = holders
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            job, future, take = task
+            if not future.done():
+                self._tasks.append(task)
+                continue
+            if job.phase == "ended":
+                continue
+            try:
+                result = future.result()
+            except RunInUseError as error:
+                self.end(job, "in use", str(error), error)
+            except Exception as error:  # of one job; the others go on
+                self.end(job, "failed", why_failed(error), error)
+            else:
+                take(result)
+        for job in self.jobs:
+            if job.phase != "computing" or job.is_filling:
+                continue
+            enough = _AHEAD * max(1, holders.get(job.model, 0))
+            if job.batches is not None and len(job.ready) < enough:
+                job.is_filling = True
+                self._start(self._planner, job, partial(self._filled, job), _next_batches, job.batches, 2 * enough)
+            elif job.batches is None and not (job.ready or job.in_hands or job.unwritten):
+                job.phase = "finishing"
+                self._start(self._planner, job, partial(self._opened, job), _finish, job)
+
+    def end(
+        self,
+        job: TrackedJob,
+        state: Literal["finished", "failed", "in use"],
+        message: str = "",
+        error: BaseException | None = None,
+    ) -> None:
+        """Record a job's outcome; close its folder unless it is finished."""
+        if job.phase == "ended":
+            return
+        job.phase = "ended"
+        job.ready.clear()
+        job.in_hands.clear()
+        if state != "finished":
+            self._flush()
+            self._planner.submit(_abandon, job, error or EvalkitError(message))
+        job.outcome = Outcome(job.job, state, message)
+        self._estimate()
+        job.recipe = job.shipped = job.run = job.batches = None
+        self._done(job.outcome)
+
+    def close(self, error: BaseException) -> None:
+        """Write the batches that have come, and close the folders of all unfinished jobs."""
+        self._writer.shutdown(wait=True)
+        for _, future, _ in self._tasks:
+            future.cancel()
+        for job in self.jobs:
+            if job.phase != "ended":
+                job.stop()
+                self._planner.submit(_abandon, job, error)
+        self._planner.shutdown(wait=True)
+
+    def _start(
+        self,
+        thread: ThreadPoolExecutor,
+        job: TrackedJob,
+        take: Callable[[Any], None],
+        work: Callable[..., Any],
+        *arguments: Any,
+    ) -> None:
+        self._tasks.append((job, thread.submit(work, *arguments), take))
+
+    def _flush(self) -> None:
+        self._writer.submit(int).result()
+
+    def _opened(self, job: TrackedJob, is_finished: bool) -> None:
+        if is_finished:
+            self.end(job, "finished")
+        else:
+            job.phase = "unprepared"
+
+    def _planned(self, job: TrackedJob, _: None) -> None:
+        job.phase = "computing"
+
+    def _filled(self, job: TrackedJob, planned: tuple[list[Batch], bool]) -> None:
+        batches, is_last = planned
+        job.is_filling = False
+        job.ready.extend(map(Flight, batches))
+        if is_last:
+            job.batches = None
+
+    def _stored(self, job: TrackedJob, flight: Flight, seconds: float, _: None) -> None:
+        job.unwritten -= 1
+        # A batch that an earlier session planned differently may be finished in part
+        job.done = min(job.done + flight.batch.work, job.total)
+        job.measured_work += flight.batch.work
+        job.measured_seconds += seconds
+        if time.monotonic() - self._estimated >= _ESTIMATE_EVERY:
+            self._estimate()
+        self._progress.advance(0.0, flight.batch.documents)
+        if job.run is not None:
+            left, holders = job.seconds_left, max(1, self._holders.get(job.model, 0))
+            job.run.report(job.done / job.total if job.total else 1.0, None if left is None else left / holders)
+
+    def _estimate(self) -> None:
+        """Report the finished work, all work, and the seconds that are left.
+
+        The work is in seconds of one worker, or in the unit of sizes before a batch is measured. That of a job is
+        estimated by its own batches, else by those of its benchmark, else by all.
+        """
+        self._estimated = time.monotonic()
+        measured = [job for job in self.jobs if job.measured_work]
+        kinds = {kind: _rate([job for job in measured if job.kind == kind]) for kind in {job.kind for job in measured}}
+        others = _rate(measured) if measured else 1.0
+        done = left = 0.0
+        for job in self.jobs:
+            rate = _rate([job]) if job.measured_work else kinds.get(job.kind, others)
+            share = 0.0 if job.phase == "ended" else job.left
+            left += rate * share
+            done += rate * (job.size - share)
+        workers = max(1, sum(count for model, count in self._holders.items() if model))
+        self._progress.expect(done, done + left, left / workers if measured else None)
+
+    def _open(self, job: TrackedJob) -> bool:
+        """Open a job's folder, and write its results if nothing is missing; return whether it is finished."""
+        plan, say = job.job.plan, self._progress.say
+        if finished(plan, say) is not None:
+            return True
+        run = job.run = job.stack.enter_context(opened(plan, say))
+        if not run.is_missing:
+            return _finish(job)
+        if (ship := self._ship) is not None and plan.checkpoint.kind != "hub":
+            # Runs of one checkpoint follow each other
+            job.shipped = remembered("shipped", job.model, lambda: ship(packed(plan.checkpoint)), most=1)
+        model, setup = portable(plan.request.model, plan.checkpoint), benchmark(job.kind).setup(plan)
+        job.recipe = Recipe(job.kind, job.model, model, plan.manifest["specification"], setup, run.budget())
+        return False
+
+
+def _rate(jobs: Sequence[TrackedJob]) -> float:
+    """Return the seconds for a unit of size, of measured jobs."""
+    return sum(job.measured_seconds for job in jobs) / sum(job.size * job.measured_work / job.total for job in jobs)
+
+
+def _plan(job: TrackedJob, answer: PreparedRun) -> None:
+    assert job.run is not None
+    facts = job.run.start(answer.prepared)
+    planned = job.run.batches(facts, answer.prepared.tokenizer)
+    job.total, job.done, job.stop = planned.total, planned.done, planned.stop
+    job.batches = job.stack.enter_context(closing(planned.batches))
+
+
+def _next_batches(batches: Iterator[Batch], count: int) -> tuple[list[Batch], bool]:
+    planned = list(islice(batches, count))
+    return planned, len(planned) < count
+
+
+def _finish(job: TrackedJob) -> bool:
+    assert job.run is not None
+    with job.stack:
+        job.run.finish()
+    return True
+
+
+def _abandon(job: TrackedJob, error: BaseException) -> None:
+    """Close a job's folder after an error; a new folder without a finished batch is removed."""
+    with suppress(BaseException):
+        job.stack.__exit__(type(error), error, error.__traceback__)

@@ -21,11 +21,7 @@ Machine = Mapping[str, float]
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Which workers are used.
-
-    Raises:
-        UsageError: an option is malformed.
-    """
+    """Which workers are used; raises `UsageError` if an option is malformed."""
 
     workers: int | None = None
     """Number of workers; None: as many as the cluster has room for."""
@@ -63,16 +59,11 @@ class Needs(NamedTuple):
 
 
 def needs_of(machines: Sequence[Machine], options: ClusterOptions, device: str) -> Needs:
-    """Return the resources of a worker.
+    """Return the resources of a worker; `device` is "cpu" for no GPUs, unless the options give some.
 
     With GPUs, a worker has as many cores as leave every machine one worker for each of its GPUs (or shares of them).
     Without, it has the cores of the smallest machine or, of a given number of workers, the most cores with which the
     machines have room for this number.
-
-    Args:
-        machines: all machines of the cluster.
-        options: what is given.
-        device: "cpu" for no GPUs, unless the options give some.
     """
     gpus = options.worker_gpus
     if gpus is None:

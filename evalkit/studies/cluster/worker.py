@@ -42,11 +42,11 @@ _LARGEST = 4 << 30
 
 def versions() -> dict[str, str]:
     """Return the versions that all processes of a run must share; torch without its build ("+cpu")."""
-    found = {"evalkit": __version__} | dict.fromkeys(LIBRARIES, "not installed")
+    known = {"evalkit": __version__} | dict.fromkeys(LIBRARIES, "not installed")
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name).partition("+")[0]
-    return found
+            known[name] = version(name).partition("+")[0]
+    return known
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,6 @@ class Recipe:
     model: ModelSpec
     specification: dict[str, Any]
     setup: Any
-    """See `Benchmark.setup`."""
     budget: Budget
 
 
@@ -78,11 +77,7 @@ def portable(model: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def packed(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """Return the files of a checkpoint: path → content, in a folder "model" and, of another tokenizer, "tokenizer".
-
-    Raises:
-        CheckpointError: a file cannot be read, or the checkpoint is too large.
-    """
+    """Return path → content of a checkpoint's files, in "model" and, of another tokenizer, "tokenizer"."""
     folder, tokenizer = checkpoint.folder, checkpoint.tokenizer
     inside = Path("model") if checkpoint.gguf else Path("model", folder.resolve().name)
     paths = [*checkpoint.weights(), *checkpoint.trusted_code()]
@@ -113,9 +108,9 @@ def _unpacked(model: ModelSpec, files: Mapping[str, bytes]) -> Iterator[ModelSpe
         for name, content in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes(content)
-        [place] = (root / "model").iterdir()
+        [checkpoint] = (root / "model").iterdir()
         tokenizer = str(root / "tokenizer") if (root / "tokenizer").is_dir() else model.tokenizer
-        yield replace(model, model=str(place), revision=None, tokenizer=tokenizer)
+        yield replace(model, model=str(checkpoint), revision=None, tokenizer=tokenizer)
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,6 @@ class WorkerDescription:
     log: str
     """File of its standard error."""
     actor: str = ""
-    """Ray's id of it."""
 
 
 @dataclass(frozen=True)
@@ -166,23 +160,18 @@ class Answer(NamedTuple):
     """Answer of a worker to `prepare` or `compute`."""
 
     content: Any
-    """A `PreparedRun` or a `ComputedBatch`, or a `WorkerFailure`."""
     said: tuple[str, ...] = ()
-    """Messages for the user."""
 
 
 class BatchWorker:
-    """A worker. Two calls of `compute` may run at once: what needs no model of one batch, while another is computed.
+    """A worker, with threads of the CPU (0: torch's default) and its share of the device's memory.
 
-    Args:
-        threads: threads of the CPU; 0: torch's default.
-        memory_share: share of the device's memory that it may use.
+    Two calls of `compute` may run at once: what needs no model of one batch, while another is computed.
     """
 
     def __init__(self, threads: int = 0, memory_share: float = 1.0) -> None:
         self._threads, self._memory_share = threads, memory_share
         self._checkpoint = ""
-        """Name of the loaded model."""
         self._loaded: Any = None
         self._computers: dict[str, tuple[Benchmark, Computer]] = {}
         self._said: list[str] = []
@@ -198,23 +187,11 @@ class BatchWorker:
         return WorkerDescription(platform.node(), os.getpid(), versions(), log, actor)
 
     def prepare(self, job: str, recipe: Recipe, shipped: Mapping[str, bytes] | None = None) -> Answer:
-        """Load the checkpoint of a run, unless it is loaded, and prepare it for the run's batches.
-
-        Args:
-            job: names the run in later calls of `compute`.
-            recipe: what the run needs.
-            shipped: the checkpoint's files, see `packed`; None: this machine has them.
-        """
+        """Load the checkpoint of a run, unless it is loaded, and prepare it; `job` names it in calls of `compute`."""
         return self._answer(lambda: self._prepare(job, recipe, shipped))
 
     def compute(self, job: str, batch: Batch, split: bool) -> Answer:
-        """Compute a batch of a prepared run.
-
-        Args:
-            job: see `prepare`.
-            batch: the batch.
-            split: whether to split it where memory runs out; else that is a failure.
-        """
+        """Compute a batch of a prepared run; where memory runs out, split it or answer with a failure."""
         with suppress(Exception):  # what fails here fails again below
             batch.warm()
         with self._using_model:

@@ -54,12 +54,9 @@ class WorkerHandle:
     is_refused: bool = False
     """It keeps its place in the cluster, so that no other worker starts there."""
     model: str | None = None
-    """Checkpoint that it has loaded or is loading."""
     prepared: set[int] = field(default_factory=set)
-    """Numbers of the jobs that it can compute."""
     preparing: TrackedJob | None = None
     flights: list[tuple[TrackedJob, Flight]] = field(default_factory=list)
-    """Batches in its hands."""
     since: float = 0.0
     """When it began with what it does, by the clock of the pool."""
 
@@ -69,14 +66,7 @@ class WorkerHandle:
 
 
 class WorkerPool:
-    """The workers.
-
-    Args:
-        ray: the module, connected.
-        options: which workers are used.
-        device: see `needs_of`.
-        say: called with messages for the user.
-    """
+    """The workers; `device` as in `needs_of`."""
 
     def __init__(self, ray: Any, options: ClusterOptions, device: str, say: Callable[[str], None]) -> None:
         self.workers: list[WorkerHandle] = []
@@ -106,7 +96,6 @@ class WorkerPool:
         self._lost_at_start = 0
         """Workers in succession that were lost before they had started."""
         self._why = ""
-        """Why the last worker was lost, for messages."""
         self._announced: set[str] = set()
         threading.Thread(target=self._keep_looking, name="evalkit-ray-look", daemon=True).start()
 
@@ -138,8 +127,7 @@ class WorkerPool:
     def tend(self) -> None:
         """Give up workers that take too long, and start workers while there is room for them.
 
-        Raises:
-            EvalkitError: the head of the cluster is lost, or no worker can be had.
+        Raises `EvalkitError` if the head of the cluster is lost, or no worker can be had.
         """
         before, self._time = self._time, time.monotonic()
         self.now += min(self._time - before, 1.0)
@@ -276,13 +264,11 @@ class WorkerPool:
 
 
 def _deadline(job: TrackedJob, flight: Flight) -> float:
-    """Return the seconds in which a worker must compute a batch."""
     usual = job.seconds_of(flight.batch.work)
     return _FIRST_DEADLINE if usual is None else max(_DEADLINE, _DEADLINE_SHARE * usual)
 
 
 def _reason(error: BaseException) -> str:
-    """Return why a worker is gone, from Ray's long message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     detail = next((line for line in lines if "exit detail" in line or line.startswith("The actor")), "")
     text = detail.partition("Worker exit detail:")[2] or detail or first_line(error)
@@ -300,5 +286,5 @@ def _log_of(worker: WorkerDescription) -> list[str]:
 
             text = "".join(get_log(actor_id=worker.actor, suffix="err", tail=_LOG_LINES, timeout=5))
     lines = [line.rstrip() for line in text.splitlines() if line.strip()][-_LOG_LINES:]
-    causes = [place for place, line in enumerate(lines) if _CAUSE.search(line)]
+    causes = [number for number, line in enumerate(lines) if _CAUSE.search(line)]
     return lines[causes[0] :] if causes else []
