@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,25 @@ def test_seeds_are_averaged_with_their_deviation(layout: str, tmp_path: Path, fi
     assert float(number.spread or 0) == pytest.approx(statistics.stdev(each))
     notes = filled(layout, tmp_path, rows={"one": seeds}, options={"spreads": True}).notes
     assert any("standard deviation over seeds" in plain(note) for note in notes)
+    checkpoint = finished.manifest["specification"]["checkpoint"]
+    again = altered(finished, tmp_path / "again", dtype="bfloat16", checkpoint=checkpoint)
+    with pytest.raises(UsageError, match="row 'one': two runs are of one checkpoint"):
+        numbers(layout, tmp_path, rows={"one": [str(finished.folder), again]})
+
+
+def test_both_shows_the_difference_of_what_is_printed(tmp_path: Path, finished: Run) -> None:
+    table = filled("main_res", tmp_path, "both", rows={"vanilla_125m": str(finished.folder)})
+    published = [Fraction(value) for value in lines(make(TableRequest("main_res")))["vanilla_125m"]]
+    first, second = table.sections[0].lines[:2]
+    assert [Fraction(cell.value) - Fraction(cell.difference) for cell in first.cells] == published
+    assert all(cell.difference == "" for cell in second.cells)
 
 
 @pytest.mark.parametrize(
     ("changes", "manifest", "word"),
     [
+        ({"limit": 2}, {}, "the first 2 documents of each task"),
+        ({"num_fewshot": 3}, {}, "3-shot"),
         ({"documents": {"piqa": "0" * 64}}, {}, "documents of piqa 000000000000"),
         ({"template": "0" * 64}, {}, "template's text 000000000000"),
         ({}, {"rule": "acc"}, "rule acc"),
