@@ -17,9 +17,9 @@ import pandas as pd
 import pytest
 
 from evalkit.benchmarks.run import evaluate
-from evalkit.display import Progress
 from evalkit.runs.folder import load_run
 from evalkit.runs.score_table import ScoreRow
+from tests.benchmarks.kinds import Lines
 from tests.documents import made_up
 from tests.journals import entries_of
 from tests.marks import fast
@@ -35,13 +35,8 @@ PRELOADED = [
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
 
-class _Silent(Progress):
-    def say(self, line: str) -> None:
-        pass
-
-
 def _evaluate(options: dict[str, Any]) -> pd.DataFrame:
-    return evaluate(**options, progress=_Silent(live=False)).scores
+    return evaluate(**options, progress=Lines()).scores
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.run import evaluate
-from evalkit.display import Progress
 from evalkit.runs.folder import Run, specification_id
+from tests.benchmarks.kinds import Lines
 
 SPECIFICATION: dict[str, Any] = {"suite": "zeroshot8", "limit": 5, "dtype": "float32", "checkpoint": {"weights": "0"}}
 MANIFEST = {
@@ -29,17 +29,6 @@ MANIFEST = {
 }
 RESULT = {"tasks": [], "averages": [{"name": "Average", "accuracy": 0.5, "stderr": None}]}
 Small = Callable[..., Run]
-
-
-class Lines(Progress):
-    """Progress whose messages are kept."""
-
-    def __init__(self) -> None:
-        super().__init__(live=False)
-        self.said: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.said.append(line)
 
 
 @pytest.fixture

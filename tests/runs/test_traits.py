@@ -20,9 +20,10 @@ from evalkit.errors import UsageError
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
 from evalkit.runs.score_table import ScoreRow
 from evalkit.runs.traits import BatchDevice, model_differences, summary, traits
+from tests.benchmarks.kinds import Lines
 from tests.journals import entries_of, relocate
 from tests.printed import printed
-from tests.runs.conftest import Lines, Small
+from tests.runs.conftest import Small
 from tests.sealed import read, reseal
 
 YARN = {"method": "yarn", "target": 8192, "original": 2048, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,

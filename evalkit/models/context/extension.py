@@ -111,8 +111,9 @@ def plan_extension(
         return Extension(NONE, original, original, 1.0) if replaced else None
     if own and not settings.original:
         raise CheckpointError(
-            f"--context {settings.target}: the context is not stretched twice ({own}); give --context none, or "
-            "replace its stretching by giving the window of training with --context-original"
+            f"--context {settings.target}: config.json stretches the context itself ({own}), and frequencies cannot be "
+            "stretched twice; give --context none, or replace its stretching by giving the window of training with "
+            "--context-original"
         )
     if own:
         say(f"config.json stretches the context itself ({own}); this is replaced")

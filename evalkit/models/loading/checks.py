@@ -168,7 +168,7 @@ def check_stored(checkpoint: Checkpoint, config: Mapping[str, Any], tensors: Map
     codes = [name for name, tensor in tensors.items() if not tensor.is_floating_point() or tensor.element_size() == 1]
     if not codes and settings.get("quant_method") not in _FLOATING_METHODS:
         raise CheckpointError(
-            f"{checkpoint.given}: config.json has a quantization_config, but no weight is stored as integers"
+            f"{checkpoint.given}: config.json has a quantization_config, but no weight is stored as integers; remove it"
         )
     parts = {name: name.rpartition(".") for name in tensors}
     scaled = {module for module, _, part in parts.values() if _SCALE.search(part)}
@@ -191,7 +191,8 @@ def check_report(given: str, model: Any, report: Mapping[str, Any], codes: Colle
         raise CheckpointError(f"{given}: {len(missing)} weights are missing and would be random: {_few(missing)}")
     if codes:
         raise CheckpointError(
-            f"{given}: {_few(codes)} are stored as integers or in 8 bits, but config.json has no quantization_config"
+            f"{given}: {_few(codes)} are stored as integers or in 8 bits, but config.json has no quantization_config; "
+            "add it, or provide dequantised weights"
         )
     unexpected = sorted(report.get("unexpected_keys") or ())
     if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
@@ -217,7 +218,9 @@ def check_report(given: str, model: Any, report: Mapping[str, Any], codes: Colle
         if any(f"{module}.weight" in names for module in modules) or (is_in_layer and not _OLD_BUFFER.search(key)):
             parts.append(key)
     if layers:
-        raise CheckpointError(f"{given}: the files hold weights of more layers than config.json has: {_few(layers)}")
+        raise CheckpointError(
+            f"{given}: the files hold weights of more layers than config.json has: {_few(layers)}; correct their number"
+        )
     if parts:
         raise CheckpointError(
             f"{given}: {_few(parts)} would be left out of modules of the model; config.json lacks the bias or the "

@@ -281,5 +281,6 @@ def check_code(path: Path, auto_map: Any) -> None:
     for reference in references:
         if "--" in str(reference):
             raise CheckpointError(
-                f"{path}: refers to code in another repository ({reference!r:.60}); copy that code to this folder"
+                f"{path}: refers to code in another repository ({reference!r:.60}); copy that code to this folder, "
+                "and use file.Class in auto_map"
             )

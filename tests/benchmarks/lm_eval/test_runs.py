@@ -24,12 +24,12 @@ from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.data import Library
 from evalkit.data.schema import SUBJECTS
-from evalkit.display import Progress
 from evalkit.errors import UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.paths import resource
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import Journal
+from tests.benchmarks.kinds import Lines
 from tests.benchmarks.lm_eval.made import ALL, ANSWERS, CHOICE, TEXTS, made_tasks, same_metrics, write_task
 from tests.journals import entries_of
 from tests.tiny import tiny_checkpoint
@@ -40,13 +40,6 @@ LIMIT = 57
 """Of MMLU a document of each subject."""
 
 Evaluate = Callable[..., Run]
-
-
-class Silent(Progress):
-    """Progress that shows nothing."""
-
-    def say(self, line: str) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +66,7 @@ def whole(model: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory) ->
         output = tmp_path_factory.mktemp("runs")
         return evaluate(
             str(model), include_path=tasks, tasks=ALL, token_budget=BUDGET, log_samples=True, output=output,
-            progress=Silent(live=False),
+            progress=Lines(),
         )  # fmt: skip
 
 
@@ -81,7 +74,7 @@ def whole(model: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def run(model: Path, tasks: Path, tmp_path: Path) -> Evaluate:
     def evaluated(**options: Any) -> Run:
         defaults = {"include_path": tasks, "tasks": ALL, "token_budget": BUDGET, "output": tmp_path / "runs"}
-        return evaluate(str(model), progress=Silent(live=False), **(defaults | options))
+        return evaluate(str(model), progress=Lines(), **(defaults | options))
 
     return evaluated
 
@@ -144,7 +137,7 @@ def test_the_average_of_zeroshot8_is_evalkits(checkpoint: Path, real_documents: 
     assert theirs["mmlu_pooled"]["sample_len"] == LIMIT
     ours = evaluate(
         str(checkpoint), data_dir=real_documents, allow_unofficial_data=True, template="plain", rule="acc", limit=LIMIT,
-        dtype="float32", output=tmp_path, progress=Silent(live=False),
+        dtype="float32", output=tmp_path, progress=Lines(),
     ).results("acc")  # fmt: skip
     for task in ours.tasks:
         name = "mmlu_pooled" if task.task == "mmlu" else task.task
@@ -169,7 +162,7 @@ def test_evalkits_own_tasks_keep_their_documents(checkpoint: Path, documents: Pa
     def scored(suite: str, tasks: tuple[str, ...], **options: str) -> Run:
         return evaluate(
             str(checkpoint), suite=suite, tasks=tasks, data_dir=documents, allow_unofficial_data=True, output=tmp_path,
-            progress=Silent(live=False), **options,
+            progress=Lines(), **options,
         )  # fmt: skip
 
     run, suite = scored("lm_eval", names), scored("zeroshot8", (*names[:3], "mmlu"), template="plain")
@@ -237,7 +230,7 @@ def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def measured(*texts: str) -> tuple[Run, dict[str, float]]:
         folder = tmp_path / str(len(texts))
         write_task(folder, TEXTS, [{"text": text} for text in texts])
-        run = evaluate(bare, include_path=folder, tasks=("made_texts",), output=folder, progress=Silent(live=False))
+        run = evaluate(bare, include_path=folder, tasks=("made_texts",), output=folder, progress=Lines())
         return run, {metric["metric"]: metric["value"] for metric in run.stored["tasks"][0]["metrics"]}
 
     run, with_empty = measured("", "The river rose.", "Rice")

@@ -148,21 +148,6 @@ def test_the_perplexities_are_lm_evals(
     assert ("the tokenizer adds tokens" in outcome.out) is adds_bos
 
 
-def by_its_own_forward_pass(spec: Any, texts: list[str], window: int, stride: int) -> list[float]:
-    """Return the nats of each text, whose windows are scored alone."""
-    loaded = spec.load(spec.locate(), lambda _: None)
-    forward, nats = Forward(loaded.model), []
-    prefix = loaded.eos_id if loaded.bos_id is None else loaded.bos_id
-    for text in texts:
-        tokens = [prefix, *loaded.tokenizer(text)["input_ids"]]
-        scored = [
-            forward.score_alone(np.array(tokens[start + 1 : stop + 1], np.int32)).logprobs[context:]
-            for start, context, stop in spans(len(tokens) - 1, window, stride)
-        ]
-        nats.append(-float(np.concatenate(scored).astype(np.float64).sum()))
-    return nats
-
-
 @pytest.mark.parametrize("built", fast([("llama", 320)], [("llama", 320), ("qwen2", 96), ("qwen2", 30)]))
 def test_windows_are_those_of_the_models_own_forward_pass(
     evalkit: Command, model: Path, file: Path, texts: list[str], tmp_path: Path, built: tuple[str, int]
