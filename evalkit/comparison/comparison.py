@@ -22,14 +22,7 @@ from evalkit.comparison.differences import (
     RuleVerdict,
     TaskDifference,
 )
-from evalkit.comparison.line import (
-    ScoredLine,
-    average_difference,
-    by_task,
-    efficiency,
-    line_label,
-    line_name,
-)
+from evalkit.comparison.line import ScoredLine, average_difference, by_task, efficiency, line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Side, claim_of
 from evalkit.errors import UsageError
@@ -60,7 +53,7 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
         of_rule, means = (tasks, averages) if name == rule else _differences(pairing, name, with_power=False)
         up, down = (sum(task.verdict in verdicts for task in of_rule) for verdicts in (UP, DOWN))
         rules.append(RuleVerdict(name, means[-1], up, down))
-    labels = {task: pairing.label(task) for task in (*(paired.task for paired in pairing.tasks), *pairing.left_out)}
+    labels = {task: pairing.label(task) for task in (*pairing.names, *pairing.left_out)}
     for task, layer in product([*labels], measure.layers):
         labels[line_name(task, layer)] = line_label(labels[task], layer)
     return Comparison(
@@ -76,7 +69,7 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
         claim=claim_of(pairing.a, pairing.b),
         left_out=pairing.left_out,
         labels=labels,
-        letters=tuple(paired.task for paired in pairing.tasks if paired.task in letters),
+        letters=tuple(task for task in pairing.names if task in letters),
         continuous=_continuous(pairing, rule),
     )
 
@@ -88,9 +81,8 @@ def p_value(pairing: Pairing, tasks: Sequence[str], rule: str) -> float:
     """
     by_name = {task.task: task for task in pairing.tasks}
     if absent := [task for task in tasks if task not in by_name]:
-        raise UsageError(
-            f"{pairing.a.name} and {pairing.b.name} cannot be compared on {absent[0]}: not every run has it"
-        )
+        sides = f"{pairing.a.name} and {pairing.b.name}"
+        raise UsageError(f"{sides} cannot be compared on {absent[0]}: not every run has it")
     measure = pairing.measure(rule)
     lines = [ScoredLine(by_name[task], *pairing.scores(by_name[task], rule), measure) for task in tasks]
     p = lines[0].p if len(lines) == 1 else average_difference("", lines).p
@@ -131,16 +123,16 @@ def _differences(
         for line in lines
         for number, layer in enumerate(line.measure.layers)
     ]
-    tasks = _family(layered or lines, with_power)
     groups, sizes = pairing.graded[0].groups, pairing.graded[0].group_sizes
     by_name = {line.paired.task: line for line in lines}
-    averaged = [(name, [by_name[task] for task in group if task in by_name]) for name, group in groups.items()]
-    means = [(name, members, sizes[name]) for name, members in averaged if len(groups) > 1 and len(members) > 1]
-    means.append(("Average", lines, sum(sizes.values())))
-    return tasks, tuple(
-        average_difference(name if len(members) == size else f"{name} ({len(members)} of {size})", members)
-        for name, members, size in means
-    )
+    averaged = [(name, sizes[name], group) for name, group in groups.items()] if len(groups) > 1 else []
+    averages = []
+    for name, size, group in [*averaged, ("Average", sum(sizes.values()), by_name)]:
+        members = [by_name[task] for task in group if task in by_name]
+        if len(members) > 1 or group is by_name:
+            part = "" if len(members) == size else f" ({len(members)} of {size})"
+            averages.append(average_difference(name + part, members))
+    return _family(layered or lines, with_power), tuple(averages)
 
 
 def _continuous(pairing: Pairing, rule: str) -> ContinuousEvidence | None:
@@ -149,16 +141,11 @@ def _continuous(pairing: Pairing, rule: str) -> ContinuousEvidence | None:
     if outcome is None or others:
         return None
     letters = pairing.graded[0].of_letters(outcome)
-    accuracy, lines = (
-        [line for line in by_task(pairing, key) if line.paired.task not in letters] for key in (rule, outcome)
-    )
-    if not lines:
+    left_out = tuple(task for task in pairing.names if task in letters)
+    pairing = replace(pairing, tasks=tuple(paired for paired in pairing.tasks if paired.task not in letters))
+    if not pairing.tasks:
         return None
-    ratio = efficiency(accuracy, lines) or (None, None, None)
-    return ContinuousEvidence(
-        outcome,
-        lines[0].measure,
-        average_difference("Average", lines),
-        tuple(paired.task for paired in pairing.tasks if paired.task in letters),
-        *(None if number is not None and math.isinf(number) else number for number in ratio),
-    )
+    lines = by_task(pairing, outcome)
+    ratio = efficiency(by_task(pairing, rule), lines) or (None, None, None)
+    times = (None if number is not None and math.isinf(number) else number for number in ratio)
+    return ContinuousEvidence(outcome, lines[0].measure, average_difference("Average", lines), left_out, *times)

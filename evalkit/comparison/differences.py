@@ -171,8 +171,8 @@ def exit_code(comparisons: Sequence[Comparison], margin: float) -> int:
     sign, codes = 1 if measure.higher_is_better else -1, []
     for comparison in comparisons:
         worst, best = sorted((sign * comparison.average.low, sign * comparison.average.high))
-        losses = (-sign * task.difference for task in comparison.tasks if task.verdict == WORSE)
-        if best < -margin or any(loss > margin for loss in losses):
+        losses = [-sign * task.difference for task in comparison.tasks if task.verdict == WORSE]
+        if best < -margin or max(losses, default=0.0) > margin:
             return 3
         codes.append(0 if worst > -margin else 4)
     return max(codes)

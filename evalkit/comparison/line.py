@@ -126,9 +126,8 @@ def average_difference(name: str, lines: Sequence[ScoredLine]) -> AverageDiffere
         adjusted = adjusted_average(documents, of_tasks, sources, sizes)
     else:
         adjusted = at_least_task_intervals(documents, of_tasks)
-    spreads = [line.spread for line in lines if line.spread is not None]
     parts = None
-    if spreads:
+    if spreads := [line.spread for line in lines if line.spread is not None]:
         shared = sum(of_line.shared for of_line in spreads) / count**2
         parts = Spread(between(a), between(b), documents.variance, shared, len(a), len(b))
         p = nan_to_none(crossed_p_value(adjusted, parts))

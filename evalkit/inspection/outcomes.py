@@ -1,14 +1,13 @@
 """Outcomes of documents: right or wrong, by how much, tied, truncated.
 
-In: a finished run, by its benchmark's views. Out: `TaskOutcomes`, with the same arrays for choices and for answers, and
-a `DocumentOutcome` for each document.
+In: a finished run, by its benchmark's views. Out: `TaskOutcomes`, with a `DocumentOutcome` for each document, whether
+choices of it were scored or it was answered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +40,15 @@ class Decisions:
     """Score of the gold choice less the highest score of another choice, in the rule's unit: negative where the
     prediction is wrong, 0 in a tie with the gold choice, inf for a document with one choice."""
 
+    def of(self, number: int) -> dict[str, Any]:
+        """Return the decision about one document as plain data."""
+        return {
+            "prediction": int(self.prediction[number]),
+            "right": bool(self.right[number]),
+            "tie": bool(self.tie[number]),
+            "margin": float(self.margin[number]),
+        }
+
 
 def decisions(view: ChoiceView, rule: str) -> Decisions:
     """Return the decisions of a rule about a task's documents; a run without the rule's scores raises `UsageError`."""
@@ -66,30 +74,79 @@ DocumentName = tuple[str, str]
 """Subtask and id."""
 
 
-@dataclass(frozen=True)
-class TaskOutcomes:
-    """The documents of a task with their outcomes in one run, [documents] each."""
+class TaskOutcomes(NamedTuple):
+    """A task in one run, with the outcomes of its documents."""
 
     run: Run
     view: TaskView
-    keys: tuple[DocumentName, ...]
-    right: Flags
-    """Whether the prediction is the gold choice; of an answer, whether its score is the best one."""
-    value: Floats
-    """Margin of choices (see `Decisions`), score of answers; NaN for an answer without a score."""
-    truncated: Flags
+    documents: dict[DocumentName, DocumentOutcome]
     decided: Decisions | None = None
     """None for answers, as the rule."""
     rule: str | None = None
 
-    @property
-    def wrong(self) -> Flags:
-        """Neither right nor without a score."""
-        return ~self.right & ~np.isnan(self.value)
 
-    @cached_property
-    def indices(self) -> dict[DocumentName, int]:
-        return {key: index for index, key in enumerate(self.keys)}
+@dataclass(frozen=True, eq=False)
+class DocumentOutcome:
+    """One document in one run."""
+
+    task: TaskOutcomes
+    number: int
+    """Its place among the task's documents."""
+    key: DocumentName
+    right: bool | None
+    """Whether the prediction is the gold choice; whether an answer's score is the best one, None without a score."""
+    value: float
+    """Margin of choices (see `Decisions`), score of answers; NaN for an answer without a score."""
+    truncated: bool
+
+    @property
+    def name(self) -> str:
+        """Name on the command line: "arc_easy/17", "mmlu/mmlu_astronomy/3"."""
+        return "/".join([*dict.fromkeys((self.task.view.task, self.key[0])), self.key[1]])
+
+    @property
+    def answer(self) -> AnsweredDocument | None:
+        """None of a document with choices."""
+        return self.task.view.documents[self.number] if isinstance(self.task.view, AnswerView) else None
+
+    @property
+    def text(self) -> ChoiceText | None:
+        """None of an answer, and of choices without texts."""
+        view, (subtask, identity) = self.task.view, self.key
+        return view.texts.get((subtask, int(identity))) if isinstance(view, ChoiceView) else None
+
+    @property
+    def gold(self) -> int:
+        assert self.task.decided is not None
+        return int(self.task.decided.gold[self.number])
+
+    @property
+    def tie(self) -> bool:
+        return self.task.decided is not None and bool(self.task.decided.tie[self.number])
+
+    @property
+    def rows(self) -> list[dict[Any, Any]]:
+        """The rows of the choices in the score table; none of an answer."""
+        if self.task.decided is None or not isinstance(self.task.view, ChoiceView):
+            return []
+        scores, start = self.task.view.scores, int(self.task.decided.starts[self.number])
+        return scores.iloc[start : start + int(scores["choices"].iloc[start])].to_dict("records")
+
+    def outcome(self) -> dict[str, Any]:
+        """Return the outcome as plain data: of choices the prediction, of an answer its text and score."""
+        known = {"right": self.right, "truncated": self.truncated}
+        if self.task.decided is not None:
+            return {"gold": self.gold} | self.task.decided.of(self.number) | known
+        view, answer = self.task.view, self.answer
+        assert isinstance(view, AnswerView) and answer is not None
+        about = {"answer": answer.answer, "references": list(answer.references), "metric": view.metric}
+        return about | {"score": answer.score} | known | dict(answer.facts)
+
+    def record(self) -> dict[str, Any]:
+        """Return the outcome with its run, and the scores of the choices by segment, as plain data."""
+        record = {"run": self.task.run.manifest["id"], "rule": self.task.rule} | self.outcome()
+        choices = list(map(_segment_scores, self.rows))
+        return record | ({"choices": choices} if choices else {})
 
 
 def run_outcomes(run: Run, tasks: Collection[str], rule: str | None, say: Say) -> Iterator[TaskOutcomes]:
@@ -100,95 +157,24 @@ def run_outcomes(run: Run, tasks: Collection[str], rule: str | None, say: Say) -
     run.require_finished()
     if rule is not None:
         run.require_choices()
+    rule = rule or str(run.rule)
     for view in benchmark_of(run).views(run, tasks, say):
         if isinstance(view, ChoiceView):
-            made = decisions(view, rule or str(run.rule))
+            made = decisions(view, rule)
             first = view.scores.iloc[made.starts]
-            keys = zip(first["subtask"].astype(str).tolist(), first["doc_id"].astype(str).tolist(), strict=True)
-            cut = np.maximum.reduceat(view.scores["truncated"].to_numpy(), made.starts) > 0
-            yield TaskOutcomes(run, view, tuple(keys), made.right, made.margin, cut, made, rule or str(run.rule))
+            keys = list(zip(first["subtask"].astype(str), first["doc_id"].astype(str), strict=True))
+            truncated = np.maximum.reduceat(view.scores["truncated"].to_numpy(), made.starts) > 0
+            task, right, values = TaskOutcomes(run, view, {}, made, rule), made.right, made.margin
         else:
-            documents = view.documents
-            scores = np.array([np.nan if each.score is None else each.score for each in documents], float)
-            cut = np.array([CUT in each.facts for each in documents], bool)
-            named = tuple((each.subtask, each.id) for each in documents)
-            yield TaskOutcomes(run, view, named, scores >= BEST, scores, cut)
-
-
-class DocumentOutcome(NamedTuple):
-    """One document in one run."""
-
-    task: TaskOutcomes
-    number: int
-
-    @property
-    def key(self) -> DocumentName:
-        return self.task.keys[self.number]
-
-    @property
-    def name(self) -> str:
-        """Name on the command line: "arc_easy/17", "mmlu/mmlu_astronomy/3"."""
-        (subtask, identity), task = self.key, self.task.view.task
-        return f"{task}/{identity}" if subtask == task else f"{task}/{subtask}/{identity}"
-
-    @property
-    def value(self) -> float:
-        return float(self.task.value[self.number])
-
-    @property
-    def answer(self) -> AnsweredDocument | None:
-        """None of a document with choices."""
-        return self.task.view.documents[self.number] if isinstance(self.task.view, AnswerView) else None
-
-    @property
-    def text(self) -> ChoiceText | None:
-        """None of an answer, and of choices without texts."""
-        if not isinstance(self.task.view, ChoiceView):
-            return None
-        subtask, identity = self.key
-        return self.task.view.texts.get((subtask, int(identity)))
-
-    @property
-    def gold(self) -> int:
-        assert self.task.decided is not None
-        return int(self.task.decided.gold[self.number])
-
-    @property
-    def rows(self) -> list[dict[Any, Any]]:
-        """The rows of the choices in the score table; none of an answer."""
-        if self.task.decided is None or not isinstance(self.task.view, ChoiceView):
-            return []
-        scores, start = self.task.view.scores, int(self.task.decided.starts[self.number])
-        return scores.iloc[start : start + int(scores["choices"].iloc[start])].to_dict("records")
-
-    def decision(self, made: Decisions) -> dict[str, Any]:
-        """Return what a rule chooses, as plain data."""
-        return {
-            "prediction": int(made.prediction[self.number]),
-            "right": bool(made.right[self.number]),
-            "tie": bool(made.tie[self.number]),
-            "margin": float(made.margin[self.number]),
-        }
-
-    def outcome(self) -> dict[str, Any]:
-        """Return the outcome as plain data: of choices the prediction, of an answer its text and score."""
-        task, number = self.task, self.number
-        known: dict[str, Any] = {
-            "right": bool(task.right[number]) if task.right[number] or task.wrong[number] else None
-        }
-        known |= {"truncated": bool(task.truncated[number])}
-        if isinstance(task.view, AnswerView):
-            answer = task.view.documents[number]
-            about = {"answer": answer.answer, "references": list(answer.references), "metric": task.view.metric}
-            return about | {"score": answer.score} | known | dict(answer.facts)
-        assert task.decided is not None
-        return {"gold": self.gold} | self.decision(task.decided) | known
-
-    def record(self) -> dict[str, Any]:
-        """Return the outcome with its run, and the scores of the choices by segment, as plain data."""
-        record = {"run": self.task.run.manifest["id"], "rule": self.task.rule} | self.outcome()
-        choices = list(map(_segment_scores, self.rows))
-        return record | ({"choices": choices} if choices else {})
+            keys = [(document.subtask, document.id) for document in view.documents]
+            truncated = np.array([CUT in document.facts for document in view.documents], bool)
+            # A score of None becomes NaN
+            values = np.array([document.score for document in view.documents], float)
+            task, right = TaskOutcomes(run, view, {}), values >= BEST
+        for number, (key, value) in enumerate(zip(keys, values.tolist(), strict=True)):
+            known = None if np.isnan(value) else bool(right[number])
+            task.documents[key] = DocumentOutcome(task, number, key, known, value, bool(truncated[number]))
+        yield task
 
 
 def _segment_scores(row: Mapping[Any, Any]) -> dict[str, dict[str, float | None]]:

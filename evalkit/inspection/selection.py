@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from evalkit.benchmarks.document_views import ChoiceView
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.pairing import check_same_documents
 from evalkit.display import Say
 from evalkit.errors import EvalkitError, UnknownNameError, UsageError
-from evalkit.inspection.outcomes import BEST, DocumentName, DocumentOutcome, TaskOutcomes, run_outcomes
+from evalkit.inspection.outcomes import BEST, DocumentOutcome, TaskOutcomes, run_outcomes
 from evalkit.runs.folder import Run
 
 InRuns = tuple[TaskOutcomes, ...]
@@ -21,21 +19,16 @@ SelectedDocument = tuple[DocumentOutcome, ...]
 """In one run, or in two."""
 
 
-@dataclass(frozen=True)
-class Criteria:
-    """What a document must be; all of them."""
-
-    wrong: bool = False
-    right: bool = False
-    tie: bool = False
-    truncated: bool = False
-    won: bool = False
-    """Right in the second run and wrong in the first."""
-    lost: bool = False
-    """Wrong in the second run and right in the first."""
-    words: tuple[str, ...] = ()
-    """Words that its text contains, in any case."""
-    subtask: str | None = None
+CRITERIA: dict[str, Callable[[DocumentOutcome, DocumentOutcome], bool]] = {
+    "wrong": lambda a, _: a.right is False,
+    "right": lambda a, _: a.right is True,
+    "tie": lambda a, _: a.tie,
+    "truncated": lambda a, _: a.truncated,
+    "won": lambda a, b: a.right is False and b.right is True,
+    "lost": lambda a, b: a.right is True and b.right is False,
+}
+"""What a document can be selected for, by its outcomes in the first and in the last run."""
+_OF_TWO, _OF_RIGHT = {"won", "lost"}, {"wrong", "right", "won", "lost"}
 
 
 class Selection(NamedTuple):
@@ -46,25 +39,47 @@ class Selection(NamedTuple):
     searched: int
 
 
-def show_list(runs: Sequence[Run], task: str | None, rule: str | None, criteria: Criteria, say: Say) -> Selection:
+def show_list(
+    runs: Sequence[Run], task: str | None, rule: str | None, criteria: Collection[str], words: Sequence[str], say: Say
+) -> Selection:
     """Select documents of one run or two, sorted by value, the lowest first; right or won ones the highest first.
 
-    `task` is a task or a subtask, by default all; `rule` the rule that chooses, by default the first run's own. Runs of
-    other documents, and criteria that do not apply, raise `UsageError`.
+    `task` is a task or a subtask, by default all; `rule` the rule that chooses, by default the first run's own. A
+    selected document fulfils all `criteria`, and its text contains all `words`, in any case. Runs of other documents,
+    and criteria that do not apply, raise `UsageError`.
     """
-    if len(runs) == 1 and (criteria.won or criteria.lost):
+    if len(runs) == 1 and _OF_TWO.intersection(criteria):
         raise UsageError("--won and --lost compare two runs; name both: evalkit show RUN_A RUN_B --won")
-    if len(runs) > 1 and (criteria.wrong or criteria.right or criteria.tie or criteria.truncated):
+    if len(runs) > 1 and not _OF_TWO.issuperset(criteria):
         raise UsageError("--wrong, --right, --tie and --truncated are for one run; of two runs, give --won or --lost")
     name, subtask = (None, None) if task is None else _find_task(runs[0], task)
     tasks = _outcomes(runs, name, rule, say)
-    criteria = replace(criteria, subtask=subtask)
-    searched = sum(subtask in (None, key[0]) for outcomes in tasks for key in outcomes[0].keys)
-    selected = [document for outcomes in tasks for document in _selected(outcomes, criteria)]
-    sign = -1 if criteria.right or criteria.won else 1
+    selected, searched = [], 0
+    for outcomes in tasks:
+        _check_criteria(outcomes, criteria, words)
+        for key in outcomes[0].documents:
+            if subtask in (None, key[0]):
+                searched += 1
+                documents = tuple(of_run.documents[key] for of_run in outcomes if key in of_run.documents)
+                fulfilled = (CRITERIA[name](documents[0], documents[-1]) for name in criteria)
+                if len(documents) == len(runs) and all(fulfilled) and _has_words(documents[0], words):
+                    selected.append(documents)
+    sign = -1 if {"right", "won"}.intersection(criteria) else 1
     # Documents without a value come last; the sort keeps the order of equal ones
-    selected.sort(key=lambda document: (np.isnan(_value(document)), sign * _value(document)))
+    selected.sort(key=lambda documents: (math.isnan(_value(documents)), sign * _value(documents)))
     return Selection(tasks, selected, searched)
+
+
+def _check_criteria(outcomes: InRuns, criteria: Collection[str], words: Sequence[str]) -> None:
+    view = outcomes[0].view
+    if words and isinstance(view, ChoiceView) and not view.texts:
+        raise UsageError(f"--text searches texts, which task {view.task} does not have: {view.problem}")
+    values = [document.value for of_run in outcomes if not of_run.decided for document in of_run.documents.values()]
+    if _OF_RIGHT.intersection(criteria) and any(value < 0 or value > BEST for value in values):
+        raise UsageError(
+            f"task {view.task}: its metric is not between 0 and 1, so no document is right or wrong; "
+            "leave out --wrong, --right, --won and --lost"
+        )
 
 
 def show_document(runs: Sequence[Run], name: str, rule: str | None, say: Say) -> SelectedDocument:
@@ -75,9 +90,9 @@ def show_document(runs: Sequence[Run], name: str, rule: str | None, say: Say) ->
     task, subtask = _find_task(runs[0], head)
     [outcomes] = _outcomes(runs, task, rule, say)
     document = _find_document(outcomes[0], subtask, rest)
-    if (selected := _in_each(outcomes, document.key)) is None:
+    if document.key not in outcomes[-1].documents:
         raise UsageError(f"run {runs[-1].folder.name} has no document {document.name}; show the other run alone")
-    return selected
+    return tuple(of_run.documents[document.key] for of_run in outcomes)
 
 
 def _find_task(run: Run, name: str) -> tuple[str, str | None]:
@@ -101,12 +116,12 @@ def _tasks(run: Run) -> list[str]:
 def _find_document(task: TaskOutcomes, subtask: str | None, rest: str) -> DocumentOutcome:
     """Return the document with an id, or subtask/id, in a subtask if it is known."""
     head, _, tail = rest.partition("/")
-    if (index := task.indices.get((head, tail))) is not None:
-        return DocumentOutcome(task, index)
-    of_subtask = [index for index, (of, _) in enumerate(task.keys) if subtask in (None, of)]
-    matches = [DocumentOutcome(task, index) for index in of_subtask if task.keys[index][1] == rest]
+    if (head, tail) in task.documents:
+        return task.documents[head, tail]
+    of_subtask = [document for document in task.documents.values() if subtask in (None, document.key[0])]
+    matches = [document for document in of_subtask if document.key[1] == rest]
     if not matches:
-        known = dict.fromkeys(task.keys[index][1] for index in of_subtask)
+        known = {document.key[1] for document in of_subtask}
         raise UnknownNameError(f"document of {subtask or task.view.task}", rest, known)
     if len(matches) > 1:
         listed = ", ".join(document.name for document in matches[:3]) + ", …" * (len(matches) > 3)
@@ -126,54 +141,19 @@ def _outcomes(runs: Sequence[Run], task: str | None, rule: str | None, say: Say)
     rule = rule or (runs[0].rule if len(runs) > 1 else None)
     by_run = [{outcomes.view.task: outcomes for outcomes in run_outcomes(run, chosen, rule, say)} for run in runs]
     tasks = [tuple(of_run[name] for of_run in by_run) for name in chosen if all(name in of_run for of_run in by_run)]
-    if with_documents := [outcomes for outcomes in tasks if all(of_run.keys for of_run in outcomes)]:
+    if with_documents := [outcomes for outcomes in tasks if all(of_run.documents for of_run in outcomes)]:
         return with_documents
     problems = dict.fromkeys(of_run.view.problem for outcomes in tasks for of_run in outcomes if of_run.view.problem)
     why = "; ".join(problems) or f"benchmark {runs[0].kind} stores no documents to look at"
     raise UsageError(f"run {runs[0].folder.name}: {why}")
 
 
-def _in_each(outcomes: InRuns, key: DocumentName) -> SelectedDocument | None:
-    if any(key not in of_run.indices for of_run in outcomes):
-        return None
-    return tuple(DocumentOutcome(of_run, of_run.indices[key]) for of_run in outcomes)
-
-
-def _value(document: SelectedDocument) -> float:
+def _value(documents: SelectedDocument) -> float:
     """Return the margin or score in the only run; the second run's less the first's."""
-    first, *second = (of_run.value for of_run in document)
+    first, *second = (document.value for document in documents)
     if not second:
         return first
     return 0.0 if second[0] == first else second[0] - first
-
-
-def _selected(outcomes: InRuns, criteria: Criteria) -> Iterator[SelectedDocument]:
-    first, last = outcomes[0], outcomes[-1]
-    if criteria.words and isinstance(first.view, ChoiceView) and not first.view.texts:
-        raise UsageError(f"--text searches texts, which task {first.view.task} does not have: {first.view.problem}")
-    if criteria.wrong or criteria.right or criteria.won or criteria.lost:
-        for of_run in outcomes:
-            if of_run.decided is None and ((of_run.value < 0) | (of_run.value > BEST)).any():
-                raise UsageError(
-                    f"task {of_run.view.task}: its metric is not between 0 and 1, so that no document is right or "
-                    "wrong; leave out --wrong, --right, --won and --lost"
-                )
-    tie = np.zeros(len(first.keys), bool) if first.decided is None else first.decided.tie
-    for key in first.keys:
-        if (selected := _in_each(outcomes, key)) is None:
-            continue
-        number, other = selected[0].number, selected[-1].number
-        checks = (
-            (criteria.wrong, first.wrong[number]),
-            (criteria.right, first.right[number]),
-            (criteria.tie, tie[number]),
-            (criteria.truncated, first.truncated[number]),
-            (criteria.won, first.wrong[number] and last.right[other]),
-            (criteria.lost, first.right[number] and last.wrong[other]),
-            (criteria.subtask is not None, key[0] == criteria.subtask),
-        )
-        if all(holds for is_asked, holds in checks if is_asked) and _has_words(selected[0], criteria.words):
-            yield selected
 
 
 def _has_words(document: DocumentOutcome, words: Sequence[str]) -> bool:

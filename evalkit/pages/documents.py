@@ -55,22 +55,19 @@ class DocumentData:
 def encoded(header: Mapping[str, Any], arrays: Arrays) -> str:
     """Return a block as base64, of JSON-compatible content and arrays; an integer that does not fit raises."""
     table: dict[str, list[Any]] = {}
-    parts: list[bytes] = []
-    offset = 0
+    body = bytearray()
     for name, (kind, values) in arrays.items():
-        flat = np.asarray(values).ravel()
-        if kind.startswith(("u", "i")) and flat.size:
-            limits = np.iinfo(np.dtype(kind))
-            if flat.min() < limits.min or flat.max() > limits.max:
-                raise OverflowError(f"array {name}: values from {flat.min()} to {flat.max()} do not fit {kind}")
-        data = flat.astype(f"<{kind}").tobytes()
-        table[name] = [kind, offset, flat.size]
-        parts.append(data + bytes(-len(data) % _ALIGNED))
-        offset += len(parts[-1])
+        given = np.asarray(values).ravel()
+        stored = given.astype(f"<{kind}")
+        if stored.dtype.kind in "ui" and (stored != given).any():
+            raise OverflowError(f"array {name}: values from {given.min()} to {given.max()} do not fit {kind}")
+        table[name] = [kind, len(body), stored.size]
+        body += stored.tobytes()
+        body += bytes(-len(body) % _ALIGNED)
     text = in_json(json.dumps({**header, "arrays": table}, ensure_ascii=False, separators=(",", ":")))
     start = text.encode("utf-8", "replace")  # a lone surrogate is shown as a question mark
     start += b" " * (-(4 + len(start)) % _ALIGNED)
-    content = b"".join((len(start).to_bytes(4, "little"), start, *parts))
+    content = len(start).to_bytes(4, "little") + start + bytes(body)
     return base64.b64encode(gzip.compress(content, mtime=0)).decode("ascii")
 
 
@@ -82,18 +79,23 @@ class _Member(NamedTuple):
     view: TaskView
     names: list[DocumentName]
 
-    def numbers_in(self, names: Sequence[DocumentName]) -> Numbers:
-        """Return the number of each document among those of the page, -1 if it is not there."""
-        numbers = {name: number for number, name in enumerate(names)}
-        return np.fromiter((numbers.get(name, -1) for name in self.names), np.int64, len(self.names))
+    def places_of(self, names: Sequence[DocumentName]) -> Numbers:
+        """Return the place of each document of the page in the run's order, -1 if the run does not have it."""
+        places = {name: place for place, name in enumerate(self.names)}
+        return np.array([places.get(name, -1) for name in names], np.int64)
 
 
 def _member(number: int, run: Run, view: TaskView) -> _Member:
     if isinstance(view, AnswerView):
         return _Member(number, run, view, [(document.subtask, document.id) for document in view.documents])
-    first = view.scores.iloc[np.flatnonzero(view.scores["choice"].to_numpy() == 0)]
-    ids = first["doc_id"].to_numpy().tolist()
-    return _Member(number, run, view, list(zip(first["subtask"].astype(str), ids, strict=True)))
+    first = _first_rows(view)
+    names = zip(first["subtask"].astype(str), first["doc_id"].to_numpy().tolist(), strict=True)
+    return _Member(number, run, view, list(names))
+
+
+def _first_rows(view: ChoiceView) -> pd.DataFrame:
+    """Return the row of each document's first choice, numbered by its place in the score table."""
+    return view.scores.reset_index(drop=True).query("choice == 0")
 
 
 def document_data(
@@ -112,13 +114,13 @@ def document_data(
         if task in [other["task"] for other in tasks]:  # other documents under the same name
             of = ", ".join(names[member.number] for member in members)
             task, label = f"{task} ({of})", f"{label} ({of})"
-        every = list(dict.fromkeys(name for member in members for name in member.names))
-        documents = every
+        documents = every = list(dict.fromkeys(name for member in members for name in member.names))
         if sample is not None:
-            documents = [every[number] for number in sample.places(first.view.task, [subtask for subtask, _ in every])]
-        subtasks = list(dict.fromkeys(subtask for subtask, _ in documents))
+            documents = [every[place] for place in sample.places(first.view.task, [subtask for subtask, _ in every])]
+        problems = list(dict.fromkeys(member.view.problem for member in members if member.view.problem))
         of_kind = _choices if isinstance(first.view, ChoiceView) else _answers
-        about, header, arrays = of_kind(members, documents)
+        about, header, arrays = of_kind(members, documents, "; ".join(problems))
+        subtasks = list(dict.fromkeys(subtask for subtask, _ in documents))
         tasks.append({
             "task": task,
             "label": label,
@@ -130,10 +132,10 @@ def document_data(
             "block": len(blocks),
             "runs": [member.number for member in members],
         })  # fmt: skip
-        header = {"ids": [identity for _, identity in documents], **header}
         numbers = np.array([subtasks.index(subtask) for subtask, _ in documents], np.int64)
-        blocks.append(encoded(header, {"subtask": ("u2", numbers)} | arrays))
-        for problem in _problems(members):
+        ids = [identity for _, identity in documents]
+        blocks.append(encoded({"ids": ids, **header}, {"subtask": ("u2", numbers)} | arrays))
+        for problem in problems:
             said.setdefault(problem, []).append(task)
     for problem, listed in said.items():
         say(f"{', '.join(listed)}: {problem}")
@@ -160,15 +162,11 @@ def _by_documents(runs: Sequence[Run], say: Say) -> Iterator[list[_Member]]:
                 yield members
 
 
-def _problems(members: Sequence[_Member]) -> list[str]:
-    return list(dict.fromkeys(member.view.problem for member in members if member.view.problem))
-
-
 _Parts: TypeAlias = tuple[dict[str, Any], dict[str, Any], Arrays]
 """Entries of the page's index; header and arrays of the block."""
 
 
-def _choices(members: Sequence[_Member], names: Sequence[DocumentName]) -> _Parts:
+def _choices(members: Sequence[_Member], names: Sequence[DocumentName], problem: str) -> _Parts:
     """Return the parts of a task whose choices were scored: texts, log-likelihoods, decisions."""
     views = [member.view for member in members if isinstance(member.view, ChoiceView)]
     texts = [next((view.texts[name] for view in views if name in view.texts), None) for name in names]
@@ -176,53 +174,45 @@ def _choices(members: Sequence[_Member], names: Sequence[DocumentName]) -> _Part
         # None where each choice's text shows its option
         "options": [[] if text is None or _shows_options(text) else list(text.options) for text in texts],
         "prompts": _prompts(members, names),
-        "problem": "; ".join(_problems(members)),
+        "problem": problem,
     }
     # Gold answer and number of choices of each document, in which the runs must agree
-    gold, choices = (np.full(len(names), -1, np.int64) for _ in range(2))
+    known = dict.fromkeys(("gold", "choices"), np.full(len(names), -1, np.int64))
     for member, view in zip(members, views, strict=True):
-        numbers = member.numbers_in(names)
-        kept = numbers >= 0
-        first = view.scores.iloc[np.flatnonzero(view.scores["choice"].to_numpy() == 0)]
-        for known, column in ((gold, "gold"), (choices, "choices")):
-            before, of_run = known[numbers[kept]], first[column].to_numpy()[kept]
+        places, first = member.places_of(names), _first_rows(view)
+        for column, before in known.items():
+            of_run = np.where(places >= 0, first[column].to_numpy()[places], before)
             if (wrong := (before >= 0) & (before != of_run)).any():
-                subtask, identity = names[int(numbers[kept][np.argmax(wrong)])]
+                subtask, identity = names[int(np.argmax(wrong))]
                 raise RunError(
                     f"run {member.run.folder} has other choices or another gold answer of {subtask} document "
                     f"{identity} than run {members[0].run.folder}; give runs of the same documents"
                 )
-            known[numbers[kept]] = of_run
-    arrays: Arrays = {"gold": ("u2", gold), "choices": ("u2", choices)}
+            known[column] = of_run
+    arrays: Arrays = {column: ("u2", values) for column, values in known.items()}
     for member, view in zip(members, views, strict=True):
-        numbers = member.numbers_in(names)
-        kept = numbers >= 0
+        places = member.places_of(names)
+        has = places >= 0
         for rule in view.rules:
-            made = decisions(view, rule)
-            prediction, tie = np.full(len(names), ABSENT), np.zeros(len(names), np.int64)
-            margin = np.full(len(names), np.nan)
-            for values, source in ((prediction, made.prediction), (tie, made.tie), (margin, made.margin)):
-                values[numbers[kept]] = source[kept]
-            key = f"{member.number}/{rule}"
-            arrays[f"{key}/prediction"] = ("u2", prediction)
-            arrays |= {f"{key}/tie": ("u1", tie), f"{key}/margin": ("f4", margin)}
-        arrays |= _scores(member.number, view.scores, numbers, choices)
+            made, key = decisions(view, rule), f"{member.number}/{rule}"
+            arrays[f"{key}/prediction"] = ("u2", np.where(has, made.prediction[places], ABSENT))
+            arrays[f"{key}/tie"] = ("u1", has & made.tie[places])
+            arrays[f"{key}/margin"] = ("f4", np.where(has, made.margin[places], np.nan))
+        # Rows of the score table in the order of the page
+        choices = known["choices"]
+        within = np.arange(choices.sum()) - np.repeat(np.cumsum(choices) - choices, choices)
+        scored = np.repeat(has, choices)
+        rows = np.where(scored, np.repeat(_first_rows(view).index.to_numpy()[places], choices) + within, 0)
+        numbers = view.scores.iloc[rows]
+        for name, kind, columns, absent, unknown in (
+            ("ll", "f4", [f"ll_{segment}" for segment in SEGMENTS], np.nan, np.nan),
+            ("n", "i4", [f"n_{segment}" for segment in SEGMENTS], 0, UNKNOWN),
+            ("truncated", "i4", ["truncated"], 0, 0),
+        ):
+            values = np.nan_to_num(numbers[columns].to_numpy(float), nan=unknown, neginf=-np.inf, posinf=np.inf)
+            arrays[f"{member.number}/{name}"] = (kind, np.where(scored[:, None], values, absent))
     rules = [rule for rule in views[0].rules if all(rule in view.rules for view in views)]
     return {"kind": "choices", "rules": rules, "metric": "accuracy"}, header, arrays
-
-
-def _scores(run: int, table: pd.DataFrame, numbers: Numbers, choices: Numbers) -> Arrays:
-    """Return log-likelihoods and tokens, [rows, segments], of the page's documents in its order."""
-    choice, width, total = table["choice"].to_numpy(), len(SEGMENTS), int(choices.sum())
-    of_row = np.repeat(numbers, table["choices"].to_numpy()[choice == 0])
-    kept = of_row >= 0
-    rows = (np.cumsum(choices) - choices)[of_row[kept]] + choice[kept]
-    likelihoods, tokens, truncated = np.full((total, width), np.nan), np.zeros((total, width)), np.zeros(total)
-    likelihoods[rows] = table[[f"ll_{segment}" for segment in SEGMENTS]].to_numpy(float)[kept]
-    counts = table[[f"n_{segment}" for segment in SEGMENTS]].to_numpy(float)[kept]
-    tokens[rows] = np.nan_to_num(counts, nan=UNKNOWN)
-    truncated[rows] = np.nan_to_num(table["truncated"].to_numpy()[kept])
-    return {f"{run}/ll": ("f4", likelihoods), f"{run}/n": ("i4", tokens), f"{run}/truncated": ("i4", truncated)}
 
 
 def _shows_options(text: ChoiceText) -> bool:
@@ -245,9 +235,9 @@ def _prompts(members: Sequence[_Member], names: Sequence[DocumentName]) -> list[
         prompt[1].update(texts)  # runs may have other limits
     prompts = []
     for numbers, by_name in distinct:
-        shown = [by_name.get(name) for name in names]
-        common = [[] if text is None else _indexed(text.common) for text in shown]
-        choices = [[] if text is None else list(map(_indexed, text.choices)) for text in shown]
+        shown = [by_name.get(name, ChoiceText((), (), ())) for name in names]
+        common = [_indexed(text.common) for text in shown]
+        choices = [list(map(_indexed, text.choices)) for text in shown]
         prompts.append({"runs": numbers, "common": common, "choices": choices})
     return prompts
 
@@ -257,15 +247,15 @@ def _indexed(pieces: Iterable[Piece]) -> list[list[Any]]:
     return [[SEGMENTS.index(piece.segment) if piece.segment in SEGMENTS else -1, piece.text] for piece in pieces]
 
 
-def _answers(members: Sequence[_Member], names: Sequence[DocumentName]) -> _Parts:
+def _answers(members: Sequence[_Member], names: Sequence[DocumentName], problem: str) -> _Parts:
     views = [member.view for member in members if isinstance(member.view, AnswerView)]
     by_run = [dict(zip(member.names, view.documents, strict=True)) for member, view in zip(members, views, strict=True)]
     first = [next(documents[name] for documents in by_run if name in documents) for name in names]
-    prompts = [document.prompt for document in first]
+    prompts = [_indexed(document.prompt) for document in first]
     header: dict[str, Any] = {
         "references": [list(document.references) for document in first],
-        "prompts": list(map(_indexed, prompts)) if any(prompts) else [],
-        "problem": "; ".join(_problems(members)),
+        "prompts": prompts if any(prompts) else [],
+        "problem": problem,
         "runs": {},
     }
     arrays: Arrays = {}
@@ -275,6 +265,6 @@ def _answers(members: Sequence[_Member], names: Sequence[DocumentName]) -> _Part
             "answers": [document and document.answer for document in ordered],
             "facts": [dict(document.facts) if document else {} for document in ordered],
         }
-        scores = [np.nan if document is None or document.score is None else document.score for document in ordered]
-        arrays[f"{member.number}/score"] = ("f8", np.array(scores, float))
+        scores = [document and document.score for document in ordered]
+        arrays[f"{member.number}/score"] = ("f8", np.array(scores, float))  # None becomes NaN
     return {"kind": "answers", "rules": [], "metric": views[0].metric}, header, arrays

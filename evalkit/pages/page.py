@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -88,6 +87,7 @@ def svg_of(draw: Callable[[Path], None]) -> str:
 
 _ASSETS = Path(__file__).parent / "assets"
 _TABULATOR = "vendor/tabulator.min"
+_PICTURE = "data:image/svg+xml;base64,"
 _DOCUMENT_SCRIPTS = ("blocks.js", "task.js", "filters.js", "table.js", "document.js", "controls.js", "explorer.js")
 """Scripts of the explorer, in the order of their definitions."""
 _COPIED: tuple[tuple[Format, str], ...] = (("latex", "LaTeX"), ("markdown", "Markdown"), ("csv", "CSV"))
@@ -100,15 +100,14 @@ class _CopiedTables:
 
     def __init__(self) -> None:
         self._texts: list[dict[str, str]] = []
-        self._names: Counter[str] = Counter()
+        self._names: list[str] = []
 
     def add(self, table: Table) -> dict[str, Any]:
         """Return number, name and HTML of the next table; its anchor is the number, since names may repeat."""
-        number = len(self._texts)
-        self._names[table.name] += 1
         # LaTeX's label is the name, so that two tables of a page can stand in one paper
-        count = self._names[table.name]
-        report = Report(tables=(table if count == 1 else table._replace(name=f"{table.name}-{count}"),))
+        number, count = len(self._names), self._names.count(table.name) + 1
+        report = Report((table if count == 1 else table._replace(name=f"{table.name}-{count}"),))
+        self._names.append(table.name)
         self._texts.append({form: render(report, form) for form, _ in _COPIED})
         element = Markup(html_table(table._replace(name=f"table-{number}")))
         return {"number": number, "name": printable(table.name), "html": element}
@@ -127,8 +126,7 @@ def write_page(page: Page, path: Path) -> None:
 
 
 def _chunks(page: Page) -> Iterator[str]:
-    scripts, styles = ["elements.js", "page.js"], ["page.css"]
-    library = ""
+    scripts, styles, library = ["elements.js", "page.js"], ["page.css"], ""
     if page.documents is not None:
         scripts[1:1], library = _DOCUMENT_SCRIPTS, _asset(f"{_TABULATOR}.js")
         styles = [f"{_TABULATOR}.css", "page.css", "documents.css"]
@@ -148,13 +146,9 @@ def _chunks(page: Page) -> Iterator[str]:
         style=Markup("\n".join(map(_asset, styles))),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         lines=lambda lines, element: Markup(html_lines(lines, element)),
-        picture=_picture,
+        picture=lambda figure: _PICTURE + base64.b64encode(figure.svg.encode("utf-8", "replace")).decode(),
         formats=[(form, label, SUFFIXES[form]) for form, label in _COPIED],
     )
-
-
-def _picture(figure: PageFigure) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(figure.svg.encode("utf-8", "replace")).decode()
 
 
 def _json(content: Any) -> Markup:

@@ -114,22 +114,18 @@ def _block(table: Table, rows: list[list[str]], sizes: list[int], texts: int, ga
 
 
 def _strings(table: Table) -> tuple[list[str], list[list[str]]]:
-    head = [plain(table.corner), *map(plain, table.facts), *column_names(table)]
-    marks = max((len(_marks(cell)) for line in table.lines for cell in line.cells), default=0)
-    rows = [
-        [
-            ("  " if line.indent else "") + plain(line.label),
-            *map(plain, line.facts),
-            # Marks are padded to the same width, so that decimal points are aligned
-            *(printable(cell.value) + _marks(cell).ljust(marks) + beside(cell) for cell in line.cells),
-        ]
-        for line in table.lines
-    ]
-    return head, rows
+    # Marks are padded to the same width, so that decimal points are aligned
+    width = max((len(_marks(cell)) for line in table.lines for cell in line.cells), default=0)
+    rows = []
+    for line in table.lines:
+        cells = [printable(cell.value) + _marks(cell).ljust(width) + beside(cell) for cell in line.cells]
+        label, *facts = map(plain, line.texts)
+        rows.append(["  " * line.indent + label, *facts, *cells])
+    return [*map(plain, table.headings), *column_names(table)], rows
 
 
 def _marks(cell: Cell) -> str:
-    return ("*" if cell.bold else "") + ("_" if cell.underline else "") + ("†" if cell.significant else "")
+    return "*" * cell.bold + "_" * cell.underline + "†" * cell.significant
 
 
 def _wrap(text: str, width: int) -> str:

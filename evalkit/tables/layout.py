@@ -155,10 +155,8 @@ class TableLayout(_LayoutFile):
             return {key: item.by_size.get("", ()) for key, item in self.model_items.items()}
         keys: dict[str, tuple[str, ...]] = {}
         for size, pair in self.pairs.items():
-            keys[run_key(BASELINE, size)] = pair.baseline
-            for row, item in self.model_items.items():
-                if names := item.by_size.get(size):
-                    keys[run_key(row, size)] = names
+            models = {BASELINE: pair.baseline} | {row: item.by_size.get(size) for row, item in self.model_items.items()}
+            keys |= {run_key(row, size): names for row, names in models.items() if names}
         return keys
 
     def retitled(self, caption: str | None, titles: Mapping[str, str], where: str) -> Self:
@@ -171,13 +169,13 @@ class TableLayout(_LayoutFile):
             raise UnknownNameError(f"title of table {self.name} ({where})", unknown[0], known)
         texts = {old: parse(" ".join(new.split()), f"{where}, title '{old}'") for old, new in titles.items()}
 
-        changes: dict[str, object] = {}
-        for name, groups in (("rows", self.rows), ("columns", self.columns)):
-            titled = [{"title": texts.get(plain(group.title), group.title), "style": group.drawn} for group in groups]
-            changes[name] = tuple(group.model_copy(update=new) for group, new in zip(groups, titled, strict=True))
-        if caption is not None:
-            changes["caption"] = parse(" ".join(caption.split()), f"{where}, caption")
-        return self.model_copy(update=changes)
+        def titled(group: Group) -> Group:
+            title = texts.get(plain(group.title), group.title)
+            return group.model_copy(update={"title": title, "style": group.drawn})
+
+        rows, columns = (tuple(map(titled, groups)) for groups in (self.rows, self.columns))
+        text = self.caption if caption is None else parse(" ".join(caption.split()), f"{where}, caption")
+        return self.model_copy(update={"rows": rows, "columns": columns, "caption": text})
 
     def without_empty(self, filled: Collection[str]) -> Self:
         """Return the layout without models that have no numbers, and without sections that have no models.
@@ -186,11 +184,11 @@ class TableLayout(_LayoutFile):
         """
         groups = []
         for group in self.model_groups:
-            kept, parent = set(filled), None
+            kept, parent = set(filled), ""
             for key, item in group.items.items():
                 if not item.indent:
                     parent = key
-                elif self.models_are_rows and parent is not None and key in filled:
+                elif self.models_are_rows and key in filled:
                     kept.add(parent)
             if items := {key: item for key, item in group.items.items() if key in kept}:
                 groups.append(group.model_copy(update={"items": items}))
