@@ -67,8 +67,8 @@ def show(
     exclude(won=chosen.won, lost=chosen.lost)
     with doing("reading runs"):
         from evalkit.comparison.sides import names
+        from evalkit.inspection.outcomes import show_document, show_list
         from evalkit.inspection.reports import document_report, list_report, prompt_text
-        from evalkit.inspection.selection import show_document, show_list
 
         opened = [named_run(run, output) for run in runs]
         if document is None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evalkit.benchmarks.outcomes import Measure
-from evalkit.comparison.differences import DOWN, UNDECIDED, UP, Comparison, Difference, TaskDifference
+from evalkit.comparison.differences import UNDECIDED, Comparison, Difference, TaskDifference, tally
 from evalkit.comparison.line import SEEDS, SIGN_FLIP
 from evalkit.escape import counted
 from evalkit.reporting.decimals import fixed, percent
@@ -162,7 +162,7 @@ def prompts_sentence(compared: Comparison) -> str:
     """Return whether B is better, or worse, than A under all prompts."""
     a, b, (better, worse) = compared.a, compared.b, compared.verdicts
     averages = {verdict.rule: verdict.average for verdict in compared.rules if "@" in verdict.rule}
-    up, down = (sum(average.verdict in verdicts for average in averages.values()) for verdicts in (UP, DOWN))
+    up, down = tally(average.verdict for average in averages.values())
     count = len(averages)
     prompts = f"{count} prompts" + " on average over the tasks" * (len(compared.tasks) > 1)
     if count in (up, down):

@@ -166,14 +166,11 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
         alone = (first[CLUSTER].to_numpy() == first["doc_id"].to_numpy()).all()
         # Clusters are numbered by subtask and source, since subtasks may number their sources alike
         sources = None if alone else first.groupby(["subtask", CLUSTER], sort=False).ngroup()
-        yield PairedTask(
-            task=task,
-            clusters=None if sources is None else np.asarray(sources, np.int64),
-            strata=np.asarray(subjects, np.int64) if len(names) > 1 else None,
-            rows=tuple(np.asarray(table.index, np.int64) for table in chosen),
-            dropped=dropped,
-            official=not any(task in marked for run in graded for marked in unofficial(run.run.manifest).values()),
-        )
+        clusters = None if sources is None else np.asarray(sources, np.int64)
+        strata = np.asarray(subjects, np.int64) if len(names) > 1 else None
+        rows = tuple(np.asarray(table.index, np.int64) for table in chosen)
+        official = not any(task in marked for run in graded for marked in unofficial(run.run.manifest).values())
+        yield PairedTask(task, clusters, strata, rows, dropped, official)
 
 
 def _identity(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, ...]) -> str:

@@ -163,30 +163,20 @@ def claim_of(a: Side, b: Side) -> Claim:
         return Claim("setting", sentence, settings)
     few = "; with two seeds of a side its spread is hardly known, so only large differences show" if 2 in counts else ""
     if counts == (1, 1):
-        kind = "checkpoints"
-        sentence = (
-            "The claim is about these two checkpoints: another seed of either could score differently, and one run "
-            "does not show by how much."
-        )
+        kind, unknown = "checkpoints", "could score differently, and one run does not show by how much"
+        sentence = f"The claim is about these two checkpoints: another seed of either {unknown}."
     elif 1 in counts:
         alone, many = (a, b) if counts[0] == 1 else (b, a)
-        kind = "mixed"
-        sentence = (
-            f"The claim is about {many.name} ({len(many.runs)} runs) and this one checkpoint of {alone.name}; it does "
-            f"not extend to other seeds of {alone.name}, since one run does not show their spread{few}."
-        )
+        kind, about = "mixed", f"{many.name} ({len(many.runs)} runs) and this one checkpoint of {alone.name}"
+        limit = f"it does not extend to other seeds of {alone.name}, since one run does not show their spread{few}"
+        sentence = f"The claim is about {about}; {limit}."
     elif any(steps is not None and len(set(steps)) == len(steps) for steps in map(steps_of, (a.runs, b.runs))):
-        kind = "trainings"
-        sentence = (
-            f"The runs of a side are checkpoints of one training ({counts[0]} and {counts[1]}), so the claim is about "
-            "these trainings: their spread replaces the spread between seeds, and is likely smaller."
-        )
+        kind, about = "trainings", f"checkpoints of one training ({counts[0]} and {counts[1]})"
+        limit = "their spread replaces the spread between seeds, and is likely smaller"
+        sentence = f"The runs of a side are {about}, so the claim is about these trainings: {limit}."
     else:
-        kind = "architectures"
-        sentence = (
-            f"The claim is about two architectures: the errors cover other seeds ({counts[0]} and {counts[1]} here) "
-            f"and other documents{few}."
-        )
+        kind, errors = "architectures", f"other seeds ({counts[0]} and {counts[1]} here) and other documents"
+        sentence = f"The claim is about two architectures: the errors cover {errors}{few}."
     return Claim(kind, sentence, settings)
 
 
@@ -194,15 +184,14 @@ def check_uniform(side: Side, may_differ: Collection[str] = ()) -> None:
     """Raise `UsageError` if the runs of a side have different models, or settings other than those that may differ."""
     first = side.runs[0]
     for run in side.runs[1:]:
-        differing = list(model_differences(first, run))
+        models = model_differences(first, run)
+        differing = list(models)
         for mine, theirs in differences(first, run):
             if mine.refused and mine.name not in ("rule", *may_differ):
                 differing.append(f"{mine.name} ({mine.value} and {theirs.value})")
         if differing:
-            raise UsageError(
-                f"group {side.name}: {first.folder.name} and {run.folder.name} differ in {', '.join(differing)}; "
-                "a group must be seeds or checkpoints of one model"
-            )
+            mixed = f"group {side.name} mixes {'models' if models else 'settings'}"
+            raise UsageError(f"{mixed}: {first.folder.name} and {run.folder.name} differ in {', '.join(differing)}")
 
 
 def _differing(a: Side, b: Side) -> dict[str, tuple[str, str]]:

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView, common_prefix
-from evalkit.inspection.outcomes import DocumentName, DocumentOutcome, TaskOutcomes, decisions
-from evalkit.inspection.selection import SelectedDocument, Selection
+from evalkit.inspection.outcomes import DocumentOutcome, SelectedDocument, Selection, TaskOutcomes, decisions
 from evalkit.reporting.decimals import fixed, signed_number
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
@@ -23,14 +22,11 @@ _OPTION, _LISTED_OPTION, _LISTED_TEXT = 40, 24, 60
 
 def prompt_text(selected: SelectedDocument) -> str:
     """Return the prompt for a terminal, with segments in colour; empty if the run does not have it."""
-    document = selected[0]
-    if answer := document.answer:
-        return coloured(answer.prompt)
-    if (text := document.text) is None:
-        return ""
-    marks = {document.gold: "*"}
-    choices = [f"[{number}]{marks.get(number, ' ')} {coloured(pieces)}" for number, pieces in enumerate(text.choices)]
-    return "\n".join([coloured(text.common), *choices])
+    document, lines = selected[0], list[str]()
+    for number, pieces in enumerate(document.prompts, -1):  # the first is common to all choices
+        mark = f"[{number}]{'*' if number == document.gold else ' '} " if number >= 0 else ""
+        lines.append(mark + coloured(pieces))
+    return "\n".join(lines)
 
 
 def document_report(selected: SelectedDocument, names: Sequence[str], with_prompt: bool) -> Report:
@@ -63,7 +59,7 @@ def list_report(selection: Selection, limit: int, names: Sequence[str]) -> Repor
     shown = selected[:limit]
     shown_tasks = {document.task.view.task for document, *_ in shown}
     texts = {first.view.task: _beginnings(first) for first, *_ in tasks if first.view.task in shown_tasks}
-    begins = [texts[document.task.view.task][document.key] for document, *_ in shown]
+    begins = [texts[document.task.view.task][document.number] for document, *_ in shown]
     part = f"; the first {limit:,} of these" if len(shown) < len(selected) else ""
     facts = [f"{len(selected):,} of {selection.searched:,} documents{part}"]
     if len(names) > 1:
@@ -95,27 +91,24 @@ def _shortened(text: str, most: int) -> str:
     return line if len(line) <= most and len(text) <= 4 * most else f"{line[: most - 1]}…"
 
 
-def _beginnings(task: TaskOutcomes) -> dict[DocumentName, str]:
-    """Return the beginning of each document's context, on one line.
+def _beginnings(task: TaskOutcomes) -> dict[int, str]:
+    """Return number → the beginning of each document's context, on one line.
 
     The paragraphs with which all contexts of its subtask begin are left out: MMLU's heading, solved examples.
     """
-    contexts: dict[str, dict[DocumentName, str]] = {}
-    for key, document in task.documents.items():
-        contexts.setdefault(key[0], {})[key] = _context(document)
-    beginnings: dict[DocumentName, str] = {}
+    contexts: dict[str, dict[int, str]] = {}
+    for (subtask, _), document in task.documents.items():
+        contexts.setdefault(subtask, {})[document.number] = _context(document)
+    beginnings: dict[int, str] = {}
     for texts in contexts.values():
         shared = common_prefix(list(texts.values())).rfind("\n\n") + 1 if len(texts) > 1 else 0
-        beginnings |= {key: _shortened(text[shared:], _LISTED_TEXT) for key, text in texts.items()}
+        beginnings |= {number: _shortened(text[shared:], _LISTED_TEXT) for number, text in texts.items()}
     return beginnings
 
 
 def _context(document: DocumentOutcome) -> str:
     """Return the context of a document, of its first choice if the choices have different ones."""
-    text = document.text
-    pieces = () if text is None else (*text.common, *text.choices[0])
-    if answer := document.answer:
-        pieces = answer.prompt
+    pieces = (piece for prompt in document.prompts[:2] for piece in prompt)
     return "".join(piece.text for piece in pieces if piece.segment == "context")
 
 
@@ -123,13 +116,11 @@ def _document_record(selected: SelectedDocument) -> dict[str, Any]:
     document = selected[0]
     record: dict[str, Any] = {"name": document.name} | _named(document)
     text, problem = document.text, document.task.view.problem
-    if answer := document.answer:
-        record["prompt"] = [piece._asdict() for piece in answer.prompt]
-    elif text is not None:
-        record["options"] = list(text.options)
-        record["prompt"] = [piece._asdict() for piece in text.common]
-        record["continuations"] = [[piece._asdict() for piece in pieces] for pieces in text.choices]
-    if not answer and (problem or text is None):
+    prompts = [[piece._asdict() for piece in prompt] for prompt in document.prompts]
+    record |= {"options": list(text.options)} if text else {}
+    record |= {"prompt": prompts[0]} if prompts else {}
+    record |= {"continuations": prompts[1:]} if text else {}
+    if not document.answer and (problem or text is None):
         record["problem"] = problem
     return record | {"runs": [of_run.record() for of_run in selected]}
 

@@ -12,10 +12,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from evalkit.benchmarks.differences import differences
-from evalkit.benchmarks.document_views import AnswerView, ChoiceView, Piece
+from evalkit.benchmarks.document_views import Piece
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import EvalkitError, RunError, UsageError
+from evalkit.inspection.outcomes import TaskOutcomes, run_outcomes
 from evalkit.models.loading.locate import silent
 from evalkit.pages.page import PageFigure, Panel, svg_of
 from evalkit.reporting.decimals import fixed, percent
@@ -160,17 +161,15 @@ def _provenance_panel(run: Run, name: str) -> Panel:
 
 def _example(run: Run) -> Iterator[tuple[str, tuple[Piece, ...]]]:
     """Yield the prompt of the run's first document, with its gold choice, if it can be read."""
-    view = None
+    tasks: list[TaskOutcomes] = []
     with suppress(EvalkitError):
-        view = next(iter(benchmark_of(run).views(run, tuple(run.manifest["documents"])[:1], silent)), None)
-    if isinstance(view, ChoiceView) and view.texts:
-        first = view.scores.iloc[0]
-        gold, key = int(first["gold"]), (str(first["subtask"]), int(first["doc_id"]))
-        if (text := view.texts.get(key)) is not None:
-            yield f"{key[0]} document {key[1]} with its gold choice", (*text.common, *text.choices[gold])
-    elif isinstance(view, AnswerView) and view.documents and view.documents[0].prompt:
-        document = view.documents[0]
-        yield f"{document.subtask} document {document.id}", document.prompt
+        tasks = list(run_outcomes(run, tuple(run.manifest["documents"])[:1], None, silent))
+    for document in [document for task in tasks for document in task.documents.values()][:1]:
+        name = " document ".join(document.key)
+        if text := document.text:
+            yield f"{name} with its gold choice", (*text.common, *text.choices[document.gold])
+        elif document.answer and document.answer.prompt:
+            yield name, document.answer.prompt
 
 
 def _settings(run: Run) -> list[tuple[str, str]]:

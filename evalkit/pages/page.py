@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -61,20 +61,9 @@ class Page:
     title: str
     made: str
     """By what and when the page was made, in one sentence."""
-    overview: tuple[Panel, ...] = ()
-    comparisons: tuple[Panel, ...] = ()
-    results: tuple[Panel, ...] = ()
-    """Results with panels of their own: LongBench, needle tests, figures of attention."""
-    sources: tuple[Panel, ...] = ()
+    chapters: Mapping[str, Sequence[Panel]]
+    """Title → panels, in their order; chapters without panels are left out, but for Documents if there are any."""
     documents: DocumentData | None = None
-
-    @property
-    def chapters(self) -> list[tuple[str, str, tuple[Panel, ...]]]:
-        """Return anchor, title and panels of each chapter that has panels, and of the documents."""
-        panels = {"overview": self.overview, "comparisons": self.comparisons, "results": self.results}
-        panels |= {"documents": (), "sources": self.sources}
-        shown = {name for name in panels if panels[name]} | ({"documents"} if self.documents is not None else set())
-        return [(name, name.capitalize(), panels[name]) for name in panels if name in shown]
 
 
 def svg_of(draw: Callable[[Path], None]) -> str:
@@ -116,18 +105,11 @@ class _CopiedTables:
         return _json(self._texts)
 
 
-def render_page(page: Page) -> str:
-    return "".join(_chunks(page))
-
-
 def write_page(page: Page, path: Path) -> None:
     """Write the page atomically; characters that UTF-8 cannot represent are written by their code."""
-    replace_file(path, (chunk.encode("utf-8", "backslashreplace") for chunk in _chunks(page)))
-
-
-def _chunks(page: Page) -> Iterator[str]:
-    scripts, styles, library = ["elements.js", "page.js"], ["page.css"], ""
+    scripts, styles, library, explored = ["elements.js", "page.js"], ["page.css"], "", list[str]()
     if page.documents is not None:
+        explored = ["Documents"]
         scripts[1:1], library = _DOCUMENT_SCRIPTS, _asset(f"{_TABULATOR}.js")
         styles = [f"{_TABULATOR}.css", "page.css", "documents.css"]
     body = "\n".join(map(_asset, scripts))
@@ -138,8 +120,9 @@ def _chunks(page: Page) -> Iterator[str]:
                               undefined=StrictUndefined)  # fmt: skip
     environment.filters["printable"] = printable
     environment.filters["prompt"] = lambda text: printable(text, "\n\t")
-    return environment.get_template("page.html.j2").generate(
+    chunks = environment.get_template("page.html.j2").generate(
         page=page,
+        chapters=[(name.lower(), name, panels) for name, panels in page.chapters.items() if panels or name in explored],
         tables=_CopiedTables(),
         index=_json(page.documents.index) if page.documents else "",
         script=Markup(script),
@@ -149,6 +132,7 @@ def _chunks(page: Page) -> Iterator[str]:
         picture=lambda figure: _PICTURE + base64.b64encode(figure.svg.encode("utf-8", "replace")).decode(),
         formats=[(form, label, SUFFIXES[form]) for form, label in _COPIED],
     )
+    replace_file(path, (chunk.encode("utf-8", "backslashreplace") for chunk in chunks))
 
 
 def _json(content: Any) -> Markup:

@@ -17,7 +17,7 @@ from evalkit import __version__
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import remembering
-from evalkit.comparison.comparison import compare, subject_differences
+from evalkit.comparison.comparison import compare_pairing, subject_differences
 from evalkit.comparison.comparison_report import comparison_report, headline, p_text, unit_of
 from evalkit.comparison.curves import Curve, curve, curve_report
 from evalkit.comparison.differences import UNDECIDED, Comparison
@@ -186,7 +186,6 @@ def write_report(
     with remembering():
         with doing("results"):
             overview, results = overview_panels(runs, names), figure_panels(runs, names)
-            sources = (sources_panel(runs),)
         with doing("comparisons"):
             several, numbered = len(contents.comparisons) > 1, enumerate(contents.comparisons, 1)
             compared = tuple(panel for number, each in numbered for panel in _compared(each, number, several))
@@ -197,7 +196,8 @@ def write_report(
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         made = " ".join([f"Made by evalkit {__version__} on {now}.", *contents.notes])
         title = title or ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
-        page = Page(title, made, overview, compared, results, sources, documents)
+        chapters: dict[str, Sequence[Panel]] = {"Overview": overview, "Comparisons": compared, "Results": results}
+        page = Page(title, made, chapters | {"Documents": (), "Sources": [sources_panel(runs)]}, documents)
         try:
             write_page(page, path)
         except OSError as error:
@@ -234,7 +234,7 @@ def comparison_panels(
         address, title = f"{name}-{number}", f"{other.name} against {baseline.name}" + (f": {suite}" if suite else "")
         try:
             pairing = pair(baseline, other, graded)
-            compared = compare(pairing, rule)
+            compared = compare_pairing(pairing, rule)
             lines = "layer" if compared.measure.layers else "task"
             words = f"Difference on each {lines} with its 95 % interval. {headline(compared)}"
             figure = PageFigure(f"{address}-forest", words, svg_of(partial(forest, [compared])))
@@ -287,14 +287,13 @@ _SUBJECT_NOTES = (
 def _subject_report(pairing: Pairing, task: PairedTask, compared: Comparison) -> Report:
     subjects = subject_differences(pairing, task, compared.rule)
     better, worse = (sum(subject.verdict == verdict for subject in subjects) for verdict in compared.verdicts)
-    verdict = (
-        f"{compared.b} is {compared.verdicts[0]} than {compared.a} on {better} of {len(subjects)} subjects and "
-        f"{compared.verdicts[1]} on {worse}, after Holm's correction over them."
-    )
+    (up, down), count = compared.verdicts, len(subjects)
+    verdict = f"{compared.b} is {up} than {compared.a} on {better} of {count} subjects and {down} on {worse}"
     sides, unit = (f"A: {compared.a}", f"B: {compared.b}"), unit_of(compared.measure, [row.stderr for row in subjects])
     rows = []
     for subject in subjects:
         name, shown = subject.name.removeprefix(f"{task.task}_"), subject.verdict.replace(UNDECIDED, "")
         rows.append([name, f"{subject.n:,}", *unit.cells(subject), p_text(subject.p_holm), shown])
     headers = ["subject", "n", "A", "B", "B − A", "95 % interval", "p (Holm)", "B is"]
-    return Report((simple_table(f"subjects-{task.task}", headers, rows),), (verdict,), sides, _SUBJECT_NOTES)
+    table = simple_table(f"subjects-{task.task}", headers, rows)
+    return Report((table,), (f"{verdict}, after Holm's correction over them.",), sides, _SUBJECT_NOTES)

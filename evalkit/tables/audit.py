@@ -182,11 +182,7 @@ def _name(layout: TableLayout, key: str) -> str:
 # Sentences
 
 
-def _written(text: object) -> object:
-    return " ".join(str(text).split()) if isinstance(text, str) or type(text) in (int, float) else text
-
-
-_Written = Annotated[str, BeforeValidator(_written)]
+_Written = Annotated[str, BeforeValidator(lambda text: " ".join(str(text).split()))]
 
 
 class PaperClaim(FileSettings):

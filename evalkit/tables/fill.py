@@ -149,20 +149,14 @@ def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterato
                 yield Contest(mark, measure, models, winners)
 
 
-class Lead(NamedTuple):
-    best: str
-    runner_up: str
-    measure: str
-
-
-def leads(layout: TableLayout, numbers: Numbers) -> Iterator[Lead]:
-    """Yield every number that is the single best of its contest for bold, with the next best."""
+def leads(layout: TableLayout, numbers: Numbers) -> Iterator[tuple[str, str, str]]:
+    """Yield (best, next best, measure) of every number that is the single best of its contest for bold."""
     values = {key: number.value for key, number in computed(layout, numbers).items()}
     for mark, measure, models, winners in contests(layout, values):
         others = [model for model in models if (model, measure) in values and model not in winners]
         if mark == "bold" and len(winners) == 1 and others:
             nearest = max if layout.marks["bold"].startswith("highest") else min
-            yield Lead(min(winners), nearest(others, key=lambda model: values[model, measure]), measure)
+            yield min(winners), nearest(others, key=lambda model: values[model, measure]), measure
 
 
 def fill(

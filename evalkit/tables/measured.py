@@ -10,7 +10,7 @@ always marked, as are unofficial documents and a run whose model is not the row'
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from evalkit.runs.traits import model_differences, origin_notes, same_checkpoint
 from evalkit.stats.estimates import error_of_average, error_of_mean
 from evalkit.stats.power import ALPHA
 from evalkit.stats.significance import holm
-from evalkit.tables.fill import CellKey, Lead, Number, read_numbers
+from evalkit.tables.fill import CellKey, Number, leads, read_numbers
 from evalkit.tables.layout import BASELINE, TableLayout, rows_by_key, run_key, without_baseline
 from evalkit.tables.rows import RunMapping, check_suite, row_mismatch
 
@@ -201,10 +201,10 @@ def _exceeding_share(pairing: Pairing, rule: str) -> Number:
     return _over_seeds(shares, None if error is None else PERCENT * error)
 
 
-def significant_leads(layout: TableLayout, measured: Measured, leads: Iterable[Lead]) -> set[CellKey]:
+def significant_leads(layout: TableLayout, measured: Measured) -> set[CellKey]:
     """Numbers of runs whose lead over the next best is significant, corrected over all leads of the table."""
     runs = measured.runs
-    tested = [lead for lead in leads if lead.best in runs and lead.runner_up in runs]
+    tested = [lead for lead in leads(layout, measured.numbers) if lead[0] in runs and lead[1] in runs]
     if tested and measured.rule is None:
         raise UsageError("--significance tests all rows under one rule, but the runs have several; give --rule")
     graded: dict[str, Comparable] = {}
@@ -218,4 +218,4 @@ def significant_leads(layout: TableLayout, measured: Measured, leads: Iterable[L
             rows = f"rows '{best}' and '{runner_up}' were not measured on the same documents of {dropped[0]}"
             raise UsageError(f"{rows}, so --significance cannot test their lead; omit it")
         ps.append(p_value(pairing, tasks, str(measured.rule)))
-    return {(lead.best, lead.measure) for lead, p in zip(tested, holm(ps), strict=True) if p <= ALPHA}
+    return {(best, measure) for (best, _, measure), p in zip(tested, holm(ps), strict=True) if p <= ALPHA}

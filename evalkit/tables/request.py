@@ -11,7 +11,7 @@ from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.table import Table, literal
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.score_table import ACCURACY, OUTCOMES, outcome_key
-from evalkit.tables.fill import fill, leads, printed_cells, published_numbers
+from evalkit.tables.fill import fill, printed_cells, published_numbers
 from evalkit.tables.layout import TableLayout, load_layout
 from evalkit.tables.measured import Measured, measure, significant_leads
 from evalkit.tables.rows import RunMapping, map_runs, read_mapping
@@ -114,7 +114,7 @@ def made_of_runs(layout: TableLayout, mapping: RunMapping, request: TableRequest
     if request.significance and (layout.pairs or "bold" not in layout.marks):
         why = "shows shares of documents, not means" if layout.pairs else "marks no best numbers"
         raise UsageError(f"table {layout.name} {why}, so --significance has nothing to test; omit it")
-    significant = significant_leads(layout, measured, leads(layout, measured.numbers)) if request.significance else ()
+    significant = significant_leads(layout, measured) if request.significance else ()
     notes = (*measured.notes, *map(literal, (*_legend(request, measured), *remarks)))
     return fill(layout, measured.numbers, published, None, significant, request.spreads, measured.row_marks, notes)
 

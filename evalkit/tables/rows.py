@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from evalkit.benchmarks.multiple_choice.suites import filled
 from evalkit.comparison.sides import steps_of
-from evalkit.errors import TableError, UsageError
+from evalkit.errors import RunError, TableError, UsageError
 from evalkit.inputs.validated import FileSettings, Named, NonEmpty, read_settings
 from evalkit.inputs.values import path as valid_path
 from evalkit.models.variants.settings import KEYS
@@ -61,7 +61,10 @@ def read_mapping(path: Path) -> RunMapping:
     for row, names in (content.rows or {}).items():
         for name in names:
             folder = str(valid_path(f"{where}, row '{row}'", name))
-            rows.setdefault(row, []).append(find_run(folder, root_of_runs()))
+            try:
+                rows.setdefault(row, []).append(find_run(folder, root_of_runs()))
+            except (UsageError, RunError) as error:
+                raise (UsageError if isinstance(error, UsageError) else RunError)(f"row '{row}': {error}") from error
     values = None if content.values is None else valid_path(f"{where}: 'values'", content.values)
     return RunMapping(content.rule, rows, values)
 
