@@ -122,7 +122,7 @@ def run_here(
 
 def plan_checkpoints(models: Sequence[str], options: Mapping[str, Any], say: Say) -> list[Job]:
     """Plan the same benchmark for several checkpoints; raise `SeveralErrors` with all problems."""
-    jobs, problems, say = list[Job](), dict[str, None](), _once(say)
+    jobs, problems, say = list[Job](), dict[str, None](), once(say)
     with remembering(), doing(f"planning {counted(len(models), 'run')}"):
         for model in models:
             try:
@@ -156,7 +156,7 @@ def plan_runs(study: Study, say: Say) -> list[tuple[StudyRun, Plan | Run]]:
     Raises:
         SeveralErrors: checkpoints or options are invalid, or two entries are the same run; all problems.
     """
-    plans, say = list[tuple[StudyRun, Plan | Run]](), _once(say)
+    plans, say = list[tuple[StudyRun, Plan | Run]](), once(say)
     problems: dict[str, list[StudyRun]] = {}
     first: dict[str, StudyRun] = {}
     same: list[str] = []
@@ -200,7 +200,7 @@ def _whose(runs: Sequence[StudyRun]) -> str:
     return f"benchmark {benchmarks.pop()}" if len(benchmarks) == 1 else runs[0].label
 
 
-def _once(say: Say) -> Say:
+def once(say: Say) -> Say:
     """Return a function that says each message once: the runs of a checkpoint have the same."""
     said: set[str] = set()
 

@@ -315,7 +315,6 @@ def test_a_driver_that_was_stopped_does_not_blame_the_head(files: Path, tmp_path
     def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
         if method == "compute" and not pools:
             pools.append(ray.pool)
-            ray.pool._answered -= 100
             ray.pool._time -= 100
         return None
 
