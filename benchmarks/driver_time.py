@@ -104,7 +104,8 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
         for number in range(count):
             write_checkpoint(root / f"model{number}", number, tokenizer)
             planned_runs.append(Job(f"run {number}", planned(root / f"model{number}", settings, lambda _: None)))
-        outcomes = Driver(workers.WorkerPool(ray, options, "cpu", progress.say), planned_runs, progress).run()
+        pool = workers.WorkerPool(ray, options, "cpu", progress.say)
+        outcomes = Driver(pool, jobs.JobQueue(planned_runs, progress)).run()
     assert {one.state for one in outcomes} == {"finished"}, [one.message for one in outcomes]
     batches = len(progress.moments) // count
     replayed = progress.moments[batches:]

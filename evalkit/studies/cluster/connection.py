@@ -22,11 +22,11 @@ from evalkit.errors import EvalkitError, UsageError, first_line
 
 INSTALL = "pip install 'evalkit-checkpoints[ray]'"
 _ATTEMPT = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
-_ATTEMPTS, _ANSWER_SECONDS = "5", 20.0
+_ATTEMPTS, _ANSWER_SECONDS = "5", 30.0
 """Failed requests after which Ray gives up, about a second each, and seconds in which a cluster must answer."""
 _STORE = 256 << 20
 """Bytes of the object store of a cluster on this machine; batches are small."""
-_QUIET = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
 _TOKEN = secrets.token_hex(32)
 """Token of the clusters that this process starts; the same for all, since Ray's library keeps the first."""
 _MODE, _TOKEN_VARIABLES = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")

@@ -72,32 +72,18 @@ class ClusterRunner:
                     f"room for {room} workers, not for {options.workers or 1}: each needs {pool.needs}, and the "
                     f"cluster {has}; see --worker-cpus and --worker-gpus"
                 )
-            if options.address and options.address.startswith("ray://"):
-                progress.say(
-                    "connected by Ray Client: if this connection breaks, the run ends (finished batches are saved); "
-                    "submit the command as a Ray job, or run it on the head node (docs/scale.md)"
-                )
-            lacks = options.workers is not None and room < options.workers
-            short = f", which is all that there is room for: the cluster {has}" if lacks else ""
+            short = f", not {options.workers}: the cluster {has}" if room < (options.workers or 0) else ""
             progress.say(f"{counted(room, 'worker')} of {pool.needs}{' each' * (room != 1)}{short}")
-            return Driver(pool, jobs, progress, done, options.ship).run()
+            return Driver(pool, JobQueue(jobs, progress, done, pool.put if options.ship else None)).run()
 
 
 class Driver:
-    """The loop; `ship`: whether checkpoints are sent to the workers."""
+    """The loop over workers and jobs."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        jobs: Sequence[Job],
-        progress: Progress,
-        done: Callable[[Outcome], None] = lambda _: None,
-        ship: bool = False,
-    ) -> None:
-        self.pool = pool
+    def __init__(self, pool: WorkerPool, queue: JobQueue) -> None:
+        self.pool, self.queue = pool, queue
         pool.lost = self._lose
-        self.queue = JobQueue(jobs, progress, done, pool.put if ship else None)
-        self._progress, self._say_once = progress, once(progress.say)
+        self._progress, self._say_once = queue.progress, once(queue.progress.say)
         self._loading: list[float] = []
         self._particular: set[int] = set()
         """Numbers of the workers that are refused for a job or lacked memory for a batch."""
@@ -275,15 +261,15 @@ class Driver:
         # Of a run that has ended, or a late one: another worker has the batch, or has returned it
         if flight.batch.key not in job.in_hands:
             return
-        if isinstance(content, ComputedBatch):
-            self._deliver(worker, job, flight, content)
-        elif content.reason == "refused":
+        if isinstance(content, WorkerFailure) and content.reason == "refused":
             self.queue.end(job, "failed", content.message)
-        else:
+        elif isinstance(content, WorkerFailure):
             flight.short.add(worker.number)
             self._particular.add(worker.number)
             self._say_once(f"{worker}: {content.message}; another worker computes it, if one has more memory")
             job.put_back(flight)
+        else:
+            self._deliver(worker, job, flight, content)
 
     def _deliver(self, worker: WorkerHandle, job: TrackedJob, flight: Flight, content: ComputedBatch) -> None:
         if content.key != flight.batch.key:

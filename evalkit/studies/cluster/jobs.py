@@ -8,7 +8,7 @@ lm-eval's state to one task at a time. Another thread writes the journals.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
@@ -150,17 +150,17 @@ class JobQueue:
         self,
         jobs: Sequence[Job],
         progress: Progress,
-        done: Callable[[Outcome], None],
+        done: Callable[[Outcome], None] = lambda _: None,
         ship: Callable[[Any], Any] | None = None,
     ) -> None:
         self.jobs = [TrackedJob(number, job) for number, job in enumerate(jobs)]
-        sizes: Counter[str] = Counter()
+        sizes: dict[str, float] = {}
         for job in self.jobs:
-            sizes[job.model] += job.size
+            sizes[job.model] = sizes.get(job.model, 0.0) + job.size
         longest_first = sorted(self.jobs, key=lambda job: (-sizes[job.model], -job.size))
         self.by_model = {model: [job for job in longest_first if job.model == model] for model in sizes}
         """Checkpoint → its jobs, the longest first in both."""
-        self._progress, self._done, self._ship = progress, done, ship
+        self.progress, self._done, self._ship = progress, done, ship
         self._planner, self._writer = ThreadPoolExecutor(1, "evalkit-plan"), ThreadPoolExecutor(1, "evalkit-write")
         self._tasks: list[tuple[TrackedJob, Future[Any], Callable[[Any], None]]] = []
         """What the threads do for a job, and what takes the result."""
@@ -277,7 +277,7 @@ class JobQueue:
         It waits (`yield`) for what a worker has `Prepared`, then with each of its planned batches for the number of
         batches to plan next, and with none for all to be stored.
         """
-        plan, say = job.job.plan, self._progress.say
+        plan, say = job.job.plan, self.progress.say
         run = job.run = job.stack.enter_context(opened(plan, say))
         if run.is_missing:
             if (ship := self._ship) is not None and plan.checkpoint.kind != "hub":
@@ -318,7 +318,7 @@ class JobQueue:
         job.measured_seconds += seconds
         if time.monotonic() - self._estimated >= _ESTIMATE_EVERY:
             self._estimate()
-        self._progress.advance(0.0, flight.batch.documents)
+        self.progress.advance(0.0, flight.batch.documents)
         if job.run is not None:
             left, holders = job.seconds_left, max(1, self._holders.get(job.model, 0))
             job.run.report(job.done / job.total if job.total else 1.0, None if left is None else left / holders)
@@ -341,7 +341,7 @@ class JobQueue:
             left += rate * share
             done += rate * (job.size - share)
         workers = max(1, sum(count for model, count in self._holders.items() if model))
-        self._progress.expect(done, done + left, left / workers if of_all else None)
+        self.progress.expect(done, done + left, left / workers if of_all else None)
 
 
 def _rate(jobs: Sequence[TrackedJob]) -> float | None:

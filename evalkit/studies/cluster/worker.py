@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import platform
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -116,7 +115,6 @@ class WorkerDescription:
     versions: dict[str, str]
     log: str
     """File of its standard error."""
-    actor: str = ""
 
 
 @dataclass(frozen=True)
@@ -173,12 +171,10 @@ class BatchWorker:
 
     def describe(self) -> WorkerDescription:
         """Return where this worker runs, and with what; imports nothing heavy, since other versions may not run."""
-        log = actor = ""
+        log = ""
         with suppress(OSError):
             log = str(Path("/proc/self/fd/2").readlink())
-        if (ray := sys.modules.get("ray")) and ray.is_initialized():
-            actor = ray.get_runtime_context().get_actor_id() or ""
-        return WorkerDescription(platform.node(), os.getpid(), versions(), log, actor)
+        return WorkerDescription(platform.node(), os.getpid(), versions(), log)
 
     def prepare(self, job: str, recipe: Recipe, shipped: Mapping[str, bytes] | None = None) -> Answer:
         """Load the checkpoint of a run, unless it is loaded, and prepare it; `job` names it in calls of `compute`."""

@@ -271,15 +271,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _log_of(worker: WorkerDescription) -> list[str]:
-    """Return the end of a worker's standard error from the first line that names a cause, if it can be read."""
+    """Return the end of a worker's standard error from the first line that names a cause, if this machine has it."""
     text = ""
-    with suppress(Exception):  # another machine's needs the dashboard of the cluster
-        if worker.log and Path(worker.log).is_file():
-            text = Path(worker.log).read_text(encoding="utf-8", errors="replace")
-        else:
-            from ray.util.state import get_log
-
-            text = "".join(get_log(actor_id=worker.actor, suffix="err", tail=_LOG_LINES, timeout=5))
+    with suppress(OSError):
+        text = Path(worker.log).read_text(encoding="utf-8", errors="replace")
     lines = [line.rstrip() for line in text.splitlines() if line.strip()][-_LOG_LINES:]
     first = next((number for number, line in enumerate(lines) if _CAUSE.search(line)), len(lines))
     return lines[first:]

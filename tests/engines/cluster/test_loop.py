@@ -27,7 +27,7 @@ from evalkit.runs.score_table import ScoreRow
 from evalkit.runs.writing import is_locked
 from evalkit.studies.cluster import workers as pool_module
 from evalkit.studies.cluster.driver import Driver
-from evalkit.studies.cluster.jobs import TrackedJob
+from evalkit.studies.cluster.jobs import JobQueue, TrackedJob
 from evalkit.studies.cluster.resources import ClusterOptions
 from evalkit.studies.cluster.worker import Answer, BatchWorker, WorkerDescription, WorkerFailure, versions
 from evalkit.studies.cluster.workers import WorkerPool
@@ -134,7 +134,7 @@ class InProcessRay:
             tend()
 
         pool.tend = bounded  # type: ignore[method-assign]
-        driver = Driver(pool, jobs, progress)
+        driver = Driver(pool, JobQueue(jobs, progress))
         try:
             return driver.run(), progress
         finally:
