@@ -136,7 +136,7 @@ def test_layers_and_continuations(tmp_path: Path, documents: Path) -> None:
     assert {task["task"]: task["n"] for task in every.stored["tasks"]} == {"piqa": 1, "boolq": 1}
     named = run_of(model, documents, tmp_path, sample=1, settings={"measures": "rank", "layers": "1,-1"})
     assert set(named.table(HEADS)["layer"]) == {1, 5}
-    with pytest.raises(UsageError, match=r"--layers: .* 6"):
+    with pytest.raises(UsageError, match=r"--layers 6"):
         run_of(model, documents, tmp_path, sample=1, settings={"measures": "rank", "layers": "6"})
 
 
