@@ -91,7 +91,8 @@ def _by_step(runs: Sequence[Run], steps: Sequence[int | None]) -> dict[int, Run]
     by_step: dict[int, Run] = {}
     for run, step in zip(runs, steps, strict=True):
         if step is None:
-            raise UsageError(f"run {run.folder.name} has no training step: none in its model's name, such as step1000")
+            expected = "none in its model's name, such as step1000, nor in a trainer_state.json"
+            raise UsageError(f"run {run.folder.name} has no training step: {expected}")
         if (other := by_step.setdefault(step, run)) is not run:
             raise UsageError(f"runs {other.folder.name} and {run.folder.name} both have step {step:,}; remove one")
     if len(by_step) < 2:
