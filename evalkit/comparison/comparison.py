@@ -88,7 +88,8 @@ def _finished(given: GivenRun, root: str | Path) -> Run:
 def compare_sides(sides: Sequence[Side], rule: str | None = None) -> list[Comparison]:
     """Compare the first side with each other one."""
     if len(sides) < 2:
-        raise UsageError("name two runs or groups to compare, or more (evalkit ls runs lists the runs)")
+        alone = f"there is nothing to compare {sides[0].name} with: " if sides else ""
+        raise UsageError(f"{alone}name two runs or groups, or more (evalkit ls runs lists the runs)")
     baseline, *others = sides
     graded: dict[str, Comparable] = {}
     return [compare_pairing(pair(baseline, other, graded), rule) for other in others]
