@@ -27,8 +27,8 @@ from evalkit.studies.cluster.worker import Answer, ComputedBatch, PreparedRun, W
 from evalkit.studies.cluster.workers import IN_HANDS, MOST_LOSSES, WorkerHandle, WorkerPool
 from evalkit.studies.running import Job, Outcome, once, why_failed
 
-_TICK, _BUSY_TICK = 0.5, 0.02
-"""Seconds that the loop waits for an answer at most; the second while something is planned or written."""
+_TICK = 0.05
+"""Seconds that the loop waits for an answer at most: something may be planned or written meanwhile."""
 _TRACE_LINES = 6
 _SAME_TIME = 10.0
 """Seconds within which workers of a machine are lost for one reason."""
@@ -74,7 +74,7 @@ class ClusterRunner:
                 )
             short = f", not {options.workers}: the cluster {has}" if room < (options.workers or 0) else ""
             progress.say(f"{counted(room, 'worker')} of {pool.needs}{' each' * (room != 1)}{short}")
-            return Driver(pool, JobQueue(jobs, progress, done, pool.put if options.ship else None)).run()
+            return Driver(pool, JobQueue(jobs, progress, done, ray.put if options.ship else None)).run()
 
 
 class Driver:
@@ -99,7 +99,7 @@ class Driver:
                 self.pool.tend()
                 self._check_able()
                 self._give_work()
-                self.pool.serve(_BUSY_TICK if self.queue.is_busy else _TICK)
+                self.pool.serve(_TICK)
                 self.queue.advance(self.pool.holders)
         except BaseException as caught:
             error = caught
@@ -236,8 +236,7 @@ class Driver:
             # It may have unloaded what it had, and has nothing instead
             worker.model = None
             worker.prepared.clear()
-            others = any(other.number not in job.refusals for other in self.pool.usable) or self.pool.may_grow
-            if others and job.phase != "ended":
+            if job.phase != "ended":
                 self._progress.say(f"{worker} is refused for {job.label}: {content.message}")
             return
         worker.prepared.add(job.number)

@@ -174,11 +174,6 @@ class JobQueue:
         """Return whether every job has its outcome."""
         return all(job.phase == "ended" for job in self.jobs)
 
-    @property
-    def is_busy(self) -> bool:
-        """Return whether one of the threads has something to do."""
-        return bool(self._tasks)
-
     def outcomes(self) -> list[Outcome]:
         """Return the outcomes so far, in the order of the jobs."""
         return [job.outcome for job in self.jobs if job.outcome is not None]

@@ -167,10 +167,6 @@ class WorkerPool:
                 else:
                     take(answer)
 
-    def put(self, value: Any) -> Any:
-        """Store a large value once in the cluster; return a reference, for an argument of `call`."""
-        return self._ray.put(value)
-
     def remove(self, worker: WorkerHandle, why: str) -> None:
         """Give up a worker, whose late answers are dropped, and say the end of its log, if that names a cause."""
         self.workers.remove(worker)
