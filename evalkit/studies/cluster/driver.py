@@ -30,8 +30,6 @@ from evalkit.studies.running import Job, Outcome, once, why_failed
 _TICK = 0.05
 """Seconds that the loop waits for an answer at most: something may be planned or written meanwhile."""
 _TRACE_LINES = 6
-_SAME_TIME = 10.0
-"""Seconds within which workers of a machine are lost for one reason."""
 
 
 @dataclass(frozen=True)
@@ -206,10 +204,9 @@ class Driver:
     def _lose(self, worker: WorkerHandle, why: str) -> None:
         if (job := worker.preparing) is not None:
             self._progress.say(f"{worker} was lost while it loaded {job.label} ({why})")
-            host = worker.description.host if worker.description else ""
-            if self.pool.now - job.lost_at.get(host, -_SAME_TIME) >= _SAME_TIME:
-                job.losses += 1
-            job.lost_at[host] = self.pool.now
+            # Of workers that loaded it at the same time, which a machine may have lost together, one counts
+            if worker.since >= job.lost_at:
+                job.losses, job.lost_at = job.losses + 1, self.pool.now
             if job.losses >= MOST_LOSSES:
                 message = f"workers were lost {MOST_LOSSES} times while they loaded it, the last one: {why}"
                 self.queue.end(job, "failed", message)
@@ -244,10 +241,9 @@ class Driver:
         self._loading.append(content.seconds)
         kind = content.prepared.device.kind
         if job.device_kinds and kind not in job.device_kinds:
-            known = " and ".join(map(" ".join, sorted(job.device_kinds)))
             self._progress.say(
-                f"warning: {job.label} is computed on {known}, and by {worker} on {' '.join(kind)}, which round "
-                "differently; manifest.json lists the batches of each"
+                f"warning: {job.label} is also computed on {' '.join(kind)}, by {worker}, which rounds differently; "
+                "manifest.json lists the batches of each"
             )
         job.device_kinds.add(kind)
         self.queue.prepared(job, content)

@@ -83,9 +83,8 @@ class TrackedJob:
     refusals: dict[int, str] = field(default_factory=dict)
     """Worker → why it cannot prepare the job."""
     losses: int = 0
-    """Times that workers were lost while they prepared it; those of one machine at one time count once."""
-    lost_at: dict[str, float] = field(default_factory=dict)
-    """Machine → when it last lost a worker that prepared the job."""
+    """Times that workers were lost while they prepared it; those that did so at the same time count once."""
+    lost_at: float = 0.0
     device_kinds: set[tuple[str, str]] = field(default_factory=set)
     total: float = 0.0
     """Work of the whole run; the unit is the benchmark's."""

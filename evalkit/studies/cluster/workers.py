@@ -163,7 +163,7 @@ class WorkerPool:
                 try:
                     answer = self._ray.get(call)
                 except self._ray.exceptions.RayError as error:
-                    self.lost(worker, _reason(error))
+                    self.lost(worker, first_line(error)[:200])
                 else:
                     take(answer)
 
@@ -257,13 +257,6 @@ class WorkerPool:
 def _deadline(job: TrackedJob, flight: Flight) -> float:
     usual = job.seconds_of(flight.batch.work)
     return _FIRST_DEADLINE if usual is None else max(_DEADLINE, _DEADLINE_SHARE * usual)
-
-
-def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    detail = next((line for line in lines if "exit detail" in line or line.startswith("The actor")), "")
-    text = detail.partition("Worker exit detail:")[2] or detail or first_line(error)
-    return text.partition("Some common causes")[0].strip().rstrip(".")[:200]
 
 
 def _log_of(worker: WorkerDescription) -> list[str]:
