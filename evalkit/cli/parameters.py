@@ -39,6 +39,7 @@ SETTINGS = {
 }
 
 
+# Settings that are beside each other in `--help`
 _GROUPS = {
     "ORIGIN": ("revision", "tokenizer"),
     "SELECTION": ("sample", "seed", "limit"),
@@ -46,7 +47,6 @@ _GROUPS = {
     "CONTEXT": ("context", "context_method", "context_original", "context_config"),
     "TRUST": ("allow_pickle", "trust_remote_code"),
 }
-"""Settings that are beside each other in `--help`."""
 
 
 class Commands(click.Group):
@@ -223,16 +223,14 @@ def _check_plot(_: click.Context, __: click.Parameter, path: Path | None) -> Pat
     from evalkit.reporting.figures import check_figure_path
 
     if path is not None:
-        try:
-            check_figure_path(path)
-        except UsageError as error:
-            raise UsageError(f"--plot {error}") from error
+        check_figure_path(path)
     return path
 
 
 _CHECKS: dict[str, Any] = {"output": _check_output, "plot": _check_plot}
 
 
+# Option or argument → its known names: an object or a function of other rooms. A file is accepted in place of any
 _COMPLETED = {
     "--suite": "evalkit.benchmarks.registry:suite_names",
     "--rule": "evalkit.runs.rules:all_rules",
@@ -248,7 +246,6 @@ _COMPLETED = {
     "run": "evalkit.runs.finding:root_of_runs",
     "runs": "evalkit.runs.finding:root_of_runs",
 }
-"""Option or argument → its known names: an object or a function of other rooms. A file is accepted in place of any."""
 
 
 def _names_of(parameter: str, study: Path | None) -> Iterable[str]:

@@ -26,12 +26,12 @@ from evalkit.studies.running import plan_runs
 from evalkit.studies.status import share_of
 from evalkit.studies.study import Study
 
+# Share of the matrix product's speed that scoring is assumed to reach
 _EFFICIENCY = 0.5
-"""Share of the matrix product's speed that scoring is assumed to reach."""
+# Seconds of timing for each of the two products
 _LONGEST = 0.3
-"""Seconds of timing for each of the two products."""
+# Documents of each task that are tokenised; a quarter of them where answers are generated
 _SAMPLE = 80
-"""Documents of each task that are tokenised; a quarter of them where answers are generated."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,7 @@ def _short(value: float) -> str:
     return f"{value:,.0f} P"
 
 
+# Key of the records → heading and form of the values
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "parameters": ("parameters", _short),
     "runs": ("runs", "{:,}".format),
@@ -173,7 +174,6 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "generated_tokens": ("generated", lambda count: f"≤ {_short(count)}" if count else ""),
     "seconds": ("time", clock),
 }
-"""Key of the records → heading and form of the values."""
 
 
 def _shown(record: Mapping[str, Any], key: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 from pathlib import Path
 
@@ -28,13 +28,15 @@ from evalkit.runs.finding import list_runs
 from evalkit.runs.folder import Run
 
 
+@dataclass
 class GrowingCurve:
     """Runs of one training by step, and their figure in `plot`, if that is given."""
 
-    def __init__(self, folder: Path, plot: Path | None, say: Say) -> None:
-        self._folder, self._plot, self._say = folder, plot, say
-        self._runs: dict[int, Run] = {}
-        self._rule: str | None = None
+    folder: Path
+    plot: Path | None
+    say: Say
+    _runs: dict[int, Run] = field(default_factory=dict)
+    _rule: str | None = None
 
     def add(self, step: int, run: Run, rule: str) -> str | None:
         """Add a finished run under the rule of its plan; return its line, or None if it is there already."""
@@ -55,7 +57,7 @@ class GrowingCurve:
     def _earlier(self, run: Run) -> dict[int, Run]:
         """Return the newest run, under the same settings, of each checkpoint that is no longer in the folder."""
         earlier: dict[int, Run] = {}
-        folder = str(self._folder.resolve())
+        folder = str(self.folder.resolve())
         for other in sorted(list_runs(run.folder.parent), key=lambda known: str(known.manifest["created"])):
             path = other.manifest.get("path")
             is_gone = path is not None and str(Path(path).parent) == folder and not Path(path).exists()
@@ -75,15 +77,15 @@ class GrowingCurve:
         return f"; {unit.difference(average.difference)}{unit.points} [{low}, {high}] since step {before:,}"
 
     def _draw(self) -> None:
-        if self._plot is None or len(self._runs) < 2:
+        if self.plot is None or len(self._runs) < 2:
             return
         from evalkit.comparison.plots import curves
 
         runs = tuple(run for _, run in sorted(self._runs.items()))
         try:
-            curves([curve(Side(printable(self._folder.resolve().name), runs), self._rule)], self._plot)
+            curves([curve(Side(printable(self.folder.resolve().name), runs), self._rule)], self.plot)
         except EvalkitError as error:
-            self._say(f"{self._plot} is not drawn: {error}")
+            self.say(f"{self.plot} is not drawn: {error}")
 
 
 def _are_alike(run: Run, other: Run) -> bool:
@@ -96,8 +98,8 @@ def _are_alike(run: Run, other: Run) -> bool:
     return first == second
 
 
+# Names of folders that are renamed when they are complete
 _TEMPORARY = re.compile(r"[._]|te?mp|.*(\.|_|-)(te?mp|part|partial|incomplete|writing)$|.*~$", re.IGNORECASE)
-"""Names of folders that are renamed when they are complete."""
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from evalkit.studies.cluster.worker import Answer, ComputedBatch, PreparedRun, W
 from evalkit.studies.cluster.workers import IN_HANDS, MOST_LOSSES, WorkerHandle, WorkerPool
 from evalkit.studies.running import Job, Outcome, once, why_failed
 
+# Seconds that the loop waits for an answer at most: something may be planned or written meanwhile
 _TICK = 0.05
-"""Seconds that the loop waits for an answer at most: something may be planned or written meanwhile."""
 _TRACE_LINES = 6
 
 

@@ -28,12 +28,12 @@ from evalkit.runs.columns import Rows
 from evalkit.studies.cluster.worker import ComputedBatch, PreparedRun, Recipe, packed, portable
 from evalkit.studies.running import Job, Outcome, why_failed
 
+# Planned batches for each worker of a job
 _AHEAD = 4
-"""Planned batches for each worker of a job."""
+# Batches that may wait for the disk; the loop waits before it takes more
 _MOST_UNWRITTEN = 256
-"""Batches that may wait for the disk; the loop waits before it takes more."""
+# Seconds between two estimates of the time left
 _ESTIMATE_EVERY = 0.5
-"""Seconds between two estimates of the time left."""
 
 
 @dataclass
@@ -65,9 +65,7 @@ class TrackedJob:
     phase: Literal["waiting", "opening", "unprepared", "computing", "ended"] = "waiting"
     outcome: Outcome | None = None
     steps: Generator[list[Batch], Any, None] | None = None
-    """See `JobQueue._steps`."""
     is_planning: bool = False
-    """Whether the planning thread takes a step."""
     is_planned: bool = False
     stack: ExitStack = field(default_factory=ExitStack)
     """Closes the folder; only in the planning thread, when no batch is to be written any more."""
