@@ -88,6 +88,7 @@ class Perplexity(Benchmark):
     request = PerplexityRequest
     facts = PerplexityFacts
 
+    computer = lazy("evalkit.benchmarks.perplexity.benchmark:_WindowScoring")
     finish = lazy("evalkit.benchmarks.perplexity.results:finish")
     headline = lazy("evalkit.benchmarks.perplexity.results:headline")
     report = lazy("evalkit.benchmarks.perplexity.results:perplexity_report")
@@ -123,9 +124,6 @@ class Perplexity(Benchmark):
         # Where a document is short, its window is scored alone too
         is_long = len(documents) == 1 or all(len(document.content) >= _BYTES_PER_TOKEN * LONG for document in documents)
         return first, plan.manifest["specification"]["windows"]["tokens"], plan.request.stride, is_long
-
-    def computer(self, setup: _Setup, loaded: LoadedModel, budget: Budget, say: Say) -> _WindowScoring:
-        return _WindowScoring(setup, loaded, budget, say)
 
     def batches(
         self, plan: DocumentPlan, facts: PerplexityFacts, tokenizer: Any, finished: FinishedRows, say: Say
