@@ -20,7 +20,7 @@ from evalkit.benchmarks.perplexity import windows
 from evalkit.benchmarks.perplexity.windows import LONG, PerplexityFacts, PositionRow, TextDocument, windows_of
 from evalkit.benchmarks.request import DocumentRequest, TaskTokens, numerics, plain_manifest, spread
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.models.loading.spec import window_of
 from evalkit.runs.folder import Run
@@ -148,8 +148,7 @@ class Perplexity(Benchmark):
         return counts
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        if rule not in (None, PERPLEXITY):
-            raise UnknownNameError(f"rule of run {run.folder}", rule, (PERPLEXITY,))
+        self.refuse_rule(run, rule)
         return [
             Metric(task["task"], name, task["n"], task[name], task[error] if error else None, False, None)
             for task in run.stored["tasks"]
