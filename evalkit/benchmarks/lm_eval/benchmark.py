@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, lazy
-from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, unanswered
+from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, rows_of, stored_rows
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import UsageError
@@ -67,7 +67,7 @@ class LMEval(Benchmark):
     facts = lazy("evalkit.benchmarks.lm_eval.batches:RequestFacts")
     setup = lazy("evalkit.benchmarks.lm_eval.batches:candidates")
     batches = lazy("evalkit.benchmarks.lm_eval.batches:planned")
-    computer = lazy("evalkit.benchmarks.lm_eval.harness:Answering")
+    computer = lazy("evalkit.benchmarks.lm_eval.harness:computer_of")
     comparable = lazy("evalkit.benchmarks.lm_eval.outcomes:task_outcomes")
     token_counts = lazy("evalkit.benchmarks.lm_eval.batches:estimated")
     finish = lazy("evalkit.benchmarks.lm_eval.results:finish")
@@ -77,7 +77,8 @@ class LMEval(Benchmark):
     prompts = lazy("evalkit.benchmarks.lm_eval.views:shown_requests")
 
     def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:
-        return any(unanswered(finished, members) for members in plan.requests.values())
+        rows = stored_rows(finished, plan.requests)
+        return any(not rows_of(request, rows) for members in plan.requests.values() for request in members)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Return every numeric metric, as lm-eval computed it; a given rule is a `UsageError`."""

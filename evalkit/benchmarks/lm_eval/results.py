@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,66 +19,52 @@ from lm_eval.api.model import LM
 from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
 from evalkit.benchmarks.lm_eval.outcomes import choice_rows, compared_metric, document_scores, write_tables
 from evalkit.benchmarks.lm_eval.plan import TaskPlan
-from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, requests_of
+from evalkit.benchmarks.lm_eval.requests import (
+    AnswersFromRows,
+    RequestRow,
+    Rows,
+    requests_of,
+    rows_of,
+    stored_rows,
+)
 from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval, task_errors
 from evalkit.compatibility.lm_eval import as_texts, hash_of, json_value
-from evalkit.data.sampling import SHARED, clusters_of
+from evalkit.data.sampling import clusters_of
 from evalkit.errors import EvalkitError, RunError, first_line
 from evalkit.runs.journal import FinishedRows
 from evalkit.runs.score_table import ScoreRow
 from evalkit.runs.writing import RunWriter
 
 
-class StoredAnswers(LM):  # type: ignore[misc]
+class StoredAnswers(AnswersFromRows, LM):  # type: ignore[misc]
     """An lm-eval model that returns the answers in the journal, for lm-eval's `evaluate`."""
 
-    def __init__(self, finished: FinishedRows) -> None:
+    def __init__(self, stored: Rows) -> None:
         super().__init__()
-        self._finished = finished
-        self._journal = ""
-        self._rows: dict[tuple[Any, ...], RequestRow] = {}
-        """Rows of the current task; lm-eval requests one task after the other."""
+        self._stored = stored
 
-    def rows(self, instances: Sequence[Any]) -> Iterator[list[RequestRow]]:
-        """Yield the rows of each request: one, or one for each window of its text."""
-        for request in requests_of(instances):
-            if request.journal != self._journal:
-                self._journal, self._rows = request.journal, {}
-                for row in self._finished.rows(request.journal):
-                    self._rows.setdefault(row[: len(KEY)], row)
-            first = self._rows[request.key()[1:]]
-            yield [first, *(self._rows[request.key(window)[1:]] for window in range(1, first.parts))]
-
-    def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-        return [(_likelihood(row), bool(row.greedy)) for [row] in self.rows(requests)]
-
-    def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-        return [sum(map(_likelihood, rows)) for rows in self.rows(requests)]
-
-    def generate_until(self, requests: list[Any]) -> list[str]:
-        return [str(row.text) for [row] in self.rows(requests)]
-
-
-def _likelihood(row: RequestRow) -> float:
-    return float(row.likelihood or 0.0)
+    def rows(self, instances: list[Any]) -> list[list[RequestRow]]:
+        return [rows_of(request, self._stored) for request in requests_of(instances)]
 
 
 def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
     """Let lm-eval evaluate the answers, and write every result file of a run, results.json last."""
     tasks, with_samples = plan.tasks.tasks, plan.request.log_samples
-    answers = StoredAnswers(finished)
+    answers = StoredAnswers(stored_rows(finished, plan.requests))
     results = _evaluated(plan, answers, writer)
     samples = results.pop("samples")
     scores = {name: list(document_scores(name, members)) for name, members in samples.items()}
-    all_scores = [score for members in scores.values() for score in members]
-    rows = [row for name, task in tasks.items() for row in _task_rows(name, task, answers)]
+    rows: list[ScoreRow] = []
+    clusters: dict[tuple[str, int], int] = {}
+    for name, task in tasks.items():
+        rows += _task_rows(name, task, answers, clusters)
     # pmi needs an unconditional pass for every row; lm-eval makes it only for tasks that measure mutual information
     if any(row.ll_unconditional is None for row in rows):
         rows = [row._replace(ll_unconditional=None) for row in rows]
-    write_tables(writer, rows, _clusters(tasks), all_scores)
-    seconds: Counter[str] = Counter()
+    write_tables(writer, rows, clusters, [score for members in scores.values() for score in members])
+    seconds: dict[str, float] = defaultdict(float)
     for journal, spent in finished.seconds.items():
-        seconds[journal.partition(" ")[2]] += spent  # type: ignore[assignment]
+        seconds[journal.partition(" ")[2]] += spent
     # lm-eval's hash of a task's documents, prompts and targets
     parts = ("doc_hash", "prompt_hash", "target_hash")
     hashes = {
@@ -86,16 +72,13 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
         for name, members in samples.items()
     }
     lines = {name: map(_sample, members) for name, members in samples.items()} if with_samples else {}
-    seeds = writer.manifest["specification"]["seeds"]
+    specification = writer.manifest["specification"]
     settings = {
         "batch_size": "auto",
         "device": writer.manifest.get("loaded", {}).get("device"),
-        "limit": writer.manifest["specification"]["limit"],
+        "limit": specification["limit"],
         "bootstrap_iters": 100000,
-        "random_seed": seeds["random"],
-        "numpy_seed": seeds["numpy"],
-        "torch_seed": seeds["torch"],
-        "fewshot_seed": seeds["fewshot"],
+        **{f"{name}_seed": seed for name, seed in specification["seeds"].items()},
     }
     write_lm_eval(writer, Evaluated(results, settings, sum(seconds.values(), 0.0), lines, hashes=hashes))
     entries = {name: _entry(name, results) for name in results["results"]}
@@ -103,7 +86,7 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
         entries[name] |= {
             "output_type": task.OUTPUT_TYPE,
             "documents": results["n-samples"][name]["original"],
-            "seconds": round(seconds.get(name, 0.0), 3),
+            "seconds": round(seconds[name], 3),
             "compared": compared_metric(scores.get(name, []), results["higher_is_better"].get(name, {})),
         }
     groups = [entries[name] | {"tasks": results["group_subtasks"].get(name, [])} for name in results.get("groups", {})]
@@ -115,9 +98,8 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
 
 def _evaluated(plan: TaskPlan, answers: StoredAnswers, writer: RunWriter) -> dict[str, Any]:
     tasks = plan.tasks
-    _ = plan.requests
     for name, task in tasks.tasks.items():
-        # `evaluate` would build the requests again
+        # The plan has built the requests; `evaluate` would build them again
         task.build_all_requests = lambda **_: None
         task.process_results = task_errors(name, "measure a document")(task.process_results)
     with quiet_lm_eval(writer.say):
@@ -133,17 +115,22 @@ def _evaluated(plan: TaskPlan, answers: StoredAnswers, writer: RunWriter) -> dic
             ) from error
 
 
-def _task_rows(name: str, task: Any, answers: StoredAnswers) -> list[ScoreRow]:
-    """Return the score rows of a multiple-choice task with one gold answer each; of others, and own metrics, none."""
+def _task_rows(name: str, task: Any, answers: StoredAnswers, clusters: dict[tuple[str, int], int]) -> list[ScoreRow]:
+    """Return the score rows of a multiple-choice task with one gold answer each, and add its documents' clusters.
+
+    Of another task, and of one with its own metrics, there are none.
+    """
     custom = getattr(task.config, "process_results", None)
     if task.OUTPUT_TYPE != "multiple_choice" or callable(custom) or getattr(task, "multiple_target", 0):
         return []
-    by_document: dict[int, list[Any]] = {}
-    for instance in task.instances:
-        by_document.setdefault(instance.doc_id, []).append(instance)
+    by_document: dict[int, list[Any]] = defaultdict(list)
+    for instance in sorted(task.instances, key=lambda instance: instance.idx):
+        by_document[instance.doc_id].append(instance)
     rows: list[ScoreRow] = []
-    for instances in by_document.values():
-        instances.sort(key=lambda instance: instance.idx)
+    ids = list(by_document)
+    of_documents = clusters_of([by_document[doc_id][0].doc for doc_id in ids], task.config.metadata or {})
+    for doc_id, cluster in zip(ids, of_documents, strict=True):
+        instances = by_document[doc_id]
         doc = instances[0].doc
         choices = task.doc_to_choice(doc)
         gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
@@ -157,6 +144,7 @@ def _task_rows(name: str, task: Any, answers: StoredAnswers) -> list[ScoreRow]:
         if not is_index or len(instances) not in (len(choices), 2 * len(choices)):
             return []
         rows += _document_rows(name, int(gold), choices, [row for [row] in answers.rows(instances)])
+        clusters[name, doc_id] = ids[cluster]
     return rows
 
 
@@ -173,19 +161,6 @@ def _document_rows(name: str, gold: int, choices: Sequence[str], answers: Sequen
             ll_unconditional=unconditional[row.choice].likelihood if unconditional else None,
             truncated=answer.cut,
         )
-
-
-def _clusters(tasks: Mapping[str, Any]) -> dict[tuple[str, int], int]:
-    """Return (task, document) → cluster, for tasks whose metadata says which documents share a source."""
-    by_document: dict[tuple[str, int], int] = {}
-    for name, task in tasks.items():
-        metadata = task.config.metadata or {}
-        if SHARED & metadata.keys():
-            documents = {request.doc_id: request.doc for request in task.instances}
-            clusters = clusters_of(list(documents.values()), metadata)
-            ids = list(documents)
-            by_document |= {(name, doc_id): ids[first] for doc_id, first in zip(documents, clusters, strict=True)}
-    return by_document
 
 
 def _entry(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
