@@ -18,7 +18,7 @@ from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, DocumentSelecti
 from evalkit.display import Say
 from evalkit.errors import DataError, UsageError, reading_as
 from evalkit.escape import printable
-from evalkit.exchange.logs import LoggedTask, part_of_request
+from evalkit.exchange.logs import LoggedTask
 from evalkit.inputs.reading import parse_json
 from evalkit.runs.finding import folder_name
 from evalkit.runs.folder import Run, json_bytes, load_run, specification_id
@@ -65,60 +65,45 @@ def model_of(logs: Sequence[LoggedTask], model: str | None) -> str:
         named = " and ".join(f"{log.path} is of {name}" for name, log in logged.items())
         raise UsageError(f"{named}; import the files of one model at a time")
     if model is None and unnamed:
-        beside = unnamed.results_path.name
-        raise UsageError(
-            f"{unnamed.path}: no results file beside it names its model; put {beside} there, or give --model NAME"
-        )
+        raise UsageError(f"{unnamed.path}: no results file beside it names its model; give --model NAME")
     return str(model or next(iter(logged)))[:_LONGEST_MODEL]
 
 
 def shared_value(logs: Sequence[LoggedTask], what: str, read: Callable[[LoggedTask], Value | None]) -> Value | None:
     """Return a setting that all sample files of a run have, named `what` in messages; None if no file says it."""
     known = [(log.task, value) for log in logs if (value := read(log)) is not None]
-    for pair in known[1:]:
-        if pair[1] != known[0][1]:
-            first, other = (f"{task} has {printable(str(value))[:60]}" for task, value in (known[0], pair))
-            raise UsageError(f"{what}: {first} and {other}; import tasks with the same settings together")
+    if others := [pair for pair in known if pair[1] != known[0][1]]:
+        first, other = (f"{task} has {printable(str(value))[:60]}" for task, value in (known[0], others[0]))
+        raise UsageError(f"{what}: {first} and {other}; import tasks with the same settings together")
     return known[0][1] if known else None
 
 
 def import_run(
     request: Import,
-    kind: str,
     logs: Sequence[LoggedTask],
     names: tuple[str, str],
     specification: Mapping[str, Any],
     about: Mapping[str, Any],
     finish: Callable[[RunWriter], None],
-    parts: Sequence[str] | None = None,
 ) -> Run:
     """Write the run of some logs; return the existing run if the same logs were imported before.
 
-    `kind` is the benchmark of the run, with its entries of the specification and, `about`, of the manifest; `names` are
-    suite and template in the folder's name; `finish` writes the run's files, the results last; `parts` are notes about
-    documents that the log lacks.
+    `names` are suite and template in the folder's name; `specification` and `about` are the benchmark's entries of the
+    specification and of the manifest; `finish` writes the run's files, the results last.
     """
-    manifest = _manifest(request.model, kind, logs, specification, about)
-    if parts is not None:
-        manifest["imported"]["parts"] = parts
+    manifest = _manifest(request.model, logs, specification, about)
     model = next((part for part in reversed(request.model.replace("\\", "/").split("/")) if part), "model")
-    name = folder_name(model, *names, manifest["specification"]["dtype"], manifest["id"])
-
-    def imported() -> Run | None:
-        return find_finished(request.output / name, manifest, lambda run: run.complete, request.say, "auto")
-
-    if (run := imported()) is None:
-        with open_run(request.output, name, manifest, request.say) as writer:
-            # Another process may have imported it before this one had the lock
-            if (run := imported()) is None:
-                finish(writer)
-                return load_run(request.output / name)
-    request.say(f"this log is imported already: {run.folder}")
-    return run
+    folder = request.output / folder_name(model, *names, manifest["specification"]["dtype"], manifest["id"])
+    if run := find_finished(folder, manifest, lambda run: run.complete, request.say, "auto"):
+        request.say(f"this log is imported already: {folder}")
+        return run
+    with open_run(request.output, folder.name, manifest, request.say) as writer:
+        finish(writer)
+        return load_run(folder)
 
 
 def _manifest(
-    model: str, kind: str, logs: Sequence[LoggedTask], specification: Mapping[str, Any], about: Mapping[str, Any]
+    model: str, logs: Sequence[LoggedTask], specification: Mapping[str, Any], about: Mapping[str, Any]
 ) -> dict[str, Any]:
     versions = {
         "lm-eval": shared_value(logs, "version of lm-eval", lambda log: log.results.lm_eval_version),
@@ -127,8 +112,8 @@ def _manifest(
     known = {name: printable(version)[:40] for name, version in versions.items() if version}
     dtype = shared_value(logs, "dtype", lambda log: log.results.config.model_dtype)
     dtype = UNKNOWN if dtype is None else printable(dtype).removeprefix("torch.")[:20]
-    parameters = shared_value(logs, "parameters", lambda log: _count(log.results.config.model_num_parameters))
-    window = shared_value(logs, "context window", lambda log: _count(log.results.max_length))
+    parameters = shared_value(logs, "parameters", lambda log: log.results.config.model_num_parameters)
+    window = shared_value(logs, "context window", lambda log: log.results.max_length)
     whole = {
         "import": IMPORT_VERSION,
         "imported": {log.task: _digests(log) for log in logs},
@@ -140,15 +125,16 @@ def _manifest(
     }
     harness = " ".join(["lm-eval", *([known["lm-eval"]] if "lm-eval" in known else [])])
     by_evalkit = any(log.results.evalkit is not None for log in logs)
+    imported = {
+        "origin": f"a log of evalkit in the format of {harness}" if by_evalkit else f"a log of {harness}",
+        "files": {log.path.name: log.digest for log in logs},
+    }
     return {
         "id": specification_id(whole),
-        "kind": kind,
+        "kind": about["kind"],
         "specification": whole,
         **about,
-        "imported": {
-            "origin": f"a log of evalkit in the format of {harness}" if by_evalkit else f"a log of {harness}",
-            "files": {log.path.name: log.digest for log in logs},
-        },
+        "imported": imported | about.get("imported", {}),
         "model": model,
         "path": None,
         "revision": None,
@@ -163,13 +149,9 @@ def _digests(log: LoggedTask) -> list[str]:
     return [log.digest, *([] if log.results_data is None else [hashlib.sha256(log.results_data).hexdigest()])]
 
 
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and value > 0 else None
-
-
 def selection_specification(logs: Sequence[LoggedTask], tasks: Sequence[LoggedPlaces]) -> dict[str, Any]:
     """Return the specification's entries about which documents of the tasks are in the logs of a run."""
-    claimed = shared_value(logs, "random sample", lambda log: log.results.selection)
+    claimed = shared_value(logs, "random sample", lambda log: log.results.evalkit and log.results.evalkit.selection)
     samples: list[DocumentSelection] = [claimed] if isinstance(claimed, DocumentSample) else []
     for selection in (*samples, ALL_DOCUMENTS, FirstDocuments(max(len(task.places) for task in tasks))):
         if all(task.are(selection) for task in tasks):
@@ -196,19 +178,10 @@ def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, t
         lines: dict[str, list[bytes]] = defaultdict(list)
         for sample, line in zip(log.samples, data.removesuffix(b"\n").split(b"\n"), strict=True):
             task, number = names[sample.doc_id]
-            lines[task].append(_stored_line(line, number) + b"\n")
+            is_same = number == sample.doc_id
+            lines[task].append((line if is_same else json_bytes(parse_json(line) | {"doc_id": number})) + b"\n")
         for task, members in lines.items():
             writer.save_bytes(f"lm_eval/samples_{task}_{log.time}.jsonl", b"".join(members))
     for name, content in {log.results_path.name: log.results_data for log, _ in logs}.items():
         if content is not None:
             writer.save_bytes(f"lm_eval/{name}", content)
-
-
-def _stored_line(line: bytes, number: int) -> bytes:
-    content = parse_json(line)
-    arguments = {
-        name: {key: part_of_request(part) for key, part in request.items()}
-        for name, request in content["arguments"].items()
-    }
-    stored = content | {"doc_id": number, "arguments": arguments}
-    return line if stored == content else json_bytes(stored)

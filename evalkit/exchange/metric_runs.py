@@ -69,10 +69,10 @@ def import_logs(paths: Sequence[Path], model: str | None, output: Path, library:
         raise UsageError("name one or more sample files: evalkit import samples_*.jsonl")
     logs = read_logs(paths)
     request = Import(model_of(logs, model), output, say)
-    matched, others = match(logs, library, say)
+    matched, others = match(logs, library)
     metrics = {log.task: _recomputed(log) for log in logs}
-    runs = [import_choices(matched, request, library)] if matched else []
     rows = {log.task: _choice_rows(log) for log in others}
+    runs = [import_choices(matched, request, library)] if matched else []
     kinds = [log for log in others if rows[log.task]], [log for log in others if not rows[log.task]]
     return [*runs, *(_import(members, rows, metrics, request) for members in kinds if members)]
 
@@ -139,17 +139,16 @@ def _import(
     metrics: Mapping[str, list[dict[str, Any]]],
     request: Import,
 ) -> Run:
-
     def finish(writer: RunWriter) -> None:
-        scores = {}
-        for log in logs:
-            samples = (sample._asdict() | sample.metrics for sample in _by_number(log.samples))
-            scores[log.task] = list(document_scores(log.task, samples))
+        scores = {
+            log.task: list(document_scores(log.task, (dict(line) | line.metrics for line in _by_number(log.samples))))
+            for log in logs
+        }
         write_tables(
             writer,
             [row for log in logs for row in rows[log.task]],
             {},
-            [score for log in logs for score in scores[log.task]],
+            [score for members in scores.values() for score in members],
             counted=False,
             without_sizes=[log.task for log in logs if _delimiter(log) is None],
         )
@@ -169,9 +168,8 @@ def _import(
         tasks[log.task] = {"version": version, "num_fewshot": log.shots, "documents": digest.hexdigest()}
     # How many documents a task has, only the results file says
     if any(log.count is None for log in logs):
-        selection = selection_hash([(name, task["documents"]) for name, task in tasks.items()]) | {
-            "complete": "unknown"
-        }
+        contents = [(name, task["documents"]) for name, task in tasks.items()]
+        selection = selection_hash(contents) | {"complete": "unknown"}
     else:
         numbers = {log.task: sorted(sample.doc_id for sample in log.documents) for log in logs}
         places = [LoggedPlaces(log.task, numbers[log.task], [log.task] * _count(log)) for log in logs]
@@ -185,6 +183,7 @@ def _import(
         "num_fewshot": shots.pop() if len(shots) == 1 else None,
     }
     about = {
+        "kind": LM_EVAL,
         # Set to the rule of the multiple-choice tasks when their score table is written
         "rule": "acc",
         "groups": {},
@@ -192,7 +191,7 @@ def _import(
         "documents": {log.task: {"source": "log", "official": None, "count": _count(log)} for log in logs},
         "template": asdict(load_template("plain")),
     }
-    return import_run(request, LM_EVAL, logs, (LM_EVAL, "+".join(tasks)), specification, about, finish)
+    return import_run(request, logs, (LM_EVAL, "+".join(tasks)), specification, about, finish)
 
 
 def _by_number(samples: Sequence[LoggedSample]) -> list[LoggedSample]:
@@ -237,7 +236,7 @@ def _choice_rows(log: LoggedTask) -> list[ScoreRow]:
 
 
 def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
-    likelihoods, gold = sample.likelihoods, sample.gold
+    likelihoods = sample.likelihoods
     # For mutual information, lm-eval appends the choices without their context
     count = len(likelihoods) // (2 if "acc_mutual_info" in sample.metrics else 1)
     requests = sample.requests[:count]
@@ -246,19 +245,18 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
             f"{sample.where} has {len(sample.requests)} requests, but {len(likelihoods)} log-likelihoods; the file "
             "was changed"
         )
-    if count < 2 or "acc" not in sample.metrics or any(len(texts) < 2 for texts in requests):
+    is_index = sample.target in map(str, range(count))
+    if count < 2 or not is_index or "acc" not in sample.metrics or any(len(texts) < 2 for texts in requests):
         return []
-    if gold is None or gold >= count or not np.isfinite(likelihoods).all():
-        return []
-    values, delimiter = np.array(likelihoods[:count]), _delimiter(log)
+    gold, values, delimiter = int(sample.target), np.array(likelihoods[:count]), _delimiter(log)
     options = [texts[1].removeprefix(delimiter or "") for texts in requests]
     sizes = {"acc": np.ones(count)}
     if delimiter is not None:
         sizes["acc_norm"] = np.array([len(option) for option in options])
         sizes["acc_bytes"] = np.array([len(option.encode("utf-8", "surrogatepass")) for option in options])
+    if any(not size.all() for size in sizes.values()):
+        return []
     for metric, size in sizes.items():
-        if not size.all():
-            return []
         logged, expected = sample.metrics.get(metric), float(np.argmax(values / size) == gold)
         if logged not in (None, expected):
             # A target may also be the text of the gold option, such as "2", and not its number

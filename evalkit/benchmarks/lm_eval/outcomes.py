@@ -65,15 +65,12 @@ def _number(value: Any) -> float:
     return number if isfinite(number) else nan
 
 
-def compared_metric(scores: Iterable[DocumentScore], higher_is_better: Mapping[str, bool | None]) -> str | None:
+def compared_metric(scores: Sequence[DocumentScore], higher_is_better: Mapping[str, bool | None]) -> str | None:
     """Return the first "metric,filter" with values from 0 to 1 of which lower is not better; None if there is none."""
-    values: dict[tuple[str, str], list[float]] = {}
-    for score in scores:
-        values.setdefault((score.metric, score.filter), []).append(score.value)
-    for (metric, rule), members in values.items():
-        if all(0 <= value <= 1 for value in members) and higher_is_better.get(metric) is not False:
-            return f"{metric},{rule}"
-    return None
+    excluded = {(score.metric, score.filter) for score in scores if not 0 <= score.value <= 1}
+    names = dict.fromkeys((score.metric, score.filter) for score in scores)
+    shares = [name for name in names if name not in excluded and higher_is_better.get(name[0]) is not False]
+    return ",".join(shares[0]) if shares else None
 
 
 def choice_rows(

@@ -18,9 +18,8 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
-from evalkit.benchmarks.lm_eval.requests import GENERATED, ModelRequest, group_by_task
+from evalkit.benchmarks.lm_eval.requests import GENERATED, ModelRequest, group_by_task, requests_of
 from evalkit.benchmarks.lm_eval.tasks import (
-    SUPPORTED,
     RandomState,
     TaskSet,
     load_tasks,
@@ -33,8 +32,8 @@ from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.request import SuiteRequest, numerics, provenance, shared_library
 from evalkit.data import Library
 from evalkit.display import Say, doing
-from evalkit.errors import DataError, ScoringError, UsageError
-from evalkit.inputs.reading import MOST_BYTES, Unreadable, read_bytes
+from evalkit.errors import DataError, UsageError, reading_as
+from evalkit.inputs.reading import MOST_BYTES, read_bytes
 from evalkit.models.context.extension import Extension, refuse_generation
 from evalkit.models.loading.files import generation_settings
 from evalkit.models.loading.fingerprint import stable
@@ -102,7 +101,8 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
             task.set_config(key="num_fewshot", value=request.num_fewshot or 0)
         if request.sample is not None:
             _restrict(task, request.selection.places(name, [name] * len(task.eval_docs)))
-        _check_first_request(task)
+        # Errors of a task occur before a model is loaded
+        requests_of(first_requests(task, 1))
         if request.log_samples:
             _check_name_of_file(name)
     checkpoint = request.model.locate(say)
@@ -169,16 +169,6 @@ def first_requests(task: Any, count: int, places: Collection[int] | None = None)
             built = task.construct_requests(doc=doc, ctx=context, metadata=(task.task_name, doc_id, 1))
             instances += built if isinstance(built, list) else [built]
     return instances
-
-
-def _check_first_request(task: Any) -> None:
-    """Build the requests of one document, so that errors of a task occur before a model is loaded."""
-    for instance in first_requests(task, 1):
-        if instance.request_type not in SUPPORTED or len(instance.args) > 2:
-            raise ScoringError(
-                f"task {task.task_name} has requests of type '{instance.request_type}' with {len(instance.args)} "
-                f"arguments; evalkit supports {', '.join(SUPPORTED)} on text"
-            )
 
 
 def _check_name_of_file(name: str) -> None:
@@ -248,13 +238,11 @@ def _hash(things: Iterable[Any]) -> str:
 def code_hash(folder: Path) -> str:
     """Return a hash of the Python files in a folder of task files, whose imports a task's config does not show."""
     hashed: list[Sequence[str]] = []
-    try:
-        for path in sorted(path for path in folder.rglob("*.py") if path.is_file()):
+    for path in sorted(path for path in folder.rglob("*.py") if path.is_file()):
+        with reading_as(path, "Python code", DataError):
             text = read_bytes(path, MOST_BYTES).decode("utf-8", "replace")
-            # Line ends as Python reads source files
-            hashed.append([path.relative_to(folder).as_posix(), text.replace("\r\n", "\n").replace("\r", "\n")])
-    except (OSError, Unreadable) as error:
-        raise DataError(f"--include-path {folder}: a Python file in it cannot be read ({error})") from error
+        # Line ends as Python reads source files
+        hashed.append([path.relative_to(folder).as_posix(), text.replace("\r\n", "\n").replace("\r", "\n")])
     return _hash(hashed)
 
 

@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from evalkit.errors import ScoringError
 from evalkit.inputs.values import check_text
 from evalkit.runs.journal import FinishedRows, Key
 
 GENERATED, ROLLING = "generate_until", "loglikelihood_rolling"
+KINDS = ("loglikelihood", ROLLING, GENERATED)
 _PER_TEXT = 2000
 """Cost of generating one text, in scored characters."""
 
@@ -86,12 +88,17 @@ class ModelRequest(NamedTuple):
 def requests_of(instances: Iterable[Any]) -> list[ModelRequest]:
     """Return lm-eval's requests, in order. Repetitions are separate samples only where text is generated.
 
-    Raises a `ScoringError` for a text that is too long or not valid Unicode.
+    Raises a `ScoringError` for another kind of request, and for a text that is too long or not valid Unicode.
     """
     seen: Counter[tuple[Any, ...]] = Counter()
     requests = []
     for instance in instances:
         identity = (instance.request_type, instance.task_name, instance.doc_id, instance.idx)
+        if instance.request_type not in KINDS or len(instance.args) > 2:
+            raise ScoringError(
+                f"task {instance.task_name} has requests of type '{instance.request_type}' with {len(instance.args)} "
+                f"arguments; evalkit supports {', '.join(KINDS)} on text"
+            )
         sample = seen[identity] if instance.request_type == GENERATED else 0
         seen[identity] += 1
         text = json.dumps(list(instance.args), sort_keys=True, default=str)

@@ -12,7 +12,7 @@ import contextlib
 import io
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR
 from evalkit.cache import read_cached, write_cached
 from evalkit.compatibility.lm_eval import (
-    Build,
     CatalogueEntry,
     compiled_once,
     index_of,
@@ -29,7 +28,6 @@ from evalkit.compatibility.lm_eval import (
     replace_index,
     task_configs,
     without_bars,
-    wrap_building,
 )
 from evalkit.compatibility.names import replaced
 from evalkit.data import Library
@@ -45,6 +43,7 @@ _CACHE = "lm-eval-tasks"
 _LOCAL = ("json", "parquet", "csv", "text", "arrow", "pandas")
 """Builders of the `datasets` library that read files; any other value is a name on the hub or a folder."""
 _SOURCES = {"dataset_path", "custom_dataset"}
+_UNSUPPORTED = "has images or audio, or runs generated code, which evalkit does not support"
 
 
 @contextlib.contextmanager
@@ -143,7 +142,7 @@ def load_tasks(
         for task, config in configs.items():
             _check_supported(task, config)
         loaded = TaskSet(tuple(names))
-        with _documents(users, configs, say):
+        with _documents_reachable(configs.values(), say):
             for name in names:
                 with task_errors(name, "load it"):
                     content = (own if name in pinned else users).load([name])
@@ -160,12 +159,8 @@ def load_tasks(
                 loaded.groups |= content.get("groups", {})
         # Only a task's Python class may show that it is not supported
         for name, task in loaded.tasks.items():
-            if getattr(task, "MULTIMODAL", False):
-                raise UsageError(f"task {name} has images or audio; evalkit evaluates text only")
-            if getattr(task, "UNSAFE_CODE", False):
-                raise UsageError(f"task {name} runs generated code, which evalkit does not support")
-            if not len(task.eval_docs):
-                raise DataError(f"task {name}: no documents found")
+            if getattr(task, "MULTIMODAL", False) or getattr(task, "UNSAFE_CODE", False):
+                raise UsageError(f"task {name} {_UNSUPPORTED}")
         return loaded
 
 
@@ -231,50 +226,26 @@ def _configs(names: Sequence[str], users: Any, own: Any, say: Say) -> dict[str, 
 
 
 def _check_supported(task: str, config: Mapping[str, Any]) -> None:
-    if any(config.get(key) is not None for key in ("doc_to_image", "doc_to_audio")):
-        raise UsageError(f"task {task} has images or audio; evalkit evaluates text only")
-    if config.get("unsafe_code"):
-        raise UsageError(
-            f"task {task} runs generated code, which evalkit does not support; use lm_eval with "
-            "--confirm_run_unsafe_code, inside a sandbox"
-        )
+    if any(config.get(key) not in (None, False) for key in ("doc_to_image", "doc_to_audio", "unsafe_code")):
+        raise UsageError(f"task {task} {_UNSUPPORTED}")
     output = config.get("output_type", "generate_until")
     if "class" not in config and output not in SUPPORTED:
         raise UsageError(f"task {task} has the output type '{output}'; evalkit supports {', '.join(SUPPORTED)}")
 
 
 @contextlib.contextmanager
-def _documents(manager: Any, configs: Mapping[str, Mapping[str, Any]], say: Say) -> Iterator[None]:
+def _documents_reachable(configs: Iterable[Mapping[str, Any]], say: Say) -> Iterator[None]:
+    """Let only the cache of the hub be read within the block if tasks need the hub, and it cannot be reached."""
     import datasets
     import huggingface_hub.constants
 
     from evalkit.data.sources import reach
 
-    # Tasks whose documents are neither files nor made by code
-    remote = {
-        task: name
-        for task, config in configs.items()
-        if (name := str(config.get("dataset_path") or ""))
-        and not (name in _LOCAL or "custom_dataset" in config or Path(name).exists())
-    }
-    problem = reach() if remote else None
-
-    def named(build: Build) -> Build:
-        def build_named(entry: Any, overrides: dict[str, Any] | None) -> Any:
-            step = "load it"
-            if problem is not None and entry.name in remote:
-                step = (
-                    f"load its documents ({remote[entry.name]}) from the cache, and the hub cannot be reached "
-                    f"({problem}); fix this, or use a task file with local files and --include-path"
-                )
-            with task_errors(entry.name, step):
-                return build(entry, overrides)
-
-        return build_named
-
-    wrap_building(manager, named)
+    # Of tasks whose documents are neither files nor made by code
+    names = [str(config.get("dataset_path") or "") for config in configs if "custom_dataset" not in config]
+    is_remote = any(name and name not in _LOCAL and not Path(name).exists() for name in names)
     with contextlib.ExitStack() as after:
-        if problem is not None:
+        if is_remote and (problem := reach()) is not None:
             say(f"the Hugging Face hub cannot be used ({problem}); only its cache is used")
             for owner in (datasets.config, huggingface_hub.constants):
                 after.enter_context(replaced("datasets", owner, HF_HUB_OFFLINE=lambda _: True))

@@ -22,6 +22,7 @@ from evalkit.benchmarks.document_views import (
     TaskView,
     choice_text,
 )
+from evalkit.benchmarks.lm_eval.log_format import texts_of_requests
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, run_content
 from evalkit.display import Say
 from evalkit.escape import printable
@@ -49,7 +50,7 @@ def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]
         choices = dict(zip(rows["doc_id"].tolist(), rows["choices"].tolist(), strict=True))
         for sample in _samples(run, str(subtask)):
             # For tasks that measure mutual information, lm-eval appends the choices without their context
-            pairs = list(islice(_arguments(sample), choices.get(sample["doc_id"], 0)))
+            pairs = list(islice(texts_of_requests(sample["arguments"]), choices.get(sample["doc_id"], 0)))
             options = [continuation.strip() for _, continuation in pairs]
             sequences = [_pieces(*pair) for pair in pairs]
             texts.setdefault((str(subtask), sample["doc_id"]), choice_text(sequences, options))
@@ -79,7 +80,7 @@ def task_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]
 
 def _answered(task: str, sample: Mapping[str, Any], metric: str) -> AnsweredDocument:
     score = sample.get(metric)
-    context, *rest = next(_arguments(sample), ("",))
+    context, *rest = next(texts_of_requests(sample["arguments"]), ("",))
     # One of several values is a log-likelihood and whether it is greedy
     answers = [", ".join(map(str, a)) if isinstance(a, list) else str(a) for a in sample["filtered_resps"]]
     return AnsweredDocument(
@@ -95,12 +96,6 @@ def _answered(task: str, sample: Mapping[str, Any], metric: str) -> AnsweredDocu
 def _pieces(context: str, continuation: str) -> tuple[Piece, ...]:
     both = (Piece("context", context), Piece("continuation", continuation))
     return tuple(piece for piece in both if piece.text)
-
-
-def _arguments(sample: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for number in range(len(sample["arguments"])):
-        request = sample["arguments"][f"gen_args_{number}"]
-        yield tuple(part for part in request.values() if isinstance(part, str))
 
 
 def _samples(run: Run, task: str) -> Iterator[dict[str, Any]]:
