@@ -40,29 +40,19 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
     `RunError`.
     """
     folder = output or run.folder / form
+    if rule is not None and form in (_COPIED, _PUBLISHED):
+        raise UsageError(f"--to {form} contains every rule; omit --rule")
     if form == _COPIED:
-        if rule is not None:
-            raise UsageError("lm-eval's format contains every rule; omit --rule")
         files = {Path(name).name: run.read(name) for name in sorted(run.files) if name.startswith("lm_eval/")}
         if not files:
             raise UsageError(f"run {run.folder} of {run.kind} has no files in lm-eval's format; use every_eval_ever")
     elif form == _PUBLISHED:
-        if rule is not None:
-            raise UsageError("a run to publish contains every rule; omit --rule")
         if (target := folder / run.folder.name).exists() and target.samefile(run.folder):
             raise UsageError(f"--output {folder} holds the run itself, which would be replaced; choose another folder")
         files = published_files(run)
     else:
-        content = content_of(run, rule)
-        make = _OWN.get(form)
-        texts = (
-            make(content) if make else call_added(f"export {form}", load_added(GROUP, form, "export", FORMS), content)
-        )
-        if not isinstance(texts, Mapping) or not all(isinstance(part, str) for pair in texts.items() for part in pair):
-            raise UsageError(
-                f"export {form} returned a {type(texts).__name__}; it must return file names and their texts"
-            )
-        files = {name: text.encode() for name, text in texts.items()}
+        make, content = _OWN.get(form) or load_added(GROUP, form, "export", FORMS), content_of(run, rule)
+        files = call_added(f"export {form}", lambda: {name: text.encode() for name, text in make(content).items()})
     for path, data in ((folder / name, data) for name, data in files.items()):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

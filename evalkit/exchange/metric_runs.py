@@ -18,7 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from evalkit.benchmarks.lm_eval.outcomes import choice_rows, compared_metric, document_scores, write_tables
+from evalkit.benchmarks.lm_eval.outcomes import (
+    DocumentScore,
+    choice_rows,
+    compared_metric,
+    document_scores,
+    metric_entries,
+    write_tables,
+)
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.data import Library
 from evalkit.display import Say
@@ -36,7 +43,7 @@ from evalkit.exchange.imported_runs import (
 from evalkit.exchange.logs import LoggedSample, LoggedTask, MetricValue, read_logs
 from evalkit.exchange.pinned_runs import import_choices, match
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.score_table import ScoreRow
+from evalkit.runs.score_table import ScoreRow, score_table, uncounted, unsized
 from evalkit.runs.writing import RunWriter
 
 _TOLERANCE = 1e-6
@@ -77,27 +84,18 @@ def import_logs(paths: Sequence[Path], model: str | None, output: Path, library:
     return [*runs, *(_import(members, rows, metrics, request) for members in kinds if members)]
 
 
-def _logged_values(log: LoggedTask) -> dict[tuple[str, str], float]:
-    values = {}
-    for key, value in log.results.results.get(log.task, {}).items():
-        metric, comma, rule = key.rpartition(",")
-        if comma and isinstance(value, (int, float)) and not metric.endswith("_stderr"):
-            values[metric, rule] = float(value)
-    return values
-
-
-def _recomputed(log: LoggedTask) -> list[dict[str, Any]]:
-    """Return filter, name, value and standard error of the metrics that can be computed from those of the documents.
+def _recomputed(log: LoggedTask) -> dict[str, Any]:
+    """Return the metrics that can be computed from those of the documents, in the form of lm-eval's results.
 
     Without a results file, these are the metrics whose values are shares; with one, a metric that it does not call a
     mean is one if its value is the mean. Raises `DataError` if the results file has another value.
     """
-    values: dict[tuple[str, str], list[MetricValue]] = {}
+    by_metric: dict[tuple[str, str], list[MetricValue]] = {}
     for sample in log.samples:
         for metric, value in sample.metrics.items():
-            values.setdefault((metric, sample.filter), []).append(value)
-    logged, metrics = _logged_values(log), []
-    for (metric, rule), members in values.items():
+            by_metric.setdefault((metric, sample.filter), []).append(value)
+    logged, values = log.results.results.get(log.task, {}), dict[str, Any]()
+    for (metric, rule), members in by_metric.items():
         # lm-eval's name of how the values are combined; None if it is unknown
         entries = [entry.get("aggregation") for entry in log.config.metric_list or () if entry.get("metric") == metric]
         default = "mean" if metric.startswith(_MEANS) else _DEFAULTS.get(metric)
@@ -108,16 +106,16 @@ def _recomputed(log: LoggedTask) -> list[dict[str, Any]]:
             continue
         numbers = [number for number in members if isinstance(number, float)] if kind in (None, "mean") else []
         are_shares = kind is not None or all(0 <= number <= 1 for number in numbers)
-        expected = logged.get((metric, rule), value if are_shares else math.nan)
+        expected = logged.get(f"{metric},{rule}", value if are_shares else math.nan)
         if math.isclose(value, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
             error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
-            metrics.append({"filter": rule, "metric": metric, "value": value, "stderr": error})
+            values |= {f"{metric},{rule}": value, f"{metric}_stderr,{rule}": error}
         elif kind is not None:
             raise DataError(
                 f"{log.results_path} has {printable(metric)[:60]} {expected:.6g} for {log.task}, but the documents in "
                 f"{log.path.name} have {value:.6g}; a file was changed, so restore the original"
             )
-    return metrics
+    return values
 
 
 def _per_weight(values: Sequence[Any]) -> float:
@@ -136,33 +134,46 @@ _AGGREGATIONS: Mapping[str, Callable[[Sequence[Any]], float]] = {
 def _import(
     logs: Sequence[LoggedTask],
     rows: Mapping[str, list[ScoreRow]],
-    metrics: Mapping[str, list[dict[str, Any]]],
+    metrics: Mapping[str, Mapping[str, Any]],
     request: Import,
 ) -> Run:
     def finish(writer: RunWriter) -> None:
-        scores = {
-            log.task: list(document_scores(log.task, (dict(line) | line.metrics for line in _by_number(log.samples))))
-            for log in logs
-        }
-        write_tables(
-            writer,
-            [row for log in logs for row in rows[log.task]],
-            {},
-            [score for members in scores.values() for score in members],
-            counted=False,
-            without_sizes=[log.task for log in logs if _delimiter(log) is None],
-        )
-        save_logs(writer, [(log, {sample.doc_id: (log.task, sample.doc_id) for sample in log.samples}) for log in logs])
+        choices = [row for log in logs for row in rows[log.task]]
+        without_sizes = [log.task for log in logs if _delimiter(log) is None]
+        table = unsized(uncounted(score_table(choices, {})), without_sizes) if choices else None
+        documents: list[DocumentScore] = []
         entries = []
         for log in logs:
-            compared = compared_metric(scores[log.task], log.results.higher_is_better.get(log.task, {}))
-            entries.append(_entry(log, metrics[log.task], request) | {"compared": compared})
+            samples = sorted(log.samples, key=lambda sample: sample.doc_id)
+            scores = list(document_scores(log.task, (dict(sample) | sample.metrics for sample in samples)))
+            documents += scores
+            logged, better = log.results.results.get(log.task, {}), log.results.higher_is_better.get(log.task, {})
+            if missing := [
+                key for key in logged if "," in key and "_stderr," not in key and key not in metrics[log.task]
+            ]:
+                names = "; ".join(sorted(missing))
+                request.say(f"{log.path}: {names} of {log.task} cannot be computed from the documents and is left out")
+            entries.append(
+                {
+                    "task": log.task,
+                    "alias": str(logged.get("alias", log.task)),
+                    "n": len(log.documents),
+                    "num_fewshot": log.shots,
+                    "version": log.results.versions.get(log.task),
+                    "metrics": metric_entries(metrics[log.task], better),
+                    "documents": _count(log),
+                    "seconds": None,
+                    "compared": compared_metric(scores, better),
+                }
+            )
+        write_tables(writer, table, documents)
+        save_logs(writer, [(log, {sample.doc_id: (log.task, sample.doc_id) for sample in log.samples}) for log in logs])
         writer.save_results({"tasks": entries, "groups": [], "averages": [], "samples": True})
 
     tasks: dict[str, dict[str, Any]] = {}
     for log in logs:
         digest = hashlib.sha256()
-        for sample in _by_number(log.documents):
+        for sample in sorted(log.documents, key=lambda sample: sample.doc_id):
             digest.update(json.dumps(sample.doc, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass"))
         version = log.results.versions.get(log.task)
         tasks[log.task] = {"version": version, "num_fewshot": log.shots, "documents": digest.hexdigest()}
@@ -194,29 +205,8 @@ def _import(
     return import_run(request, logs, (LM_EVAL, "+".join(tasks)), specification, about, finish)
 
 
-def _by_number(samples: Sequence[LoggedSample]) -> list[LoggedSample]:
-    return sorted(samples, key=lambda sample: sample.doc_id)
-
-
 def _count(log: LoggedTask) -> int:
     return max(log.count or 0, len(log.documents))
-
-
-def _entry(log: LoggedTask, metrics: Sequence[dict[str, Any]], request: Import) -> dict[str, Any]:
-    if missing := sorted(_logged_values(log).keys() - {(metric["metric"], metric["filter"]) for metric in metrics}):
-        names = ", ".join(f"{metric},{rule}" for metric, rule in missing)
-        request.say(f"{log.path}: {names} of {log.task} cannot be computed from the documents and is left out")
-    better = log.results.higher_is_better.get(log.task, {})
-    return {
-        "task": log.task,
-        "alias": str(log.results.results.get(log.task, {}).get("alias", log.task)),
-        "n": len(log.documents),
-        "num_fewshot": log.shots,
-        "version": log.results.versions.get(log.task),
-        "metrics": [metric | {"higher_is_better": better.get(metric["metric"])} for metric in metrics],
-        "documents": _count(log),
-        "seconds": None,
-    }
 
 
 def _choice_rows(log: LoggedTask) -> list[ScoreRow]:

@@ -44,7 +44,7 @@ from evalkit.inputs.values import switch, whole
 from evalkit.models.context.extension import refuse_generation
 from evalkit.models.loading.load import LoadedModel
 from evalkit.models.loading.locate import silent
-from evalkit.models.loading.spec import ModelSpec, model_spec
+from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec, model_spec
 from evalkit.runs.traits import BatchDevice, place_of
 from evalkit.scoring.architecture import auto_budget
 
@@ -119,8 +119,8 @@ class Harness(AnswersFromRows, HFLM):  # type: ignore[misc]
         check_names(model, ModelSpec)
         if isinstance(pretrained, LoadedModel):
             loaded = pretrained
-            defaults = settings_of(ModelSpec)
-            if given := [name for name, value in model.items() if value not in (None, defaults[name].default)]:
+            known = settings_of(ModelSpec)
+            if given := [n for n, value in model.items() if value not in (None, UNSTRETCHED, known[n].default)]:
                 raise UsageError(f"{loaded.name}: the model is already loaded; leave out {given[0]}, or give its path")
         else:
             spec = model_spec(pretrained, **model)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
 from evalkit.benchmarks.outcomes import CONTENT, Comparable, GradedAnswers, Measure
 from evalkit.compatibility.lm_eval import json_value
 from evalkit.runs.folder import LM_EVAL, SCORES, Run
-from evalkit.runs.score_table import ScoreRow, score_table, uncounted, unsized
+from evalkit.runs.score_table import ScoreRow
 from evalkit.runs.traits import documents_read, is_imported
 
 if TYPE_CHECKING:
@@ -89,31 +89,34 @@ def choice_rows(
     ]
 
 
-def write_tables(
-    writer: RunWriter,
-    rows: Sequence[ScoreRow],
-    clusters: Mapping[tuple[str, int], int],
-    scores: Sequence[DocumentScore],
-    *,
-    counted: bool = True,
-    without_sizes: Collection[str] = (),
-) -> None:
-    """Write the tables of a run, and the tasks of the score table to the manifest; an empty table is not written.
+def metric_entries(values: Mapping[str, Any], better: Mapping[str, bool | None]) -> list[dict[str, Any]]:
+    """Return the metrics of a task in results.json from lm-eval's values, named "metric,filter" and "…_stderr,…"."""
+    metrics = []
+    for key, value in values.items():
+        metric, comma, rule = key.rpartition(",")
+        if comma and not metric.endswith("_stderr"):
+            error = values.get(f"{metric}_stderr,{rule}")
+            stderr = float(error) if isinstance(error, (int, float)) and isfinite(error) else None
+            about = {"filter": rule, "metric": metric, "value": value, "stderr": stderr}
+            metrics.append(about | {"higher_is_better": better.get(metric)})
+    return metrics
 
-    `rows` and `clusters` are the score table's, and without rows no rule applies to the run; `scores` are the rows of
-    the documents' table. Of an imported log, token counts (`counted`) or lengths of options may be unknown.
+
+def write_tables(writer: RunWriter, scores: pd.DataFrame | None, documents: Sequence[DocumentScore]) -> None:
+    """Write the score table, with its tasks in the manifest, and the documents' table; an empty one is not written.
+
+    Without a score table, no rule applies to the run.
     """
-    if rows:
-        tasks = list(dict.fromkeys(row.task for row in rows))
-        writer.save_manifest(groups={"Average": tasks}, group_sizes={"Average": len(tasks)})
-        table = unsized(score_table(rows, clusters), without_sizes)
-        writer.save_table(SCORES, table if counted else uncounted(table))
-    else:
+    if scores is None:
         writer.save_manifest(rule=LM_EVAL)
-    if scores:
+    else:
+        tasks = scores["task"].unique().tolist()
+        writer.save_manifest(groups={"Average": tasks}, group_sizes={"Average": len(tasks)})
+        writer.save_table(SCORES, scores)
+    if documents:
         import pandas as pd
 
-        writer.save_table(DOCUMENTS, pd.DataFrame(scores, columns=list(DocumentScore._fields)))
+        writer.save_table(DOCUMENTS, pd.DataFrame(documents, columns=list(DocumentScore._fields)))
 
 
 def task_outcomes(run: Run) -> Comparable:

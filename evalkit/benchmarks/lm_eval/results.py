@@ -8,7 +8,6 @@ suite's.
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,13 @@ import lm_eval.evaluator
 from lm_eval.api.model import LM
 
 from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
-from evalkit.benchmarks.lm_eval.outcomes import choice_rows, compared_metric, document_scores, write_tables
+from evalkit.benchmarks.lm_eval.outcomes import (
+    choice_rows,
+    compared_metric,
+    document_scores,
+    metric_entries,
+    write_tables,
+)
 from evalkit.benchmarks.lm_eval.plan import TaskPlan
 from evalkit.benchmarks.lm_eval.requests import (
     AnswersFromRows,
@@ -30,9 +35,8 @@ from evalkit.benchmarks.lm_eval.requests import (
 from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval, task_errors
 from evalkit.compatibility.lm_eval import as_texts, hash_of, json_value
 from evalkit.data.sampling import clusters_of
-from evalkit.errors import EvalkitError, RunError, first_line
 from evalkit.runs.journal import FinishedRows
-from evalkit.runs.score_table import ScoreRow
+from evalkit.runs.score_table import ScoreRow, score_table
 from evalkit.runs.writing import RunWriter
 
 
@@ -61,7 +65,8 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
     # pmi needs an unconditional pass for every row; lm-eval makes it only for tasks that measure mutual information
     if any(row.ll_unconditional is None for row in rows):
         rows = [row._replace(ll_unconditional=None) for row in rows]
-    write_tables(writer, rows, clusters, [score for members in scores.values() for score in members])
+    table = score_table(rows, clusters) if rows else None
+    write_tables(writer, table, [score for members in scores.values() for score in members])
     seconds: dict[str, float] = defaultdict(float)
     for journal, spent in finished.seconds.items():
         seconds[journal.partition(" ")[2]] += spent
@@ -102,17 +107,9 @@ def _evaluated(plan: TaskPlan, answers: StoredAnswers, writer: RunWriter) -> dic
         # The plan has built the requests; `evaluate` would build them again
         task.build_all_requests = lambda **_: None
         task.process_results = task_errors(name, "measure a document")(task.process_results)
-    with quiet_lm_eval(writer.say):
-        try:
-            loaded = {"tasks": tasks.tasks, "groups": tasks.groups}
-            return dict(lm_eval.evaluator.evaluate(answers, loaded, limit=plan.request.limit, log_samples=True))
-        except EvalkitError:
-            raise
-        except Exception as error:
-            raise RunError(
-                f"lm-eval cannot evaluate {', '.join(tasks.names)} ({type(error).__name__}: {first_line(error)}); "
-                f"the finished answers are kept in {writer.folder}"
-            ) from error
+    loaded = {"tasks": tasks.tasks, "groups": tasks.groups}
+    with quiet_lm_eval(writer.say), task_errors(", ".join(tasks.names), "evaluate the finished answers"):
+        return dict(lm_eval.evaluator.evaluate(answers, loaded, limit=plan.request.limit, log_samples=True))
 
 
 def _task_rows(name: str, task: Any, answers: StoredAnswers, clusters: dict[tuple[str, int], int]) -> list[ScoreRow]:
@@ -164,22 +161,14 @@ def _document_rows(name: str, gold: int, choices: Sequence[str], answers: Sequen
 
 
 def _entry(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    values, better = results["results"][name], results["higher_is_better"].get(name, {})
-    metrics = []
-    for key, value in values.items():
-        metric, comma, rule = key.rpartition(",")
-        if comma and not metric.endswith("_stderr"):
-            error = values.get(f"{metric}_stderr,{rule}")
-            known = isinstance(error, (int, float)) and math.isfinite(error)
-            about = {"filter": rule, "metric": metric, "value": value, "stderr": float(error) if known else None}
-            metrics.append(about | {"higher_is_better": better.get(metric)})
+    values = results["results"][name]
     return {
         "task": name,
         "alias": values["alias"],
         "n": values["sample_len"],
         "num_fewshot": results["n-shot"].get(name),
         "version": results["versions"].get(name),
-        "metrics": metrics,
+        "metrics": metric_entries(values, results["higher_is_better"].get(name, {})),
     }
 
 
