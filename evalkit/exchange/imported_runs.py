@@ -59,14 +59,10 @@ class LoggedPlaces(NamedTuple):
 
 def model_of(logs: Sequence[LoggedTask], model: str | None) -> str:
     """Return the user's name for the evaluated model, otherwise the only name in the results files."""
-    logged = {log.results.model_name or None: log for log in reversed(logs)}
-    unnamed = logged.pop(None, None)
-    if len(logged) > 1:
-        named = " and ".join(f"{log.path} is of {name}" for name, log in logged.items())
-        raise UsageError(f"{named}; import the files of one model at a time")
-    if model is None and unnamed:
-        raise UsageError(f"{unnamed.path}: no results file beside it names its model; give --model NAME")
-    return str(model or next(iter(logged)))[:_LONGEST_MODEL]
+    logged = shared_value(logs, "model", lambda log: log.results.model_name or None)
+    if unnamed := [log for log in logs if not log.results.model_name and model is None]:
+        raise UsageError(f"{unnamed[0].path}: no results file beside it names its model; give --model NAME")
+    return str(model or logged)[:_LONGEST_MODEL]
 
 
 def shared_value(logs: Sequence[LoggedTask], what: str, read: Callable[[LoggedTask], Value | None]) -> Value | None:
@@ -74,7 +70,7 @@ def shared_value(logs: Sequence[LoggedTask], what: str, read: Callable[[LoggedTa
     known = [(log.task, value) for log in logs if (value := read(log)) is not None]
     if others := [pair for pair in known if pair[1] != known[0][1]]:
         first, other = (f"{task} has {printable(str(value))[:60]}" for task, value in (known[0], others[0]))
-        raise UsageError(f"{what}: {first} and {other}; import tasks with the same settings together")
+        raise UsageError(f"{what}: {first} and {other}; import the files of one model at a time, and of one setting")
     return known[0][1] if known else None
 
 
@@ -151,8 +147,8 @@ def _digests(log: LoggedTask) -> list[str]:
 
 def selection_specification(logs: Sequence[LoggedTask], tasks: Sequence[LoggedPlaces]) -> dict[str, Any]:
     """Return the specification's entries about which documents of the tasks are in the logs of a run."""
-    claimed = shared_value(logs, "random sample", lambda log: log.results.evalkit and log.results.evalkit.selection)
-    samples: list[DocumentSelection] = [claimed] if isinstance(claimed, DocumentSample) else []
+    entry = shared_value(logs, "random sample", lambda log: log.results.evalkit)
+    samples: list[DocumentSelection] = [DocumentSample(entry.sample, entry.seed)] if entry and entry.sample else []
     for selection in (*samples, ALL_DOCUMENTS, FirstDocuments(max(len(task.places) for task in tasks))):
         if all(task.are(selection) for task in tasks):
             return selection.specification

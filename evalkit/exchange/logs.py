@@ -18,7 +18,6 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from evalkit.benchmarks.lm_eval.log_format import texts_of_requests
-from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, DocumentSelection
 from evalkit.errors import DataError, UsageError, reading_as
 from evalkit.inputs.reading import MOST_BYTES, MOST_DOCUMENT_BYTES, parse_json, read_bytes
 from evalkit.inputs.validated import Stored
@@ -84,11 +83,6 @@ class _EvalkitEntry(Stored):
     template: str | None = None
     sample: int | None = Field(None, gt=0)
     seed: int = Field(0, ge=0)
-
-    @property
-    def selection(self) -> DocumentSelection:
-        """Which documents were read, as far as the export says it."""
-        return ALL_DOCUMENTS if self.sample is None else DocumentSample(self.sample, self.seed)
 
 
 class _SampleCounts(Stored):

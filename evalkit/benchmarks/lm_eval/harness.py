@@ -19,7 +19,16 @@ from lm_eval.models.huggingface import HFLM
 
 from evalkit.benchmarks.base import Batch, Budget
 from evalkit.benchmarks.keywords import LoadingSettings
-from evalkit.benchmarks.lm_eval.batches import RequestBatch, RequestFacts, contents_of, items_of, sequences_of
+from evalkit.benchmarks.lm_eval.batches import (
+    Encoding,
+    RequestBatch,
+    RequestFacts,
+    TextFacts,
+    answer_text,
+    contents_of,
+    first_sequences,
+    prompts_of,
+)
 from evalkit.benchmarks.lm_eval.requests import (
     GENERATED,
     ROLLING,
@@ -31,7 +40,6 @@ from evalkit.benchmarks.lm_eval.requests import (
     rows_of,
 )
 from evalkit.benchmarks.lm_eval.tasks import log_from
-from evalkit.benchmarks.lm_eval.tokens import Encoding, TextFacts, answer_text, continuations_of, prompts_of
 from evalkit.benchmarks.session import prefetched
 from evalkit.compatibility.transformers import quiet
 from evalkit.data.wheels import say_on_stderr
@@ -43,7 +51,6 @@ from evalkit.inputs.settings import check_names, settings_of, with_settings
 from evalkit.inputs.values import switch, whole
 from evalkit.models.context.extension import refuse_generation
 from evalkit.models.loading.load import LoadedModel
-from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec, model_spec
 from evalkit.runs.traits import BatchDevice, place_of
 from evalkit.scoring.architecture import auto_budget
@@ -114,13 +121,11 @@ class Harness(AnswersFromRows, HFLM):  # type: ignore[misc]
         # lm-eval's command line passes strings, and "no" would be truthy
         if add_bos_token is not None:
             switch("add_bos_token", add_bos_token)
-        if max_batch_size is not None:
-            whole("max_batch_size", max_batch_size, 1)
         check_names(model, ModelSpec)
         if isinstance(pretrained, LoadedModel):
             loaded = pretrained
             known = settings_of(ModelSpec)
-            if given := [n for n, value in model.items() if value not in (None, UNSTRETCHED, known[n].default)]:
+            if given := [key for key, value in model.items() if value not in (None, UNSTRETCHED, known[key].default)]:
                 raise UsageError(f"{loaded.name}: the model is already loaded; leave out {given[0]}, or give its path")
         else:
             spec = model_spec(pretrained, **model)
@@ -173,12 +178,9 @@ class Harness(AnswersFromRows, HFLM):  # type: ignore[misc]
         """
         generated = {repr(request.arguments[1]): request for request in requests if request.kind == GENERATED}
         texts = self._text_facts([*generated.values()], kept) if generated else None
-        # The start-up check uses a real sequence: the first that has a token
-        for request in requests if not self.engine.checked else ():
-            if request.kind != GENERATED and (items := items_of(continuations_of([request], self.encoding, silent))):
-                self.engine.check(sequences_of(items))
-                break
         engine, encoding = self.engine, self.encoding
+        if not engine.checked and (sequences := first_sequences(requests, encoding)):
+            engine.check(sequences)
         prefix = (encoding.prefix_id, encoding.prefix_text)
         return RequestFacts(engine.budget, engine.shares, encoding.window, *prefix, texts)
 

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
+from evalkit.benchmarks.lm_eval.batches import Encoding, TextFacts, continuations_of, prompts_of
 from evalkit.benchmarks.lm_eval.requests import GENERATED, ModelRequest, group_by_task, requests_of
 from evalkit.benchmarks.lm_eval.tasks import (
     RandomState,
@@ -29,21 +30,26 @@ from evalkit.benchmarks.lm_eval.tasks import (
 )
 from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.benchmarks.request import SuiteRequest, numerics, provenance, shared_library
+from evalkit.benchmarks.request import SuiteRequest, TaskTokens, numerics, plain_manifest, shared_library, spread
 from evalkit.data import Library
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError, reading_as
+from evalkit.generation.prompts import Capacity
 from evalkit.inputs.reading import MOST_BYTES, read_bytes
 from evalkit.models.context.extension import Extension, refuse_generation
 from evalkit.models.loading.files import generation_settings
 from evalkit.models.loading.fingerprint import stable
-from evalkit.models.loading.locate import Checkpoint
+from evalkit.models.loading.locate import Checkpoint, silent
+from evalkit.models.loading.spec import window_of
 from evalkit.runs.finding import run_folder
-from evalkit.runs.folder import LM_EVAL, specification_id
+from evalkit.runs.folder import LM_EVAL
+from evalkit.scoring.pack import SampledGroup, estimated_tokens
 
 SEEDS = {"random": 0, "numpy": 1234, "torch": 1234, "fewshot": 1234}
 """lm-eval's default seeds."""
 
+_BLOCK = 4
+"""Documents next to each other in a sample for estimates."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """The memory address in the repr of a function, which differs in every process."""
 
@@ -79,12 +85,9 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
     refuse_duplicate_tasks(request.tasks)
     # Template plain has lm-eval's prompts
-    template = None if request.template == "plain" else request.template
-    for name, value in (("template", template), ("rule", request.rule), ("vary", request.vary)):
-        if value:
-            raise UsageError(
-                f"--{name}: suite lm_eval has its tasks' own prompts and rules; leave out --suite lm_eval, or --{name}"
-            )
+    given = {"template": request.template not in (None, "plain"), "rule": request.rule, "vary": request.vary}
+    if names := [name for name, value in given.items() if value]:
+        raise UsageError(f"suite lm_eval has its tasks' own prompts and rules; leave it out, or --{names[0]}")
     library = shared_library(request, say)
     set_seeds()
     with doing("loading lm-eval's tasks"):
@@ -108,19 +111,14 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
     checkpoint = request.model.locate(say)
     with doing("hashing the tasks' documents"):
         specification = _specification(request, tasks, checkpoint, say)
-    manifest = {
-        "id": specification_id(specification),
-        "kind": LM_EVAL,
-        "specification": specification,
-        "rule": "acc",
-        # Set to the multiple-choice tasks when their score table is written
-        "groups": {},
-        "group_sizes": {},
-        "documents": {name: source_of(task, name in tasks.pinned, library) for name, task in tasks.tasks.items()},
-        "template": asdict(load_template("plain")),
-        "include_path": str(request.include_path) if request.include_path else None,
-        **provenance(request.model, checkpoint),
-    }
+    manifest = plain_manifest(
+        *(LM_EVAL, request.model, checkpoint, specification),
+        # The rule of the multiple-choice tasks, which become a group when their score table is written
+        rule="acc",
+        documents={name: source_of(task, name in tasks.pinned, library) for name, task in tasks.tasks.items()},
+        template=asdict(load_template("plain")),
+        include_path=str(request.include_path) if request.include_path else None,
+    )
     return TaskPlan(request, checkpoint, tasks, manifest, random_state())
 
 
@@ -256,3 +254,30 @@ def source_of(task: Any, pinned: bool, library: Library) -> dict[str, Any]:
     listed = files.values() if isinstance(files, dict) else [files] if files else []
     origin = " ".join(str(part) for part in (config.dataset_path or "its own code", config.dataset_name) if part)
     return {"source": f"{origin} {', '.join(map(str, listed))}".strip(), "official": True, "count": count}
+
+
+def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+    """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
+    window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
+    prefix = next(token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None)
+    encoding = Encoding(tokenizer, prefix, window)
+    estimates = []
+    plan.randomness.restore()
+    for name, task in plan.tasks.tasks.items():
+        documents = len(plan.request.selection.places(name, [name] * len(task.eval_docs)))
+        numbers = spread(documents, sample, _BLOCK)
+        scale = documents / len(numbers)
+        for requests in group_by_task(first_requests(task, documents, set(numbers))).values():
+            if requests[0].kind == GENERATED:
+                prompts = prompts_of(requests, encoding, TextFacts((), None, Capacity(window, 1, 1, 0)))
+                alone = scale * sum(len(prompt.tokens) for prompt in prompts)
+                new = scale * sum(prompt.max_new_tokens for prompt in prompts)
+                counts, members = (alone, alone, new), len(requests)
+            else:
+                parts = continuations_of(requests, encoding, silent)
+                sequences = [part.tokens for part in parts if len(part.tokens)]
+                group = SampledGroup(sequences, len(numbers), documents)
+                counts = (*(estimated_tokens([group]) if sequences else (0.0, 0.0)), 0.0)
+                members = len(sequences)
+            estimates.append(TaskTokens(name, documents, len(numbers), scale * members, *counts))
+    return estimates

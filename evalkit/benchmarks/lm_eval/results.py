@@ -1,50 +1,132 @@
-"""lm-eval's evaluation of a run: the answers in the journal, its metrics, and the files of the results.
+"""Results of a run of lm-eval's tasks: lm-eval's evaluation of the answers in the journal, and the files of the run.
 
 In: the plan's tasks and the finished rows. Out: results.json, lm-eval's own files, the documents' scores, and the score
 table of the multiple-choice tasks with one gold answer, so that evalkit's rules and statistics apply to them as to a
-suite's.
+suite's. Imported logs are written with the same parts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import lm_eval.evaluator
-from lm_eval.api.model import LM
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite, nan
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
-from evalkit.benchmarks.lm_eval.outcomes import (
-    choice_rows,
-    compared_metric,
-    document_scores,
-    metric_entries,
-    write_tables,
-)
-from evalkit.benchmarks.lm_eval.plan import TaskPlan
-from evalkit.benchmarks.lm_eval.requests import (
-    AnswersFromRows,
-    RequestRow,
-    Rows,
-    requests_of,
-    rows_of,
-    stored_rows,
-)
+from evalkit.benchmarks.lm_eval.requests import AnswersFromRows, RequestRow, Rows, requests_of, rows_of, stored_rows
 from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval, task_errors
 from evalkit.compatibility.lm_eval import as_texts, hash_of, json_value
 from evalkit.data.sampling import clusters_of
-from evalkit.runs.journal import FinishedRows
+from evalkit.runs.folder import LM_EVAL, SCORES
 from evalkit.runs.score_table import ScoreRow, score_table
-from evalkit.runs.writing import RunWriter
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evalkit.benchmarks.lm_eval.plan import TaskPlan
+    from evalkit.runs.journal import FinishedRows
+    from evalkit.runs.writing import RunWriter
+
+DOCUMENTS = "documents.parquet"
 
 
-class StoredAnswers(AnswersFromRows, LM):  # type: ignore[misc]
-    """An lm-eval model that returns the answers in the journal, for lm-eval's `evaluate`."""
+class DocumentScore(NamedTuple):
+    task: str
+    doc_id: int
+    content: str
+    """Hash of the document; of documents with the same content the later ones have their count after it."""
+    filter: str
+    metric: str
+    value: float
+    """NaN if it is not a number, such as the pair that a perplexity is computed from."""
+
+
+def document_scores(task: str, samples: Iterable[Mapping[str, Any]]) -> Iterator[DocumentScore]:
+    """Yield the values of a leaf task's documents from lm-eval's samples, in which each metric's name is a key."""
+    contents: dict[int, str] = {}
+    seen: Counter[str] = Counter()
+    for sample in samples:
+        doc_id = int(sample["doc_id"])
+        if doc_id not in contents:
+            text = json.dumps(sample["doc"], sort_keys=True, ensure_ascii=False, default=json_value)
+            digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+            seen[digest] += 1
+            contents[doc_id] = digest if seen[digest] == 1 else f"{digest}/{seen[digest]}"
+        for metric in sample["metrics"]:
+            value = _number(sample[metric])
+            yield DocumentScore(task, doc_id, contents[doc_id], str(sample["filter"]), metric, value)
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value) if not isinstance(value, (str, list, tuple)) else nan
+    except (TypeError, ValueError):
+        return nan
+    return number if isfinite(number) else nan
+
+
+def compared_metric(scores: Sequence[DocumentScore], higher_is_better: Mapping[str, bool | None]) -> str | None:
+    """Return the first "metric,filter" with values from 0 to 1 of which lower is not better; None if there is none."""
+    excluded = {(score.metric, score.filter) for score in scores if not 0 <= score.value <= 1}
+    names = dict.fromkeys((score.metric, score.filter) for score in scores)
+    shares = [name for name in names if name not in excluded and higher_is_better.get(name[0]) is not False]
+    return ",".join(shares[0]) if shares else None
+
+
+def choice_rows(
+    task: str, subtask: str, doc_id: int, gold: int, choices: Sequence[str], likelihoods: Sequence[float | None]
+) -> list[ScoreRow]:
+    """Return a document's score rows with the choices' log-likelihoods, [choices], alone; all token counts are 0."""
+    return [
+        ScoreRow(
+            *(task, subtask, doc_id, number, len(choices), gold),
+            *(None, None, None, likelihood, None),
+            *(0, 0, 0, 0, 0),
+            None,
+            *(len(choice), len(choice.encode("utf-8", "surrogatepass")), 0, 0),
+        )
+        for number, (choice, likelihood) in enumerate(zip(choices, likelihoods, strict=True))
+    ]
+
+
+def metric_entries(values: Mapping[str, Any], better: Mapping[str, bool | None]) -> list[dict[str, Any]]:
+    """Return the metrics of a task in results.json from lm-eval's values, named "metric,filter" and "…_stderr,…"."""
+    metrics = []
+    for key, value in values.items():
+        metric, comma, rule = key.rpartition(",")
+        if comma and not metric.endswith("_stderr"):
+            error = values.get(f"{metric}_stderr,{rule}")
+            stderr = float(error) if isinstance(error, (int, float)) and isfinite(error) else None
+            about = {"filter": rule, "metric": metric, "value": value, "stderr": stderr}
+            metrics.append(about | {"higher_is_better": better.get(metric)})
+    return metrics
+
+
+def write_tables(writer: RunWriter, scores: pd.DataFrame | None, documents: Sequence[DocumentScore]) -> None:
+    """Write the score table, with its tasks in the manifest, and the documents' table; an empty one is not written.
+
+    Without a score table, no rule applies to the run.
+    """
+    if scores is None:
+        writer.save_manifest(rule=LM_EVAL)
+    else:
+        tasks = scores["task"].unique().tolist()
+        writer.save_manifest(groups={"Average": tasks}, group_sizes={"Average": len(tasks)})
+        writer.save_table(SCORES, scores)
+    if documents:
+        import pandas as pd
+
+        writer.save_table(DOCUMENTS, pd.DataFrame(documents, columns=list(DocumentScore._fields)))
+
+
+class StoredAnswers(AnswersFromRows):
+    """The answers in the journal, as the model of lm-eval's `evaluate`."""
+
+    rank, world_size = 0, 1
 
     def __init__(self, stored: Rows) -> None:
-        super().__init__()
         self._stored = stored
 
     def rows(self, instances: list[Any]) -> list[list[RequestRow]]:
@@ -102,6 +184,8 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
 
 
 def _evaluated(plan: TaskPlan, answers: StoredAnswers, writer: RunWriter) -> dict[str, Any]:
+    import lm_eval.evaluator
+
     tasks = plan.tasks
     for name, task in tasks.tasks.items():
         # The plan has built the requests; `evaluate` would build them again

@@ -12,7 +12,7 @@ import contextlib
 import io
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +29,6 @@ from evalkit.compatibility.lm_eval import (
     task_configs,
     without_bars,
 )
-from evalkit.compatibility.names import replaced
 from evalkit.data import Library
 from evalkit.display import Say, doing, imports
 from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError, first_line
@@ -40,8 +39,6 @@ from evalkit.paths import resource
 SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 """Supported output types: all of lm-eval's text types."""
 _CACHE = "lm-eval-tasks"
-_LOCAL = ("json", "parquet", "csv", "text", "arrow", "pandas")
-"""Builders of the `datasets` library that read files; any other value is a name on the hub or a folder."""
 _SOURCES = {"dataset_path", "custom_dataset"}
 _UNSUPPORTED = "has images or audio, or runs generated code, which evalkit does not support"
 
@@ -138,25 +135,23 @@ def load_tasks(
             for name in names
             if name in own.task_index and name not in users.task_index and (not num_fewshot or name.startswith("mmlu"))
         }
-        configs = _configs([name for name in names if name not in pinned], users, own, say)
-        for task, config in configs.items():
+        for task, config in _configs([name for name in names if name not in pinned], users, own, say).items():
             _check_supported(task, config)
         loaded = TaskSet(tuple(names))
-        with _documents_reachable(configs.values(), say):
-            for name in names:
-                with task_errors(name, "load it"):
-                    content = (own if name in pinned else users).load([name])
-                if twice := content["tasks"].keys() & loaded.tasks.keys():
-                    raise UsageError(f"task {min(twice)} is named twice, the second time by '{name}'; name it once")
-                if name in pinned:
-                    # What only loading needs of the metadata, which lm-eval copies and writes
-                    configs_of_tasks = [task.config for task in content["tasks"].values()]
-                    for holder in (*configs_of_tasks, *content.get("groups", {}).values()):
-                        for key in ("library", "num_fewshot"):
-                            (holder.metadata or {}).pop(key, None)
-                    loaded.pinned |= content["tasks"].keys()
-                loaded.tasks |= content["tasks"]
-                loaded.groups |= content.get("groups", {})
+        for name in names:
+            with task_errors(name, "load it"):
+                content = (own if name in pinned else users).load([name])
+            if twice := content["tasks"].keys() & loaded.tasks.keys():
+                raise UsageError(f"task {min(twice)} is named twice, the second time by '{name}'; name it once")
+            if name in pinned:
+                # What only loading needs of the metadata, which lm-eval copies and writes
+                configs_of_tasks = [task.config for task in content["tasks"].values()]
+                for holder in (*configs_of_tasks, *content.get("groups", {}).values()):
+                    for key in ("library", "num_fewshot"):
+                        (holder.metadata or {}).pop(key, None)
+                loaded.pinned |= content["tasks"].keys()
+            loaded.tasks |= content["tasks"]
+            loaded.groups |= content.get("groups", {})
         # Only a task's Python class may show that it is not supported
         for name, task in loaded.tasks.items():
             if getattr(task, "MULTIMODAL", False) or getattr(task, "UNSAFE_CODE", False):
@@ -231,22 +226,3 @@ def _check_supported(task: str, config: Mapping[str, Any]) -> None:
     output = config.get("output_type", "generate_until")
     if "class" not in config and output not in SUPPORTED:
         raise UsageError(f"task {task} has the output type '{output}'; evalkit supports {', '.join(SUPPORTED)}")
-
-
-@contextlib.contextmanager
-def _documents_reachable(configs: Iterable[Mapping[str, Any]], say: Say) -> Iterator[None]:
-    """Let only the cache of the hub be read within the block if tasks need the hub, and it cannot be reached."""
-    import datasets
-    import huggingface_hub.constants
-
-    from evalkit.data.sources import reach
-
-    # Of tasks whose documents are neither files nor made by code
-    names = [str(config.get("dataset_path") or "") for config in configs if "custom_dataset" not in config]
-    is_remote = any(name and name not in _LOCAL and not Path(name).exists() for name in names)
-    with contextlib.ExitStack() as after:
-        if is_remote and (problem := reach()) is not None:
-            say(f"the Hugging Face hub cannot be used ({problem}); only its cache is used")
-            for owner in (datasets.config, huggingface_hub.constants):
-                after.enter_context(replaced("datasets", owner, HF_HUB_OFFLINE=lambda _: True))
-        yield

@@ -21,9 +21,9 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
+from evalkit.benchmarks.lm_eval.batches import NEW_TOKENS, Continuation, continuations_of
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.requests import requests_of
-from evalkit.benchmarks.lm_eval.tokens import NEW_TOKENS, Continuation, continuations_of
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, ScoringError, UsageError
 from evalkit.models.loading.load import LoadedModel
