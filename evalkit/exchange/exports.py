@@ -65,7 +65,7 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
 
 _PATHS = frozenset(
     ("command", "config_source", "data_dir", "data_files", "include_path", "model", "model_args", "model_name", "path",
-     "pretrained")
+     "pretrained", "source")
 )  # fmt: skip
 """Keys of paths, and of words of a command."""
 _NAME = r"[^\s/\\,;:=|'\"`()\[\]{}]+"
@@ -91,11 +91,9 @@ _ROOT = r"""(?x:
 """The beginning of a path whose parts may contain spaces."""
 
 
-def _values(word: str) -> re.Pattern[str]:
-    return re.compile(rf"((?:^|[=,;]\s*){word})({_ROOT}.*?)(?=[,;]\s*{word}{_ROOT}|$)", re.DOTALL)
-
-
-_VALUES, _SOURCES = _values(""), _values(r"(?:[\w.-]+\s)?")
+_WORD = r"(?:[\w.-]+\s)?"
+_VALUES = re.compile(rf"((?:^|[=,;]\s*){_WORD})({_ROOT}.*?)(?=[,;]\s*{_WORD}{_ROOT}|$)", re.DOTALL)
+"""A path, or a path after a word, which says where documents are from."""
 
 
 def without_folders(value: Any, paths: re.Pattern[str] | None = None) -> Any:
@@ -113,8 +111,7 @@ def without_folders(value: Any, paths: re.Pattern[str] | None = None) -> Any:
     content: dict[str, Any] = {}
     for key, item in value.items():
         short = _IN_TEXT.sub(r"\1", key)
-        # Where documents are from: a path, or a path after a word
-        of_key = _SOURCES if key == "source" else _VALUES if key in _PATHS else paths
+        of_key = _VALUES if key in _PATHS else paths
         content[f"{short} ({len(content) + 1})" if short in content else short] = without_folders(item, of_key)
     return content
 

@@ -49,13 +49,6 @@ class LoggedPlaces(NamedTuple):
     strata: Sequence[str]
     """[documents of the task] stratum of each."""
 
-    def are(self, selection: DocumentSelection) -> bool:
-        """Return whether these are the documents of a selection."""
-        total = len(self.strata)
-        if len(self.places) != (total if selection.count is None else min(selection.count, total)):
-            return False
-        return len(self.places) == total or self.places == selection.places(self.task, self.strata)
-
 
 def model_of(logs: Sequence[LoggedTask], model: str | None) -> str:
     """Return the user's name for the evaluated model, otherwise the only name in the results files."""
@@ -112,18 +105,18 @@ def _manifest(
     window = shared_value(logs, "context window", lambda log: log.results.max_length)
     whole = {
         "import": IMPORT_VERSION,
-        "imported": {log.task: _digests(log) for log in logs},
+        "imported": {log.task: log.digests for log in logs},
         "checkpoint": {"model's name in the log": model},
         "dtype": dtype,
         "context_extension": None,
         "versions": known,
         **specification,
     }
-    harness = " ".join(["lm-eval", *([known["lm-eval"]] if "lm-eval" in known else [])])
+    harness = f"lm-eval {known.get('lm-eval', '')}".rstrip()
     by_evalkit = any(log.results.evalkit is not None for log in logs)
     imported = {
         "origin": f"a log of evalkit in the format of {harness}" if by_evalkit else f"a log of {harness}",
-        "files": {log.path.name: log.digest for log in logs},
+        "files": {log.path.name: log.digests[0] for log in logs},
     }
     return {
         "id": specification_id(whole),
@@ -141,16 +134,12 @@ def _manifest(
     }
 
 
-def _digests(log: LoggedTask) -> list[str]:
-    return [log.digest, *([] if log.results_data is None else [hashlib.sha256(log.results_data).hexdigest()])]
-
-
 def selection_specification(logs: Sequence[LoggedTask], tasks: Sequence[LoggedPlaces]) -> dict[str, Any]:
     """Return the specification's entries about which documents of the tasks are in the logs of a run."""
     entry = shared_value(logs, "random sample", lambda log: log.results.evalkit)
     samples: list[DocumentSelection] = [DocumentSample(entry.sample, entry.seed)] if entry and entry.sample else []
     for selection in (*samples, ALL_DOCUMENTS, FirstDocuments(max(len(task.places) for task in tasks))):
-        if all(task.are(selection) for task in tasks):
+        if all(task.places == selection.places(task.task, task.strata) for task in tasks):
             return selection.specification
     return selection_hash([(task.task, task.places) for task in tasks])
 
@@ -169,7 +158,7 @@ def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, t
     for log, names in logs:
         with reading_as(log.path, "a sample file", DataError):
             data = log.path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != log.digest:
+        if hashlib.sha256(data).hexdigest() != log.digests[0]:
             raise DataError(f"{log.path} was changed while it was imported; import it again")
         lines: dict[str, list[bytes]] = defaultdict(list)
         for sample, line in zip(log.samples, data.removesuffix(b"\n").split(b"\n"), strict=True):

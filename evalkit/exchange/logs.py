@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -121,11 +121,13 @@ class LoggedTask:
     """lm-eval's leaf task, from the file's name, as is the time."""
     time: str
     path: Path
-    digest: str
-    """SHA-256 of the file."""
+    digests: list[str]
+    """SHA-256 of the file, and of the results file if there is one."""
     samples: tuple[LoggedSample, ...]
     """All lines; a document has one for each filter."""
     results: ResultsFile
+    results_path: Path
+    """Where the results file would be."""
     results_data: bytes | None
     """Content of the results file; None if there is none."""
 
@@ -133,11 +135,6 @@ class LoggedTask:
     def documents(self) -> tuple[LoggedSample, ...]:
         """The lines of the first filter: one for each document."""
         return tuple(sample for sample in self.samples if sample.filter == self.samples[0].filter)
-
-    @property
-    def results_path(self) -> Path:
-        """Where the results file would be."""
-        return self.path.with_name(f"results_{self.time}.json")
 
     @property
     def config(self) -> _TaskConfig:
@@ -189,13 +186,14 @@ def _read(path: Path, task: str, time: str) -> LoggedTask:
         with reading_as(where, "a document that lm-eval has logged", DataError):
             samples.append(_sample(parse_json(line), where))
     _check_complete(samples, path)
-    digest = hashlib.sha256(data).hexdigest()
-    log = LoggedTask(task, time, path, digest, tuple(samples), ResultsFile(results={}), None)
-    if log.results_path.is_file():
-        with reading_as(log.results_path, "a results file of lm-eval", DataError):
-            beside = read_bytes(log.results_path, MOST_BYTES)
-            log = replace(log, results=ResultsFile.model_validate(parse_json(beside)), results_data=beside)
-        _check_results_file(log)
+    beside, data_beside, results = path.with_name(f"results_{time}.json"), None, ResultsFile(results={})
+    if beside.is_file():
+        with reading_as(beside, "a results file of lm-eval", DataError):
+            data_beside = read_bytes(beside, MOST_BYTES)
+            results = ResultsFile.model_validate(parse_json(data_beside))
+    digests = [hashlib.sha256(content).hexdigest() for content in (data, data_beside) if content is not None]
+    log = LoggedTask(task, time, path, digests, tuple(samples), results, beside, data_beside)
+    _check_results_file(log)
     return log
 
 

@@ -238,10 +238,7 @@ class RequestBatch:
 def candidates(plan: TaskPlan) -> list[ModelRequest]:
     """Return some requests to score, for the start-up check, and one of each generation_kwargs."""
     requests = [request for members in plan.requests.values() for request in members]
-    generated: dict[str, ModelRequest] = {}
-    for request in requests:
-        if request.kind == GENERATED:
-            generated.setdefault(repr(request.arguments[1]), request)
+    generated = {repr(request.arguments[1]): request for request in requests if request.kind == GENERATED}
     # An empty text has no token
     scored = (request for request in requests if request.kind != GENERATED and request.arguments[-1])
     return [*islice(scored, _CANDIDATES), *generated.values()]
@@ -259,11 +256,10 @@ def planned(plan: TaskPlan, facts: RequestFacts, tokenizer: Any, finished: Finis
         sum(request.work for requests in groups for request in requests)
         for groups in (plan.requests.values(), missing.values())
     )
-    must_fit = facts.shares and plan.request.token_budget == facts.token_budget
 
     def batches() -> Batches:
         for journal in (journal for journal, requests in missing.items() if requests):
-            contents = contents_of(plan.requests[journal], facts, encoding, must_fit, say)
+            contents = contents_of(plan.requests[journal], facts, encoding, plan.request.token_budget, say)
             for number, members, content in contents:
                 pairs = zip(members, content.rows, strict=True)
                 absent = [(request, row) for request, row in pairs if (journal, *row[:4]) not in rows]
@@ -276,11 +272,11 @@ def planned(plan: TaskPlan, facts: RequestFacts, tokenizer: Any, finished: Finis
 
 
 def contents_of(
-    requests: Sequence[ModelRequest], facts: RequestFacts, encoding: Encoding, must_fit: bool, say: Say
+    requests: Sequence[ModelRequest], facts: RequestFacts, encoding: Encoding, budget: int | None, say: Say
 ) -> Iterator[tuple[int, list[ModelRequest], RequestBatch]]:
     """Yield the batches of requests of one kind: number, the request of each row, and content.
 
-    Raises a `ScoringError` if a document exceeds the token budget and it `must_fit`.
+    Raises a `ScoringError` if a document exceeds the token budget, and that is the one that was given, `budget`.
     """
     if requests[0].kind == GENERATED:
         assert facts.texts is not None
@@ -295,6 +291,7 @@ def contents_of(
         yield _EMPTY_TEXTS, [part.request for part in empty], RequestBatch(rows)
     items = items_of(continuations)
     sequences = sequences_of(items)
+    must_fit = facts.shares and budget == facts.token_budget
     for number, planned_batch in enumerate(plan(sequences, facts.token_budget, must_fit)):
         parts = [part for item in planned_batch.items for part in items[item]]
         content = RequestBatch([part.row for part in parts], sequences=planned_batch.of(sequences))

@@ -228,8 +228,7 @@ class Harness(AnswersFromRows, HFLM):  # type: ignore[misc]
         rows: dict[Any, RequestRow] = {}
         with quiet(), log_from(logging.ERROR):
             facts = self.prepare(distinct, self._given_budget)
-            must_fit = facts.shares and self._given_budget == facts.token_budget
-            batches = contents_of(distinct, facts, self.encoding, must_fit, self._say)
+            batches = contents_of(distinct, facts, self.encoding, self._given_budget, self._say)
             for _, members, content in prefetched(batches, lambda batch: batch[2].warm()):
                 for request, row in zip(members, self.computed(content), strict=True):
                     rows[request.key(row.part - request.sample)] = row

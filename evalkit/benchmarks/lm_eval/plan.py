@@ -26,11 +26,11 @@ from evalkit.benchmarks.lm_eval.tasks import (
     load_tasks,
     quiet_lm_eval,
     random_state,
-    task_errors,
 )
 from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.request import SuiteRequest, TaskTokens, numerics, plain_manifest, shared_library, spread
+from evalkit.compatibility.names import replaced
 from evalkit.data import Library
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError, reading_as
@@ -68,11 +68,9 @@ class TaskPlan:
     def requests(self) -> dict[str, list[ModelRequest]]:
         """The distinct requests by the journal's task names, which lm-eval builds and keeps as `task.instances`."""
         self.randomness.restore()
-        tasks = self.tasks.tasks
-        with quiet_lm_eval(), doing("building requests"):
-            for task in tasks.values():
-                _build_requests(task, self.request.limit)
-        return group_by_task(instance for task in tasks.values() for instance in task.instances)
+        with doing("building requests"):
+            tasks = self.tasks.tasks.values()
+            return group_by_task(instance for task in tasks for instance in build_requests(task, self.request.limit))
 
     @property
     def folder(self) -> Path:
@@ -105,7 +103,7 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         if request.sample is not None:
             _restrict(task, request.selection.places(name, [name] * len(task.eval_docs)))
         # Errors of a task occur before a model is loaded
-        requests_of(first_requests(task, 1))
+        requests_of(build_requests(task, 1))
         if request.log_samples:
             _check_name_of_file(name)
     checkpoint = request.model.locate(say)
@@ -140,33 +138,23 @@ def _restrict(task: Any, numbers: Collection[int]) -> None:
     task.doc_iterator = restricted
 
 
-def _build_requests(task: Any, limit: int | None) -> None:
-    """Let lm-eval build the requests of a task, those of sampled documents as in a run of all documents."""
-    # Again, since the sampler's state changes with every document
-    task.set_fewshot_seed(SEEDS["fewshot"])
-    # A document's examples depend on those drawn before it, so they are drawn for all documents
-    restricted = vars(task).pop("doc_iterator", None) if task.config.num_fewshot else None
-    with task_errors(task.task_name, "build its requests"):
-        task.build_all_requests(limit=limit, rank=0, world_size=1)
-    if restricted is not None:
-        task.doc_iterator = restricted
-        sampled = {number for number, _ in restricted()}
-        task.instances[:] = [instance for instance in task.instances if instance.doc_id in sampled]
-
-
-def first_requests(task: Any, count: int, places: Collection[int] | None = None) -> list[Any]:
-    """Return lm-eval's requests for the first documents of a task, or for those at some places among them."""
-    task.set_fewshot_seed(SEEDS["fewshot"])
-    instances: list[Any] = []
-    for position, (doc_id, doc) in enumerate(task.doc_iterator(rank=0, limit=count, world_size=1)):
-        if places is not None and position not in places:
-            continue
-        with task_errors(task.task_name, f"build the request of document {doc_id}"):
-            shots = task.config.num_fewshot or 0
-            context = task.fewshot_context(doc, num_fewshot=shots, gen_prefix=task.doc_to_prefix(doc))
-            built = task.construct_requests(doc=doc, ctx=context, metadata=(task.task_name, doc_id, 1))
-            instances += built if isinstance(built, list) else [built]
-    return instances
+def build_requests(task: Any, limit: int | None, places: Collection[int] | None = None) -> list[Any]:
+    """Let lm-eval build the requests of a task's first documents, or of those at some places among them."""
+    with quiet_lm_eval(), reading_as(f"task {task.task_name}", "documents to request", DataError):
+        chosen = list(task.doc_iterator(rank=0, limit=limit, world_size=1))
+        if places is not None:
+            chosen = [document for place, document in enumerate(chosen) if place in places]
+        visited = chosen
+        if task.config.num_fewshot and places is None and "doc_iterator" in vars(task):
+            # A document's examples depend on those drawn before it, so for a sample they are drawn for all before it
+            visited = list(type(task).doc_iterator(task, rank=0, limit=chosen[-1][0] + 1, world_size=1))
+        # Again, since the sampler's state changes with every document
+        task.set_fewshot_seed(SEEDS["fewshot"])
+        with replaced("lm-eval", task, doc_iterator=lambda _: lambda **_: visited):
+            task.build_all_requests(rank=0, world_size=1)
+    numbers = {number for number, _ in chosen}
+    task.instances[:] = [instance for instance in task.instances if instance.doc_id in numbers]
+    return list(task.instances)
 
 
 def _check_name_of_file(name: str) -> None:
@@ -267,7 +255,7 @@ def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[Tas
         documents = len(plan.request.selection.places(name, [name] * len(task.eval_docs)))
         numbers = spread(documents, sample, _BLOCK)
         scale = documents / len(numbers)
-        for requests in group_by_task(first_requests(task, documents, set(numbers))).values():
+        for requests in group_by_task(build_requests(task, documents, set(numbers))).values():
             if requests[0].kind == GENERATED:
                 prompts = prompts_of(requests, encoding, TextFacts((), None, Capacity(window, 1, 1, 0)))
                 alone = scale * sum(len(prompt.tokens) for prompt in prompts)

@@ -146,8 +146,7 @@ class AnswersFromRows:
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
         return [answer_in(row) for [row] in self.rows(requests)]
 
-    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
-        return [answer_in(row) for [row] in self.rows(requests)]
+    generate_until = loglikelihood
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each text, summed over lm-eval's windows, in order."""

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
 from evalkit.benchmarks.lm_eval.requests import AnswersFromRows, RequestRow, Rows, requests_of, rows_of, stored_rows
-from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval, task_errors
+from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval
 from evalkit.compatibility.lm_eval import as_texts, hash_of, json_value
 from evalkit.data.sampling import clusters_of
+from evalkit.errors import DataError, reading_as
 from evalkit.runs.folder import LM_EVAL, SCORES
 from evalkit.runs.score_table import ScoreRow, score_table
 
@@ -190,9 +191,9 @@ def _evaluated(plan: TaskPlan, answers: StoredAnswers, writer: RunWriter) -> dic
     for name, task in tasks.tasks.items():
         # The plan has built the requests; `evaluate` would build them again
         task.build_all_requests = lambda **_: None
-        task.process_results = task_errors(name, "measure a document")(task.process_results)
+        task.process_results = reading_as(f"task {name}", "answers to measure", DataError)(task.process_results)
     loaded = {"tasks": tasks.tasks, "groups": tasks.groups}
-    with quiet_lm_eval(writer.say), task_errors(", ".join(tasks.names), "evaluate the finished answers"):
+    with quiet_lm_eval(writer.say), reading_as(f"tasks {', '.join(tasks.names)}", "answers to evaluate", DataError):
         return dict(lm_eval.evaluator.evaluate(answers, loaded, limit=plan.request.limit, log_samples=True))
 
 

@@ -120,11 +120,11 @@ def _samples(run: Run, task: str) -> Iterator[dict[str, Any]]:
 
 def shown_requests(plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
     """Yield the first requests of each task as lm-eval builds them; see `Benchmark.prompts`."""
-    from evalkit.benchmarks.lm_eval.plan import first_requests
+    from evalkit.benchmarks.lm_eval.plan import build_requests
 
     for task in plan.tasks.tasks.values():
         lines = []
-        for request in first_requests(task, count):
+        for request in build_requests(task, count):
             name = f"{request.task_name} document {request.doc_id}, {request.request_type}"
             context, rest = ("", request.args[0]) if len(request.args) == 1 else request.args
             shown = rest if isinstance(rest, str) else f"  generated: {rest}"
@@ -172,12 +172,11 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
 
 def headline(run: Run, rule: str | None = None) -> tuple[float | None, str]:
     """Return the first metric of the first group, or of the first task if there are no groups."""
-    if not (entries := run.stored["groups"] or run.stored["tasks"]):
-        return None, ""
-    first, *others = entries
+    entries = run.stored["groups"] or run.stored["tasks"]
     values = [metric["value"] for entry in entries for metric in entry["metrics"]]
-    shown = [f"{metric['metric']} {_number(metric['value'])}" for metric in first["metrics"][:1]]
-    summary = " ".join([first["task"], *shown, *([f"and {len(others)} more"] if others else [])])
+    first = [f"{metric['metric']} {_number(metric['value'])}" for metric in entries[0]["metrics"][:1]]
+    more = [f"and {len(entries) - 1} more"] if len(entries) > 1 else []
+    summary = " ".join([entries[0]["task"], *first, *more])
     return next((value for value in values if isinstance(value, float)), None), summary
 
 
