@@ -11,11 +11,10 @@ variable and in a YAML file (`--config`): a value has the same meaning in each, 
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -40,6 +39,7 @@ SETTINGS = {
 }
 
 
+# Settings that are beside each other in `--help`
 _GROUPS = {
     "ORIGIN": ("revision", "tokenizer"),
     "SELECTION": ("sample", "seed", "limit"),
@@ -47,7 +47,6 @@ _GROUPS = {
     "CONTEXT": ("context", "context_method", "context_original", "context_config"),
     "TRUST": ("allow_pickle", "trust_remote_code"),
 }
-"""Settings that are beside each other in `--help`."""
 
 
 class Commands(click.Group):
@@ -69,35 +68,20 @@ class Command(click.Command):
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        kind: str | None,
-        order: str,
-        without: Sequence[str],
+        self, function: Callable[..., Any], name: str, kind: str = "", order: str = "", without: Sequence[str] = ()
     ) -> None:
         self.function, self.kind, self.without = function, kind, without
         self.order = [name for word in order.split() for name in _GROUPS.get(word, (word,))]
-        self._params: list[click.Parameter] | None = None
         super().__init__(name, callback=self._call, help=inspect.cleandoc(function.__doc__ or ""))
+        del self.params  # click's empty list
 
-    @property
-    def params(self) -> list[click.Parameter]:
-        if self._params is None:
-            self._params = [_CONFIG] if self.kind else []
-            self._params += [_parameter(declared) for declared in self._declared()]
-        return self._params
-
-    @params.setter
-    def params(self, _: list[click.Parameter]) -> None:
-        """Do not keep click's empty list."""
-
-    @property
-    def _hints(self) -> dict[str, Any]:
-        return get_type_hints(self.function)
+    @cached_property
+    def params(self) -> list[click.Parameter]:  # type: ignore[override]
+        declared = [_parameter(setting) for setting in self._declared()]
+        return [_CONFIG, *declared] if self.kind else declared
 
     def _declared(self) -> Iterator[Setting]:
-        hints, own = self._hints, dict[str, list[Setting]]()
+        hints, own = get_type_hints(self.function), dict[str, list[Setting]]()
         for name, parameter in inspect.signature(self.function).parameters.items():
             if parameter.default is not parameter.empty:
                 own[name] = [setting_of(name, hints[name], parameter.default)]
@@ -111,23 +95,19 @@ class Command(click.Command):
                 yield from own.get(name) or [known[name]]
 
     def _call(self, **given: Any) -> Any:
-        for name, hint in self._hints.items():
+        for name, hint in get_type_hints(self.function).items():
             if is_dataclass(hint) and isinstance(hint, type):
                 given[name] = hint(**{field: given.pop(field) for field in settings_of(hint)})
         return self.function(**given)
 
 
 def command(
-    group: click.Group | None = None,
-    name: str = "",
-    kind: str | None = None,
-    order: str = "",
-    without: Sequence[str] = (),
+    group: click.Group | None = None, name: str = "", **declared: Any
 ) -> Callable[[Callable[..., Any]], Command]:
     """Make a command of a function, in a group if one is given; arguments as of `Command`."""
 
     def made(function: Callable[..., Any]) -> Command:
-        new = Command(function, name or function.__name__, kind, order, without)
+        new = Command(function, name or function.__name__, **declared)
         if group is not None:
             group.add_command(new)
         return new
@@ -195,8 +175,6 @@ class Option(click.Option):
         return super().consume_value(ctx, opts)
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        if isinstance(self.envvar, str) and os.environ.get(self.envvar, "set").strip() == "":
-            raise UsageError(f"{self.envvar} is set and empty; unset it, or give a value")
         value = super().resolve_envvar_value(ctx)
         # EVALKIT_SUITE is for several commands: another benchmark's suite is ignored
         if value and self.name == "suite" and isinstance(self.type, click.Choice) and value not in self.type.choices:
@@ -214,20 +192,15 @@ class _TextParam(click.ParamType):  # type: ignore[type-arg]
         return values.text(_display_name(param), value)
 
 
-class _PathParam(click.ParamType):  # type: ignore[type-arg]
-    name = "path"
-
+class _PathParam(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         return values.path(_display_name(param), value)
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type="file")]
-
 
 def _display_name(param: click.Parameter | None) -> str:
-    if isinstance(param, click.Option):
-        return param.opts[0]
-    return "argument" if param is None else param.human_readable_name
+    return (
+        "argument" if param is None else param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+    )
 
 
 TEXT, FOLDER = _TextParam(), _PathParam()
@@ -250,16 +223,14 @@ def _check_plot(_: click.Context, __: click.Parameter, path: Path | None) -> Pat
     from evalkit.reporting.figures import check_figure_path
 
     if path is not None:
-        try:
-            check_figure_path(path)
-        except UsageError as error:
-            raise UsageError(f"--plot {error}") from error
+        check_figure_path(path)
     return path
 
 
 _CHECKS: dict[str, Any] = {"output": _check_output, "plot": _check_plot}
 
 
+# Option or argument → its known names: an object or a function of other rooms. A file is accepted in place of any
 _COMPLETED = {
     "--suite": "evalkit.benchmarks.registry:suite_names",
     "--rule": "evalkit.runs.rules:all_rules",
@@ -275,7 +246,6 @@ _COMPLETED = {
     "run": "evalkit.runs.finding:root_of_runs",
     "runs": "evalkit.runs.finding:root_of_runs",
 }
-"""Option or argument → its known names: an object or a function of other rooms. A file is accepted in place of any."""
 
 
 def _names_of(parameter: str, study: Path | None) -> Iterable[str]:
@@ -336,13 +306,7 @@ def _read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
         listed = value if is_list and isinstance(value, list) else [value]
         if not listed or not all(isinstance(item, str) and item for item in listed):
             raise UsageError(f"{where} must be a text{', or a list of texts' if is_list else ''}; found {value!r:.60}")
-        text = ",".join(listed)
-        if not parameter.multiple:
-            try:
-                parameter.type.convert(text, parameter, ctx)
-            except (click.BadParameter, UsageError) as error:
-                raise UsageError(f"{where}: {str(error).rstrip('.')}") from error
-        defaults[parameter.name or ""] = listed if parameter.multiple else text
+        defaults[parameter.name or ""] = listed if parameter.multiple else ",".join(listed)
     ctx.default_map = defaults
 
 

@@ -26,8 +26,8 @@ from evalkit.paths import replace_file
 from evalkit.runs.folder import RESULTS, Run, load_run
 
 _RECORDS = ".studies"
+# Most bytes of a record
 _LARGEST = 1 << 20
-"""Most bytes of a record."""
 
 
 @dataclass(frozen=True)
@@ -146,14 +146,14 @@ class Study:
             raise UnknownNameError(f"benchmark of study {self.path}", name, known)
         return known[name] if name is not None else self.benchmarks[0]
 
-    def members(self, name: str) -> dict[int | None, list[StudyCheckpoint]]:
-        """Return seed → checkpoints by step of a model; raise `UnknownNameError` if it has none."""
+    def members(self, name: str) -> dict[int | None, dict[int | None, StudyCheckpoint]]:
+        """Return seed → step → checkpoint of a model; raise `UnknownNameError` if there is none."""
         if name not in self.names:
             raise UnknownNameError(f"checkpoint of study {self.path}", name, self.names)
-        seeds: dict[int | None, list[StudyCheckpoint]] = {}
+        seeds: dict[int | None, dict[int | None, StudyCheckpoint]] = {}
         for checkpoint in self.checkpoints:
             if checkpoint.name == name:
-                seeds.setdefault(checkpoint.seed, []).append(checkpoint)
+                seeds.setdefault(checkpoint.seed, {})[checkpoint.step] = checkpoint
         return seeds
 
 
@@ -184,32 +184,26 @@ def select(study: Study, given: str) -> Selected:
     if given in study.names or name not in study.names or not sign:
         name, asked = given, ""
     seeds = study.members(name).values()
-    steps_of = [{checkpoint.step for checkpoint in seed} for seed in seeds]
-    common = sorted(step for step in set.intersection(*steps_of) if step is not None)
-    if asked:
-        if asked not in map(str, common):
-            if asked in map(str, set.union(*steps_of)):
-                raise UsageError(f"study {study.path}: not every seed of {name} has step {asked}")
-            known = [f"{name}@{step}" for step in common]
-            raise UnknownNameError(f"step of study {study.path}", given, known or [f"{name} (it has no steps)"])
-        step: int | None = int(asked)
-    elif not common and None not in steps_of[0]:
+    common = {str(step): step for step in set.intersection(*map(set, seeds))}
+    if not common:
         raise UsageError(f"study {study.path}: the seeds of {name} have no training step in common; list such steps")
-    else:
-        step = common[-1] if common else None
-    chosen = [checkpoint for seed in seeds for checkpoint in seed if checkpoint.step == step]
-    return Selected(printable(given), step, tuple(chosen))
+    if asked and asked not in common:
+        known = [f"{name}@{step}" for step in common.values() if step is not None]
+        raise UnknownNameError(f"step of study {study.path}", given, known)
+    step = common[asked] if asked else max(common.values(), key=lambda step: step or 0)
+    return Selected(printable(given), step, tuple(seed[step] for seed in seeds))
 
 
 def trainings(study: Study, name: str) -> list[tuple[str, list[StudyCheckpoint]]]:
     """Return (name, checkpoints by step) of each seed of a model; raise `UsageError` if it has no steps."""
     seeds = study.members(name)
-    if any(checkpoint.step is None for seed in seeds.values() for checkpoint in seed):
+    if any(None in seed for seed in seeds.values()):
         raise UsageError(
             f"study {study.path}: {name} has no training steps, so it has no curve; list the checkpoints of its "
             "training under 'steps'"
         )
-    return [(printable(name if seed is None else f"{name} seed {seed}"), steps) for seed, steps in seeds.items()]
+    named = {seed: name if seed is None else f"{name} seed {seed}" for seed in seeds}
+    return [(printable(named[seed]), list(steps.values())) for seed, steps in seeds.items()]
 
 
 class Record(Stored):
@@ -238,20 +232,15 @@ def save_record(
     path, known = root / _RECORDS / f"{run.key}.json", record_of(root, run)
     if parameters is None and known and known.id == identity:
         parameters = known.parameters
-    about: dict[str, Any] = {"label": run.label, "folder": folder.name, "id": identity}
-    about |= {
-        "checkpoint": run.checkpoint.given,
-        "place": run.checkpoint.place,
-        "error": error,
-        "parameters": parameters,
-    }
+    where = {"folder": folder.name, "checkpoint": run.checkpoint.given, "place": run.checkpoint.place}
+    about = Record(label=run.label, id=identity, error=error, parameters=parameters, **where)
     # A failure is written again: waiting processes see by its time that it is a new one
-    if known and not error and known.model_dump(exclude={"written"}) == about:
+    if known and not error and known.model_copy(update={"written": ""}) == about:
         return
-    about["written"] = datetime.now(UTC).isoformat(timespec="milliseconds")
+    about = about.model_copy(update={"written": datetime.now(UTC).isoformat(timespec="milliseconds")})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(about, indent=2).encode())
+        replace_file(path, json.dumps(about.model_dump(), indent=2).encode())
     except OSError as failure:
         raise RunError(f"{path} cannot be written ({failure.strerror or failure})") from failure
 
@@ -278,7 +267,10 @@ def _read(path: Path) -> Record | None:
 def finished_run_of(study: Study, run: StudyRun) -> Run | None:
     """Return the finished run of a study, or None; raise `RunError` if its folder is damaged."""
     record = record_of(study.output, run)
-    if record is None or not (study.output / record.folder / RESULTS).is_file():
-        return None
-    finished = load_run(study.output / record.folder)
-    return finished if finished.complete and finished.manifest["id"] == record.id else None
+    return None if record is None else finished_in(study.output / record.folder, record.id)
+
+
+def finished_in(folder: Path, identity: str) -> Run | None:
+    """Return the finished run of an id in a folder, or None; raise `RunError` if the folder is damaged."""
+    run = load_run(folder) if (folder / RESULTS).is_file() else None
+    return run if run is not None and run.complete and run.manifest["id"] == identity else None
