@@ -51,9 +51,10 @@ class _WithDummy(NeedleRequest):
 
 
 def test_a_new_setting_is_one_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(benchmark("needle")), "request", _WithDummy)
     needle = cli.commands["needle"]
-    monkeypatch.setattr(needle, "_params", None)
+    assert needle.params  # kept from the first use on
+    monkeypatch.delattr(needle, "params")
+    monkeypatch.setattr(type(benchmark("needle")), "request", _WithDummy)
     shown = needle.get_help(click.Context(needle, info_name="needle"))
     assert "--dummy N" in shown and "A setting of a trial." in shown
     assert "| `--dummy` | whole number from 2 | `7` | A setting of a trial. |" in generated.reference()
