@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.cache import cache_dir, make_room, mark_used
-from evalkit.compatibility import names
+from evalkit.compatibility.names import replaced
 from evalkit.compatibility.transformers import quiet, without_gguf_bar
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, first_line, reading_as
@@ -158,7 +158,7 @@ def _parsed_once() -> Iterator[None]:
     """
     import gguf
 
-    with names.replaced("gguf", gguf, GGUFReader=cache, get_tensor_name_map=cache):
+    with replaced(gguf, GGUFReader=cache, get_tensor_name_map=cache):
         yield
 
 
