@@ -26,7 +26,7 @@ from evalkit.models.loading import load as loading
 from evalkit.models.loading import snapshot as snapshots
 from evalkit.models.loading.fingerprint import file_sha256, fingerprint
 from evalkit.models.loading.locate import Checkpoint, locate
-from evalkit.models.loading.snapshot import read_weights, snapshot
+from evalkit.models.loading.snapshot import read_weights
 from evalkit.models.zoo.convert import convert, export
 from tests.models.test_gguf import write_gguf
 from tests.models.variants.building import DIFFERENTIAL, model_of
@@ -301,23 +301,6 @@ def test_every_file_that_loading_opens_counts(full: Path, tmp_path: Path) -> Non
     checkpoint = locate(str(full), tokenizer=str(other))
     assert opened_in(other, checkpoint) == counted(checkpoint, other)
     assert not opened_in(full, checkpoint) & {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
-
-
-def test_reading_stops_when_a_checkpoint_is_rejected(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, ended = read_weights, []
-
-    def slowly(files: Any, dtype: Any, stop: Any) -> Any:
-        assert stop.wait(60)
-        try:
-            return real(files, dtype, stop)
-        except CheckpointError:
-            ended.append(True)
-            raise
-
-    monkeypatch.setattr(snapshots, "read_weights", slowly)
-    with pytest.raises(CheckpointError, match="rejected"), snapshot(locate(str(full))):
-        raise CheckpointError("rejected")
-    assert ended
 
 
 def test_neither_export_nor_convert_writes_parts_of_two_checkpoints(

@@ -256,7 +256,7 @@ def test_any_value_anywhere(saved: Path, tmp_path_factory: pytest.TempPathFactor
         checkpoint = locate(str(folder))
         fingerprint(checkpoint)
         resolve_dtype(checkpoint, "auto")
-        extension_of(checkpoint, ContextSettings(512))
+        extension_of(checkpoint, ContextSettings(context=512))
         load_folder(folder).describe()
     except EvalkitError as error:
         assert "\n" not in str(error)

@@ -27,7 +27,7 @@ import evalkit.models.auto  # noqa: F401
 from evalkit.compatibility.transformers import quiet
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.models.context.extension import METHODS, ContextSettings, Extension, rotary_frequencies
-from evalkit.models.context.stretch import finish, stretched_config
+from evalkit.models.context.stretch import finish, stretch
 from evalkit.models.loading.load import LoadedModel, load
 from evalkit.models.loading.locate import locate
 from evalkit.models.loading.spec import extension_of
@@ -88,7 +88,7 @@ def saved(config: PretrainedConfig, folder: Path) -> Path:
 
 def stretched(folder: Path, target: int = 8192, method: str = "yarn", dtype: str = "auto", **more: Any) -> LoadedModel:
     checkpoint = locate(str(folder))
-    extension = extension_of(checkpoint, ContextSettings(target, method, **more))
+    extension = extension_of(checkpoint, ContextSettings(context=target, method=method, **more))
     return load(checkpoint, device="cpu", dtype=dtype, extension=extension)
 
 
@@ -193,7 +193,7 @@ CANNOT: dict[str, tuple[PretrainedConfig, str]] = {
     "GPT-J": (GPTJConfig(**SMALL, rotary_dim=8), "'gptj' has no rope_parameters"),
     "GPT-2": (GPT2Config(**SMALL), "'gpt2' has no rope_parameters"),
     "ALiBi": (FalconConfig(**SHAPE | {"hidden_size": 64}, alibi=True), "layers of FalconForCausalLM do not use"),
-    "Phi-3": (Phi3Config(**SHAPE, num_key_value_heads=2, bos_token_id=0, eos_token_id=1), "'phi3' does not take yarn"),
+    "Phi-3": (Phi3Config(**SHAPE, num_key_value_heads=2, bos_token_id=0, eos_token_id=1), "'phi3' that takes yarn"),
     # It normalises queries and keys after it has rotated them
     "NanoChat": (NanoChatConfig(**SHAPE, num_key_value_heads=2), "NanoChatForCausalLM cancels yarn's attention factor"),
 }
@@ -226,10 +226,10 @@ def test_models_and_layers_without_rotary_positions(tmp_path: Path) -> None:
 
 def built(folder: Path, **changes: Any) -> tuple[Any, Any]:
     """Return a model loaded with an extended config, and the extension that `finish` checks."""
-    extension = extension_of(locate(str(folder)), ContextSettings(8192))
+    extension = extension_of(locate(str(folder)), ContextSettings(context=8192))
     assert extension is not None
-    expected = stretched_config("model", folder, extension)
-    changed = stretched_config("model", folder, extension).config
+    changed = AutoConfig.from_pretrained(folder)
+    expected = stretch("model", changed, extension)
     for name, value in changes.items():
         setattr(changed, name, value)
     return AutoModelForCausalLM.from_pretrained(folder, config=changed, dtype=torch.float32).eval(), expected

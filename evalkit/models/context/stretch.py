@@ -1,8 +1,8 @@
 """Apply a context extension to a transformers model: set it in the config, check every rotary module after loading.
 
-In: a checkpoint folder and an `Extension`. Out: the config to load, and a loaded model whose layers are verified to use
-the frequencies of `extension.rotary_frequencies`; or a `CheckpointError` with the reason. Without these checks an
-extension is silently lost if it is set after loading, ignored by the architecture, or computed in bfloat16.
+In: a transformers config and an `Extension`. Out: the same config, changed, and a loaded model whose layers are
+verified to use the frequencies of `extension.rotary_frequencies`; or a `CheckpointError` with the reason. Without these
+checks an extension is silently lost if it is set after loading, ignored by the architecture, or computed in bfloat16.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from evalkit.compatibility.transformers import quiet, register_rotary
-from evalkit.errors import CheckpointError, ScoringError, first_line
+from evalkit.errors import CheckpointError, ScoringError, reading_as
 from evalkit.models.context.extension import DYNAMIC_YARN, LINEAR, NONE, NTK, YARN, Extension, rotary_frequencies
 from evalkit.models.parts import base_of, layers_of
 
@@ -44,54 +43,49 @@ layers. It is about 1, and rounding (at most 0.0002) in layers without positions
 
 @dataclass(frozen=True)
 class Stretched:
-    """A checkpoint's config with an extension, and its original rotary settings."""
+    """A context extension that a config has, and the config's unstretched rotary settings."""
 
     extension: Extension
-    config: Any
     theta: float
     share: float
     """Share of a head's channels that rotate."""
 
 
-def stretched_config(given: str, folder: Path, extension: Extension, *, trust_remote_code: bool = False) -> Stretched:
-    from transformers import AutoConfig
+def stretch(given: str, config: Any, extension: Extension) -> Stretched:
+    """Set an extension in a checkpoint's transformers config, before the model is built from it.
 
+    Raises a `CheckpointError` for an architecture whose positions do not follow its config, or not by this method.
+    """
     for name in (_NTK_TYPE, BY_LENGTH_TYPE):
         register_rotary(name, _initial_frequencies)
-    with quiet():
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
-        text = config.get_text_config()
-        own = getattr(text, "rope_parameters", None)
-        if not isinstance(own, dict) or not own.get("rope_theta"):
-            raise CheckpointError(
-                f"{given}: the context cannot be stretched: model type '{text.model_type}' has no rope_parameters, so "
-                "its positions are fixed in code, learned, or none (as in GPT-J, GPT-2, ALiBi); give --context none"
-            )
-        text.max_position_embeddings = extension.target
-        # Merged, not replaced: theta and the rotating share must stay those of training
-        kept = {key: copy.deepcopy(value) for key, value in own.items() if key not in _SCALING_KEYS}
-        scaling: dict[str, Any] = {"rope_type": _ROPE_TYPES[extension.method]}
-        if extension.method != NONE:
-            scaling["factor"] = extension.factor
-        if extension.method not in (NONE, LINEAR):
-            scaling["original_max_position_embeddings"] = extension.original
-        if extension.method == YARN:
-            names = ("beta_fast", "beta_slow", "attention_factor")
-            scaling |= {name: getattr(extension, name) for name in names} | {"truncate": True}
-        text.rope_parameters = kept | scaling
-        # Phi-3 also has the key here, with precedence
-        if hasattr(text, "original_max_position_embeddings"):
-            text.original_max_position_embeddings = extension.original
-        # transformers does not apply its default to a null value everywhere
-        if getattr(text, "head_dim", 0) is None:
-            text.head_dim = text.hidden_size // text.num_attention_heads
-        try:
-            text.validate_rope()
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{given}: model type '{text.model_type}' does not take {extension.method} ({first_line(error)})"
-            ) from error
-    return Stretched(extension, config, float(own["rope_theta"]), float(own.get("partial_rotary_factor") or 1.0))
+    text, method = config.get_text_config(), extension.method
+    own = getattr(text, "rope_parameters", None)
+    if not isinstance(own, dict) or not own.get("rope_theta"):
+        raise CheckpointError(
+            f"{given}: the context cannot be stretched: model type '{text.model_type}' has no rope_parameters, so "
+            "its positions are fixed in code, learned, or none (as in GPT-J, GPT-2, ALiBi); give --context none"
+        )
+    text.max_position_embeddings = extension.target
+    # Merged, not replaced: theta and the rotating share must stay those of training
+    rope = {key: copy.deepcopy(value) for key, value in own.items() if key not in _SCALING_KEYS}
+    rope["rope_type"] = _ROPE_TYPES[method]
+    if method != NONE:
+        rope["factor"] = extension.factor
+    if method not in (NONE, LINEAR):
+        rope["original_max_position_embeddings"] = extension.original
+    if method == YARN:
+        names = ("beta_fast", "beta_slow", "attention_factor")
+        rope |= {name: getattr(extension, name) for name in names} | {"truncate": True}
+    text.rope_parameters = rope
+    # Phi-3 also has the key here, with precedence
+    if hasattr(text, "original_max_position_embeddings"):
+        text.original_max_position_embeddings = extension.original
+    # transformers does not apply its default to a null value everywhere
+    if getattr(text, "head_dim", 0) is None:
+        text.head_dim = text.hidden_size // text.num_attention_heads
+    with reading_as(given, f"a model of type '{text.model_type}' that takes {method}", CheckpointError), quiet():
+        text.validate_rope()
+    return Stretched(extension, float(own["rope_theta"]), float(own.get("partial_rotary_factor") or 1.0))
 
 
 def _initial_frequencies(config: Any, device: Any = None, *_: Any, **__: Any) -> tuple[torch.Tensor, float]:
@@ -110,8 +104,9 @@ def _rotating_channels(config: Any, share: float) -> int:
 def finish(given: str, model: Any, stretched: Stretched) -> None:
     """Install length-dependent frequencies if the method needs them, and check all rotary modules.
 
-    The model is loaded with `stretched.config`, and on its device. Raises a `CheckpointError` if the frequencies or
-    scaling of a rotary module differ from the formula, if the layers do not use their rotary modules, or without any.
+    The model is built from the config that was stretched, and on its device. Raises a `CheckpointError` if the
+    frequencies or the scaling of a rotary module differ from the formula, if the layers do not use their rotary
+    modules, or without any.
     """
     extension, modules = stretched.extension, []
     for path, module in model.named_modules():

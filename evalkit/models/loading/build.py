@@ -1,12 +1,13 @@
 """Build a model from config.json and weights in memory, with transformers' `from_pretrained`.
 
-In: a snapshot of a checkpoint. Out: the model, and transformers' report on each weight. The model is first built on the
-meta device, so that a model far larger than its weights is rejected before memory is allocated for it.
+In: copies of a checkpoint's small files, and its weights. Out: the model, and transformers' report on each weight. The
+model is first built on the meta device, so that one far larger than its weights is rejected before memory is allocated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.errors import CheckpointError
 from evalkit.models.loading.files import GENERATION_CONFIG, quantization
-from evalkit.models.loading.snapshot import Snapshot
+from evalkit.models.loading.locate import Checkpoint
+from evalkit.models.loading.snapshot import Weights, read_weights
 
 _EXCESS, _PACKED = 2, 32
 """Most parameters of a model as a multiple of the numbers in its files, plain and quantised. Below a factor of two,
@@ -39,33 +41,41 @@ class _ReadOnceTensor:
         return tensor
 
 
-def build_model(
-    files: Snapshot, config: Any, dtype: str, attention: str, remote: bool
-) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
-    """Build a causal language model on the CPU, with its own config or a transformers config in its place.
-
-    `remote`: the model class is defined by code in the folder. The tensors of `files` are emptied, so that each is
-    freed once it is converted. Returns the model; transformers' `loading_info`; and the names of weights in integers or
-    8 bits that were loaded without dequantisation.
-    """
-    checkpoint, tensors, kind = files.checkpoint, files.weights.tensors, getattr(torch, dtype)
+def own_config(folder: Path, remote: bool) -> Any:
+    """Return the transformers config in a folder; `remote`: its class is defined by code in the folder."""
     with quiet():
-        if config is None:
-            config = AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True, trust_remote_code=remote)
+        return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=remote)
+
+
+def build_model(
+    checkpoint: Checkpoint,
+    files: Iterable[Path],
+    weights: Weights,
+    config: Any,
+    dtype: torch.dtype,
+    attention: str,
+    remote: bool,
+) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
+    """Build a causal language model on the CPU from a transformers config.
+
+    `checkpoint` has copies of the small files, `weights` are those of `files`. `remote`: the model class is defined by
+    code in the folder. The tensors of `weights` are emptied, so that each is freed once it is converted. Returns the
+    model; transformers' `loading_info`; and the names of weights in integers or 8 bits that were loaded without
+    dequantisation.
+    """
+    given, tensors = checkpoint.given, weights.tensors
+    with quiet():
         is_quantised = bool(quantization(checkpoint.config()))
-        meta_model = _meta_model(checkpoint.given, config, kind, attention, remote)
-        _check_size(checkpoint.given, meta_model, tensors, _PACKED if is_quantised else _EXCESS)
-        base = meta_model.base_model_prefix
-        for name in tensors:  # layers.0… and model.layers.0…; transformers could load either
-            if name.startswith(f"{base}.") and (bare := name.removeprefix(f"{base}.")) in tensors:
-                raise CheckpointError(
-                    f"{checkpoint.given}: holds {name} and {bare}, two tensors for one weight; remove one of them"
-                )
+        meta_model = _meta_model(config, dtype, attention, remote)
+        _check_against(given, meta_model, tensors, _PACKED if is_quantised else _EXCESS)
         floating = [weight.dtype for weight in meta_model.state_dict().values() if weight.is_floating_point()]
         keeps_wider = any(getattr(meta_model, name, None) for name in _KEPT)
-        if files.weights.rounded and (keeps_wider or any(wide.itemsize > kind.itemsize for wide in floating)):
+        if weights.are_rounded and (keeps_wider or any(wide.itemsize > dtype.itemsize for wide in floating)):
             tensors.clear()
-            tensors |= files.unrounded()
+            again = read_weights(files)
+            if again.digests != weights.digests:
+                raise CheckpointError(f"{given}: its weights changed while they were read")
+            tensors = again.tensors
         # transformers inspects quantised tensors before it reads them, so they cannot be read-once
         state_dict = {name: tensor if is_quantised else _ReadOnceTensor(tensor) for name, tensor in tensors.items()}
         tensors.clear()
@@ -74,7 +84,7 @@ def build_model(
             None,
             config=meta_model.config,
             state_dict=state_dict,
-            dtype=kind,
+            dtype=dtype,
             attn_implementation=attention_of(meta_model.config),
             local_files_only=True,
             ignore_mismatched_sizes=True,  # otherwise the error names no tensor
@@ -90,7 +100,7 @@ def build_model(
     return model, report, () if is_quantised else _codes(model, state_dict)
 
 
-def _meta_model(given: str, config: Any, dtype: torch.dtype, attention: str, remote: bool) -> Any:
+def _meta_model(config: Any, dtype: torch.dtype, attention: str, remote: bool) -> Any:
     """Build the model on the meta device; "auto" selects sdpa, or eager for architectures without sdpa."""
 
     def build(implementation: str) -> Any:
@@ -103,28 +113,24 @@ def _meta_model(given: str, config: Any, dtype: torch.dtype, attention: str, rem
         return build("sdpa" if attention == "auto" else attention)
     except ValueError as error:
         # Part of transformers' message about an architecture without this implementation
-        if "scaled_dot_product_attention" not in str(error):
+        if attention != "auto" or "scaled_dot_product_attention" not in str(error):
             raise
-        if attention != "auto":
-            raise CheckpointError(
-                f"{given}: its architecture has no {attention} attention; use --attention eager"
-            ) from error
-        return build("eager")
+    return build("eager")
 
 
-def _check_size(given: str, model: Any, tensors: Mapping[str, torch.Tensor], excess: int) -> None:
+def _check_against(given: str, model: Any, tensors: Mapping[str, torch.Tensor], excess: int) -> None:
+    """Raise a `CheckpointError` for a model far larger than its weights, or for two tensors of one weight."""
     stored = sum(tensor.numel() for tensor in tensors.values())
-    if sum(weight.numel() for weight in model.parameters()) > excess * stored:
+    buffered = sum(buffer.numel() for buffer in model.buffers())
+    if sum(weight.numel() for weight in model.parameters()) > excess * stored or buffered > _MOST_BUFFERED:
         raise CheckpointError(
             f"{given}: config.json describes a far larger model than its files hold ({stored:,} numbers in "
-            f"{len(tensors):,} weights); its sizes or its number of layers are wrong"
+            f"{len(tensors):,} weights); its sizes, or its number of layers or positions, are wrong"
         )
-    buffers = {name: buffer.numel() for name, buffer in model.named_buffers()}
-    if sum(buffers.values()) > _MOST_BUFFERED:
-        raise CheckpointError(
-            f"{given}: config.json describes a model with a buffer ({max(buffers, key=buffers.__getitem__)}) of "
-            f"{max(buffers.values()):,} numbers; its number of positions is wrong"
-        )
+    base = model.base_model_prefix
+    for name in tensors:  # layers.0… and model.layers.0…; transformers could load either
+        if name.startswith(f"{base}.") and (bare := name.removeprefix(f"{base}.")) in tensors:
+            raise CheckpointError(f"{given}: holds {name} and {bare}, two tensors for one weight; remove one of them")
 
 
 def _codes(model: Any, state_dict: Mapping[str, Any]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from evalkit.display import Say, doing, imports
 from evalkit.errors import CheckpointError, UsageError, first_line, reading_as
 from evalkit.models import variants
 from evalkit.models.loading.files import GENERATION_CONFIG, copy_files, tokenizer_files, weight_indexes
-from evalkit.models.loading.fingerprint import Fingerprint, fingerprint, hash_file
+from evalkit.models.loading.fingerprint import Fingerprint, combine, fingerprint, hash_file
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.variants.settings import DIFFERENTIAL
 from evalkit.models.zoo.named import new_folder
@@ -87,25 +87,26 @@ def convert(
     if kind == "diffllama" and (rope or pairing):
         raise UsageError("--rope and --pairing apply to the authors' layout only; leave them out for a DiffLlama")
     with doing(f"converting {checkpoint.given}", slow=imports("torch")):
-        from evalkit.models.loading.snapshot import snapshot
+        from evalkit.models.loading.snapshot import copied, read_weights
 
-        with snapshot(checkpoint) as files, new_folder(output) as folder:
+        with copied(checkpoint) as copies, new_folder(output) as folder:
+            stored = read_weights(checkpoint.weights())
             # Without the rotary frequencies that old checkpoints store
-            stored = files.weights.tensors.items()
-            weights = {name: weight for name, weight in stored if not name.endswith("rotary_emb.inv_freq")}
+            names = [name for name in stored.tensors if not name.endswith("rotary_emb.inv_freq")]
+            weights = {name: stored.tensors[name] for name in names}
             if kind == "diffllama":
                 keys = _config_from_diffllama(config)
             else:
                 with reading_as(checkpoint.given, "a differential checkpoint", CheckpointError):
                     keys = _read_authors(checkpoint, config, weights, rope or "interleaved", pairing or "adjacent")
             model_config = _checked_config(checkpoint, keys, weights)
-            _check_unchanged(checkpoint, files.fingerprint)
+            _check_unchanged(checkpoint, combine(copies, stored.digests, hash_file))
             from huggingface_hub import save_torch_state_dict
 
             with quiet():
                 model_config.save_pretrained(folder)
                 save_torch_state_dict({name: weight.contiguous() for name, weight in weights.items()}, folder)
-            source = files.checkpoint.folder
+            source = copies.folder
             copy_files((*tokenizer_files(source), *_generation_files(source)), source, folder)
     if not tokenizer_files(checkpoint.folder):
         say(f"{checkpoint.given} holds no tokenizer: copy its files to {output}, or pass --tokenizer to evalkit run")
