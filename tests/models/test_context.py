@@ -136,7 +136,6 @@ def test_what_is_stretched_already_is_not_stretched_twice(kind: str) -> None:
         ({"method": "dynamic-yarn", "factor": 4.0}, "factor has no meaning"),
         ({"method": "linear", "beta_fast": 32.0}, "beta_fast has no meaning"),
         ({"beta_fast": 1.0}, "beta_fast"),
-        ({"attention_factor": math.nan}, "attention_factor"),
         ({"context": 2**24 + 1}, "--context 16777217"),  # more tokens than float32 tells apart
         ({"original": 10**12}, "--context-original 1000000000000"),
     ],
@@ -161,7 +160,9 @@ def test_flags_come_before_a_file(tmp_path: Path) -> None:
     shipped = context_settings(config="yarn_2k_8k")
     assert plan_extension(PLAIN, shipped) == planned()
     for content, noun in (("method: yarn", "--context"), ("kontext: 8192", "'kontext'"), ("context: 8k", "'context'"),
-                          ("context: 8192\nbeta_fast: true", "'beta_fast'"), ("{", "own.yaml")):  # fmt: skip
+                          ("context: 8192\nbeta_fast: true", "'beta_fast'"),
+                          ("context: 8192\nattention_factor: .nan", "'attention_factor'"),
+                          ("{", "own.yaml")):  # fmt: skip
         path.write_text(content, encoding="utf-8")
         with pytest.raises(UsageError, match=noun):
             context_settings(config=path)

@@ -38,7 +38,7 @@ NAMES = [model.name for model in models()]
 def of(model: NamedModel) -> tuple[str, int, tuple[int, ...], int | None]:
     """Attention, heads, layers and signals."""
     shape = model.shape
-    signals = getattr(shape.variant.settings, "signals", None)
+    signals = getattr(shape.variant.settings, "num_signals", None)
     return shape.variant.name, shape.attention.heads, shape.variant.layers, signals
 
 

@@ -153,23 +153,13 @@ class _LengthHook:
 
 
 def _check_module(where: str, module: Any, stretched: Stretched, size: int, length: int) -> None:
-    frequencies, method = module.inv_freq, stretched.extension.method
-    if frequencies.dtype not in (torch.float32, torch.float64):
-        raise CheckpointError(
-            f"{where}: its rotary frequencies are {str(frequencies.dtype).removeprefix('torch.')}, not float32"
-        )
-    actual = frequencies.detach().cpu().double().numpy()
-    if size < 2 or actual.shape != (size // 2,):
-        raise CheckpointError(
-            f"{where}: rotates {2 * len(actual)} channels of a head, but config.json gives {size}; give --context none"
-        )
-    expected, scaling = rotary_frequencies(stretched.extension, size, stretched.theta, length)
-    plain = stretched.theta ** (-np.arange(0, size, 2) / size)
-    gap = float(np.abs((actual - expected) / plain).max())
-    if gap > _TOLERANCE:
-        raise CheckpointError(
-            f"{where}: its rotary frequencies are off by {gap:.1g} from {method}'s; give --context none"
-        )
+    """Raise if a rotary module's float32 frequencies or its scaling are not the formula's, for `size` channels."""
+    method, theta = stretched.extension.method, stretched.theta
+    expected, scaling = rotary_frequencies(stretched.extension, size, theta, length)
+    actual = module.inv_freq.detach().cpu().double().numpy()
+    plain = theta ** (-np.arange(0, size, 2) / size)
+    if size < 2 or actual.shape != plain.shape or np.abs((actual - expected) / plain).max() > _TOLERANCE:
+        raise CheckpointError(f"{where}: its rotary frequencies are not {method}'s; give --context none")
     own = getattr(module, "attention_scaling", None)
     if own is None or abs(float(own) - scaling) > _TOLERANCE:
         raise CheckpointError(f"{where}: its attention scaling is {own}, not {scaling:g}; give --context none")

@@ -133,13 +133,9 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
 def tokenizer_folder(given: str, say: Say) -> Path:
     """Return the folder that `--tokenizer` names; it needs no weights and no config.json."""
     folder = _path(given)
-    if given == "demo" or folder.suffix == ".gguf":
-        raise CheckpointError(
-            f"--tokenizer {given}: a tokenizer inside a GGUF file is not supported; give a folder or a hub name"
-        )
     if not folder.is_dir():
-        if folder.exists() or looks_like_path(given):
-            raise CheckpointError(f"--tokenizer {given}: folder not found")
+        if folder.exists() or looks_like_path(given) or given == "demo":
+            raise CheckpointError(f"--tokenizer {given}: expected a folder or a hub name, not a GGUF file")
         folder, _ = _fetch(given, pickles=False, code=False, weights=False, say=say)
     if not tokenizer_files(folder):
         raise CheckpointError(f"{given}: holds no tokenizer (tokenizer.json, tokenizer.model, vocab.json)")
@@ -167,38 +163,29 @@ def _gguf(given: str, path: Path, kind: Literal["gguf", "demo"]) -> Checkpoint:
 
 
 def _check_folder(folder: Path) -> None:
-    adapters = adapter_files(folder)
-    if (folder / "config.json").is_file():
-        if adapters:
-            raise CheckpointError(
-                f"{folder}: holds an adapter ({adapters[0].name}) beside complete weights; merge it, or remove it"
-            )
-        return
-    advice = "; merge the adapter into its base model and save the result" if adapters else ""
-    for path in sorted(folder.iterdir()):
-        if path.suffix == ".gguf" or (path / "config.json").is_file():
-            advice = f"; did you mean {path}?"
-    raise CheckpointError(f"{folder}: has no config.json; expected a checkpoint as save_pretrained writes it{advice}")
+    if adapters := adapter_files(folder):
+        raise CheckpointError(
+            f"{folder}: holds an adapter ({adapters[0].name}); merge it into its base model, or remove it"
+        )
+    if not (folder / "config.json").is_file():
+        inside = [path for path in folder.iterdir() if path.suffix == ".gguf" or (path / "config.json").is_file()]
+        advice = f"did you mean {max(inside)}?" if inside else "expected a checkpoint as save_pretrained writes it"
+        raise CheckpointError(f"{folder}: has no config.json; {advice}")
 
 
 def _fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: Say) -> tuple[Path, str | None]:
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     name, _, revision = given.partition("@")
     try:
         info = HfApi().model_info(name, revision=revision or None, timeout=_REACH_SECONDS)
-    except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise CheckpointError(
-            f"{given}: not found, neither as a folder nor on the hub ({type(error).__name__}); for a private or gated "
-            "model, accept its terms there and run `hf auth login`"
-        ) from error
-    except Exception as error:  # offline, timeout, proxy, server: the cache is the fallback for all
+    except Exception as error:  # no such model, offline, timeout, proxy, server: the cache is the fallback for all
         try:
             folder = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
         except Exception:
             raise CheckpointError(
-                f"{given}: neither a folder nor in the hub's cache; the hub cannot be reached ({type(error).__name__})"
+                f"{given}: not found as a folder, in the hub's cache, or on the hub ({type(error).__name__}); for a "
+                "private or gated model, accept its terms there and run `hf auth login`"
             ) from error
         return folder, folder.name
     listing = [file.rfilename for file in info.siblings or []]

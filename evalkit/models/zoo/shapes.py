@@ -168,7 +168,7 @@ def parameters(shape: ModelShape) -> Parameters:
     if isinstance(settings, Differential):
         size = settings.size(shape.attention.head_size)
         # The four vectors of λ, and the weight of the norm over a pair
-        rest += len(shape.variant.layers) * (4 * size + (2 * size if settings.subln == "affine" else 0))
+        rest += len(shape.variant.layers) * (4 * size + (2 * size if settings.diff_subln == "affine" else 0))
     return Parameters(shape.vocabulary * hidden * (1 if shape.tied else 2), rest)
 
 
