@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from evalkit.compatibility.transformers import quiet
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.models.context.extension import context_window
-from evalkit.models.loading import build, snapshot
+from evalkit.models.loading import build
 from evalkit.models.loading.spec import model_spec
 from evalkit.models.parts import resolve_device
 from tests.marks import fast
@@ -93,7 +93,7 @@ def test_as_transformers_loads_the_folder(
     tmp_path: Path, kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The same model to the last bit, also where weights stored in float32 are rounded as they are read."""
-    monkeypatch.setattr(snapshot, "_LARGE", 1)
+    monkeypatch.setattr(build, "_LARGE", 1)
     for stored in (torch.bfloat16, torch.float32) if kind in ("gpt2", "deepseek_v3", "zamba") else (torch.bfloat16,):
         folder = made(tmp_path / str(stored), kind, stored)
         with quiet():

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.compatibility.transformers import attention_of
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, UnknownNameError, reading_as
+from evalkit.errors import CheckpointError, reading_as
 from evalkit.escape import brief, printable
 from evalkit.models.context.extension import Extension, configured_window, context_window
 from evalkit.models.loading.checks import check_numbers, check_report, check_stored, check_supported, natively_known
 from evalkit.models.loading.files import generation_settings, quantization
 from evalkit.models.loading.fingerprint import Fingerprint, combine, hash_file
-from evalkit.models.loading.locate import ATTENTION, DTYPES, Checkpoint, resolve_dtype, silent
+from evalkit.models.loading.locate import DTYPES, Checkpoint, resolve_dtype, silent
 from evalkit.models.zoo.shapes import shape_facts
 
 if TYPE_CHECKING:
@@ -116,12 +116,12 @@ def load(
     Raises:
         CheckpointError: the checkpoint is incomplete, not causal, has no matching tokenizer, or cannot be extended.
     """
-    if attention not in ATTENTION:
-        raise UnknownNameError("attention implementation", attention, ATTENTION)
     import torch
 
+    from evalkit.models.context.stretch import finish, stretch
     from evalkit.models.loading import gguf
-    from evalkit.models.loading.snapshot import copied, read_weights
+    from evalkit.models.loading.build import build_model, copied, own_config, read_weights
+    from evalkit.models.loading.tokenizer import load_tokenizer
     from evalkit.models.memory import keep_few_kernels, place_model
     from evalkit.models.parts import resolve_device
 
@@ -146,11 +146,6 @@ def load(
         stored = next((str(kind).removeprefix("torch.") for kind, _ in weights.stored.most_common(1)), computed_in)
         if dtype == "auto" and stored in DTYPES and stored != computed_in != "float32":
             say(f"weights are stored in {stored} and rounded to {computed_in}, the dtype in config.json; see --dtype")
-
-        from evalkit.models.context.stretch import finish, stretch
-        from evalkit.models.loading.build import build_model, own_config
-        from evalkit.models.loading.tokenizer import load_tokenizer
-
         # transformers' own code takes precedence over the checkpoint's, trusted or not
         remote = checkpoint.trust_remote_code and not natively_known(config)
         model_config, stretched = own_config(folder, remote), None

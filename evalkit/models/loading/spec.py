@@ -19,14 +19,13 @@ from evalkit.inputs.settings import check_names, fitted, setting
 from evalkit.inputs.validated import read_settings
 from evalkit.inputs.values import name_or_path
 from evalkit.models.context.extension import ContextSettings, Extension, context_window, plan_extension
-from evalkit.models.loading.locate import ATTENTION, Checkpoint, locate, silent
+from evalkit.models.loading.locate import Checkpoint, locate, silent
 from evalkit.paths import resource
 
 if TYPE_CHECKING:
     from evalkit.models.loading.load import LoadedModel
 
 
-NONE, AUTO = "none", "auto"
 _DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:\d{1,3})?")
 UNSTRETCHED: Literal["none"] = "none"
 """Value of `--context` that disables context extension."""
@@ -41,13 +40,13 @@ class ModelSpec:
     revision: str | None = setting(None, "Branch, tag or commit of a hub model.")
     tokenizer: str | None = setting(None, "Another folder or hub name to take the tokenizer from.", names="folder")
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, …")
-    device_map: str = setting(
-        NONE,
+    device_map: Literal["none", "auto"] = setting(
+        "none",
         "For a model larger than one GPU: auto spreads its layers over all GPUs and the CPU's memory.",
         metavar="none|auto",
     )
     dtype: str = setting("auto", "auto (the checkpoint's own), float32, bfloat16 or float16.")
-    attention: str = setting("auto", "auto, sdpa or eager.")
+    attention: Literal["auto", "sdpa", "eager"] = setting("auto", "auto, sdpa or eager.", metavar="TEXT")
     context: int | Literal["none"] | None = setting(
         None,
         "Context window in tokens, extended by scaling rotary positions; none: no extension.",
@@ -82,7 +81,7 @@ class ModelSpec:
             return load(
                 checkpoint,
                 device=self.device,
-                spread_over_gpus=self.device_map == AUTO,
+                spread_over_gpus=self.device_map == "auto",
                 dtype=self.dtype,
                 attention=self.attention,
                 extension=self.extension(checkpoint),
@@ -97,12 +96,8 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
     # Whether this machine has the device is checked when the model is loaded
     if not _DEVICE.fullmatch(spec.device):
         raise UsageError(f"--device {spec.device}: not a device; expected auto, cpu, cuda, cuda:N or mps")
-    if spec.device_map not in (NONE, AUTO):
-        raise UsageError(f"--device-map {spec.device_map}: expected none or auto")
-    if spec.device_map == AUTO and spec.device != "auto":
+    if spec.device_map == "auto" and spec.device != "auto":
         raise UsageError(f"--device {spec.device} and --device-map auto both choose the device; leave one of them out")
-    if spec.attention not in ATTENTION:
-        raise UnknownNameError("attention implementation", spec.attention, ATTENTION)
     return spec
 
 

@@ -35,7 +35,7 @@ _REQUIRED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps",
     "max_position_embeddings", "tie_word_embeddings",
 )  # fmt: skip
-_COPIED = (*_REQUIRED, "num_key_value_heads", "hidden_act", "initializer_range", "rope_theta", "rope_scaling",
+_OPTIONAL = ("num_key_value_heads", "hidden_act", "initializer_range", "rope_theta", "rope_scaling",
          "rope_parameters", "attention_bias", "mlp_bias", "bos_token_id", "eos_token_id", "pad_token_id",
          )  # fmt: skip
 _DROPPED_KEYS = ("model_type", "architectures", "auto_map", "lambda_std_dev", "transformers_version", "dtype")
@@ -51,11 +51,9 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
     kind = str(config.get("model_type"))
     if kind not in _CLASSES:
         raise CheckpointError(f"{checkpoint.given}: model type '{kind}' loads without evalkit and needs no export")
-    try:
-        read_shape(config)
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {error}") from error
     folder = checkpoint.folder
+    with reading_as(folder / "config.json", "a model's shape", CheckpointError):
+        read_shape(config)
     files = (*checkpoint.weights(), *weight_indexes(folder), *tokenizer_files(folder), *_generation_files(folder))
     name, code = _CLASSES[kind], Path(variants.__path__[0])
     # Both from one module: transformers copies each referenced module separately, and a model does not recognise the
@@ -78,8 +76,6 @@ def convert(
     Of the authors' heads, `rope` is the rotary layout: "interleaved" (also None; channels 2i and 2i + 1 rotate
     together), or "rotate_half" as in transformers (i and i + half); `pairing` is "adjacent" (also None) or "halves".
     """
-    if checkpoint.gguf is not None:
-        raise CheckpointError(f"{checkpoint.given}: is a GGUF file; give a folder with config.json and safetensors")
     config = checkpoint.config()
     kind = str(config.get("model_type"))
     if kind in _CLASSES:
@@ -87,7 +83,7 @@ def convert(
     if kind == "diffllama" and (rope or pairing):
         raise UsageError("--rope and --pairing apply to the authors' layout only; leave them out for a DiffLlama")
     with doing(f"converting {checkpoint.given}", slow=imports("torch")):
-        from evalkit.models.loading.snapshot import copied, read_weights
+        from evalkit.models.loading.build import copied, read_weights
 
         with copied(checkpoint) as copies, new_folder(output) as folder:
             stored = read_weights(checkpoint.weights())
@@ -150,9 +146,9 @@ def _read_authors(
             f"{checkpoint.given}: neither transformers' DiffLlama (model_type diffllama) nor the authors' attention in "
             "a Llama: weight model.layers.N.self_attn.lambda_q1 not found; docs/reference/models.md lists the names"
         )
-    for key in (*_REQUIRED, "rope_theta"):
-        if key not in config and not (key == "rope_theta" and config.get("rope_parameters")):
-            raise CheckpointError(f"{checkpoint.folder / 'config.json'}: lacks '{key}'")
+    keys = {key: config[key] for key in _REQUIRED} | {key: config[key] for key in _OPTIONAL if key in config}
+    if not config.get("rope_parameters"):
+        keys["rope_theta"] = config["rope_theta"]
     for name in [name for name in weights if ".self_attn.out_proj." in name]:
         weights[name.replace(".out_proj.", ".o_proj.")] = weights.pop(name)
     first = f"model.layers.{layers[0]}.self_attn"
@@ -168,7 +164,7 @@ def _read_authors(
     if rope == "interleaved":
         for layer in range(config["num_hidden_layers"]):
             _deinterleave(weights, layer, size if layer in layers else head_size)
-    return {key: config[key] for key in _COPIED if key in config} | {
+    return keys | {
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_size,
