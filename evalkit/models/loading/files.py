@@ -25,6 +25,7 @@ from evalkit.errors import CheckpointError, reading_as
 from evalkit.inputs import reading
 from evalkit.inputs.validated import Stored
 from evalkit.inputs.values import by_number
+from evalkit.models.variants.settings import MOST_LAYERS
 
 VOCABULARY_FILES = (
     "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
@@ -193,8 +194,6 @@ WINDOW_KEYS = (
     "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx",
     "max_target_positions",
 )  # fmt: skip
-MOST_LAYERS = 10_000
-"""Limit on layers, because lists of this length, or modules, are created."""
 _MOST_LABELS = 10**6
 """Limit on the labels of a classifier; transformers generates a name for each, in the config of any model."""
 _MOST_EXPERTS = 10**5

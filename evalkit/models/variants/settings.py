@@ -16,6 +16,9 @@ from typing import Any, Literal, get_args, get_type_hints
 PREFIX = "evalkit_"
 """Prefix of model types whose attention differs from the backbone's."""
 VANILLA, COG, DIFFERENTIAL, INTEGRAL = "vanilla", "cog", "differential", "integral"
+MOST_LAYERS = 10_000
+"""Limit on layers, because lists of this length, or modules, are created."""
+_NEOX_ROTARY_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,42 @@ class Shape:
     kv_heads: int
     head_size: int
     rotary_share: float = 1.0
+
+
+def read_attention(config: Mapping[str, Any], backbone: str) -> Shape:
+    """Read the dimensions of attention from the keys of a config; missing keys have transformers' defaults.
+
+    Raises `ValueError` for a required key that is missing or no whole number, and for numbers that do not fit.
+    """
+    is_neox = backbone == "gpt_neox"
+    # GPT-NeoX has neither of these two
+    optional = {
+        key: positive_integer(config, key)
+        for key in ("head_dim", "num_key_value_heads")
+        if not is_neox and config.get(key) is not None
+    }
+    hidden, heads = positive_integer(config, "hidden_size"), positive_integer(config, "num_attention_heads")
+    kv_heads = optional.get("num_key_value_heads", heads)
+    if "head_dim" not in optional and hidden % heads:
+        raise ValueError(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
+    if heads % kv_heads:
+        raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
+    usual = config.get("rotary_pct", _NEOX_ROTARY_SHARE) if is_neox else 1.0
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    share = rope.get("partial_rotary_factor", usual) if isinstance(rope, Mapping) else usual
+    if type(share) not in (int, float) or not 0 < share <= 1:
+        raise ValueError(f"partial_rotary_factor is {share!r}; expected a number above 0, at most 1")
+    head_size = optional.get("head_dim", hidden // heads)
+    return Shape(positive_integer(config, "num_hidden_layers"), heads, kv_heads, head_size, float(share))
+
+
+def positive_integer(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if value is None:
+        raise ValueError(f"'{key}' is missing")
+    if type(value) is not int or value < 1 or (key == "num_hidden_layers" and value > MOST_LAYERS):
+        raise ValueError(f"{key} is {value!r}; expected a whole number from 1, of layers at most {MOST_LAYERS:,}")
+    return value
 
 
 # The fields are the keys that each variant requires in a config, besides `attention_variant` and `variant_layers`

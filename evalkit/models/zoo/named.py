@@ -31,8 +31,8 @@ from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_
 from evalkit.inputs.validated import FileSettings, Named, read_settings
 from evalkit.models.loading.files import copy_files, tokenizer_files
 from evalkit.models.loading.locate import DTYPES, silent, tokenizer_folder
-from evalkit.models.variants.settings import ALL_KEYS, PREFIX, VANILLA, layers_of
-from evalkit.models.zoo.shapes import Backbone, ModelShape, layer_count, read_shape
+from evalkit.models.variants.settings import ALL_KEYS, PREFIX, VANILLA, layers_of, positive_integer
+from evalkit.models.zoo.shapes import Backbone, ModelShape, read_shape
 from evalkit.models.zoo.train_tokenizer import train_tokenizer
 from evalkit.paths import resource
 
@@ -133,7 +133,7 @@ def _config(backbone: str, keys: dict[str, Any]) -> tuple[dict[str, Any], ModelS
     for key in (*_REQUIRED_KEYS[backbone], "attention_variant", "variant_layers"):
         if keys.get(key) is None:
             raise ValueError(f"'{key}' is missing")
-    layers = layers_of(keys["variant_layers"], layer_count(keys))
+    layers = layers_of(keys["variant_layers"], positive_integer(keys, "num_hidden_layers"))
     if keys.get("cog_keep_last"):  # so that it can be combined with "all" and "top 50%"
         layers = tuple(layer for layer in layers if layer != keys["num_hidden_layers"] - 1)
     config = {"model_type": f"{PREFIX}{backbone}"} | keys | {"variant_layers": list(layers)}
