@@ -50,7 +50,7 @@ class Weights:
     are_rounded: bool = False
     """Whether a tensor was rounded as it was read."""
 
-    def _add(self, name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
+    def add(self, name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
         if tensor.is_floating_point():
             self.stored[tensor.dtype] += tensor.numel()
         is_wider = dtype is not None and tensor.dtype in _WIDE and tensor.itemsize > dtype.itemsize
@@ -111,7 +111,7 @@ def _read_safetensors(path: Path, weights: Weights, dtype: torch.dtype | None) -
             tensor = shard.get_tensor(name)
             if tensor.numel():
                 digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
-            weights._add(name, tensor, dtype)
+            weights.add(name, tensor, dtype)
     return digest.hexdigest()
 
 
@@ -119,7 +119,7 @@ def _read_pickled(path: Path, weights: Weights) -> str:
     content = path.read_bytes()
     for name, tensor in dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)).items():
         if isinstance(tensor, torch.Tensor):
-            weights._add(str(name), tensor, None)
+            weights.add(str(name), tensor, None)
     return xxhash.xxh3_128(content).hexdigest()
 
 
