@@ -97,7 +97,7 @@ class LiveSpec(ModelSpec):
 
 @contextmanager
 def live_model(
-    model: torch.nn.Module, name: str | None, *, tokenizer: Any, device: str, dtype: str, attention: str, **others: Any
+    model: torch.nn.Module, name: str | None, *, tokenizer: Any, device: str, dtype: str, attention: Any, **others: Any
 ) -> Iterator[LiveSpec]:
     """Yield the `LiveSpec` of a `PreTrainedModel`, by default named after its class; restore the model at the end.
 
@@ -176,8 +176,8 @@ def unwrapped(model: Any) -> Any:
         module = module.module if isinstance(module, (DistributedDataParallel, DataParallel)) else compiled(module)
     if module is None or not isinstance(module, PreTrainedModel):
         raise UsageError(
-            f"model is a {type(model).__module__}.{type(model).__qualname__}; expected a checkpoint folder, a hub name, "
-            "a GGUF file, 'demo', or a transformers.PreTrainedModel, into which adapters are merged"
+            f"model is a {type(model).__module__}.{type(model).__qualname__}; expected a checkpoint folder, a hub "
+            "name, a GGUF file, 'demo', or a transformers.PreTrainedModel, into which adapters are merged"
         )
     return module
 
@@ -199,6 +199,8 @@ def _why_unsupported(module: Any) -> str:
         return f"is on {', '.join(devices)}; evaluate its folder, or move it to one of {', '.join(_DEVICES)}"
     if str(module.dtype).removeprefix("torch.") not in DTYPES:
         return f"computes in {module.dtype}; expected {', '.join(DTYPES)}"
+    if module.get_output_embeddings() is None:
+        return f"{type(module).__name__} has no output head; give a causal language model"
     return ""
 
 

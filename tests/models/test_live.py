@@ -238,7 +238,7 @@ def test_its_tokenizer_is_the_one_that_is_saved(
     ids=str,
 )  # fmt: skip
 def test_what_does_not_apply_is_refused(model: Any, tokenizer: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(options))):
+    with pytest.raises(EvalkitError, match=next(iter(options))):
         evalkit.evaluate(model, **({"tokenizer": tokenizer} | options))
 
 
