@@ -8,7 +8,6 @@ its device, and copy stored weights there while the layer runs.
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from collections import Counter
@@ -219,14 +218,8 @@ def dispatch(given: str, model: Any, placement: Placement) -> None:
     names = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     addresses = [weight.data for weight in model.parameters() if names[id(weight)] > 1]
     weakref.finalize(model, addresses.clear)
-    log = logging.getLogger("accelerate")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with quiet():
-            dispatch_model(model, device_map, placement.main, skip_keys=list(_CACHES))
-    finally:
-        log.setLevel(level)
+    with quiet():
+        dispatch_model(model, device_map, placement.main, skip_keys=list(_CACHES))
 
 
 def _check_shared(given: str, modules: Mapping[str, Any], device_map: Mapping[str, str]) -> None:

@@ -248,13 +248,7 @@ def _configured_extension(text: Mapping[str, Any]) -> str:
             f"config.json has rotary embeddings of several kinds ({', '.join(rope)}); give --context none"
         )
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind in ("default", "mrope"):
-        return ""
-    parts = [f"rope_type {kind}"]
-    trained = rope.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
-    parts += [f"from {trained:,} tokens"] if trained else []
-    parts += [f"factor {rope['factor']:g}"] if rope.get("factor") else []
-    return ", ".join(parts)
+    return "" if kind in ("default", "mrope") else f"rope_type {kind}"
 
 
 def _check_settings(settings: ContextSettings, method: str) -> None:

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.errors import CheckpointError, reading_as
-from evalkit.models.loading.files import GENERATION_CONFIG, copy_files, quantization
+from evalkit.models.loading.files import copy_files, generation_files, quantization
 from evalkit.models.loading.fingerprint import file_sha256
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.paths import temporary_folder
@@ -67,8 +67,8 @@ def copied(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
             checkpoint, folder=folder / "checkpoint", tokenizer=checkpoint.tokenizer and folder / "tokenizer"
         )
         try:
-            small = (checkpoint.folder / "config.json", checkpoint.folder / GENERATION_CONFIG)
-            copy_files((*filter(Path.is_file, small), *checkpoint.trusted_code()), checkpoint.folder, copies.folder)
+            config, others = checkpoint.folder / "config.json", generation_files(checkpoint.folder)
+            copy_files((config, *others, *checkpoint.trusted_code()), checkpoint.folder, copies.folder)
             source, target = checkpoint.tokenizer or checkpoint.folder, copies.tokenizer or copies.folder
             copy_files(checkpoint.tokenizer_files(), source, target)
             yield copies
@@ -192,7 +192,7 @@ def build_model(
             # As for a folder, but without code that it may hold for generation
             model.generation_config = (
                 GenerationConfig.from_pretrained(str(checkpoint.folder), local_files_only=True)
-                if (checkpoint.folder / GENERATION_CONFIG).is_file()
+                if generation_files(checkpoint.folder)
                 else GenerationConfig.from_model_config(checkpoint.config())
             )
     return model, report, () if is_quantised else _codes(model, state_dict)

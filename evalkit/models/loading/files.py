@@ -61,6 +61,10 @@ def generation_settings(folder: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
+def generation_files(folder: Path) -> tuple[Path, ...]:
+    return tuple(folder.glob(GENERATION_CONFIG))
+
+
 def weight_files(folder: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     """Return the files with the weights: safetensors if there are any, else pickles if allowed.
 

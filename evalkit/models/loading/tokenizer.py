@@ -105,11 +105,9 @@ def _check(folder: Path, tokenizer: Any, rows: int) -> None:
             f"{folder}: the tokenizer has ids up to {highest}, but the model's embedding has {rows} rows; "
             "the tokenizer belongs to another model (see --tokenizer)"
         )
-    ids = probe_ids(tokenizer)
-    if not set(ids).difference({tokenizer.unk_token_id}):
-        what = f"its unknown token {tokenizer.unk_token}" if ids else "no tokens"
+    if not set(probe_ids(tokenizer)).difference({tokenizer.unk_token_id}):
         raise CheckpointError(
-            f"{folder}: the tokenizer turns any text into {what}; its files are damaged (see --tokenizer)"
+            f"{folder}: the tokenizer turns any text into nothing or unknown tokens; its files are damaged"
         )
 
 

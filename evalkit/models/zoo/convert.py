@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say, doing, imports
-from evalkit.errors import CheckpointError, UsageError, first_line, reading_as
+from evalkit.errors import CheckpointError, UsageError, reading_as
 from evalkit.models import variants
-from evalkit.models.loading.files import GENERATION_CONFIG, copy_files, tokenizer_files, weight_indexes
+from evalkit.models.loading.files import copy_files, generation_files, tokenizer_files, weight_indexes
 from evalkit.models.loading.fingerprint import Fingerprint, combine, fingerprint, hash_file
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.variants.settings import DIFFERENTIAL
@@ -54,7 +54,7 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
     folder = checkpoint.folder
     with reading_as(folder / "config.json", "a model's shape", CheckpointError):
         read_shape(config)
-    files = (*checkpoint.weights(), *weight_indexes(folder), *tokenizer_files(folder), *_generation_files(folder))
+    files = (*checkpoint.weights(), *weight_indexes(folder), *tokenizer_files(folder), *generation_files(folder))
     name, code = _CLASSES[kind], Path(variants.__path__[0])
     # Both from one module: transformers copies each referenced module separately, and a model does not recognise the
     # settings classes of a config from another copy
@@ -103,13 +103,9 @@ def convert(
                 model_config.save_pretrained(folder)
                 save_torch_state_dict({name: weight.contiguous() for name, weight in weights.items()}, folder)
             source = copies.folder
-            copy_files((*tokenizer_files(source), *_generation_files(source)), source, folder)
+            copy_files((*tokenizer_files(source), *generation_files(source)), source, folder)
     if not tokenizer_files(checkpoint.folder):
         say(f"{checkpoint.given} holds no tokenizer: copy its files to {output}, or pass --tokenizer to evalkit run")
-
-
-def _generation_files(folder: Path) -> tuple[Path, ...]:
-    return tuple(path for path in (folder / GENERATION_CONFIG,) if path.is_file())
 
 
 def _check_unchanged(checkpoint: Checkpoint, read: Fingerprint) -> None:
@@ -194,21 +190,17 @@ def _checked_config(checkpoint: Checkpoint, keys: dict[str, Any], weights: Weigh
 
     import evalkit.models.auto  # noqa: F401
 
-    with quiet():
+    # transformers raises errors of any type; the checkpoint is the cause
+    with reading_as(checkpoint.given, "weights that fit its config.json", CheckpointError), quiet():
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        try:
-            config = AutoConfig.for_model("evalkit_llama", **keys)
-            with torch.device("meta"):
-                model: Any = AutoModelForCausalLM.from_config(config)
-            head = weights.pop("lm_head.weight", None) if config.tie_word_embeddings else None
-            tied = {"lm_head.weight": weights["model.embed_tokens.weight"]} if config.tie_word_embeddings else {}
-            # Every weight must be there, in its shape, and no other
-            model.load_state_dict(weights | tied, assign=True)
-        except Exception as error:  # transformers raises errors of any type; the checkpoint is the cause
-            raise CheckpointError(
-                f"{checkpoint.given}: config.json and the weights do not fit ({first_line(error)})"
-            ) from error
+        config = AutoConfig.for_model("evalkit_llama", **keys)
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config)
+        head = weights.pop("lm_head.weight", None) if config.tie_word_embeddings else None
+        tied = {"lm_head.weight": weights["model.embed_tokens.weight"]} if config.tie_word_embeddings else {}
+        # Every weight must be there, in its shape, and no other
+        model.load_state_dict(weights | tied, assign=True)
     if head is not None and not torch.equal(head, weights["model.embed_tokens.weight"]):
         raise CheckpointError(
             f"{checkpoint.given}: lm_head.weight differs from the embedding; set tie_word_embeddings to false"

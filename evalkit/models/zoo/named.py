@@ -36,16 +36,8 @@ from evalkit.models.zoo.shapes import Backbone, ModelShape, read_shape
 from evalkit.models.zoo.train_tokenizer import train_tokenizer
 from evalkit.paths import resource
 
-_COMMON_KEYS = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act",
-    "max_position_embeddings", "initializer_range", "rope_parameters", "tie_word_embeddings", "attention_dropout",
-)  # fmt: skip
-_REQUIRED_KEYS: dict[str, tuple[str, ...]] = {
-    "llama": (*_COMMON_KEYS, "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias"),
-    "qwen2": (*_COMMON_KEYS, "num_key_value_heads", "rms_norm_eps", "use_sliding_window"),
-    "gpt_neox": (*_COMMON_KEYS, "layer_norm_eps", "attention_bias", "hidden_dropout", "use_parallel_residual"),
-}
 _OPTIONAL = {"llama": ("head_dim",), "qwen2": ("head_dim",), "gpt_neox": ()}
+"""Keys of each backbone that need not be given."""
 _STOCK = ("llama", "gpt_neox")
 """Backbones whose vanilla models have transformers' own model type, so that they load without evalkit. Not Qwen2: with
 its model type, transformers reads every tokenizer as Qwen2's, and splits text differently from Mixtral's tokenizer."""
@@ -125,12 +117,20 @@ def _shipped() -> dict[str, Path]:
     return {path.stem: path for path in resource("configs", "models").glob("*.yaml")}
 
 
+@cache
+def _base_keys() -> dict[str, tuple[str, ...]]:
+    """Return the keys that each backbone needs: those of its base in evalkit's files."""
+    files = [read_settings(path, _ModelsFile, UsageError) for path in _shipped().values()]
+    return {str(file.backbone): tuple(file.base) for file in files if isinstance(file.base, dict)}
+
+
 def _config(backbone: str, keys: dict[str, Any]) -> tuple[dict[str, Any], ModelShape]:
-    known = (*_REQUIRED_KEYS[backbone], *_OPTIONAL[backbone], *ALL_KEYS)
+    required = (*_base_keys()[backbone], "attention_variant", "variant_layers")
+    known = (*required, *_OPTIONAL[backbone], *ALL_KEYS, "description")
     for key in keys:
         if key not in known:
-            raise UnknownNameError("key", str(key), (*known, "description"))
-    for key in (*_REQUIRED_KEYS[backbone], "attention_variant", "variant_layers"):
+            raise UnknownNameError("key", str(key), known)
+    for key in required:
         if keys.get(key) is None:
             raise ValueError(f"'{key}' is missing")
     layers = layers_of(keys["variant_layers"], positive_integer(keys, "num_hidden_layers"))

@@ -7,7 +7,6 @@ torch nor transformers is imported.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
@@ -177,8 +176,6 @@ def parameter_count(checkpoint: Checkpoint) -> int | None:
     try:
         if checkpoint.gguf is not None:
             return int(checkpoint.gguf.stat().st_size / _GGUF_BYTES)
-        with suppress(ValueError):
-            return parameters(read_shape(checkpoint.config())).total
         return sum(
             sum(prod(shape) for _, shape in safetensors_header(path).values())
             if path.suffix == ".safetensors"
