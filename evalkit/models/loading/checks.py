@@ -9,13 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from evalkit.compatibility.transformers import (
-    causal_language_models,
-    config_class,
-    masked_language_models,
-    quantization_methods,
-    ties_head,
-)
+from evalkit.compatibility import transformers as library
 from evalkit.display import Say
 from evalkit.errors import CheckpointError
 from evalkit.models.loading.files import check_code, quantization, read_json, weight_indexes
@@ -46,7 +40,7 @@ _OLD_BUFFER = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|\.(inv_freq|c
 
 def natively_known(config: Mapping[str, Any]) -> bool:
     register_type(config)
-    return config_class(config.get("model_type")) is not None
+    return library.config_class(config.get("model_type")) is not None
 
 
 def register_type(config: Mapping[str, Any]) -> None:
@@ -90,12 +84,12 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
         return "is an encoder-decoder"
     named = _named_class(config)
     # transformers loads the text part of a causal model with images or sound as the language model of its type
-    causal = causal_language_models().get(str(config.get("model_type")))
+    causal = library.causal_language_models().get(str(config.get("model_type")))
     has_text_part = named.endswith(_CONDITIONAL) and isinstance(config.get("text_config"), dict)
     if named.endswith(_NOT_CAUSAL) and not (causal is not None and (causal == named or has_text_part)):
         return "is not a causal language model"
     # BERT-like models have a causal class too, but attend in both directions unless this is set
-    is_masked = config.get("model_type") in masked_language_models()
+    is_masked = config.get("model_type") in library.masked_language_models()
     if (is_masked and not (config.get("is_decoder") or config.get("causal"))) or (
         config.get("use_bidirectional_attention") is True or config.get("is_causal") is False
     ):
@@ -103,7 +97,7 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
     if not natively_known(config):
         return None  # trusted remote code: its auto_map decides
     _register_part(config, named)
-    if config_class(config["model_type"]) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if library.config_class(config["model_type"]) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "has no causal language model in transformers"
     return None
 
@@ -120,8 +114,8 @@ def _register_part(config: Mapping[str, Any], named: str) -> None:
     """
     import transformers
 
-    kind = config_class(config["model_type"])
-    if kind not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and named in causal_language_models().values():
+    kind = library.config_class(config["model_type"])
+    if kind not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and named in library.causal_language_models().values():
         model = getattr(transformers, named)
         if model.config_class is kind:
             transformers.AutoModelForCausalLM.register(kind, model, exist_ok=True)
@@ -134,7 +128,7 @@ def _check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
     # Keys of old bitsandbytes checkpoints
     bits = next((bits for bits in ("4bit", "8bit") if settings.get(f"load_in_{bits}") is True), None)
     method = f"bitsandbytes_{bits}" if bits else settings.get("quant_method")
-    if method in _UNREADABLE_METHODS or method not in quantization_methods():
+    if method in _UNREADABLE_METHODS or method not in library.quantization_methods():
         raise CheckpointError(
             f"{checkpoint.given}: config.json has a quantization_config with quant_method {method!r:.60}, which "
             "evalkit does not read; dequantise the model and save the result, or remove the key from plain weights"
@@ -232,7 +226,7 @@ def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
                     f"training has diverged, or the file is damaged{why}"
                 )
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = config.get("tie_word_embeddings") is True and head is not None and ties_head(model)
+    tied = config.get("tie_word_embeddings") is True and head is not None and library.ties_head(model)
     if tied and head.weight is not embedding.weight and not torch.equal(head.weight, embedding.weight):
         raise CheckpointError(
             f"{given}: its output head differs from its embedding; set tie_word_embeddings to false in config.json"

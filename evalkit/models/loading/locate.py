@@ -15,17 +15,7 @@ from typing import Any, Literal
 
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, first_line
-from evalkit.models.loading.files import (
-    CHAT_TEMPLATES,
-    TOKENIZER_PATTERNS,
-    adapter_files,
-    check_types,
-    code_files,
-    read_json,
-    safetensors_header,
-    tokenizer_files,
-    weight_files,
-)
+from evalkit.models.loading import files
 
 DTYPES = ("float32", "bfloat16", "float16")
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -74,19 +64,19 @@ class Checkpoint:
     def weights(self) -> tuple[Path, ...]:
         if self.gguf is not None:
             return (self.gguf,)
-        return weight_files(self.folder, allow_pickle=self.allow_pickle)
+        return files.weight_files(self.folder, allow_pickle=self.allow_pickle)
 
     def trusted_code(self) -> tuple[Path, ...]:
         """Return the checkpoint's Python code and the files it may read; empty if the code is not trusted."""
-        return code_files(self.folder) if self.trust_remote_code else ()
+        return files.code_files(self.folder) if self.trust_remote_code else ()
 
     def tokenizer_files(self) -> tuple[Path, ...]:
         """Return the tokenizer files; for another folder, with its config.json and code, which select the class."""
         if self.tokenizer is None:
-            return tokenizer_files(self.folder)
+            return files.tokenizer_files(self.folder)
         config = [path for path in (self.tokenizer / "config.json",) if path.is_file()]
-        code = code_files(self.tokenizer) if self.trust_remote_code else ()
-        return (*tokenizer_files(self.tokenizer), *config, *code)
+        code = files.code_files(self.tokenizer) if self.trust_remote_code else ()
+        return (*files.tokenizer_files(self.tokenizer), *config, *code)
 
 
 def locate(
@@ -138,7 +128,7 @@ def tokenizer_folder(given: str, say: Say) -> Path:
         if folder.exists() or looks_like_path(given) or given == "demo":
             raise CheckpointError(f"--tokenizer {given}: expected a folder or a hub name, not a GGUF file")
         folder, _ = _fetch(given, pickles=False, code=False, weights=False, say=say)
-    if not tokenizer_files(folder):
+    if not files.tokenizer_files(folder):
         raise CheckpointError(f"{given}: holds no tokenizer (tokenizer.json, tokenizer.model, vocab.json)")
     return folder
 
@@ -157,7 +147,7 @@ def _path(given: str) -> Path:
 
 
 def _check_folder(folder: Path) -> None:
-    if adapters := adapter_files(folder):
+    if adapters := files.adapter_files(folder):
         raise CheckpointError(
             f"{folder}: holds an adapter ({adapters[0].name}); merge it into its base model, or remove it"
         )
@@ -193,8 +183,8 @@ def _fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: 
 
 def needed_files(listing: Iterable[str], *, pickles: bool, code: bool, weights: bool) -> list[str]:
     """Select the files of a repository that loading needs; pickled weights only if there are no safetensors."""
-    candidates = [name for name in listing if "/" not in name or name.rpartition("/")[0] == CHAT_TEMPLATES]
-    patterns = ["config.json", *TOKENIZER_PATTERNS]
+    candidates = [name for name in listing if "/" not in name or name.rpartition("/")[0] == files.CHAT_TEMPLATES]
+    patterns = ["config.json", *files.TOKENIZER_PATTERNS]
     if weights:
         patterns = ["*.json", "*.model", "*.txt", "*.jinja", "*.safetensors", *(["*.py"] if code else [])]
         if pickles and not any(name.endswith(".safetensors") for name in candidates):
@@ -205,8 +195,8 @@ def needed_files(listing: Iterable[str], *, pickles: bool, code: bool, weights: 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read the config.json of a checkpoint folder. Raises as `Checkpoint.config`."""
     path = folder / "config.json"
-    config = read_json(path)
-    check_types(path, config)
+    config = files.read_json(path)
+    files.check_types(path, config)
     return config
 
 
@@ -222,7 +212,7 @@ def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
     named = [part.get(key) for part in (config, config.get("text_config") or {}) for key in ("dtype", "torch_dtype")]
     dtype: str | None = next((name.removeprefix("torch.") for name in named if name and name != "auto"), None)
     if dtype is None and (path := checkpoint.weights()[0]).suffix == ".safetensors":
-        stored = (kind for kind, _ in safetensors_header(path).values() if kind.startswith(("F", "BF")))
+        stored = (kind for kind, _ in files.safetensors_header(path).values() if kind.startswith(("F", "BF")))
         dtype = next((_STORED.get(kind, kind) for kind in stored), None)
     if dtype not in DTYPES:
         raise CheckpointError(

@@ -15,17 +15,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from evalkit.errors import CheckpointError
 from evalkit.models.loading.files import safetensors_header
 from evalkit.models.loading.locate import Checkpoint
-from evalkit.models.variants.settings import (
-    KEYS,
-    PREFIX,
-    VANILLA,
-    Differential,
-    Shape,
-    Variant,
-    positive_integer,
-    read_attention,
-    read_variant,
-)
+from evalkit.models.variants import settings
+from evalkit.models.variants.settings import KEYS, PREFIX, VANILLA, Differential, positive_integer
 
 Backbone = Literal["llama", "qwen2", "gpt_neox"]
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -43,8 +34,8 @@ class ModelShape:
     tied: bool
     attention_bias: bool
     mlp_bias: bool
-    attention: Shape
-    variant: Variant
+    attention: settings.Shape
+    variant: settings.Variant
 
 
 class Parameters(NamedTuple):
@@ -70,7 +61,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         raise ValueError(
             f"model_type is '{kind}'; expected {', '.join(get_args(Backbone))}, or one of these with prefix {PREFIX}"
         )
-    is_neox, attention = backbone == "gpt_neox", read_attention(config, backbone)
+    is_neox, attention = backbone == "gpt_neox", settings.read_attention(config, backbone)
     stock = {"attention_variant": VANILLA, "variant_layers": []}
     return ModelShape(
         backbone=backbone,
@@ -82,7 +73,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         attention_bias=bool(config.get("attention_bias", is_neox)),
         mlp_bias=bool(config.get("mlp_bias", False)) if backbone == "llama" else is_neox,
         attention=attention,
-        variant=read_variant(config if kind != backbone else stock, attention),
+        variant=settings.read_variant(config if kind != backbone else stock, attention),
     )
 
 
@@ -130,11 +121,11 @@ def parameters(shape: ModelShape) -> Parameters:
         biases += hidden + shape.intermediate * (1 if shape.backbone == "gpt_neox" else 2)
     layer = _matrices(shape) + biases + 2 * norm
     rest = layers * layer + norm
-    settings = shape.variant.settings
-    if isinstance(settings, Differential):
-        size = settings.size(shape.attention.head_size)
+    variant = shape.variant.settings
+    if isinstance(variant, Differential):
+        size = variant.size(shape.attention.head_size)
         # The four vectors of λ, and the weight of the norm over a pair
-        rest += len(shape.variant.layers) * (4 * size + (2 * size if settings.diff_subln == "affine" else 0))
+        rest += len(shape.variant.layers) * (4 * size + (2 * size if variant.diff_subln == "affine" else 0))
     return Parameters(shape.vocabulary * hidden * (1 if shape.tied else 2), rest)
 
 
