@@ -32,7 +32,7 @@ from evalkit.inputs import values
 from evalkit.inputs.settings import given_settings
 from evalkit.models.context.extension import context_window
 from evalkit.models.loading.checks import check_causal, check_numbers
-from evalkit.models.loading.files import generation_settings
+from evalkit.models.loading.files import GENERATION_CONFIG, generation_settings
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.load import LoadedModel
 from evalkit.models.loading.locate import DTYPES, Checkpoint, silent
@@ -145,7 +145,8 @@ def _save_config_and_tokenizer(name: str, module: Any, tokenizer: Any, folder: P
     with reading_as(name, "a model whose config and tokenizer can be saved", CheckpointError), quiet():
         (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
         if module.can_generate():
-            module.generation_config.save_pretrained(folder)
+            content = module.generation_config.to_json_string()
+            (folder / GENERATION_CONFIG).write_text(content, encoding="utf-8")
         # Without sampling, and without truncation and padding of its last call, which would be saved
         disable_sampling(tokenizer)
         if tokenizer.is_fast:

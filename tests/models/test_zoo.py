@@ -302,7 +302,7 @@ def test_the_seed_decides_every_bit(tmp_path: Path, words: str) -> None:
 def test_what_transformers_cannot_build(tmp_path: Path, words: str) -> None:
     model = small(tmp_path, "integral")
     for key, value in (("hidden_act", "sillu"), ("rope_parameters", {"rope_type": "yarn"})):
-        with pytest.raises(UsageError, match="'integral' cannot be built") as caught:
+        with pytest.raises(UsageError, match="'integral'") as caught:
             write_random(replace(model, config=model.config | {key: value}), tmp_path / "out", seed=0, tokenizer=words)
         assert str(caught.value).startswith(str(model.source)) and not (tmp_path / "out").exists()
 

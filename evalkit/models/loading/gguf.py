@@ -120,9 +120,8 @@ def _read(gguf: Path, copy: Path) -> tuple[Any, Any]:
 
         source: dict[str, Any] = {"gguf_file": copy.name, "local_files_only": True}
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(copy.parent), **source)
-        # Later versions keep weights packed if a kernel supports it
-        if hasattr(transformers, "GgufConfig"):
-            source["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        # Otherwise weights stay packed if a kernel supports it
+        source["quantization_config"] = transformers.GgufConfig(dequantize=True)
         model = transformers.AutoModelForCausalLM.from_pretrained(str(copy.parent), dtype=torch.float32, **source)
     # The weights are plain float32 now; these two would only prevent transformers from saving them
     model.hf_quantizer = None

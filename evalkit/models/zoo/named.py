@@ -27,7 +27,7 @@ from pydantic import Field
 from safetensors import SafetensorError
 
 from evalkit.display import Say, doing, imports
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line, reading_as
 from evalkit.inputs.validated import FileSettings, Named, read_settings
 from evalkit.models.loading.files import copy_files, tokenizer_files
 from evalkit.models.loading.locate import DTYPES, silent, tokenizer_folder
@@ -219,9 +219,8 @@ def _write_model(folder: Path, model: NamedModel, tokenizer: Any, seed: int, dty
         from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.manual_seed(seed)
-        try:
+        # transformers raises errors of any type; the model's keys are the cause
+        with reading_as(model.source, f"a file of model '{model.name}'", UsageError):
             config = AutoConfig.for_model(**model.config, **ids)
             built: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        except Exception as error:  # transformers raises errors of any type; the model's keys are the cause
-            raise UsageError(f"{model.source}: model '{model.name}' cannot be built ({first_line(error)})") from error
         built.to(getattr(torch, dtype)).save_pretrained(folder)
