@@ -115,8 +115,7 @@ def plan_extension(
     if original is None:
         raise CheckpointError(f"--context {target}: config.json has no context window; give --context-original")
     if target <= original:
-        by_itself = f", by the stretching in config.json ({own})" if own and not settings.original else ""
-        say(f"--context {target}: the window is {original:,} tokens already{by_itself}; nothing is stretched")
+        say(f"--context {target}: the window is {original:,} tokens already; nothing is stretched")
         # A window other than config.json's comes from the user and replaces config.json's own stretching
         replaced = settings.original and (own or window != original)
         return Extension(NONE, original, original, 1.0) if replaced else None
@@ -129,8 +128,6 @@ def plan_extension(
     if own:
         say(f"config.json stretches the context itself ({own}); this is replaced")
     source = f"config.json, {key}" if settings.original is None else "--context-original"
-    if settings.original and window and window != original:
-        source += f"; config.json has {key} {window:,}"
     say(f"original context window {original:,} tokens ({source})")
     factor = 1.0 if method == NONE else settings.factor or target / original
     if method != NONE and factor * original < target:

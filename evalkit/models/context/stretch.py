@@ -8,7 +8,6 @@ checks an extension is silently lost if it is set after loading, ignored by the 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,7 +176,13 @@ def _check_layers(given: str, model: Any, modules: list[Any], *, is_scaled: bool
     ids = (torch.arange(_TRIED, device=model.device) % rows)[None]
     clean = _run_layers(model, ids)
 
-    def effects(perturb: Callable[[Any, Any], None]) -> list[float]:
+    def effects(factor: float = 1.0, increase: float = 0.0) -> list[float]:
+        """Return each layer's mean change under other frequencies and another scaling."""
+
+        def perturb(module: Any, _: Any) -> None:
+            module.inv_freq.mul_(factor)
+            module.attention_scaling = module.attention_scaling + increase
+
         own = [(module, module.attention_scaling, module.inv_freq.clone()) for module in modules]
         hooks = [module.register_forward_pre_hook(perturb) for module in modules]
         try:
@@ -188,27 +193,23 @@ def _check_layers(given: str, model: Any, modules: list[Any], *, is_scaled: bool
                 module.attention_scaling = scaling
                 module.inv_freq.copy_(frequencies)
 
-    noise, rotated = effects(lambda *_: None), effects(_double_frequencies)
+    noise, rotated = effects(), effects(factor=2.0)
     rotating = [number for number, effect in enumerate(rotated) if effect > 2 * noise[number]]
-    if not rotating:
-        raise CheckpointError(
-            f"{given}: the context cannot be stretched: the layers of {name} do not use {len(modules)} rotary modules "
-            "(inv_freq); give --context none"
-        )
-    if len(rotating) < len(clean):
+    others = [number for number in range(len(clean)) if number not in rotating]
+    if rotating and others:
         # The last token of a layer without positions does not depend on the order of the tokens before it
         reordered = [torch.cat((before[:, :-1].flip(1), before[:, -1:]), dim=1) for before, _ in clean]
         moved = _changes(clean, _run_layers(model, ids, reordered), last=True)
         least = _LEAST_POSITIONS * float(np.median([rotated[number] for number in rotating]))
-        others = [number for number in range(len(clean)) if number not in rotating and moved[number] > least]
-        if others:
-            raise CheckpointError(
-                f"{given}: {name} encodes positions without its rotary modules in layers "
-                f"{', '.join(map(str, others))} (from 0); give --context none"
-            )
+        others = [number for number in others if moved[number] > least]
+    if others or not rotating:
+        raise CheckpointError(
+            f"{given}: the context cannot be stretched: layers {', '.join(map(str, others))} of {name} do not use its "
+            f"{len(modules)} rotary modules (inv_freq); give --context none"
+        )
     if is_scaled:
-        scaling_effects = effects(_increase_scaling)
-        if any(scaling_effects[number] < _LEAST_EFFECT * rotated[number] for number in rotating):
+        scaled = effects(increase=1.0)
+        if any(scaled[number] < _LEAST_EFFECT * rotated[number] for number in rotating):
             raise CheckpointError(
                 f"{given}: {name} cancels yarn's attention factor; use --context-method ntk or linear"
             )
@@ -251,11 +252,3 @@ def _changes(clean: _States, other: _States, last: bool = False) -> list[float]:
     tokens = slice(-1, None) if last else slice(None)
     pairs = zip(clean, other, strict=True)
     return [float((after - before)[:, tokens].abs().mean()) for (_, before), (_, after) in pairs]
-
-
-def _double_frequencies(module: Any, _: Any) -> None:
-    module.inv_freq.mul_(2)
-
-
-def _increase_scaling(module: Any, _: Any) -> None:
-    module.attention_scaling = module.attention_scaling + 1

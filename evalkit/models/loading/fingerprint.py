@@ -150,8 +150,7 @@ def stable(value: Any) -> Any:
 
 def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedModel) -> None:
     """Raise a `CheckpointError` if a model was loaded from other files than its run's id was computed from."""
-    if loaded.fingerprint is None:
-        raise ValueError("a model without a fingerprint belongs to no run")
+    assert loaded.fingerprint is not None
     extension = loaded.extension and loaded.extension.specification()
     actual: dict[str, Any] = {**asdict(loaded.fingerprint), "dtype": loaded.dtype, "context_extension": extension}
     recorded: dict[str, Any] = specification["checkpoint"] | {
