@@ -153,16 +153,10 @@ def place_model(given: str, model: Any, device: str, spread_over_gpus: bool, say
         placement = automatic_placement(given, model, gpus)
         whole = f"{(*gpus, _STORED)[0]} holds the whole model"
         say(f"--device-map auto: {whole if placement is None else placement.describe()}")
-    try:
-        if placement is None:
-            model.to(device)
-        else:
-            dispatch(given, model, placement)
-    except torch.OutOfMemoryError as error:
-        devices = [device] if placement is None else placement.devices
-        raise CheckpointError(
-            f"{given}: does not fit into the memory of {' and '.join(devices)}; free some, or give --device-map auto"
-        ) from error
+    if placement is None:
+        model.to(device)
+    else:
+        dispatch(given, model, placement)
     return placement
 
 

@@ -88,14 +88,11 @@ def read_weights(files: Iterable[Path], dtype: torch.dtype | None = None) -> Wei
     """
     weights = Weights()
     for path in files:
-        try:
-            with reading_as(path, "undamaged weights", CheckpointError):
-                if path.suffix == ".safetensors":
-                    content = _read_safetensors(path, weights, dtype)
-                else:
-                    content = _read_pickled(path, weights)
-        except MemoryError as error:
-            raise CheckpointError(f"{path}: does not fit into memory") from error
+        with reading_as(path, "undamaged weights", CheckpointError):
+            if path.suffix == ".safetensors":
+                content = _read_safetensors(path, weights, dtype)
+            else:
+                content = _read_pickled(path, weights)
         weights.digests.append((path.name, file_sha256(path, content)))
     return weights
 

@@ -175,10 +175,7 @@ def is_begun(states: FileStates) -> bool:
 
 def is_pattern(text: str, folder: Path | None = None) -> bool:
     """Return whether a checkpoint's name is a pattern: it has wildcards, and is no path, relative to `folder`."""
-    try:
-        return bool(_WILDCARD.search(text)) and not (folder or Path()).joinpath(text).exists()
-    except OSError:
-        return False
+    return bool(_WILDCARD.search(text)) and not (folder or Path()).joinpath(text).exists()
 
 
 def matching(text: str, folder: Path | None = None) -> list[str]:

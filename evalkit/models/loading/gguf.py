@@ -98,10 +98,7 @@ def _write(gguf: Path, parent: Path) -> Path:
     """Write a GGUF file's model and tokenizer to a folder in `parent`, named after the bytes that were read."""
     # From a private copy, because transformers memory-maps the file
     copy = parent / gguf.name
-    try:
-        shutil.copyfile(gguf, copy)
-    except OSError as error:
-        raise CheckpointError(f"{gguf}: cannot be copied to {parent} ({error.strerror}); free space") from error
+    shutil.copyfile(gguf, copy)
     model, tokenizer = _read(gguf, copy)
     folder = parent / _folder_name(hash_file(copy))
     with quiet():

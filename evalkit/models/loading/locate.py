@@ -106,7 +106,7 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
 
         path = demo_checkpoint(say)
         return Checkpoint(given=model, kind="demo", folder=path.parent, gguf=path)
-    path = _path(model)
+    path = Path(model).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
             raise CheckpointError(f"{path}: is neither a checkpoint folder nor a .gguf file")
@@ -123,7 +123,7 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
 
 def tokenizer_folder(given: str, say: Say) -> Path:
     """Return the folder that `--tokenizer` names; it needs no weights and no config.json."""
-    folder = _path(given)
+    folder = Path(given).expanduser()
     if not folder.is_dir():
         if folder.exists() or looks_like_path(given) or given == "demo":
             raise CheckpointError(f"--tokenizer {given}: expected a folder or a hub name, not a GGUF file")
@@ -135,15 +135,6 @@ def tokenizer_folder(given: str, say: Say) -> Path:
 
 def looks_like_path(text: str) -> bool:
     return text.startswith((".", "/", "~")) or text.endswith((".gguf", "/")) or text.count("/") > 1
-
-
-def _path(given: str) -> Path:
-    try:
-        path = Path(given).expanduser()
-        path.is_dir()
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{given[:200]}: cannot be accessed ({error})") from error
-    return path
 
 
 def _check_folder(folder: Path) -> None:

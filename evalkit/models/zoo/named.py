@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
-from safetensors import SafetensorError
 
 from evalkit.display import Say, doing, imports
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line, reading_as
+from evalkit.errors import UnknownNameError, UsageError, reading_as
 from evalkit.inputs.validated import FileSettings, Named, read_settings
 from evalkit.models.loading.files import copy_files, tokenizer_files
 from evalkit.models.loading.locate import DTYPES, silent, tokenizer_folder
@@ -162,11 +161,6 @@ def new_folder(output: Path) -> Iterator[Path]:
         part.mkdir(parents=True)
         yield part
         part.replace(output)
-    except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or first_line(error)
-        raise CheckpointError(
-            f"--output {output}: cannot be written ({why}); free space, or choose another --output"
-        ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
