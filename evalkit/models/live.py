@@ -45,7 +45,6 @@ _SHARDED = {"FullyShardedDataParallel", "DTensor", "ShardedTensor"}
 """Class names of modules and parameters that are sharded over processes."""
 _ADAPTED = "peft."
 _TRAINING = ("training", "gradient_checkpointing")
-_CHUNK = 2**24
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
 
@@ -298,17 +297,8 @@ def state_digest(model: torch.nn.Module) -> str:
     for name, module in sorted(model.named_modules()):
         kind = type(module)
         digest.update(f"module\t{name}\t{kind.__module__}.{kind.__qualname__}\n".encode())
-    known: dict[tuple[object, ...], str] = {}
     parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     for name, tensor in sorted((*parameters, *buffers), key=lambda entry: entry[0]):
-        # Tied tensors share memory
-        memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
-        if memory not in known or not tensor.numel():
-            content = xxhash.xxh3_128()
-            # A view, unless the tensor is not contiguous
-            flat = tensor.detach().reshape(-1)
-            for start in range(0, flat.numel(), _CHUNK):
-                content.update(flat[start : start + _CHUNK].cpu().contiguous().view(torch.uint8).numpy().data)
-            known[memory] = content.hexdigest()
-        digest.update(f"tensor\t{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\t{known[memory]}\n".encode())
+        content = xxhash.xxh3_128(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(f"tensor\t{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\t{content.hexdigest()}\n".encode())
     return digest.hexdigest()
