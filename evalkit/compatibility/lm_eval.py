@@ -148,16 +148,15 @@ def without_bars(bootstrapping: Callable[[str, int], None]) -> Iterator[None]:
     def silent(bar: Any) -> Any:
         return partial(bar, disable=True)
 
-    def quiet(bootstrap: Callable[..., float]) -> Callable[..., float]:
-        def quiet_bootstrap(f: Callable[..., float], xs: Sequence[Any], iters: int) -> float:
+    def announced(bootstrap: Callable[..., float]) -> Callable[..., float]:
+        def announced_bootstrap(f: Callable[..., float], xs: Sequence[Any], iters: int) -> float:
             bootstrapping(f.__name__, iters)
-            # It imports tqdm when it is called
-            with replaced(tqdm, tqdm=silent):
-                return float(bootstrap(f, xs, iters=iters))
+            return float(bootstrap(f, xs, iters=iters))
 
-        return quiet_bootstrap
+        return announced_bootstrap
 
-    with replaced(task, tqdm=silent), replaced(metrics, bootstrap_stderr=quiet):
+    # Bootstrapping imports tqdm when it is called
+    with replaced(task, tqdm=silent), replaced(tqdm, tqdm=silent), replaced(metrics, bootstrap_stderr=announced):
         yield
 
 

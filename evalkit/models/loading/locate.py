@@ -108,8 +108,6 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
         return Checkpoint(given=model, kind="demo", folder=path.parent, gguf=path)
     path = Path(model).expanduser()
     if path.is_file():
-        if path.suffix != ".gguf":
-            raise CheckpointError(f"{path}: is neither a checkpoint folder nor a .gguf file")
         return Checkpoint(given=model, kind="gguf", folder=path.parent, gguf=path)
     if path.is_dir() and model.strip():
         _check_folder(path)
