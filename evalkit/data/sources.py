@@ -7,6 +7,7 @@ once, within seconds, and reported once. Its cache is read as files, so that no 
 
 from __future__ import annotations
 
+import codecs
 import os
 import ssl
 import threading
@@ -82,12 +83,7 @@ def read(path: Path, task: str) -> Placed:
     """Yield the records of a task file with their positions; `task` is for messages."""
     with reading_as(f"{path} ({task})", "documents", DataError):
         if path.suffix == ".jsonl":
-            for number, line in enumerate(read_bytes(path, MOST_DOCUMENT_BYTES).split(b"\n"), start=1):
-                # Editors on Windows write a byte-order mark; blank lines are skipped
-                if content := (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip():
-                    with reading_as(f"{path}, line {number} ({task})", "JSON", DataError):
-                        record = parse_json(content)
-                    yield f"line {number}", record
+            yield from json_lines(read_bytes(path, MOST_DOCUMENT_BYTES), path, task)
             return
         if path.suffix == ".json":
             records = parse_json(read_bytes(path, MOST_DOCUMENT_BYTES))
@@ -101,6 +97,16 @@ def read(path: Path, task: str) -> Placed:
                 records = parquet.read_table(file).to_pylist()
         for number, record in enumerate(records, start=1):
             yield f"record {number}", record
+
+
+def json_lines(content: bytes, source: str | Path, task: str) -> Placed:
+    """Yield the records of JSON lines with their positions; blank lines are skipped."""
+    # Editors on Windows write a byte-order mark
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+        if stripped := line.strip():
+            with reading_as(f"{source}, line {number} ({task})", "JSON", DataError):
+                record = parse_json(stripped)
+            yield f"line {number}", record
 
 
 class Hub:
