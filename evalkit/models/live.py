@@ -195,6 +195,8 @@ def _why_unsupported(module: Any) -> str:
     tensors = [*parameters, *module.buffers()]
     hooked = {str(device) for device in getattr(module, "hf_device_map", {}).values()}
     devices = sorted(hooked if len(hooked) > 1 or hooked == {"disk"} else {str(tensor.device) for tensor in tensors})
+    if "meta" in devices:
+        return "has weights without data (device meta); load them first"
     if len(devices) != 1 or devices[0].partition(":")[0] not in _DEVICES:
         return f"is on {', '.join(devices)}; evaluate its folder, or move it to one of {', '.join(_DEVICES)}"
     if str(module.dtype).removeprefix("torch.") not in DTYPES:
