@@ -15,9 +15,6 @@ from typing import Any, NamedTuple
 
 from evalkit.compatibility.names import replaced
 
-Build = Callable[[Any, dict[str, Any] | None], Any]
-"""(entry of the index, overriding keys of its task file) → task."""
-
 
 class CatalogueEntry(NamedTuple):
     """An entry of lm-eval's index of task files, serialisable as JSON."""
@@ -104,14 +101,6 @@ def replace_index(manager: Any, index: dict[str, Any]) -> None:
     Its constructor accepts folders only, and scans all of lm-eval's thousands of task files if these are among them.
     """
     manager._index = index
-
-
-def wrap_building(manager: Any, wrap: Callable[[Build], Build]) -> None:
-    """Wrap the function with which a `TaskManager` builds each task, e.g. to add context to its errors.
-
-    The public `load` builds all tasks of a group in one call, and its errors do not say which one failed.
-    """
-    manager._factory._build_task = wrap(manager._factory._build_task)
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS
 from evalkit.benchmarks.prompt_variants.prompt_sets import Order, PromptSet, in_orders, load_prompts, orders_of
 from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, remembered, shared_library
 from evalkit.data import Library
-from evalkit.data.sources import did_you_mean, find
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, RunError, UsageError
 from evalkit.models.loading.locate import Checkpoint
@@ -141,18 +140,10 @@ def _check_data_dir(request: SuiteRequest, suite: Suite, library: Library) -> No
     if request.data_dir is None:
         return
     names = {suite.documents.get(task, task) for task in suite.pinned}
-    if not names:
-        raise UsageError(
-            f"--data-dir {request.data_dir}: is for evalkit's own tasks, and none of these is one "
-            f"({', '.join(suite.tasks)}); leave it out, since a task file names its own documents"
-        )
     if all(library.where(name).source != "data-dir" for name in names):
-        hint = did_you_mean(
-            request.data_dir.expanduser(), lambda folder: sum(find(folder, name) is not None for name in names)
-        )
         raise DataError(
-            f"--data-dir {request.data_dir} has no documents of {', '.join(sorted(names))}; "
-            f"expected files named <task>.jsonl{hint}"
+            f"--data-dir {request.data_dir} has no documents of {', '.join(sorted(names) or suite.tasks)}; expected "
+            "files named <task>.jsonl of evalkit's own tasks"
         )
 
 
@@ -165,11 +156,10 @@ def _documents(
     for kind in ("documents", "examples") if suite.num_fewshot else ("documents",):
         hashes[kind], sources[kind] = {}, {}
         for task in suite.pinned:
-            is_document = kind == "documents"
-            loaded = library.load(suite.documents.get(task, task) if is_document else suite.fewshot[task].documents)
+            name = suite.fewshot[task].documents if kind == "examples" else suite.documents.get(task, task)
+            loaded = library.load(name)
             hashes[kind][task] = loaded.content_hash
-            about = {"source": loaded.source, "official": loaded.official, "count": len(loaded.records)}
-            sources[kind][task] = about
+            sources[kind][task] = {"source": loaded.source, "official": loaded.official, "count": len(loaded.records)}
     for task, other in others.items():
         from evalkit.benchmarks.multiple_choice.tasks import identity_of
 
