@@ -34,7 +34,7 @@ STAGES = (
 )
 """Module, function, and title of each timed stage."""
 LATER_STAGES = (
-    ("evalkit.models.loading.snapshot", "read_weights", "weights, beside imports"),
+    ("evalkit.models.loading.build", "read_weights", "weights, beside imports"),
     ("evalkit.models.loading.build", "build_model", "building the model"),
     ("evalkit.models.loading.tokenizer", "load_tokenizer", "tokenizer"),
     ("evalkit.scoring.engine", "Engine.check", "start-up check"),

@@ -35,9 +35,9 @@ class LoadingSettings(TypedDict, total=False):
 
     revision: str | None
     device: str
-    device_map: str
+    device_map: Literal["none", "auto"]
     dtype: str
-    attention: str
+    attention: Literal["auto", "sdpa", "eager"]
     context: int | Literal["none"] | None
     context_method: str | None
     context_original: int | None

@@ -27,7 +27,7 @@ def models_report() -> Report:
     for model in models():
         shape, variant = model.shape, model.shape.variant
         layers, heads = shape.attention.layers, shape.attention.heads
-        signals = variant.settings.signals if isinstance(variant.settings, Integral) else None
+        signals = variant.settings.num_signals if isinstance(variant.settings, Integral) else None
         total, ranges = parameters(shape).total, layer_ranges(variant.layers)
         content.append({
             "name": model.name, "description": model.description, "backbone": shape.backbone, "attention": variant.name,
@@ -73,7 +73,7 @@ def _facts(config: dict[str, Any], shape: ModelShape) -> tuple[Table, ...]:
     if attention.kv_heads != attention.heads:
         heads += f", {attention.kv_heads} of keys and values"
     if isinstance(settings, Integral):
-        heads += f"; {settings.signals} signals of {settings.size(attention.head_size)} in each (d_h)"
+        heads += f"; {settings.num_signals} signals of {settings.size(attention.head_size)} in each (d_h)"
     elif isinstance(settings, Differential):
         size = settings.size(attention.head_size)
         pairs = attention.heads * attention.head_size // (2 * size)

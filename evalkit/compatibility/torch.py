@@ -7,9 +7,6 @@ from typing import Any
 
 import torch
 
-from evalkit.compatibility import names
-
-_PACKAGE = "torch"
 _COMPILED = "_orig_mod"
 _WRAPPED = "_original_forward"
 
@@ -46,11 +43,7 @@ def hooks_of(module: Any) -> list[Any]:
 
     Public methods register and remove hooks, but none lists them.
     """
-    return [
-        hook
-        for name in ("_forward_pre_hooks", "_forward_hooks")
-        for hook in names.attribute(_PACKAGE, module, name).values()
-    ]
+    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
 
 
 def compile_for_any_size(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,11 +52,12 @@ def compile_for_any_size(function: Callable[..., Any]) -> Callable[..., Any]:
     `torch.compile(dynamic=True)` takes sizes that are equal in the first call to be equal in all calls, and compiles
     again when they are not. No public option turns this off.
     """
+    from torch.fx.experimental import _config as settings
+
     function = torch.compile(function, dynamic=True)
-    settings = names.module(_PACKAGE, "torch.fx.experimental._config")
 
     def run(*arguments: Any, **options: Any) -> Any:
-        with settings.patch(use_duck_shape=False):
+        with settings.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             return function(*arguments, **options)
 
     return run
@@ -71,5 +65,6 @@ def compile_for_any_size(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def compilations() -> int:
     """Return how many graphs this process has compiled so far, those compiled again for other sizes included."""
-    counters = names.attribute(_PACKAGE, names.module(_PACKAGE, "torch._dynamo.utils"), "counters")
+    from torch._dynamo.utils import counters
+
     return int(counters["stats"]["unique_graphs"])

@@ -13,17 +13,14 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from evalkit.compatibility import names
+from evalkit.compatibility.names import replaced
 
-_PACKAGE = "transformers"
-_ATTENTION = "_attn_implementation"
-_ENCODE = "_encode_plus"
 _INPUT_GRADIENTS = "PreTrainedModel.enable_input_require_grads.<locals>.make_inputs_require_grads"
 
 
 def attention_of(config: Any) -> str | None:
     """Return the name of the attention function that a model's config selects, if any; only its setter is public."""
-    implementation: str | None = names.attribute(_PACKAGE, config, _ATTENTION)
+    implementation: str | None = config._attn_implementation
     return implementation
 
 
@@ -33,8 +30,8 @@ def select_attention(config: Any, name: str | None) -> None:
     The public `set_attn_implementation` checks the name and walks through all modules each time, which is too slow to
     do before every batch.
     """
-    attention_of(config)
-    setattr(config, _ATTENTION, name)
+    attention_of(config)  # an error if a release has renamed it
+    config._attn_implementation = name
 
 
 def keeps_state(model: Any) -> bool:
@@ -42,7 +39,7 @@ def keeps_state(model: Any) -> bool:
 
     transformers' `generate` reads the same attribute; there is no public one.
     """
-    return bool(names.attribute(_PACKAGE, model, "_is_stateful"))
+    return bool(model._is_stateful)
 
 
 def generation_config_of(model: Any, settings: dict[str, Any]) -> Any:
@@ -50,8 +47,7 @@ def generation_config_of(model: Any, settings: dict[str, Any]) -> Any:
 
     Only this method defines the precedence of the model's own settings, those of its config and the defaults.
     """
-    prepare = names.attribute(_PACKAGE, model, "_prepare_generation_config")
-    config, _ = names.call(_PACKAGE, prepare, None, **settings)
+    config, _ = model._prepare_generation_config(None, **settings)
     return config
 
 
@@ -62,10 +58,8 @@ def logits_processors(model: Any, config: Any, ids: Any) -> Any:
     from `generation_config_of`, with `max_length` set; its special tokens become tensors. `ids` are [1, tokens], on the
     model's device. Raises `ValueError`, `TypeError` or `IndexError` if transformers rejects a setting.
     """
-    special = names.attribute(_PACKAGE, model, "_prepare_special_tokens")
-    names.call(_PACKAGE, special, config, True, device=model.device)
-    processors = names.attribute(_PACKAGE, model, "_get_logits_processor")
-    return names.call(_PACKAGE, processors, config, ids.shape[1], encoder_input_ids=ids, device=model.device)
+    model._prepare_special_tokens(config, True, device=model.device)
+    return model._get_logits_processor(config, ids.shape[1], encoder_input_ids=ids, device=model.device)
 
 
 def replace_encoding(tokenizer: Any, encode: Callable[..., Any]) -> None:
@@ -74,23 +68,27 @@ def replace_encoding(tokenizer: Any, encode: Callable[..., Any]) -> None:
     Its public callers are several, and `__call__` cannot be replaced on an instance. The function is a module's own, so
     that the tokenizer can be pickled.
     """
-    names.attribute(_PACKAGE, type(tokenizer), _ENCODE)
-    setattr(tokenizer, _ENCODE, partial(encode, tokenizer))
+    original_encoding(tokenizer)  # an error if a release has renamed it
+    tokenizer._encode_plus = partial(encode, tokenizer)
 
 
 def original_encoding(tokenizer: Any) -> Callable[..., Any]:
     """Return the method that `replace_encoding` replaced."""
-    return partial(names.attribute(_PACKAGE, type(tokenizer), _ENCODE), tokenizer)
+    return partial(type(tokenizer)._encode_plus, tokenizer)
 
 
 def register_rotary(name: str, frequencies: Callable[..., Any]) -> None:
     """Add a function to the table in which rotary modules look up frequencies, and configs validate a `rope_type`."""
-    _of("modeling_rope_utils", "ROPE_INIT_FUNCTIONS")[name] = frequencies
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    ROPE_INIT_FUNCTIONS[name] = frequencies
 
 
 def quantization_methods() -> Collection[str]:
     """Return the values of `quant_method` that transformers supports, which no public function lists."""
-    return list(_of("quantizers.auto", "AUTO_QUANTIZATION_CONFIG_MAPPING"))
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    return list(AUTO_QUANTIZATION_CONFIG_MAPPING)
 
 
 def config_class(kind: Any) -> Any:
@@ -98,9 +96,10 @@ def config_class(kind: Any) -> Any:
 
     The public `AutoConfig.for_model` creates a config, whose defaults may be slow or raise.
     """
-    known = _of("models.auto.configuration_auto", "CONFIG_MAPPING")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     # Not get(), which this mapping inherits from a base class that is empty
-    return known[kind] if kind in known else None  # noqa: SIM401
+    return CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None  # noqa: SIM401
 
 
 def masked_language_models() -> Collection[str]:
@@ -108,20 +107,23 @@ def masked_language_models() -> Collection[str]:
 
     The keys of the public `MODEL_FOR_MASKED_LM_MAPPING` are config classes, which it imports.
     """
-    return list(_of("models.auto.modeling_auto", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"))
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    return list(MODEL_FOR_MASKED_LM_MAPPING_NAMES)
 
 
 def causal_language_models() -> Mapping[str, str]:
     """Return the name of the causal language model of each model type that has one, without importing it."""
-    return dict(_of("models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def ties_head(model: Any) -> bool:
     """Return whether a model's class can tie its output head to its embedding, whatever its config requests."""
     head = model.get_output_embeddings()
     name = next((f"{name}.weight" for name, module in model.named_modules() if module is head), "")
-    tied: Collection[str] = names.attribute(_PACKAGE, model, "_tied_weights_keys") or ()
-    return any(re.search(pattern, name) for pattern in tied)
+    return any(re.search(pattern, name) for pattern in model._tied_weights_keys or ())
 
 
 def is_of_gradients(hook: Any) -> bool:
@@ -137,8 +139,9 @@ def is_of_gradients(hook: Any) -> bool:
 @contextmanager
 def without_gguf_bar() -> Iterator[None]:
     """Hide the progress bar of reading GGUF files within the block; it ignores transformers' public switch."""
-    reader = names.module(_PACKAGE, "transformers.modeling_gguf_pytorch_utils")
-    with names.replaced(_PACKAGE, reader, tqdm=lambda bar: partial(bar, disable=True)):
+    from transformers import modeling_gguf_pytorch_utils
+
+    with replaced(modeling_gguf_pytorch_utils, tqdm=lambda bar: partial(bar, disable=True)):
         yield
 
 
@@ -155,7 +158,3 @@ def quiet() -> Iterator[None]:
             logging.disable_progress_bar()
             after.callback(logging.enable_progress_bar)
         yield
-
-
-def _of(module: str, name: str) -> Any:
-    return names.attribute(_PACKAGE, names.module(_PACKAGE, f"transformers.{module}"), name)

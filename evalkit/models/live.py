@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +22,12 @@ import numpy as np
 import torch
 import xxhash
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from evalkit.compatibility.torch import compiled, hooks_of, is_wrapped_by_accelerate, unwrap_forward
 from evalkit.compatibility.transformers import attention_of, is_of_gradients, quiet
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError, reading_as
+from evalkit.errors import CheckpointError, UsageError, reading_as
 from evalkit.inputs import values
 from evalkit.inputs.settings import given_settings
 from evalkit.models.context.extension import context_window
@@ -35,7 +35,7 @@ from evalkit.models.loading.checks import check_causal, check_numbers
 from evalkit.models.loading.files import GENERATION_CONFIG, generation_settings
 from evalkit.models.loading.fingerprint import fingerprint
 from evalkit.models.loading.load import LoadedModel
-from evalkit.models.loading.locate import ATTENTION, DTYPES, Checkpoint, silent
+from evalkit.models.loading.locate import DTYPES, Checkpoint, silent
 from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec
 from evalkit.models.loading.tokenizer import disable_sampling, load_tokenizer, probe_ids
 from evalkit.paths import temporary_folder
@@ -45,7 +45,6 @@ _SHARDED = {"FullyShardedDataParallel", "DTensor", "ShardedTensor"}
 """Class names of modules and parameters that are sharded over processes."""
 _ADAPTED = "peft."
 _TRAINING = ("training", "gradient_checkpointing")
-_CHUNK = 2**24
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
 
@@ -97,7 +96,7 @@ class LiveSpec(ModelSpec):
 
 @contextmanager
 def live_model(
-    model: torch.nn.Module, name: str | None, *, tokenizer: Any, device: str, dtype: str, attention: str, **others: Any
+    model: torch.nn.Module, name: str | None, *, tokenizer: Any, device: str, dtype: str, attention: Any, **others: Any
 ) -> Iterator[LiveSpec]:
     """Yield the `LiveSpec` of a `PreTrainedModel`, by default named after its class; restore the model at the end.
 
@@ -106,12 +105,6 @@ def live_model(
     """
     module = unwrapped(model)
     shown_name = type(module).__name__ if name is None else values.text("name", name)
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise UsageError(
-            f"tokenizer is {tokenizer!r:.60}; expected the tokenizer of the model in memory, as AutoTokenizer loads it"
-        )
-    if attention not in ATTENTION:
-        raise UnknownNameError("attention implementation", attention, ATTENTION)
     for option, value in given_settings(others, ModelSpec).items():
         if (option, value) != ("context", UNSTRETCHED):
             raise UsageError(
@@ -127,12 +120,7 @@ def live_model(
             )
     with temporary_folder() as folder, preserved(module):
         try:
-            # Without sampling, and without truncation and padding of its last call, which would be saved
             given_tokenizer = deepcopy(tokenizer)
-            disable_sampling(given_tokenizer)
-            if backend := getattr(given_tokenizer, "backend_tokenizer", None):
-                backend.no_truncation()
-                backend.no_padding()
             _save_config_and_tokenizer(shown_name, module, given_tokenizer, folder)
             yield LiveSpec(
                 model=shown_name,
@@ -158,21 +146,23 @@ def _save_config_and_tokenizer(name: str, module: Any, tokenizer: Any, folder: P
         if module.can_generate():
             content = module.generation_config.to_json_string()
             (folder / GENERATION_CONFIG).write_text(content, encoding="utf-8")
+        # Without sampling, and without truncation and padding of its last call, which would be saved
+        disable_sampling(tokenizer)
+        if tokenizer.is_fast:
+            tokenizer.backend_tokenizer.no_truncation()
+            tokenizer.backend_tokenizer.no_padding()
         tokenizer.save_pretrained(folder)
 
 
 def _set_attention(name: str, module: Any, attention: str) -> None:
-    accepted = ("sdpa", "eager") if attention == "auto" else (attention,)
+    accepted = ("eager", "sdpa") if attention == "auto" else (attention,)
     with quiet():
-        for implementation in accepted:
-            try:
+        for implementation in accepted:  # the last one that the architecture has
+            with suppress(ValueError):
                 module.set_attn_implementation(implementation)
-            except ValueError:
-                continue
-            break
     if (own := attention_of(module.config)) not in accepted:
         raise CheckpointError(
-            f"{name}: its attention is {own}; build the model with attn_implementation={accepted[0]!r}"
+            f"{name}: its attention is {own}; build the model with attn_implementation={accepted[-1]!r}"
         )
 
 
@@ -181,17 +171,15 @@ def _set_attention(name: str, module: Any, attention: str) -> None:
 
 def unwrapped(model: Any) -> Any:
     """Return the transformers model inside the wrappers of DDP, DataParallel and torch.compile, else raise."""
-    if isinstance(model, PreTrainedModel):
-        return model
-    if isinstance(model, (DistributedDataParallel, DataParallel)):
-        return unwrapped(model.module)
-    if isinstance(model, torch.nn.Module) and (inner := compiled(model)) is not None:
-        return unwrapped(inner)
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    expected = "expected a checkpoint folder, a hub name, a GGUF file, 'demo', or a transformers.PreTrainedModel"
-    if kind.startswith(_ADAPTED):
-        expected = "its adapter is not merged; evaluate copy.deepcopy(model).merge_and_unload()"
-    raise UsageError(f"model is a {kind}; {expected}")
+    module = model
+    while isinstance(module, torch.nn.Module) and not isinstance(module, PreTrainedModel):
+        module = module.module if isinstance(module, (DistributedDataParallel, DataParallel)) else compiled(module)
+    if module is None or not isinstance(module, PreTrainedModel):
+        raise UsageError(
+            f"model is a {type(model).__module__}.{type(model).__qualname__}; expected a checkpoint folder, a hub "
+            "name, a GGUF file, 'demo', or a transformers.PreTrainedModel, into which adapters are merged"
+        )
+    return module
 
 
 def _why_unsupported(module: Any) -> str:
@@ -207,12 +195,10 @@ def _why_unsupported(module: Any) -> str:
     tensors = [*parameters, *module.buffers()]
     hooked = {str(device) for device in getattr(module, "hf_device_map", {}).values()}
     devices = sorted(hooked if len(hooked) > 1 or hooked == {"disk"} else {str(tensor.device) for tensor in tensors})
-    if not devices or "meta" in devices:
+    if "meta" in devices:
         return "has weights without data (device meta); load them first"
-    if len(devices) > 1:
-        return f"is spread over several devices ({', '.join(devices)}); evaluate its folder, or move it to one"
-    if devices[0].partition(":")[0] not in _DEVICES:
-        return f"is on {devices[0]}; expected {', '.join(_DEVICES)}"
+    if len(devices) != 1 or devices[0].partition(":")[0] not in _DEVICES:
+        return f"is on {', '.join(devices)}; evaluate its folder, or move it to one of {', '.join(_DEVICES)}"
     if str(module.dtype).removeprefix("torch.") not in DTYPES:
         return f"computes in {module.dtype}; expected {', '.join(DTYPES)}"
     if module.get_output_embeddings() is None:
@@ -274,11 +260,10 @@ def preserved(model: Any) -> Iterator[None]:
                 # In place, because handles of hooks refer to the container
                 if isinstance(container, list):
                     container[:] = before
-                    continue
-                # Never empty meanwhile if no key differs, should an interrupt come
-                if not isinstance(container, dict) or list(container) != list(before):
-                    container.clear()
-                container.update(before)
+                else:
+                    if list(container) != list(before):  # never empty meanwhile otherwise, should an interrupt come
+                        container.clear()
+                    container.update(before)
             for buffer, number in buffers:
                 if not torch.equal(buffer, number):
                     buffer.copy_(number)
@@ -314,17 +299,8 @@ def state_digest(model: torch.nn.Module) -> str:
     for name, module in sorted(model.named_modules()):
         kind = type(module)
         digest.update(f"module\t{name}\t{kind.__module__}.{kind.__qualname__}\n".encode())
-    known: dict[tuple[object, ...], str] = {}
     parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     for name, tensor in sorted((*parameters, *buffers), key=lambda entry: entry[0]):
-        # Tied tensors share memory
-        memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
-        if memory not in known or not tensor.numel():
-            content = xxhash.xxh3_128()
-            # A view, unless the tensor is not contiguous
-            flat = tensor.detach().reshape(-1)
-            for start in range(0, flat.numel(), _CHUNK):
-                content.update(flat[start : start + _CHUNK].cpu().contiguous().view(torch.uint8).numpy().data)
-            known[memory] = content.hexdigest()
-        digest.update(f"tensor\t{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\t{known[memory]}\n".encode())
+        content = xxhash.xxh3_128(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(f"tensor\t{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\t{content.hexdigest()}\n".encode())
     return digest.hexdigest()

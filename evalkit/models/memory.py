@@ -8,11 +8,10 @@ its device, and copy stored weights there while the layer runs.
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -154,16 +153,10 @@ def place_model(given: str, model: Any, device: str, spread_over_gpus: bool, say
         placement = automatic_placement(given, model, gpus)
         whole = f"{(*gpus, _STORED)[0]} holds the whole model"
         say(f"--device-map auto: {whole if placement is None else placement.describe()}")
-    try:
-        if placement is None:
-            model.to(device)
-        else:
-            dispatch(given, model, placement)
-    except torch.OutOfMemoryError as error:
-        devices = [device] if placement is None else placement.devices
-        raise CheckpointError(
-            f"{given}: does not fit into the memory of {' and '.join(devices)}; free some, or give --device-map auto"
-        ) from error
+    if placement is None:
+        model.to(device)
+    else:
+        dispatch(given, model, placement)
     return placement
 
 
@@ -198,51 +191,38 @@ def tensor_bytes(module: Any) -> int:
 def dispatch(given: str, model: Any, placement: Placement) -> None:
     from accelerate import dispatch_model
 
-    device_of = {id(layer): device for layer, device in zip(layers_of(model), placement.layers, strict=True)}
+    if getattr(model, "is_quantized", False):
+        raise CheckpointError(f"{given}: is quantised, which --device-map does not support; leave it out")
+    modules = dict(model.named_modules())
+    devices = {id(layer): device for layer, device in zip(layers_of(model), placement.layers, strict=True)}
+    layers = [name for name, module in modules.items() if id(module) in devices]
     # The model, its base model, the list of layers
-    containers = [
-        module
-        for module in model.modules()
-        if id(module) not in device_of and any(id(part) in device_of for part in module.modules())
-    ]
-    device_map: dict[str, str] = {}
-    for name, module in model.named_modules():
-        is_inside = any(name.startswith(f"{mapped}.") for mapped in device_map)
-        if not is_inside and all(module is not container for container in containers):
-            device_map[name] = device_of.get(id(module), placement.main)
-    _check_spreadable(given, model, containers, device_map)
+    containers = [name for name in modules if any(layer.startswith(f"{name}." if name else "") for layer in layers)]
+    device_map = {
+        name: devices.get(id(module), placement.main)
+        for name, module in modules.items()
+        if name not in containers and name.rpartition(".")[0] in containers
+    }
+    _check_shared(given, modules, device_map)
     for container in containers:
-        for name, buffer in list(container.named_buffers(recurse=False)):
-            setattr(container, name, buffer.to(placement.main))
+        for name, buffer in list(modules[container].named_buffers(recurse=False)):
+            setattr(modules[container], name, buffer.to(placement.main))
     # accelerate recognises a shared weight by its address before it was moved: if that memory were freed, a stored
     # weight could be read to the same address, and would be replaced by the shared one
     names = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     addresses = [weight.data for weight in model.parameters() if names[id(weight)] > 1]
     weakref.finalize(model, addresses.clear)
-    log = logging.getLogger("accelerate")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with quiet():
-            dispatch_model(model, device_map, placement.main, skip_keys=list(_CACHES))
-    finally:
-        log.setLevel(level)
+    with quiet():
+        dispatch_model(model, device_map, placement.main, skip_keys=list(_CACHES))
 
 
-def _check_spreadable(given: str, model: Any, containers: Sequence[Any], device_map: dict[str, str]) -> None:
-    if getattr(model, "is_quantized", False):
-        raise CheckpointError(f"{given}: is quantised, which --device-map does not support; leave it out")
-    for module in containers:
-        for name, _ in module.named_parameters(recurse=False):
-            raise CheckpointError(
-                f"{given}: --device-map does not support weights beside the layers ({name}); leave it out"
-            )
-    owner: dict[int, tuple[str, str]] = {}
-    for prefix, device in device_map.items():
-        for name, weight in model.get_submodule(prefix).named_parameters():
-            full = f"{prefix}.{name}"
-            other, where = owner.setdefault(id(weight), (full, device))
-            if other != full and (where != device or device == _STORED):
+def _check_shared(given: str, modules: Mapping[str, Any], device_map: Mapping[str, str]) -> None:
+    """Raise if modules share a weight without being on one GPU: accelerate would move or store it twice."""
+    owner: dict[int, str] = {}
+    for name, device in device_map.items():
+        for weight in modules[name].parameters():
+            other = owner.setdefault(id(weight), name)
+            if other != name and (device_map[other] != device or device == _STORED):
                 raise CheckpointError(
-                    f"{given}: {other} and {full} are one weight, which --device-map would place twice; leave it out"
+                    f"{given}: {other} and {name} have one weight, which --device-map would place twice; leave it out"
                 )

@@ -35,12 +35,9 @@ def layers_of(model: Any) -> list[Any]:
 
 def dynamic_modules(model: Any) -> list[Any]:
     """Return the rotary modules of a loaded model that keep the length of the longest sequence."""
-
-    def is_dynamic(kinds: Any) -> bool:
-        return "dynamic" in (kinds.values() if isinstance(kinds, dict) else (kinds,))
-
     modules = (module for module in model.modules() if hasattr(module, "inv_freq"))
-    return [module for module in modules if is_dynamic(getattr(module, "rope_type", None))]
+    # A name, or a dict of names by type of layer
+    return [module for module in modules if "dynamic" in str(getattr(module, "rope_type", ""))]
 
 
 def forget_lengths(modules: list[Any]) -> None:

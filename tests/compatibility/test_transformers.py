@@ -1,10 +1,8 @@
-"""evalkit's uses of other libraries' internals, compared with transformers' public functions; names that are gone."""
+"""evalkit's uses of other libraries' internals, compared with transformers' public functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +18,7 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from evalkit.compatibility import lm_eval, names, transformers
-from evalkit.compatibility.torch import compiled, hooks_of
+from evalkit.compatibility.torch import compiled
 from evalkit.compatibility.transformers import (
     attention_of,
     config_class,
@@ -34,7 +31,6 @@ from evalkit.compatibility.transformers import (
     select_attention,
     without_gguf_bar,
 )
-from evalkit.errors import EvalkitError
 from tests.models.variants.building import DIFFERENTIAL, logits_of, model_of
 
 
@@ -104,44 +100,3 @@ def test_what_is_inside_of_a_compiled_module() -> None:
     module = torch.nn.Linear(2, 2)
     assert compiled(torch.compile(module)) is module
     assert compiled(module) is compiled(torch.nn.Sequential(module)) is None
-
-
-# Names that are gone
-
-GONE = SimpleNamespace(device="cpu")
-USES: dict[str, Callable[[], Any]] = {
-    "transformers SimpleNamespace._gone": lambda: names.attribute("transformers", SimpleNamespace(), "_gone"),
-    "transformers json._gone": lambda: names.module("transformers", "json._gone"),
-    "transformers with other parameters": lambda: names.call("transformers", lambda value: value, 1, 2),
-    "lm-eval SimpleNamespace._index": lambda: lm_eval.replace_index(GONE, {}),
-    "transformers SimpleNamespace._is_stateful": lambda: transformers.keeps_state(GONE),
-    "torch SimpleNamespace._forward_pre_hooks": lambda: hooks_of(GONE),
-}
-
-
-@pytest.mark.parametrize("use", USES)
-def test_what_is_gone(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to install."""
-    monkeypatch.setattr(names, "version", lambda _: "99.1")
-    package, _, noun = use.partition(" ")
-    works = f"pip install {package}=={names.KNOWN[package]}"
-    with pytest.raises(EvalkitError, match=rf"^{package} 99\.1 has .*{noun}.*{works}$"):
-        USES[use]()
-
-
-def test_errors_of_a_function_or_a_module_itself_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "needs_another.py").write_text("import no_such_library", encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        names.module("transformers", "needs_another")
-
-    def refusing(value: int) -> None:
-        raise TypeError("not that")
-
-    with pytest.raises(TypeError, match="not that"):
-        names.call("transformers", refusing, 1)
-
-
-def test_the_versions_are_those_that_tests_run_with() -> None:
-    lines = (Path(__file__).parents[2] / "constraints.txt").read_text(encoding="utf-8").lower().replace("_", "-")
-    assert all(f"{package}=={version}\n" in lines for package, version in names.KNOWN.items())

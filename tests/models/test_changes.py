@@ -21,12 +21,12 @@ from safetensors.torch import load_file, save_file
 import evalkit
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError
+from evalkit.models.loading import build
 from evalkit.models.loading import fingerprint as hashing
 from evalkit.models.loading import load as loading
-from evalkit.models.loading import snapshot as snapshots
+from evalkit.models.loading.build import read_weights
 from evalkit.models.loading.fingerprint import file_sha256, fingerprint
 from evalkit.models.loading.locate import Checkpoint, locate
-from evalkit.models.loading.snapshot import read_weights, snapshot
 from evalkit.models.zoo.convert import convert, export
 from tests.models.test_gguf import write_gguf
 from tests.models.variants.building import DIFFERENTIAL, model_of
@@ -150,7 +150,7 @@ def test_after_a_refusal_the_same_command_scores_the_new_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Here links of the hub's cache change. Weights that are rewritten as they are give the same numbers."""
-    model = tmp_path / "snapshots" / "main"
+    model = tmp_path / "build" / "main"
     model.mkdir(parents=True)
     for path in original.iterdir():
         (model / path.name).symlink_to(path)
@@ -303,23 +303,6 @@ def test_every_file_that_loading_opens_counts(full: Path, tmp_path: Path) -> Non
     assert not opened_in(full, checkpoint) & {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 
 
-def test_reading_stops_when_a_checkpoint_is_rejected(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, ended = read_weights, []
-
-    def slowly(files: Any, dtype: Any, stop: Any) -> Any:
-        assert stop.wait(60)
-        try:
-            return real(files, dtype, stop)
-        except CheckpointError:
-            ended.append(True)
-            raise
-
-    monkeypatch.setattr(snapshots, "read_weights", slowly)
-    with pytest.raises(CheckpointError, match="rejected"), snapshot(locate(str(full))):
-        raise CheckpointError("rejected")
-    assert ended
-
-
 def test_neither_export_nor_convert_writes_parts_of_two_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,7 +323,7 @@ def test_neither_export_nor_convert_writes_parts_of_two_checkpoints(
         once.setattr(shutil, "copyfile", lambda *paths: change.pop(paths[0].name, int)() or copying(*paths))
         with pytest.raises(CheckpointError, match="changed while it was read"):
             export(locate(str(own)), tmp_path / "out")
-    monkeypatch.setattr(snapshots, "read_weights", lambda *given: edited(foreign / "tokenizer.json") or reading(*given))
+    monkeypatch.setattr(build, "read_weights", lambda *given: edited(foreign / "tokenizer.json") or reading(*given))
     with pytest.raises(CheckpointError, match="changed while it was read"):
         convert(locate(str(foreign)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -419,14 +402,14 @@ def test_what_happens_to_the_file_afterwards_changes_nothing(tmp_path: Path) -> 
 def test_a_file_that_becomes_shorter_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"one": torch.ones(100_000), "two": torch.ones(100_000)}, path)
-    opened = snapshots.safe_open
+    opened = build.safe_open
 
     def shortened(*given: Any, **options: Any) -> Any:
         shard = opened(*given, **options)
         path.write_bytes(b"")
         return shard
 
-    monkeypatch.setattr(snapshots, "safe_open", shortened)
+    monkeypatch.setattr(build, "safe_open", shortened)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: .*damaged"):
         read_weights([path])
 
@@ -435,7 +418,7 @@ def test_a_remembered_digest_of_other_content_is_corrected(tmp_path: Path, monke
     """Where a file system shows no change, the next load does, and the next fingerprint is right."""
     path = tmp_path / "model.safetensors"
     save_file({"one": torch.ones(100)}, path)
-    monkeypatch.setattr(hashing, "_state", lambda status: [1, 0, 0, 1])
+    monkeypatch.setattr(hashing, "state_of", lambda _: [1, 0, 0, 1])
     old = file_sha256(path)
     assert read_weights([path]).digests == [(path.name, old)]
     save_file({"one": torch.full((100,), 2.0)}, path)

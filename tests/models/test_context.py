@@ -35,7 +35,7 @@ UNSTRETCHED = 1e4 ** (-np.arange(0, 64, 2) / 64)
 
 
 def planned(config: dict[str, Any] = PLAIN, say: Any = lambda _: None, **settings: Any) -> Extension:
-    extension = plan_extension(config, ContextSettings(**({"target": 8192} | settings)), say)
+    extension = plan_extension(config, ContextSettings(**({"context": 8192} | settings)), say)
     assert extension is not None
     return extension
 
@@ -70,7 +70,7 @@ def test_yarn_and_linear_are_transformers_own(
     for method, betas in (("yarn", {"beta_fast": fast, "beta_slow": slow}), ("linear", {})):
         config = LlamaConfig(**shape, rope_parameters=rope | betas | {"rope_type": method})
         expected, scaling = ROPE_INIT_FUNCTIONS[method](config)
-        extension = planned(target=10**7, method=method, original=original, factor=factor, **betas)
+        extension = planned(context=10**7, method=method, original=original, factor=factor, **betas)
         frequencies, own_scaling = rotary_frequencies(extension, size, theta)
         plain = theta ** (-np.arange(0, size, 2) / size)
         assert np.abs((frequencies - expected.double().numpy()) / plain).max() <= FLOAT32
@@ -89,7 +89,7 @@ def test_ntk_and_dynamic_yarn() -> None:
         rotary_frequencies(planned(method="ntk"), 2, 1e4)
     for length in (1, 2048, 2049, 8192, 20000):
         frequencies, scaling = rotary_frequencies(planned(method="dynamic-yarn"), 64, 1e4, length)
-        expected = (UNSTRETCHED, 1.0) if length <= 2048 else rotary_frequencies(planned(target=length), 64, 1e4)
+        expected = (UNSTRETCHED, 1.0) if length <= 2048 else rotary_frequencies(planned(context=length), 64, 1e4)
         np.testing.assert_array_equal(frequencies, expected[0])
         assert scaling == expected[1] == pytest.approx(0.1 * math.log(max(length / 2048, 1)) + 1)
     for method in METHODS:
@@ -103,7 +103,7 @@ def test_windows() -> None:
     """Within the window nothing is stretched; the original window is reported, and may be given."""
     said: list[str] = []
     for target, original in ((1, None), (2048, None), (2048, 2048)):
-        assert plan_extension(PLAIN, ContextSettings(target, original=original), said.append) is None
+        assert plan_extension(PLAIN, ContextSettings(context=target, original=original), said.append) is None
         assert "2,048 tokens already" in said[-1]
     extension = planned(original=1024, factor=4.0, say=said.append)
     assert (extension.original, extension.factor) == (1024, 4.0)
@@ -117,12 +117,12 @@ def test_windows() -> None:
 def test_what_is_stretched_already_is_not_stretched_twice(kind: str) -> None:
     config = {"max_position_embeddings": 8192, "rope_parameters": {"rope_type": kind, "factor": 4.0}}
     with pytest.raises(CheckpointError, match=f"rope_type {kind}.*--context-original"):
-        planned(config, target=16384)
-    assert planned(config, target=16384, original=2048).factor == 8.0
-    assert plan_extension(config, ContextSettings(8192)) is None
+        planned(config, context=16384)
+    assert planned(config, context=16384, original=2048).factor == 8.0
+    assert plan_extension(config, ContextSettings(context=8192)) is None
     # A given window replaces that of the config, also a shorter one, and removes its own stretching
     for target in (1024, 4096):
-        assert planned(config, target=target, original=4096) == Extension("none", 4096, 4096, 1.0)
+        assert planned(config, context=target, original=4096) == Extension("none", 4096, 4096, 1.0)
     nested = {"sliding_attention": {"rope_type": kind}, "full_attention": {"rope_type": "default"}}
     with pytest.raises(CheckpointError, match="several kinds"):
         planned({"max_position_embeddings": 2048, "rope_parameters": nested})
@@ -136,8 +136,7 @@ def test_what_is_stretched_already_is_not_stretched_twice(kind: str) -> None:
         ({"method": "dynamic-yarn", "factor": 4.0}, "factor has no meaning"),
         ({"method": "linear", "beta_fast": 32.0}, "beta_fast has no meaning"),
         ({"beta_fast": 1.0}, "beta_fast"),
-        ({"attention_factor": math.nan}, "attention_factor"),
-        ({"target": 2**24 + 1}, "--context 16777217"),  # more tokens than float32 tells apart
+        ({"context": 2**24 + 1}, "--context 16777217"),  # more tokens than float32 tells apart
         ({"original": 10**12}, "--context-original 1000000000000"),
     ],
 )
@@ -148,18 +147,22 @@ def test_invalid_settings(settings: dict[str, Any], noun: str) -> None:
 
 def test_flags_come_before_a_file(tmp_path: Path) -> None:
     """Numbers stay as they are written, since run ids depend on it."""
-    assert context_settings() is None
-    assert context_settings(4096) == ContextSettings(4096)
+    assert context_settings() == ContextSettings()
+    assert context_settings(4096) == ContextSettings(context=4096)
     path = tmp_path / "own.yaml"
     for factor in ("3", "3.0"):
         path.write_text(f"context: 8192\nmethod: linear\nfactor: {factor}\noriginal:\n", encoding="utf-8")
         settings = context_settings(config=path)
-        assert settings == ContextSettings(8192, "linear", None, 3) and str(settings.factor) == factor
-        assert context_settings(4096, "ntk", 1024, path) == ContextSettings(4096, "ntk", 1024, 3)
+        assert settings == ContextSettings(context=8192, method="linear", factor=3) and str(settings.factor) == factor
+        assert context_settings(4096, "ntk", 1024, path) == ContextSettings(
+            context=4096, method="ntk", original=1024, factor=3
+        )
     shipped = context_settings(config="yarn_2k_8k")
-    assert shipped is not None and plan_extension(PLAIN, shipped) == planned()
+    assert plan_extension(PLAIN, shipped) == planned()
     for content, noun in (("method: yarn", "--context"), ("kontext: 8192", "'kontext'"), ("context: 8k", "'context'"),
-                          ("context: 8192\nbeta_fast: true", "'beta_fast'"), ("{", "own.yaml")):  # fmt: skip
+                          ("context: 8192\nbeta_fast: true", "'beta_fast'"),
+                          ("context: 8192\nattention_factor: .nan", "'attention_factor'"),
+                          ("{", "own.yaml")):  # fmt: skip
         path.write_text(content, encoding="utf-8")
         with pytest.raises(UsageError, match=noun):
             context_settings(config=path)

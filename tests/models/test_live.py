@@ -238,7 +238,7 @@ def test_its_tokenizer_is_the_one_that_is_saved(
     ids=str,
 )  # fmt: skip
 def test_what_does_not_apply_is_refused(model: Any, tokenizer: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(options))):
+    with pytest.raises(EvalkitError, match=next(iter(options))):
         evalkit.evaluate(model, **({"tokenizer": tokenizer} | options))
 
 
@@ -297,16 +297,12 @@ def test_a_model_that_was_changed_is_checked_by_itself(folder: Path) -> None:
     assert state_digest(replaced) != state_digest(model)
 
 
-def test_a_state_is_its_numbers_under_their_names(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_is_its_numbers_under_their_names(folder: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     digest = state_digest(model)
     weight = model.model.layers[0].mlp.up_proj.weight
     weight.data = weight.data.t().contiguous().t()
     assert not weight.is_contiguous() and state_digest(model) == digest
-    monkeypatch.setattr("evalkit.models.live._CHUNK", 1000)
-    assert state_digest(model) == digest
     with torch.no_grad():
         model.model.rotary_emb.inv_freq[-1] *= 2  # a buffer that no checkpoint has
     assert state_digest(model) != digest != state_digest(model.to(torch.bfloat16))

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from evalkit.compatibility.transformers import quiet
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.models.context.extension import context_window
-from evalkit.models.loading import build, snapshot
+from evalkit.models.loading import build
 from evalkit.models.loading.spec import model_spec
 from evalkit.models.parts import resolve_device
 from tests.marks import fast
@@ -93,7 +93,7 @@ def test_as_transformers_loads_the_folder(
     tmp_path: Path, kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The same model to the last bit, also where weights stored in float32 are rounded as they are read."""
-    monkeypatch.setattr(snapshot, "_LARGE", 1)
+    monkeypatch.setattr(build, "_LARGE", 1)
     for stored in (torch.bfloat16, torch.float32) if kind in ("gpt2", "deepseek_v3", "zamba") else (torch.bfloat16,):
         folder = made(tmp_path / str(stored), kind, stored)
         with quiet():
@@ -179,7 +179,7 @@ def test_attention_and_device(tmp_path: Path) -> None:
         model_spec("demo", attention="spda")
     folder = made(tmp_path, "gptj")
     assert load_folder(folder).attention == "eager"
-    refused(folder, "--attention eager", attention="sdpa")
+    refused(folder, "eager", attention="sdpa")
 
 
 def test_window() -> None:
@@ -297,7 +297,7 @@ def test_names_of_old_checkpoints(folder: Path, tmp_path: Path) -> None:
     load_folder(folder, say=said.append)
     assert said == []
     edit_config(folder, num_hidden_layers=1)
-    refused(folder, r"more layers than config\.json has: layers\.1\.")
+    refused(folder, r"layers\.1\..*more layers than config\.json has")
     gpt2 = tiny_checkpoint(tmp_path / "gpt2")
     with quiet():
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **(SIZES | KINDS["gpt2"])))
@@ -307,7 +307,7 @@ def test_names_of_old_checkpoints(folder: Path, tmp_path: Path) -> None:
     rewrite(gpt2, lambda stored: stored.update(masks))
     assert load_folder(gpt2).architecture == "GPT2LMHeadModel"
     edit_config(gpt2, n_layer=1)
-    refused(gpt2, r"more layers than config\.json has: h\.1\.")
+    refused(gpt2, r"h\.1\..*more layers than config\.json has")
 
 
 @pytest.mark.parametrize("name", [
@@ -355,7 +355,7 @@ def test_buffers_and_vocabularies(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(build, "_MOST_BUFFERED", 100_000)
     assert load_folder(folder).parameters
     edit_config(folder, n_positions=100_000)
-    refused(folder, "embed_positions.*number of positions")
+    refused(folder, "number of layers or positions")
     tied = tiny_checkpoint(tmp_path / "tied", hidden=16, heads=2, key_value_heads=1, layers=1, tied=True)
     assert load_folder(tied).parameters < 12_000
 
@@ -383,7 +383,7 @@ def test_tokenizers_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     unknown = changed("unknown", only_unknown)
     settings = Path(unknown) / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"unk_token": "<unk>"}))
-    refused(folder, "its unknown token <unk>", tokenizer=unknown)
+    refused(folder, "unknown tokens", tokenizer=unknown)
     (folder / "tokenizer.json").rename(folder / "vocab.json")
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
     refused(folder, "has no character offsets")

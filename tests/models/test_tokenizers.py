@@ -178,5 +178,3 @@ def test_invalid_texts(tmp_path: Path) -> None:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(kind, match=noun):
             train_tokenizer([tmp_path / name], 512, tmp_path)
-    with pytest.raises(UsageError, match="258"):
-        train_tokenizer([tmp_path / "blank"], 258, tmp_path)

@@ -149,7 +149,9 @@ def test_sequences_share_only_within_a_window(kind: str, length: int) -> None:
 def test_stretched_contexts_share_what_they_may(tmp_path: Path, method: str, original: int) -> None:
     """Under "dynamic-yarn" frequencies depend on each sequence's own length past the original window."""
     checkpoint = locate(str(tiny_checkpoint(tmp_path / "tiny", window=original)))
-    loaded = load(checkpoint, device="cpu", extension=extension_of(checkpoint, ContextSettings(256, method)))
+    loaded = load(
+        checkpoint, device="cpu", extension=extension_of(checkpoint, ContextSettings(context=256, method=method))
+    )
     sequences = with_choices((40, 3, 2, 20), (1, 3, 5), prefix=8)
     engine = Engine(loaded.model, BUDGET, lambda _: None)
     engine.check(sequences)

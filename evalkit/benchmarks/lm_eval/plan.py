@@ -150,7 +150,7 @@ def build_requests(task: Any, limit: int | None, places: Collection[int] | None 
             visited = list(type(task).doc_iterator(task, rank=0, limit=chosen[-1][0] + 1, world_size=1))
         # Again, since the sampler's state changes with every document
         task.set_fewshot_seed(SEEDS["fewshot"])
-        with replaced("lm-eval", task, doc_iterator=lambda _: lambda **_: visited):
+        with replaced(task, doc_iterator=lambda _: lambda **_: visited):
             task.build_all_requests(rank=0, world_size=1)
     numbers = {number for number, _ in chosen}
     task.instances[:] = [instance for instance in task.instances if instance.doc_id in numbers]

@@ -235,5 +235,5 @@ def _only_cached(configs: Iterable[Mapping[str, Any]], say: Say) -> Iterator[Non
         if is_remote and (problem := reach()) is not None:
             say(f"the Hugging Face hub cannot be used ({problem}); only its cache is used")
             for owner in (datasets.config, huggingface_hub.constants):
-                after.enter_context(replaced("datasets", owner, HF_HUB_OFFLINE=lambda _: True))
+                after.enter_context(replaced(owner, HF_HUB_OFFLINE=lambda _: True))
         yield

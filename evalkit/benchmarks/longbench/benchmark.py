@@ -193,9 +193,7 @@ def _paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelS
         _, window = configured_window(config_of(checkpoint, say))
         if window is None or window >= _PAPER_CONTEXT:
             return model
-    settings = context_settings(None, *given, default=_PAPER_CONTEXT)
-    assert settings is not None
-    extended = replace(model, context=settings.target)
+    extended = replace(model, context=context_settings(None, *given, default=_PAPER_CONTEXT).context)
     if model.context_config is not None:  # which sets the context itself, or was written for this one
         return extended
     default = (

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.inputs.validated import FileSettings, Number
 from evalkit.models.loading.files import WINDOW_KEYS
 
 YARN, DYNAMIC_YARN, LINEAR, NTK, NONE = "yarn", "dynamic-yarn", "linear", "ntk", "none"
@@ -23,6 +25,13 @@ BETA_FAST, BETA_SLOW = 32.0, 1.0
 """Channels with at least BETA_FAST rotations within the original window stay unchanged; channels with at most BETA_SLOW
 are fully interpolated; arXiv 2309.00071, section 3.2 (β and α), for models of Llama's family."""
 
+_MEANING = {
+    "factor": (YARN, LINEAR, NTK),
+    "beta_fast": (YARN, DYNAMIC_YARN),
+    "beta_slow": (YARN, DYNAMIC_YARN),
+    "attention_factor": (YARN,),
+}
+"""Settings → the methods that they apply to."""
 MOST_TOKENS = 2**24
 """Longest context: positions are computed in float32, which represents integers exactly up to this one."""
 _FALLBACK_WINDOW = 2048
@@ -30,18 +39,19 @@ _LONGEST_TOKENIZER_WINDOW = 1_000_000
 """A tokenizer without a limit reports 10³⁰; larger values are not windows."""
 
 
-@dataclass(frozen=True)
-class ContextSettings:
-    """A user's settings of context extension; None: derived by evalkit."""
+class ContextSettings(FileSettings):
+    """A user's settings of context extension, in the form of a file in configs/context; None: derived by evalkit."""
 
-    target: int
-    method: str = YARN
-    original: int | None = None
+    context: Annotated[int, Field(ge=1)] | None = None
+    """The window to extend to, in tokens; None: the model is not extended."""
+    original: Annotated[int, Field(ge=1)] | None = None
     """Context window of training, in tokens. If given, it also replaces the checkpoint's own setting."""
-    factor: float | None = None
-    beta_fast: float | None = None
-    beta_slow: float | None = None
-    attention_factor: float | None = None
+    method: str | None = None
+    """One of `METHODS`; yarn by default."""
+    factor: Number | None = None
+    beta_fast: Number | None = None
+    beta_slow: Number | None = None
+    attention_factor: Number | None = None
 
 
 @dataclass(frozen=True)
@@ -94,43 +104,41 @@ def plan_extension(
     setting that does not apply or is out of range, and `CheckpointError` if config.json has no context window, or
     extends it itself and no original window is given.
     """
-    _check_settings(settings)
+    target, method = settings.context, settings.method or YARN
+    if target is None:
+        return None
+    _check_settings(settings, method)
     text = _text_part(config)
     key, window = configured_window(config)
     own = _configured_extension(text)
     original = settings.original or window
     if original is None:
-        raise CheckpointError(
-            f"--context {settings.target}: config.json has no context window; give --context-original"
-        )
-    if settings.target <= original:
-        by_itself = f", by the stretching in config.json ({own})" if own and not settings.original else ""
-        say(f"--context {settings.target}: the window is {original:,} tokens already{by_itself}; nothing is stretched")
+        raise CheckpointError(f"--context {target}: config.json has no context window; give --context-original")
+    if target <= original:
+        say(f"--context {target}: the window is {original:,} tokens already; nothing is stretched")
         # A window other than config.json's comes from the user and replaces config.json's own stretching
         replaced = settings.original and (own or window != original)
         return Extension(NONE, original, original, 1.0) if replaced else None
     if own and not settings.original:
         raise CheckpointError(
-            f"--context {settings.target}: config.json stretches the context itself ({own}), and frequencies cannot be "
+            f"--context {target}: config.json stretches the context itself ({own}), and frequencies cannot be "
             "stretched twice; give --context none, or replace its stretching by giving the window of training with "
             "--context-original"
         )
     if own:
         say(f"config.json stretches the context itself ({own}); this is replaced")
     source = f"config.json, {key}" if settings.original is None else "--context-original"
-    if settings.original and window and window != original:
-        source += f"; config.json has {key} {window:,}"
-    factor = 1.0 if settings.method == NONE else settings.factor or settings.target / original
     say(f"original context window {original:,} tokens ({source})")
-    if settings.method != NONE and factor * original < settings.target:
-        say(f"factor {factor:g} extends {original:,} tokens to {factor * original:,.0f}, not to {settings.target:,}")
-    yarn = settings.method in (YARN, DYNAMIC_YARN)
+    factor = 1.0 if method == NONE else settings.factor or target / original
+    if method != NONE and factor * original < target:
+        say(f"factor {factor:g} extends {original:,} tokens to {factor * original:,.0f}, not to {target:,}")
+    yarn = method in (YARN, DYNAMIC_YARN)
     attention = settings.attention_factor
-    if settings.method == YARN and attention is None:
+    if method == YARN and attention is None:
         attention = yarn_attention_factor(factor)
     return Extension(
-        method=settings.method,
-        target=settings.target,
+        method=method,
+        target=target,
         original=original,
         factor=factor,
         beta_fast=(settings.beta_fast or BETA_FAST) if yarn else None,
@@ -237,38 +245,21 @@ def _configured_extension(text: Mapping[str, Any]) -> str:
             f"config.json has rotary embeddings of several kinds ({', '.join(rope)}); give --context none"
         )
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind in ("default", "mrope"):
-        return ""
-    parts = [f"rope_type {kind}"]
-    trained = rope.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
-    parts += [f"from {trained:,} tokens"] if trained else []
-    parts += [f"factor {rope['factor']:g}"] if rope.get("factor") else []
-    return ", ".join(parts)
+    return "" if kind in ("default", "mrope") else f"rope_type {kind}"
 
 
-def _check_settings(settings: ContextSettings) -> None:
-    method = settings.method
+def _check_settings(settings: ContextSettings, method: str) -> None:
     if method not in METHODS:
         raise UnknownNameError("context method", method, METHODS)
-    for flag, tokens in (("--context", settings.target), ("--context-original", settings.original)):
+    for flag, tokens in (("--context", settings.context), ("--context-original", settings.original)):
         if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
             raise UsageError(f"{flag} {tokens}: expected 1 to {MOST_TOKENS:,} tokens (exact in float32)")
-    allowed = {
-        YARN: ("factor", "beta_fast", "beta_slow", "attention_factor"),
-        DYNAMIC_YARN: ("beta_fast", "beta_slow"),
-        NONE: (),
-    }.get(method, ("factor",))
-    for name in ("factor", "beta_fast", "beta_slow", "attention_factor"):
+    for name, methods in _MEANING.items():
         value = getattr(settings, name)
-        if value is None:
-            continue
-        if name not in allowed:
+        if value is not None and method not in methods:
             raise UsageError(f"{name} has no meaning for --context-method {method}; leave it out")
-        least = 1.0 if name == "factor" else 0.0
-        if not math.isfinite(value) or value < least or not value:
-            raise UsageError(f"{name} is {value:g}; expected a number {'from 1' if least else 'above 0'}")
-    if (settings.beta_fast or BETA_FAST) <= (settings.beta_slow or BETA_SLOW):
-        raise UsageError(
-            f"beta_fast is {settings.beta_fast or BETA_FAST:g} and beta_slow {settings.beta_slow or BETA_SLOW:g}; "
-            "the fast one must be the larger"
-        )
+        if value is not None and (value <= 0 or (name == "factor" and value < 1)):
+            raise UsageError(f"{name} is {value:g}; expected a number {'from 1' if name == 'factor' else 'above 0'}")
+    fast, slow = settings.beta_fast or BETA_FAST, settings.beta_slow or BETA_SLOW
+    if fast <= slow:
+        raise UsageError(f"beta_fast is {fast:g} and beta_slow {slow:g}; the fast one must be the larger")

@@ -1,23 +1,21 @@
 """Apply a context extension to a transformers model: set it in the config, check every rotary module after loading.
 
-In: a checkpoint folder and an `Extension`. Out: the config to load, and a loaded model whose layers are verified to use
-the frequencies of `extension.rotary_frequencies`; or a `CheckpointError` with the reason. Without these checks an
-extension is silently lost if it is set after loading, ignored by the architecture, or computed in bfloat16.
+In: a transformers config and an `Extension`. Out: the same config, changed, and a loaded model whose layers are
+verified to use the frequencies of `extension.rotary_frequencies`; or a `CheckpointError` with the reason. Without these
+checks an extension is silently lost if it is set after loading, ignored by the architecture, or computed in bfloat16.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from evalkit.compatibility.transformers import quiet, register_rotary
-from evalkit.errors import CheckpointError, ScoringError, first_line
+from evalkit.errors import CheckpointError, ScoringError, reading_as
 from evalkit.models.context.extension import DYNAMIC_YARN, LINEAR, NONE, NTK, YARN, Extension, rotary_frequencies
 from evalkit.models.parts import base_of, layers_of
 
@@ -44,54 +42,49 @@ layers. It is about 1, and rounding (at most 0.0002) in layers without positions
 
 @dataclass(frozen=True)
 class Stretched:
-    """A checkpoint's config with an extension, and its original rotary settings."""
+    """A context extension that a config has, and the config's unstretched rotary settings."""
 
     extension: Extension
-    config: Any
     theta: float
     share: float
     """Share of a head's channels that rotate."""
 
 
-def stretched_config(given: str, folder: Path, extension: Extension, *, trust_remote_code: bool = False) -> Stretched:
-    from transformers import AutoConfig
+def stretch(given: str, config: Any, extension: Extension) -> Stretched:
+    """Set an extension in a checkpoint's transformers config, before the model is built from it.
 
+    Raises a `CheckpointError` for an architecture whose positions do not follow its config, or not by this method.
+    """
     for name in (_NTK_TYPE, BY_LENGTH_TYPE):
         register_rotary(name, _initial_frequencies)
-    with quiet():
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
-        text = config.get_text_config()
-        own = getattr(text, "rope_parameters", None)
-        if not isinstance(own, dict) or not own.get("rope_theta"):
-            raise CheckpointError(
-                f"{given}: the context cannot be stretched: model type '{text.model_type}' has no rope_parameters, so "
-                "its positions are fixed in code, learned, or none (as in GPT-J, GPT-2, ALiBi); give --context none"
-            )
-        text.max_position_embeddings = extension.target
-        # Merged, not replaced: theta and the rotating share must stay those of training
-        kept = {key: copy.deepcopy(value) for key, value in own.items() if key not in _SCALING_KEYS}
-        scaling: dict[str, Any] = {"rope_type": _ROPE_TYPES[extension.method]}
-        if extension.method != NONE:
-            scaling["factor"] = extension.factor
-        if extension.method not in (NONE, LINEAR):
-            scaling["original_max_position_embeddings"] = extension.original
-        if extension.method == YARN:
-            names = ("beta_fast", "beta_slow", "attention_factor")
-            scaling |= {name: getattr(extension, name) for name in names} | {"truncate": True}
-        text.rope_parameters = kept | scaling
-        # Phi-3 also has the key here, with precedence
-        if hasattr(text, "original_max_position_embeddings"):
-            text.original_max_position_embeddings = extension.original
-        # transformers does not apply its default to a null value everywhere
-        if getattr(text, "head_dim", 0) is None:
-            text.head_dim = text.hidden_size // text.num_attention_heads
-        try:
-            text.validate_rope()
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{given}: model type '{text.model_type}' does not take {extension.method} ({first_line(error)})"
-            ) from error
-    return Stretched(extension, config, float(own["rope_theta"]), float(own.get("partial_rotary_factor") or 1.0))
+    text, method = config.get_text_config(), extension.method
+    own = getattr(text, "rope_parameters", None)
+    if not isinstance(own, dict) or not own.get("rope_theta"):
+        raise CheckpointError(
+            f"{given}: the context cannot be stretched: model type '{text.model_type}' has no rope_parameters, so "
+            "its positions are fixed in code, learned, or none (as in GPT-J, GPT-2, ALiBi); give --context none"
+        )
+    text.max_position_embeddings = extension.target
+    # Merged, not replaced: theta and the rotating share must stay those of training
+    rope = {key: copy.deepcopy(value) for key, value in own.items() if key not in _SCALING_KEYS}
+    rope["rope_type"] = _ROPE_TYPES[method]
+    if method != NONE:
+        rope["factor"] = extension.factor
+    if method not in (NONE, LINEAR):
+        rope["original_max_position_embeddings"] = extension.original
+    if method == YARN:
+        names = ("beta_fast", "beta_slow", "attention_factor")
+        rope |= {name: getattr(extension, name) for name in names} | {"truncate": True}
+    text.rope_parameters = rope
+    # Phi-3 also has the key here, with precedence
+    if hasattr(text, "original_max_position_embeddings"):
+        text.original_max_position_embeddings = extension.original
+    # transformers does not apply its default to a null value everywhere
+    if getattr(text, "head_dim", 0) is None:
+        text.head_dim = text.hidden_size // text.num_attention_heads
+    with reading_as(given, f"a model of type '{text.model_type}' that takes {method}", CheckpointError), quiet():
+        text.validate_rope()
+    return Stretched(extension, float(own["rope_theta"]), float(own.get("partial_rotary_factor") or 1.0))
 
 
 def _initial_frequencies(config: Any, device: Any = None, *_: Any, **__: Any) -> tuple[torch.Tensor, float]:
@@ -110,8 +103,9 @@ def _rotating_channels(config: Any, share: float) -> int:
 def finish(given: str, model: Any, stretched: Stretched) -> None:
     """Install length-dependent frequencies if the method needs them, and check all rotary modules.
 
-    The model is loaded with `stretched.config`, and on its device. Raises a `CheckpointError` if the frequencies or
-    scaling of a rotary module differ from the formula, if the layers do not use their rotary modules, or without any.
+    The model is built from the config that was stretched, and on its device. Raises a `CheckpointError` if the
+    frequencies or the scaling of a rotary module differ from the formula, if the layers do not use their rotary
+    modules, or without any.
     """
     extension, modules = stretched.extension, []
     for path, module in model.named_modules():
@@ -158,23 +152,13 @@ class _LengthHook:
 
 
 def _check_module(where: str, module: Any, stretched: Stretched, size: int, length: int) -> None:
-    frequencies, method = module.inv_freq, stretched.extension.method
-    if frequencies.dtype not in (torch.float32, torch.float64):
-        raise CheckpointError(
-            f"{where}: its rotary frequencies are {str(frequencies.dtype).removeprefix('torch.')}, not float32"
-        )
-    actual = frequencies.detach().cpu().double().numpy()
-    if size < 2 or actual.shape != (size // 2,):
-        raise CheckpointError(
-            f"{where}: rotates {2 * len(actual)} channels of a head, but config.json gives {size}; give --context none"
-        )
-    expected, scaling = rotary_frequencies(stretched.extension, size, stretched.theta, length)
-    plain = stretched.theta ** (-np.arange(0, size, 2) / size)
-    gap = float(np.abs((actual - expected) / plain).max())
-    if gap > _TOLERANCE:
-        raise CheckpointError(
-            f"{where}: its rotary frequencies are off by {gap:.1g} from {method}'s; give --context none"
-        )
+    """Raise if a rotary module's float32 frequencies or its scaling are not the formula's, for `size` channels."""
+    method, theta = stretched.extension.method, stretched.theta
+    expected, scaling = rotary_frequencies(stretched.extension, size, theta, length)
+    actual = module.inv_freq.detach().cpu().double().numpy()
+    plain = theta ** (-np.arange(0, size, 2) / size)
+    if size < 2 or actual.shape != plain.shape or np.abs((actual - expected) / plain).max() > _TOLERANCE:
+        raise CheckpointError(f"{where}: its rotary frequencies are not {method}'s; give --context none")
     own = getattr(module, "attention_scaling", None)
     if own is None or abs(float(own) - scaling) > _TOLERANCE:
         raise CheckpointError(f"{where}: its attention scaling is {own}, not {scaling:g}; give --context none")
@@ -192,7 +176,13 @@ def _check_layers(given: str, model: Any, modules: list[Any], *, is_scaled: bool
     ids = (torch.arange(_TRIED, device=model.device) % rows)[None]
     clean = _run_layers(model, ids)
 
-    def effects(perturb: Callable[[Any, Any], None]) -> list[float]:
+    def effects(factor: float = 1.0, increase: float = 0.0) -> list[float]:
+        """Return each layer's mean change under other frequencies and another scaling."""
+
+        def perturb(module: Any, _: Any) -> None:
+            module.inv_freq.mul_(factor)
+            module.attention_scaling = module.attention_scaling + increase
+
         own = [(module, module.attention_scaling, module.inv_freq.clone()) for module in modules]
         hooks = [module.register_forward_pre_hook(perturb) for module in modules]
         try:
@@ -203,27 +193,23 @@ def _check_layers(given: str, model: Any, modules: list[Any], *, is_scaled: bool
                 module.attention_scaling = scaling
                 module.inv_freq.copy_(frequencies)
 
-    noise, rotated = effects(lambda *_: None), effects(_double_frequencies)
+    noise, rotated = effects(), effects(factor=2.0)
     rotating = [number for number, effect in enumerate(rotated) if effect > 2 * noise[number]]
-    if not rotating:
-        raise CheckpointError(
-            f"{given}: the context cannot be stretched: the layers of {name} do not use {len(modules)} rotary modules "
-            "(inv_freq); give --context none"
-        )
-    if len(rotating) < len(clean):
+    others = [number for number in range(len(clean)) if number not in rotating]
+    if rotating and others:
         # The last token of a layer without positions does not depend on the order of the tokens before it
         reordered = [torch.cat((before[:, :-1].flip(1), before[:, -1:]), dim=1) for before, _ in clean]
         moved = _changes(clean, _run_layers(model, ids, reordered), last=True)
         least = _LEAST_POSITIONS * float(np.median([rotated[number] for number in rotating]))
-        others = [number for number in range(len(clean)) if number not in rotating and moved[number] > least]
-        if others:
-            raise CheckpointError(
-                f"{given}: {name} encodes positions without its rotary modules in layers "
-                f"{', '.join(map(str, others))} (from 0); give --context none"
-            )
+        others = [number for number in others if moved[number] > least]
+    if others or not rotating:
+        raise CheckpointError(
+            f"{given}: the context cannot be stretched: layers {', '.join(map(str, others))} of {name} do not use its "
+            f"{len(modules)} rotary modules (inv_freq); give --context none"
+        )
     if is_scaled:
-        scaling_effects = effects(_increase_scaling)
-        if any(scaling_effects[number] < _LEAST_EFFECT * rotated[number] for number in rotating):
+        scaled = effects(increase=1.0)
+        if any(scaled[number] < _LEAST_EFFECT * rotated[number] for number in rotating):
             raise CheckpointError(
                 f"{given}: {name} cancels yarn's attention factor; use --context-method ntk or linear"
             )
@@ -266,11 +252,3 @@ def _changes(clean: _States, other: _States, last: bool = False) -> list[float]:
     tokens = slice(-1, None) if last else slice(None)
     pairs = zip(clean, other, strict=True)
     return [float((after - before)[:, tokens].abs().mean()) for (_, before), (_, after) in pairs]
-
-
-def _double_frequencies(module: Any, _: Any) -> None:
-    module.inv_freq.mul_(2)
-
-
-def _increase_scaling(module: Any, _: Any) -> None:
-    module.attention_scaling = module.attention_scaling + 1

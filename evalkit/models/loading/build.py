@@ -1,22 +1,36 @@
-"""Build a model from config.json and weights in memory, with transformers' `from_pretrained`.
+"""Read a checkpoint's weights and build its model from config.json and these, with transformers' `from_pretrained`.
 
-In: a snapshot of a checkpoint. Out: the model, and transformers' report on each weight. The model is first built on the
-meta device, so that a model far larger than its weights is rejected before memory is allocated for it.
+In: a `Checkpoint`. Out: the model, and transformers' report on each weight. The loaded bytes are the hashed bytes, even
+if files change meanwhile: the small files are copied to a temporary folder, and only hashed ones, so transformers finds
+no others; the weights are hashed as they are read, and no tensor stays mapped to a file. The model is first built on
+the meta device, so that one far larger than its weights is rejected before memory is allocated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from evalkit.compatibility.transformers import attention_of, quiet
-from evalkit.errors import CheckpointError
-from evalkit.models.loading.files import GENERATION_CONFIG, quantization
-from evalkit.models.loading.snapshot import Snapshot
+from evalkit.errors import CheckpointError, reading_as
+from evalkit.models.loading.files import copy_files, generation_files, quantization
+from evalkit.models.loading.fingerprint import file_sha256
+from evalkit.models.loading.locate import Checkpoint
+from evalkit.paths import temporary_folder
 
+_LARGE = 2**18
+"""Bytes from which a tensor is rounded as it is read."""
+_WIDE = (torch.float64, torch.float32)
 _EXCESS, _PACKED = 2, 32
 """Most parameters of a model as a multiple of the numbers in its files, plain and quantised. Below a factor of two,
 missing weights and wrong shapes are reported by name after loading; quantised weights are packed."""
@@ -24,6 +38,89 @@ _MOST_BUFFERED = 2**31
 """Limit on the numbers in buffers, such as a mask over all positions."""
 _KEPT = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass
+class Weights:
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    digests: list[tuple[str, str]] = field(default_factory=list)
+    """Name and SHA-256 of each file, in order."""
+    stored: Counter[torch.dtype] = field(default_factory=Counter)
+    """Numbers stored in each floating-point dtype."""
+    are_rounded: bool = False
+    """Whether a tensor was rounded as it was read."""
+
+    def add(self, name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> None:
+        if tensor.is_floating_point():
+            self.stored[tensor.dtype] += tensor.numel()
+        is_wider = dtype is not None and tensor.dtype in _WIDE and tensor.itemsize > dtype.itemsize
+        if is_wider and tensor.nbytes >= _LARGE:
+            tensor, self.are_rounded = tensor.to(dtype), True
+        self.tensors[name] = tensor
+
+
+@contextmanager
+def copied(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
+    """Copy a checkpoint's small files for the duration of the context, whose errors name the checkpoint's own paths."""
+    with temporary_folder() as folder:
+        copies = replace(
+            checkpoint, folder=folder / "checkpoint", tokenizer=checkpoint.tokenizer and folder / "tokenizer"
+        )
+        try:
+            config, others = checkpoint.folder / "config.json", generation_files(checkpoint.folder)
+            copy_files((config, *others, *checkpoint.trusted_code()), checkpoint.folder, copies.folder)
+            source, target = checkpoint.tokenizer or checkpoint.folder, copies.tokenizer or copies.folder
+            copy_files(checkpoint.tokenizer_files(), source, target)
+            yield copies
+        except CheckpointError as error:
+            text = str(error).replace(str(copies.folder), str(checkpoint.folder))
+            if checkpoint.tokenizer is not None:
+                text = text.replace(str(copies.tokenizer), str(checkpoint.tokenizer))
+            raise CheckpointError(text) from error
+
+
+def read_weights(files: Iterable[Path], dtype: torch.dtype | None = None) -> Weights:
+    """Read and hash weight files; if two contain a tensor of the same name, the later file takes precedence.
+
+    Large wider floating-point tensors of safetensors files are rounded to `dtype`, so that memory never holds all of
+    them as stored; None: all tensors stay as stored. Raises `CheckpointError` if a file is damaged, or changes while it
+    is read.
+    """
+    weights = Weights()
+    for path in files:
+        with reading_as(path, "undamaged weights", CheckpointError):
+            if path.suffix == ".safetensors":
+                content = _read_safetensors(path, weights, dtype)
+            else:
+                content = _read_pickled(path, weights)
+        weights.digests.append((path.name, file_sha256(path, content)))
+    return weights
+
+
+def _read_safetensors(path: Path, weights: Weights, dtype: torch.dtype | None) -> str:
+    """Read a file's tensors; return the xxh3 of its content: the header, then the tensors in the order of the file."""
+    digest = xxhash.xxh3_128()
+    # Read, not mapped: a process that has mapped a file is killed when the file is truncated
+    with safe_open(path, "pt", backend="pread") as shard, path.open("rb") as file:
+        length = file.read(8)
+        digest.update(length + file.read(int.from_bytes(length, "little")))
+        for name in shard.offset_keys():
+            tensor = shard.get_tensor(name)
+            if tensor.numel():
+                digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+            weights.add(name, tensor, dtype)
+    return digest.hexdigest()
+
+
+def _read_pickled(path: Path, weights: Weights) -> str:
+    content = path.read_bytes()
+    for name, tensor in dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)).items():
+        if isinstance(tensor, torch.Tensor):
+            weights.add(str(name), tensor, None)
+    return xxhash.xxh3_128(content).hexdigest()
+
+
+# The model
 
 
 class _ReadOnceTensor:
@@ -39,33 +136,41 @@ class _ReadOnceTensor:
         return tensor
 
 
-def build_model(
-    files: Snapshot, config: Any, dtype: str, attention: str, remote: bool
-) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
-    """Build a causal language model on the CPU, with its own config or a transformers config in its place.
-
-    `remote`: the model class is defined by code in the folder. The tensors of `files` are emptied, so that each is
-    freed once it is converted. Returns the model; transformers' `loading_info`; and the names of weights in integers or
-    8 bits that were loaded without dequantisation.
-    """
-    checkpoint, tensors, kind = files.checkpoint, files.weights.tensors, getattr(torch, dtype)
+def own_config(folder: Path, remote: bool) -> Any:
+    """Return the transformers config in a folder; `remote`: its class is defined by code in the folder."""
     with quiet():
-        if config is None:
-            config = AutoConfig.from_pretrained(str(checkpoint.folder), local_files_only=True, trust_remote_code=remote)
+        return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=remote)
+
+
+def build_model(
+    checkpoint: Checkpoint,
+    files: Iterable[Path],
+    weights: Weights,
+    config: Any,
+    dtype: torch.dtype,
+    attention: str,
+    remote: bool,
+) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
+    """Build a causal language model on the CPU from a transformers config.
+
+    `checkpoint` has copies of the small files, `weights` are those of `files`. `remote`: the model class is defined by
+    code in the folder. The tensors of `weights` are emptied, so that each is freed once it is converted. Returns the
+    model; transformers' `loading_info`; and the names of weights in integers or 8 bits that were loaded without
+    dequantisation.
+    """
+    given, tensors = checkpoint.given, weights.tensors
+    with quiet():
         is_quantised = bool(quantization(checkpoint.config()))
-        meta_model = _meta_model(checkpoint.given, config, kind, attention, remote)
-        _check_size(checkpoint.given, meta_model, tensors, _PACKED if is_quantised else _EXCESS)
-        base = meta_model.base_model_prefix
-        for name in tensors:  # layers.0… and model.layers.0…; transformers could load either
-            if name.startswith(f"{base}.") and (bare := name.removeprefix(f"{base}.")) in tensors:
-                raise CheckpointError(
-                    f"{checkpoint.given}: holds {name} and {bare}, two tensors for one weight; remove one of them"
-                )
+        meta_model = _meta_model(config, dtype, attention, remote)
+        _check_against(given, meta_model, tensors, _PACKED if is_quantised else _EXCESS)
         floating = [weight.dtype for weight in meta_model.state_dict().values() if weight.is_floating_point()]
         keeps_wider = any(getattr(meta_model, name, None) for name in _KEPT)
-        if files.weights.rounded and (keeps_wider or any(wide.itemsize > kind.itemsize for wide in floating)):
+        if weights.are_rounded and (keeps_wider or any(wide.itemsize > dtype.itemsize for wide in floating)):
             tensors.clear()
-            tensors |= files.unrounded()
+            again = read_weights(files)
+            if again.digests != weights.digests:
+                raise CheckpointError(f"{given}: its weights changed while they were read")
+            tensors = again.tensors
         # transformers inspects quantised tensors before it reads them, so they cannot be read-once
         state_dict = {name: tensor if is_quantised else _ReadOnceTensor(tensor) for name, tensor in tensors.items()}
         tensors.clear()
@@ -74,7 +179,7 @@ def build_model(
             None,
             config=meta_model.config,
             state_dict=state_dict,
-            dtype=kind,
+            dtype=dtype,
             attn_implementation=attention_of(meta_model.config),
             local_files_only=True,
             ignore_mismatched_sizes=True,  # otherwise the error names no tensor
@@ -84,13 +189,13 @@ def build_model(
             # As for a folder, but without code that it may hold for generation
             model.generation_config = (
                 GenerationConfig.from_pretrained(str(checkpoint.folder), local_files_only=True)
-                if (checkpoint.folder / GENERATION_CONFIG).is_file()
+                if generation_files(checkpoint.folder)
                 else GenerationConfig.from_model_config(checkpoint.config())
             )
     return model, report, () if is_quantised else _codes(model, state_dict)
 
 
-def _meta_model(given: str, config: Any, dtype: torch.dtype, attention: str, remote: bool) -> Any:
+def _meta_model(config: Any, dtype: torch.dtype, attention: str, remote: bool) -> Any:
     """Build the model on the meta device; "auto" selects sdpa, or eager for architectures without sdpa."""
 
     def build(implementation: str) -> Any:
@@ -103,28 +208,24 @@ def _meta_model(given: str, config: Any, dtype: torch.dtype, attention: str, rem
         return build("sdpa" if attention == "auto" else attention)
     except ValueError as error:
         # Part of transformers' message about an architecture without this implementation
-        if "scaled_dot_product_attention" not in str(error):
+        if attention != "auto" or "scaled_dot_product_attention" not in str(error):
             raise
-        if attention != "auto":
-            raise CheckpointError(
-                f"{given}: its architecture has no {attention} attention; use --attention eager"
-            ) from error
-        return build("eager")
+    return build("eager")
 
 
-def _check_size(given: str, model: Any, tensors: Mapping[str, torch.Tensor], excess: int) -> None:
+def _check_against(given: str, model: Any, tensors: Mapping[str, torch.Tensor], excess: int) -> None:
+    """Raise a `CheckpointError` for a model far larger than its weights, or for two tensors of one weight."""
     stored = sum(tensor.numel() for tensor in tensors.values())
-    if sum(weight.numel() for weight in model.parameters()) > excess * stored:
+    buffered = sum(buffer.numel() for buffer in model.buffers())
+    if sum(weight.numel() for weight in model.parameters()) > excess * stored or buffered > _MOST_BUFFERED:
         raise CheckpointError(
             f"{given}: config.json describes a far larger model than its files hold ({stored:,} numbers in "
-            f"{len(tensors):,} weights); its sizes or its number of layers are wrong"
+            f"{len(tensors):,} weights); its sizes, or its number of layers or positions, are wrong"
         )
-    buffers = {name: buffer.numel() for name, buffer in model.named_buffers()}
-    if sum(buffers.values()) > _MOST_BUFFERED:
-        raise CheckpointError(
-            f"{given}: config.json describes a model with a buffer ({max(buffers, key=buffers.__getitem__)}) of "
-            f"{max(buffers.values()):,} numbers; its number of positions is wrong"
-        )
+    base = model.base_model_prefix
+    for name in tensors:  # layers.0… and model.layers.0…; transformers could load either
+        if name.startswith(f"{base}.") and (bare := name.removeprefix(f"{base}.")) in tensors:
+            raise CheckpointError(f"{given}: holds {name} and {bare}, two tensors for one weight; remove one of them")
 
 
 def _codes(model: Any, state_dict: Mapping[str, Any]) -> tuple[str, ...]:

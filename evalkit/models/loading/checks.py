@@ -9,13 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from evalkit.compatibility.transformers import (
-    causal_language_models,
-    config_class,
-    masked_language_models,
-    quantization_methods,
-    ties_head,
-)
+from evalkit.compatibility import transformers as library
 from evalkit.display import Say
 from evalkit.errors import CheckpointError
 from evalkit.models.loading.files import check_code, quantization, read_json, weight_indexes
@@ -36,19 +30,17 @@ _PLAIN = ("weight", "gate_up_proj", "down_proj")
 """Last name parts that plain weights have too; the latter two belong to stacked experts."""
 _FLOATING_METHODS = ("bitnet",)
 """Methods for which some checkpoints store floating-point weights and round them in each forward pass."""
-_UNREADABLE_METHODS = {
-    "gguf": "which is for GGUF files; pass the GGUF file, or remove quantization_config if the weights are plain",
-    "torchao": "whose checkpoints store the types of tensors separately; dequantise the model and save the result",
-}
-_LAYER = re.compile(r"(.+?)\.(\d+)(?:\.|$)", re.ASCII)
-"""Matches the list of layers and the layer number that a name begins with: model.layers, 3."""
+_UNREADABLE_METHODS = ("gguf", "torchao")
+"""Methods of GGUF files, and of checkpoints that store the types of tensors separately."""
+_LAYERS = re.compile(r"(.+?\.)\d+(?:\.|$)", re.ASCII)
+"""Matches the list of layers that a name begins with, as model.layers. in model.layers.3.mlp."""
 _OLD_BUFFER = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|\.(inv_freq|cos_cached|sin_cached|causal_mask)$")
 """Masks and rotary angles that old versions of transformers saved in each layer; none is learned."""
 
 
 def natively_known(config: Mapping[str, Any]) -> bool:
     register_type(config)
-    return config_class(config.get("model_type")) is not None
+    return library.config_class(config.get("model_type")) is not None
 
 
 def register_type(config: Mapping[str, Any]) -> None:
@@ -92,12 +84,12 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
         return "is an encoder-decoder"
     named = _named_class(config)
     # transformers loads the text part of a causal model with images or sound as the language model of its type
-    causal = causal_language_models().get(str(config.get("model_type")))
+    causal = library.causal_language_models().get(str(config.get("model_type")))
     has_text_part = named.endswith(_CONDITIONAL) and isinstance(config.get("text_config"), dict)
     if named.endswith(_NOT_CAUSAL) and not (causal is not None and (causal == named or has_text_part)):
         return "is not a causal language model"
     # BERT-like models have a causal class too, but attend in both directions unless this is set
-    is_masked = config.get("model_type") in masked_language_models()
+    is_masked = config.get("model_type") in library.masked_language_models()
     if (is_masked and not (config.get("is_decoder") or config.get("causal"))) or (
         config.get("use_bidirectional_attention") is True or config.get("is_causal") is False
     ):
@@ -105,7 +97,7 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
     if not natively_known(config):
         return None  # trusted remote code: its auto_map decides
     _register_part(config, named)
-    if config_class(config["model_type"]) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if library.config_class(config["model_type"]) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "has no causal language model in transformers"
     return None
 
@@ -122,8 +114,8 @@ def _register_part(config: Mapping[str, Any], named: str) -> None:
     """
     import transformers
 
-    kind = config_class(config["model_type"])
-    if kind not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and named in causal_language_models().values():
+    kind = library.config_class(config["model_type"])
+    if kind not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and named in library.causal_language_models().values():
         model = getattr(transformers, named)
         if model.config_class is kind:
             transformers.AutoModelForCausalLM.register(kind, model, exist_ok=True)
@@ -136,11 +128,10 @@ def _check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
     # Keys of old bitsandbytes checkpoints
     bits = next((bits for bits in ("4bit", "8bit") if settings.get(f"load_in_{bits}") is True), None)
     method = f"bitsandbytes_{bits}" if bits else settings.get("quant_method")
-    known = isinstance(method, str) and method in quantization_methods()
-    if not known or method in _UNREADABLE_METHODS:
-        why = _UNREADABLE_METHODS[str(method)] if known else "which transformers does not know"
+    if method in _UNREADABLE_METHODS or method not in library.quantization_methods():
         raise CheckpointError(
-            f"{checkpoint.given}: the quantization_config of config.json has quant_method {method!r:.60}, {why}"
+            f"{checkpoint.given}: config.json has a quantization_config with quant_method {method!r:.60}, which "
+            "evalkit does not read; dequantise the model and save the result, or remove the key from plain weights"
         )
 
 
@@ -184,50 +175,41 @@ def check_report(given: str, model: Any, report: Mapping[str, Any], codes: Colle
     `report` is transformers' `loading_info`, `codes` are as of `build_model`; `say` is called for unexpected weights
     that belong to no layer or module of the model.
     """
-    if mismatched := sorted(report.get("mismatched_keys") or ()):
+    if mismatched := sorted(report["mismatched_keys"]):
         shown = [f"{key} is {tuple(saved)}, not {tuple(expected)}" for key, saved, expected in mismatched]
         raise CheckpointError(f"{given}: weights do not have the shapes that config.json implies: {_few(shown)}")
-    if missing := sorted(report.get("missing_keys") or ()):
+    if missing := sorted(report["missing_keys"]):
         raise CheckpointError(f"{given}: {len(missing)} weights are missing and would be random: {_few(missing)}")
     if codes:
         raise CheckpointError(
             f"{given}: {_few(codes)} are stored as integers or in 8 bits, but config.json has no quantization_config; "
             "add it, or provide dequantised weights"
         )
-    unexpected = sorted(report.get("unexpected_keys") or ())
-    if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
+    unexpected = sorted(report["unexpected_keys"])
+    if parts := _parts(model, unexpected):
         raise CheckpointError(
-            f"{given}: {_few(differential)} belong to differential layers; correct variant_layers in config.json"
+            f"{given}: {_few(parts)} would be left out of modules of the model: the files hold weights of more layers "
+            "than config.json has, or its variant_layers, its biases or its quantization_config are not theirs, or an "
+            "adapter has to be merged; correct config.json"
         )
+    if unexpected:
+        say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
+
+
+def _parts(model: Any, unexpected: Iterable[str]) -> list[str]:
+    """Return the unexpected weights that belong to a layer, or to a module that the model has."""
     names = model.state_dict().keys()
-    last: dict[str, int] = {}
-    for layer in filter(None, map(_LAYER.match, names)):
-        last[layer[1]] = max(int(layer[2]), last.get(layer[1], 0))
-    base, layers, parts = model.base_model_prefix, [], []
+    layers = tuple({match[1] for match in map(_LAYERS.match, names) if match})
+    modules = tuple(name.removesuffix("weight") for name in names if name.endswith(".weight"))
+    base, parts = model.base_model_prefix, []
     for key in unexpected:
         bare = key.removeprefix("base_model.model.")
         # transformers adds or drops the base model's prefix, peft adds one
         possible = (bare, f"{base}.{bare}", bare.removeprefix(f"{base}."))
-        if any(
-            int(layer[2]) > last.get(layer[1], int(layer[2])) for layer in filter(None, map(_LAYER.match, possible))
-        ):
-            layers.append(key)
-        steps = [name.split(".") for name in possible]
-        modules = {".".join(step[:count]) for step in steps for count in range(1, len(step))}
-        is_in_layer = any(name.startswith(f"{path}.") for name in possible for path in last)
-        if any(f"{module}.weight" in names for module in modules) or (is_in_layer and not _OLD_BUFFER.search(key)):
+        prefixes = modules if _OLD_BUFFER.search(key) else modules + layers
+        if any(name.startswith(prefixes) for name in possible):
             parts.append(key)
-    if layers:
-        raise CheckpointError(
-            f"{given}: the files hold weights of more layers than config.json has: {_few(layers)}; correct their number"
-        )
-    if parts:
-        raise CheckpointError(
-            f"{given}: {_few(parts)} would be left out of modules of the model; config.json lacks the bias or the "
-            "quantization_config, or is for another architecture, or an adapter has to be merged"
-        )
-    if unexpected:
-        say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
+    return parts
 
 
 def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
@@ -244,7 +226,7 @@ def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
                     f"training has diverged, or the file is damaged{why}"
                 )
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = config.get("tie_word_embeddings") is True and head is not None and ties_head(model)
+    tied = config.get("tie_word_embeddings") is True and head is not None and library.ties_head(model)
     if tied and head.weight is not embedding.weight and not torch.equal(head.weight, embedding.weight):
         raise CheckpointError(
             f"{given}: its output head differs from its embedding; set tie_word_embeddings to false in config.json"

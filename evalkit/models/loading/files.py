@@ -25,6 +25,7 @@ from evalkit.errors import CheckpointError, reading_as
 from evalkit.inputs import reading
 from evalkit.inputs.validated import Stored
 from evalkit.inputs.values import by_number
+from evalkit.models.variants.settings import MOST_LAYERS
 
 VOCABULARY_FILES = (
     "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
@@ -58,6 +59,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def generation_settings(folder: Path) -> dict[str, Any] | None:
     path = folder / GENERATION_CONFIG
     return read_json(path) if path.is_file() else None
+
+
+def generation_files(folder: Path) -> tuple[Path, ...]:
+    return tuple(folder.glob(GENERATION_CONFIG))
 
 
 def weight_files(folder: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
@@ -170,10 +175,7 @@ def is_begun(states: FileStates) -> bool:
 
 def is_pattern(text: str, folder: Path | None = None) -> bool:
     """Return whether a checkpoint's name is a pattern: it has wildcards, and is no path, relative to `folder`."""
-    try:
-        return bool(_WILDCARD.search(text)) and not (folder or Path()).joinpath(text).exists()
-    except OSError:
-        return False
+    return bool(_WILDCARD.search(text)) and not (folder or Path()).joinpath(text).exists()
 
 
 def matching(text: str, folder: Path | None = None) -> list[str]:
@@ -193,8 +195,6 @@ WINDOW_KEYS = (
     "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx",
     "max_target_positions",
 )  # fmt: skip
-MOST_LAYERS = 10_000
-"""Limit on layers, because lists of this length, or modules, are created."""
 _MOST_LABELS = 10**6
 """Limit on the labels of a classifier; transformers generates a name for each, in the config of any model."""
 _MOST_EXPERTS = 10**5

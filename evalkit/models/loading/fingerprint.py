@@ -61,7 +61,7 @@ def file_sha256(path: Path, content: str | None = None) -> str:
     real = path.resolve()
     known = read_cached(_KIND, str(real)) or {}
     with reading_as(path, "a file", CheckpointError), real.open("rb") as file:
-        state, started = _state(os.fstat(file.fileno())), time.time()
+        state, started = state_of(file.fileno()), time.time()
         if known.get("xxh3") == content if content else known.get("state") == state:
             return str(known["sha256"])
         digest, quick = hashlib.sha256(), xxhash.xxh3_128()
@@ -79,12 +79,9 @@ def file_sha256(path: Path, content: str | None = None) -> str:
     return digest.hexdigest()
 
 
-def state_of(path: Path) -> list[int]:
-    """Return a file's size in bytes, modification and change time in nanoseconds, and inode. Raises `OSError`."""
-    return _state(path.stat())
-
-
-def _state(status: os.stat_result) -> list[int]:
+def state_of(file: Path | int) -> list[int]:
+    """Return the size in bytes, modification and change time in nanoseconds, and inode of a path or an open file."""
+    status = os.stat(file)  # noqa: PTH116, because a path has no such method for an open file
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
@@ -102,11 +99,11 @@ def fingerprint(checkpoint: Checkpoint, hash_of: Callable[[Path], str] = file_sh
 def known_fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the parts of a checkpoint's fingerprint by name, without weights that this machine has never hashed."""
     # Of a file that was hashed before and has changed, the new content is hashed
-    is_known = all(read_cached(_KIND, str(path.resolve())) for path in checkpoint.weights())
-    if is_known or checkpoint.gguf is not None:
-        return asdict(fingerprint(checkpoint)) if is_known else {}
-    parts = asdict(combine(checkpoint, (), file_sha256))
-    return {part: digest for part, digest in parts.items() if part != "weights"}
+    if all(read_cached(_KIND, str(path.resolve())) for path in checkpoint.weights()):
+        return asdict(fingerprint(checkpoint))
+    parts = {} if checkpoint.gguf is not None else asdict(combine(checkpoint, (), file_sha256))
+    parts.pop("weights", None)
+    return parts
 
 
 def combine(checkpoint: Checkpoint, weights: Iterable[tuple[str, str]], hash_of: Callable[[Path], str]) -> Fingerprint:
@@ -153,8 +150,7 @@ def stable(value: Any) -> Any:
 
 def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedModel) -> None:
     """Raise a `CheckpointError` if a model was loaded from other files than its run's id was computed from."""
-    if loaded.fingerprint is None:
-        raise ValueError("a model without a fingerprint belongs to no run")
+    assert loaded.fingerprint is not None
     extension = loaded.extension and loaded.extension.specification()
     actual: dict[str, Any] = {**asdict(loaded.fingerprint), "dtype": loaded.dtype, "context_extension": extension}
     recorded: dict[str, Any] = specification["checkpoint"] | {

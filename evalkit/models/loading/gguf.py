@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import version
@@ -20,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.cache import cache_dir, make_room, mark_used
-from evalkit.compatibility import names
+from evalkit.compatibility.names import replaced
 from evalkit.compatibility.transformers import quiet, without_gguf_bar
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, first_line, reading_as
+from evalkit.errors import CheckpointError, reading_as
 from evalkit.models.loading.files import generation_settings, read_json
 from evalkit.models.loading.fingerprint import Fingerprint, file_sha256, fingerprint, hash_file
 from evalkit.models.loading.locate import Checkpoint
@@ -31,74 +30,53 @@ from evalkit.paths import temporary_folder
 
 _RECORD = "fingerprint"
 """File beside the output of `save_pretrained`; its name matches none of the hashed files."""
-_ABANDONED = 24 * 3600
 _GROWTH = 9
 """Largest ratio, about, of float32 size to GGUF file size (4-bit blocks with their scales)."""
 
 
-def dequantised(gguf: Path, say: Say) -> Path | None:
-    """Return the cached folder with the file's model and tokenizer in float32; create it if missing.
+@contextmanager
+def dequantised(checkpoint: Checkpoint, say: Say) -> Iterator[Checkpoint]:
+    """Yield the copy of a GGUF checkpoint as a folder in float32: from the cache, or written now.
 
     The folder is named after the file's content and the version of transformers that read it. It is written to a
-    temporary folder and renamed, so it is complete or absent. None if the cache has no room for it.
+    temporary folder and renamed, so it is complete or absent. Without room in the cache, it exists in the context only.
     """
-    root = cache_dir() / "gguf"
-    folder = root / _folder_name(file_sha256(gguf))
-    if folder.is_dir():
-        with suppress(CheckpointError):
-            if read_json(folder / _RECORD) == _record(
-                folder.name, folder, fingerprint(Checkpoint(str(folder), "folder", folder))
-            ):
-                mark_used(folder)
-                return folder
-        shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):
-        for path in root.glob(".*"):
-            if time.time() - path.stat().st_mtime > _ABANDONED:
-                shutil.rmtree(path, ignore_errors=True)
-    if not _has_room(root, gguf.stat().st_size * _GROWTH):
-        say(f"{gguf.name}: the cache folder has no room for its dequantised copy, so every load takes this long")
-        return None
-    say(f"{gguf.name}: dequantising it once; later loads will be quick")
-    with temporary_folder(root) as temporary:
-        model, tokenizer, digest = _read(gguf, temporary)
-        folder = root / _folder_name(digest)
-        try:
-            written = _write(model, tokenizer, temporary / folder.name)
-            with suppress(OSError):  # an equivalent folder that another process has written first
-                written.rename(folder)
-            read_json(folder / _RECORD)
-        except Exception as error:  # a full disk comes as OSError or as safetensors' own error
-            say(f"{gguf.name}: its dequantised copy could not be cached ({first_line(error)})")
-            return None
-    make_room()
-    return folder
-
-
-@contextmanager
-def as_folder(checkpoint: Checkpoint, gguf: Path, say: Say) -> Iterator[Checkpoint]:
-    """Yield the dequantised copy of a GGUF checkpoint: from the cache, or written anew if that has no room for it."""
-    with temporary_folder() as temporary:
-        folder = dequantised(gguf, say)
-        if folder is None:
-            model, tokenizer, digest = _read(gguf, temporary)
-            folder = _write(model, tokenizer, temporary / _folder_name(digest))
+    file, root = Path(checkpoint.gguf or ""), cache_dir() / "gguf"
+    folder = root / _folder_name(file_sha256(file))
+    with ExitStack() as stack:
+        if _is_intact(folder):
+            mark_used(folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            is_kept = _has_room(root, file.stat().st_size * _GROWTH)
+            no_room = "the cache folder has no room for its dequantised copy, so every load takes this long"
+            say(f"{file.name}: {'dequantising it once; later loads will be quick' if is_kept else no_room}")
+            folder = _write(file, stack.enter_context(temporary_folder(root if is_kept else None)))
+            if is_kept:
+                with suppress(OSError):  # an equivalent folder that another process has written first
+                    folder = folder.rename(root / folder.name)
+                make_room()
         yield replace(checkpoint, kind="folder", folder=folder, gguf=None)
 
 
+def _is_intact(folder: Path) -> bool:
+    with suppress(CheckpointError, OSError):
+        copy = Checkpoint(str(folder), "folder", folder)
+        return bool(read_json(folder / _RECORD) == _record(folder.name, folder, fingerprint(copy)))
+    return False
+
+
 def file_fingerprint(copy: Checkpoint, content: Checkpoint, actual: Fingerprint) -> Fingerprint:
-    """Return the fingerprint of the GGUF file of a dequantised copy from `as_folder`.
+    """Return the fingerprint of the GGUF file of a dequantised copy.
 
     `content` is the checkpoint with its small files as loaded, `actual` the fingerprint of what was loaded. Raises
     `CheckpointError` if the copy has changed since it was written.
     """
     recorded, loaded = read_json(copy.folder / _RECORD), _record(copy.folder.name, content.folder, actual)
     digest = copy.folder.name.partition("-")[0]
-    if copy.tokenizer is None:
-        whole = Fingerprint(digest, digest, digest)
-    else:
-        whole = Fingerprint(digest, digest, actual.tokenizer)
-        recorded["tokenizer"] = actual.tokenizer
+    whole = Fingerprint(digest, digest, digest)
+    if copy.tokenizer is not None:
+        recorded["tokenizer"], whole = actual.tokenizer, replace(whole, tokenizer=actual.tokenizer)
     if recorded != loaded:
         raise CheckpointError(f"{copy.folder}: the dequantised copy changed while it was read; run the command again")
     return whole
@@ -116,13 +94,22 @@ def _record(name: str, content: Path, actual: Fingerprint) -> dict[str, Any]:
     return {"folder": name, "generation": generation_settings(content), **asdict(actual)}
 
 
-def _read(gguf: Path, parent: Path) -> tuple[Any, Any, str]:
-    # From a private copy in `parent`, because transformers memory-maps the file
+def _write(gguf: Path, parent: Path) -> Path:
+    """Write a GGUF file's model and tokenizer to a folder in `parent`, named after the bytes that were read."""
+    # From a private copy, because transformers memory-maps the file
     copy = parent / gguf.name
-    try:
-        shutil.copyfile(gguf, copy)
-    except OSError as error:
-        raise CheckpointError(f"{gguf}: cannot be copied to {parent} ({error.strerror}); free space") from error
+    shutil.copyfile(gguf, copy)
+    model, tokenizer = _read(gguf, copy)
+    folder = parent / _folder_name(hash_file(copy))
+    with quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    actual = fingerprint(Checkpoint(str(folder), "folder", folder), hash_file)
+    (folder / _RECORD).write_text(json.dumps(_record(folder.name, folder, actual)), encoding="utf-8")
+    return folder
+
+
+def _read(gguf: Path, copy: Path) -> tuple[Any, Any]:
     # The reader validates nothing: a damaged file can raise any error
     with reading_as(gguf, "an undamaged GGUF file", CheckpointError), quiet(), without_gguf_bar(), _parsed_once():
         import torch
@@ -130,24 +117,14 @@ def _read(gguf: Path, parent: Path) -> tuple[Any, Any, str]:
 
         source: dict[str, Any] = {"gguf_file": copy.name, "local_files_only": True}
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(copy.parent), **source)
-        # Later versions keep weights packed if a kernel supports it
-        if hasattr(transformers, "GgufConfig"):
-            source["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        # Otherwise weights stay packed if a kernel supports it
+        source["quantization_config"] = transformers.GgufConfig(dequantize=True)
         model = transformers.AutoModelForCausalLM.from_pretrained(str(copy.parent), dtype=torch.float32, **source)
     # The weights are plain float32 now; these two would only prevent transformers from saving them
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    return model, tokenizer, hash_file(copy)
-
-
-def _write(model: Any, tokenizer: Any, folder: Path) -> Path:
-    with quiet():
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    actual = fingerprint(Checkpoint(str(folder), "folder", folder), hash_file)
-    (folder / _RECORD).write_text(json.dumps(_record(folder.name, folder, actual)), encoding="utf-8")
-    return folder
+    return model, tokenizer
 
 
 @contextmanager
@@ -158,7 +135,7 @@ def _parsed_once() -> Iterator[None]:
     """
     import gguf
 
-    with names.replaced("gguf", gguf, GGUFReader=cache, get_tensor_name_map=cache):
+    with replaced(gguf, GGUFReader=cache, get_tensor_name_map=cache):
         yield
 
 

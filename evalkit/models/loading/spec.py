@@ -7,27 +7,25 @@ the `ContextSettings` and `Extension` of `--context…`. torch is imported only 
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Literal
 
 from evalkit.display import Say, doing, imports
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.inputs import values
 from evalkit.inputs.settings import check_names, fitted, setting
-from evalkit.inputs.validated import FileSettings, Number, read_settings
+from evalkit.inputs.validated import read_settings
 from evalkit.inputs.values import name_or_path
-from evalkit.models.context.extension import YARN, ContextSettings, Extension, context_window, plan_extension
-from evalkit.models.loading.locate import ATTENTION, Checkpoint, locate, read_config, silent
+from evalkit.models.context.extension import ContextSettings, Extension, context_window, plan_extension
+from evalkit.models.loading.locate import Checkpoint, locate, silent
 from evalkit.paths import resource
 
 if TYPE_CHECKING:
     from evalkit.models.loading.load import LoadedModel
 
 
-NONE, AUTO = "none", "auto"
 _DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:\d{1,3})?")
 UNSTRETCHED: Literal["none"] = "none"
 """Value of `--context` that disables context extension."""
@@ -42,13 +40,13 @@ class ModelSpec:
     revision: str | None = setting(None, "Branch, tag or commit of a hub model.")
     tokenizer: str | None = setting(None, "Another folder or hub name to take the tokenizer from.", names="folder")
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, …")
-    device_map: str = setting(
-        NONE,
+    device_map: Literal["none", "auto"] = setting(
+        "none",
         "For a model larger than one GPU: auto spreads its layers over all GPUs and the CPU's memory.",
         metavar="none|auto",
     )
     dtype: str = setting("auto", "auto (the checkpoint's own), float32, bfloat16 or float16.")
-    attention: str = setting("auto", "auto, sdpa or eager.")
+    attention: Literal["auto", "sdpa", "eager"] = setting("auto", "auto, sdpa or eager.", metavar="TEXT")
     context: int | Literal["none"] | None = setting(
         None,
         "Context window in tokens, extended by scaling rotary positions; none: no extension.",
@@ -83,7 +81,7 @@ class ModelSpec:
             return load(
                 checkpoint,
                 device=self.device,
-                spread_over_gpus=self.device_map == AUTO,
+                spread_over_gpus=self.device_map == "auto",
                 dtype=self.dtype,
                 attention=self.attention,
                 extension=self.extension(checkpoint),
@@ -98,23 +96,9 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
     # Whether this machine has the device is checked when the model is loaded
     if not _DEVICE.fullmatch(spec.device):
         raise UsageError(f"--device {spec.device}: not a device; expected auto, cpu, cuda, cuda:N or mps")
-    if spec.device_map not in (NONE, AUTO):
-        raise UsageError(f"--device-map {spec.device_map}: expected none or auto")
-    if spec.device_map == AUTO and spec.device != "auto":
+    if spec.device_map == "auto" and spec.device != "auto":
         raise UsageError(f"--device {spec.device} and --device-map auto both choose the device; leave one of them out")
-    if spec.attention not in ATTENTION:
-        raise UnknownNameError("attention implementation", spec.attention, ATTENTION)
     return spec
-
-
-class _ContextFile(FileSettings):
-    context: Annotated[int, Field(ge=1)] | None = None
-    original: Annotated[int, Field(ge=1)] | None = None
-    method: str | None = None
-    factor: Number | None = None
-    beta_fast: Number | None = None
-    beta_slow: Number | None = None
-    attention_factor: Number | None = None
 
 
 def context_settings(
@@ -123,8 +107,8 @@ def context_settings(
     original: int | None = None,
     config: str | Path | None = None,
     default: int | None = None,
-) -> ContextSettings | None:
-    """Merge flags and a file into settings; return None if the context is not to be extended.
+) -> ContextSettings:
+    """Merge flags and a file into settings.
 
     `context` (the window to extend to; "none": no extension, whatever a file asks for) and `original` (the window of
     training) are in tokens. `config`, a name in `configs/context` or a YAML file, is overridden by the other arguments.
@@ -133,13 +117,13 @@ def context_settings(
     if context == UNSTRETCHED:
         if flag := "--context-method" if method is not None else "--context-original" if original is not None else "":
             raise UsageError(f"--context none leaves the model as it is; leave out {flag}, or give a number of tokens")
-        return None
-    flags: dict[str, Any] = {
+        return ContextSettings()
+    flags = {
         "context": None if context is None else values.whole("--context", context, 1, ", or none"),
         "method": method,
         "original": None if original is None else values.whole("--context-original", original, 1),
     }
-    settings: dict[str, Any] = {}
+    settings = ContextSettings()
     if config is not None:
         path = values.path("--context-config", str(config)).expanduser()
         if path.suffix not in (".yaml", ".yml"):
@@ -147,20 +131,16 @@ def context_settings(
             if str(config) not in shipped:
                 raise UnknownNameError("context file", str(config), shipped)
             path = shipped[str(config)]
-        content = read_settings(path, _ContextFile, UsageError, "context file")
-        settings = {key: value for key, value in content if value is not None}
-    settings |= {name: value for name, value in flags.items() if value is not None}
-    target = settings.pop("context", default)
-    if target is None:
-        if settings:
-            raise UsageError("the context to extend to is not given; give --context, e.g. --context 8192")
-        return None
-    return ContextSettings(target=target, **({"method": YARN} | settings))
+        settings = read_settings(path, ContextSettings, UsageError, "context file")
+    settings = settings.model_copy(update={name: value for name, value in flags.items() if value is not None})
+    if settings.context is None and default is None and settings != ContextSettings():
+        raise UsageError("the context to extend to is not given; give --context, e.g. --context 8192")
+    return settings.model_copy(update={"context": settings.context or default})
 
 
-def extension_of(checkpoint: Checkpoint, settings: ContextSettings | None, say: Say = silent) -> Extension | None:
+def extension_of(checkpoint: Checkpoint, settings: ContextSettings, say: Say = silent) -> Extension | None:
     """Plan the extension of a checkpoint from its config; raises as `plan_extension` and `config_of`."""
-    if settings is None:
+    if settings.context is None:
         return None
     try:
         return plan_extension(config_of(checkpoint, say), settings, say)
@@ -170,7 +150,8 @@ def extension_of(checkpoint: Checkpoint, settings: ContextSettings | None, say: 
 
 def config_of(checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
     """Return a checkpoint's parsed config.json; of a GGUF file, that of its dequantised copy."""
-    return read_config(_folder(checkpoint, say))
+    with _as_folder(checkpoint, say) as files:
+        return files.config()
 
 
 def window_of(model: ModelSpec, checkpoint: Checkpoint, tokenizer: Any, say: Say) -> int:
@@ -184,18 +165,15 @@ def tokenizer_alone(checkpoint: Checkpoint, say: Say) -> Any:
     """Load the tokenizer of a checkpoint without its weights; of a GGUF file, that of its dequantised copy."""
     from evalkit.models.loading.tokenizer import load_tokenizer
 
-    config = config_of(checkpoint, say)
-    rows = int((config.get("text_config") or config).get("vocab_size") or 1 << 31)
-    folder = checkpoint.tokenizer or _folder(checkpoint, say)
-    return load_tokenizer(folder, rows, trust_remote_code=checkpoint.trust_remote_code, say=say)
+    with _as_folder(checkpoint, say) as files:
+        config, folder = files.config(), files.tokenizer or files.folder
+        rows = int((config.get("text_config") or config).get("vocab_size") or 1 << 31)
+        return load_tokenizer(folder, rows, trust_remote_code=checkpoint.trust_remote_code, say=say)
 
 
-def _folder(checkpoint: Checkpoint, say: Say) -> Path:
-    """Return the folder of a checkpoint's files; of a GGUF file, that of its dequantised copy."""
+def _as_folder(checkpoint: Checkpoint, say: Say) -> AbstractContextManager[Checkpoint]:
     if checkpoint.gguf is None:
-        return checkpoint.folder
+        return nullcontext(checkpoint)
     from evalkit.models.loading.gguf import dequantised
 
-    if (folder := dequantised(checkpoint.gguf, say)) is None:
-        raise CheckpointError(f"{checkpoint.given}: the cache folder has no room for its dequantised copy")
-    return folder
+    return dequantised(checkpoint, say)

@@ -38,7 +38,7 @@ def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, 
         raise CheckpointError(
             f"{folder}: holds no tokenizer; copy its tokenizer.json there, or pass --tokenizer FOLDER|HUB-NAME"
         )
-    with reading_as(folder, "a tokenizer", CheckpointError), quiet(), _panics_as_errors():
+    with reading_as(folder, "a tokenizer", CheckpointError), quiet(), _panics_as_errors(folder):
         tokenizer = _auto_tokenizer(folder, trust_remote_code)
         disable_sampling(tokenizer)
         if len({tuple(probe_ids(tokenizer)) for _ in range(_REPEATS)}) > 1:
@@ -105,11 +105,9 @@ def _check(folder: Path, tokenizer: Any, rows: int) -> None:
             f"{folder}: the tokenizer has ids up to {highest}, but the model's embedding has {rows} rows; "
             "the tokenizer belongs to another model (see --tokenizer)"
         )
-    ids = probe_ids(tokenizer)
-    if not set(ids).difference({tokenizer.unk_token_id}):
-        what = f"its unknown token {tokenizer.unk_token}" if ids else "no tokens"
+    if not set(probe_ids(tokenizer)).difference({tokenizer.unk_token_id}):
         raise CheckpointError(
-            f"{folder}: the tokenizer turns any text into {what}; its files are damaged (see --tokenizer)"
+            f"{folder}: the tokenizer turns any text into nothing or unknown tokens; its files are damaged"
         )
 
 
@@ -132,19 +130,13 @@ def _highest_id(tokenizer: Any) -> int:
 
 
 def _encoded(tokenizer: Any, *arguments: Any, **options: Any) -> Any:
-    try:
-        with _panics_as_errors():
-            return original_encoding(tokenizer)(*arguments, **options)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"{tokenizer.name_or_path}: its tokenizer fails on a text ({first_line(error)}); see the regular "
-            "expressions in its tokenizer.json"
-        ) from error
+    with _panics_as_errors(tokenizer.name_or_path):
+        return original_encoding(tokenizer)(*arguments, **options)
 
 
 @contextmanager
-def _panics_as_errors() -> Iterator[None]:
-    """Raise a `RuntimeError` where code in Rust panics, e.g. on a regular expression that takes too many steps.
+def _panics_as_errors(name: object) -> Iterator[None]:
+    """Raise a `CheckpointError` where code in Rust panics, e.g. on a regular expression that takes too many steps.
 
     A panic derives from `BaseException`, so that no handler of errors would see it.
     """
@@ -153,4 +145,6 @@ def _panics_as_errors() -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise RuntimeError(str(error)) from error
+        raise CheckpointError(
+            f"{name}: its tokenizer fails on a text ({first_line(error)}); see the patterns in its tokenizer.json"
+        ) from error

@@ -55,8 +55,10 @@ class VariantAttention(nn.Module):
             for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
                 setattr(self, name, nn.Parameter(torch.zeros(size)))
             self.subln: nn.Module = nn.Identity()
-            if settings.subln != "none":
-                self.subln = nn.RMSNorm(2 * size, settings.subln_eps, elementwise_affine=settings.subln == "affine")
+            if settings.diff_subln != "none":
+                self.subln = nn.RMSNorm(
+                    2 * size, settings.diff_subln_eps, elementwise_affine=settings.diff_subln == "affine"
+                )
         self.rotary_emb: nn.Module | None = None
         if self._rotated_size() != self.head_size:
             own = copy.deepcopy(config)
@@ -88,7 +90,7 @@ class VariantAttention(nn.Module):
         # Rotated before the transposition, where rows are contiguous in memory
         rotated = (*self._rotated(states[0], states[1], positions), states[2])
         query, key, value = (part.transpose(1, 2) for part in rotated)
-        if isinstance(settings, Differential) and settings.pairing == "adjacent":
+        if isinstance(settings, Differential) and settings.diff_pairing == "adjacent":
             # The first of each pair, then the second of each: [batch, 2 × pairs, tokens, size]
             pairs = (part.unflatten(1, (-1, 2)) for part in (query, key, value))
             query, key, value = (part.transpose(1, 2).flatten(1, 2) for part in pairs)
@@ -115,28 +117,28 @@ class VariantAttention(nn.Module):
         if isinstance(settings, Differential):
             plus, minus = maps.chunk(2, dim=1)
             return plus - self._lambda(dtype) * minus
-        if isinstance(settings, Integral) and settings.domain == "probabilities":
-            maps = maps.unflatten(1, (settings.signals, -1)).mean(1)
+        if isinstance(settings, Integral) and settings.signal_domain == "probabilities":
+            maps = maps.unflatten(1, (settings.num_signals, -1)).mean(1)
         return maps
 
     def _rotated_size(self) -> int:
         settings = self.variant.settings
-        if isinstance(settings, Integral) and settings.rope == "per_signal":
+        if isinstance(settings, Integral) and settings.signal_rope == "per_signal":
             return settings.size(self.head_size)
         return settings.size(self.head_size) if isinstance(settings, Differential) else self.head_size
 
     def _integral(
         self, integral: Integral, query: Any, key: Any, value: Any, mask: Any, passed: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if integral.domain == "logits":
+        if integral.signal_domain == "logits":
             return self._softmax(query, key, value, mask, integral.mean_factor(self.head_size), passed)
         # Each signal becomes a head, zero-padded to the width of the values, which fused kernels require
         padding = self.head_size - integral.size(self.head_size)
         signals = (_split_signals(part, integral).movedim(3, 1).flatten(1, 2) for part in (query, key))
         query, key = (nn.functional.pad(part, (0, padding)) for part in signals)
-        value = value.repeat(1, integral.signals, 1, 1)
+        value = value.repeat(1, integral.num_signals, 1, 1)
         out, seen = self._softmax(query, key, value, mask, integral.factor(self.head_size), passed)
-        mean = out.unflatten(2, (integral.signals, -1)).mean(2)
+        mean = out.unflatten(2, (integral.num_signals, -1)).mean(2)
         return mean, None if seen is None else self.effective_map(seen, query.dtype)
 
     def _differential(
@@ -149,7 +151,7 @@ class VariantAttention(nn.Module):
         plus, minus = torch.cat([out for out, _ in results], dim=-1).chunk(2, dim=2)
         weight = self._lambda(query.dtype)
         out = plus - weight * minus
-        if differential.subln != "none":
+        if differential.diff_subln != "none":
             # Under autocast the products are in its dtype, and the norm in that of its weights
             out = (1 - self.lambda_init) * self.subln(out.to(self.lambda_q1.dtype))
         seen = results[0][1]
@@ -191,11 +193,11 @@ class VariantAttention(nn.Module):
         if self.rotary_emb is not None:
             cos, sin = self.rotary_emb(query, ids)
         settings = self.variant.settings
-        if not (isinstance(settings, Integral) and settings.rope == "per_signal"):
+        if not (isinstance(settings, Integral) and settings.signal_rope == "per_signal"):
             return self.rotate(query, key, cos, sin, unsqueeze_dim=2)
         # Shape of the parts: [batch, tokens, heads, signals, size]
         parts = (_split_signals(query, settings), _split_signals(key, settings), cos[:, :, None], sin[:, :, None])
-        is_tiled = settings.layout == "tiled"
+        is_tiled = settings.signal_layout == "tiled"
         rotated = self.rotate(*parts, unsqueeze_dim=2)
         query, key = ((part.transpose(-1, -2) if is_tiled else part).flatten(-2) for part in rotated)
         return query, key
@@ -209,9 +211,9 @@ class VariantAttention(nn.Module):
 
 
 def _split_signals(states: Any, integral: Integral) -> Any:
-    if integral.layout == "contiguous":
-        return states.unflatten(-1, (integral.signals, -1))
-    return states.unflatten(-1, (-1, integral.signals)).transpose(-1, -2)
+    if integral.signal_layout == "contiguous":
+        return states.unflatten(-1, (integral.num_signals, -1))
+    return states.unflatten(-1, (-1, integral.num_signals)).transpose(-1, -2)
 
 
 def _four_dimensional_mask(mask: torch.Tensor | None, queries: int, keys: int) -> torch.Tensor | None:

@@ -11,39 +11,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 
 from .attention import VariantAttention
-from .settings import Shape, Variant, read_variant
+from .settings import PREFIX, Shape, Variant, read_attention, read_variant
 
 
 class _VariantConfig:
-    _is_neox = False  # GPT-NeoX has no head_dim, and a share of each head rotates
-
     def variant(self) -> Variant:
         return read_variant(vars(self), self.shape())
 
     def shape(self) -> Shape:
         config: Any = self
-        heads = config.num_attention_heads
-        own = None if self._is_neox else getattr(config, "head_dim", None)
-        return Shape(
-            layers=config.num_hidden_layers,
-            heads=heads,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_size=int(own or config.hidden_size // heads),
-            rotary_share=float(config.rope_parameters["partial_rotary_factor"]) if self._is_neox else 1.0,
-        )
+        return read_attention(vars(self), config.model_type.removeprefix(PREFIX))
 
 
 class EvalkitLlamaConfig(_VariantConfig, LlamaConfig):  # type: ignore[misc]
@@ -62,7 +45,6 @@ class EvalkitGPTNeoXConfig(_VariantConfig, GPTNeoXConfig):  # type: ignore[misc]
     """GPT-NeoX (Pythia) with another attention."""
 
     model_type = "evalkit_gpt_neox"
-    _is_neox = True
 
 
 class _SeparateProjections(VariantAttention):

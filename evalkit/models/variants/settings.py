@@ -1,7 +1,7 @@
 """Read and validate the attention settings in a checkpoint's config.
 
-In: the flat keys of a config. Out: a `Variant`. Every detail that the papers leave open has a key; none has a default
-here, so a config without one of them is rejected. Standard library only.
+In: the flat keys of a config. Out: a `Variant`, and the `Shape` of its attention. Every detail that the papers leave
+open has a key; none has a default here, so a config without one of them is rejected. Standard library only.
 """
 
 from __future__ import annotations
@@ -9,33 +9,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal, get_args, get_type_hints
 
 PREFIX = "evalkit_"
 """Prefix of model types whose attention differs from the backbone's."""
 VANILLA, COG, DIFFERENTIAL, INTEGRAL = "vanilla", "cog", "differential", "integral"
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "attention_variant": (VANILLA, COG, DIFFERENTIAL, INTEGRAL),
-    "signal_rope": ("per_signal", "full_head"),
-    "signal_layout": ("contiguous", "tiled"),
-    "signal_scale": ("signal", "head"),
-    "signal_domain": ("logits", "probabilities"),
-    "diff_heads": ("halve", "keep"),
-    "diff_pairing": ("adjacent", "halves"),
-    "diff_subln": ("affine", "plain", "none"),
-    "lambda_index": ("absolute", "relative"),
-}
-KEYS: dict[str, tuple[str, ...]] = {
-    VANILLA: (),
-    COG: ("cog_keep_last",),
-    DIFFERENTIAL: ("diff_heads", "diff_pairing", "diff_subln", "diff_subln_eps", "lambda_index"),
-    INTEGRAL: ("num_signals", "signal_rope", "signal_layout", "signal_scale", "signal_domain"),
-}
-"""Keys that each variant requires in a config, besides `attention_variant` and `variant_layers`."""
-ALL_KEYS = ("attention_variant", "variant_layers", *(key for keys in KEYS.values() for key in keys))
+MOST_LAYERS = 10_000
+"""Limit on layers, because lists of this length, or modules, are created."""
+_NEOX_ROTARY_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -49,11 +32,50 @@ class Shape:
     rotary_share: float = 1.0
 
 
+def read_attention(config: Mapping[str, Any], backbone: str) -> Shape:
+    """Read the dimensions of attention from the keys of a config; missing keys have transformers' defaults.
+
+    Raises `ValueError` for a required key that is missing or no whole number, and for numbers that do not fit.
+    """
+    is_neox = backbone == "gpt_neox"
+    # GPT-NeoX has neither of these two
+    optional = {
+        key: positive_integer(config, key)
+        for key in ("head_dim", "num_key_value_heads")
+        if not is_neox and config.get(key) is not None
+    }
+    hidden, heads = positive_integer(config, "hidden_size"), positive_integer(config, "num_attention_heads")
+    kv_heads = optional.get("num_key_value_heads", heads)
+    if "head_dim" not in optional and hidden % heads:
+        raise ValueError(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
+    if heads % kv_heads:
+        raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
+    usual = config.get("rotary_pct", _NEOX_ROTARY_SHARE) if is_neox else 1.0
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    share = rope.get("partial_rotary_factor", usual) if isinstance(rope, Mapping) else usual
+    if type(share) not in (int, float) or not 0 < share <= 1:
+        raise ValueError(f"partial_rotary_factor is {share!r}; expected a number above 0, at most 1")
+    head_size = optional.get("head_dim", hidden // heads)
+    return Shape(positive_integer(config, "num_hidden_layers"), heads, kv_heads, head_size, float(share))
+
+
+def positive_integer(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if value is None:
+        raise ValueError(f"'{key}' is missing")
+    if type(value) is not int or value < 1 or (key == "num_hidden_layers" and value > MOST_LAYERS):
+        raise ValueError(f"{key} is {value!r}; expected a whole number from 1, of layers at most {MOST_LAYERS:,}")
+    return value
+
+
+# The fields are the keys that each variant requires in a config, besides `attention_variant` and `variant_layers`
+
+
 @dataclass(frozen=True)
 class Cog:
     """Cog attention: sign(QKᵀ) ⊙ softmax(|QKᵀ|)."""
 
-    keep_last: bool
+    cog_keep_last: bool
     """Whether the model's last layer stays vanilla, as in the authors' code."""
 
 
@@ -61,45 +83,46 @@ class Cog:
 class Differential:
     """Differential attention: softmax(Q₁K₁ᵀ) − λ softmax(Q₂K₂ᵀ), then a norm over each pair of heads."""
 
-    heads: str
+    diff_heads: Literal["halve", "keep"]
     """"halve": maps as wide as the backbone's heads, half as many pairs; "keep": half as wide, a pair for each head."""
-    pairing: str
+    diff_pairing: Literal["adjacent", "halves"]
     """Which maps form a pair, in the order of the projections' rows: "adjacent" (2i, 2i + 1), which under "keep" are
     the two halves of a head; "halves" (i, i + half of them)."""
-    subln: str
+    diff_subln: Literal["affine", "plain", "none"]
     """"affine": RMSNorm with a weight, × (1 − λ_init); "plain": without a weight; "none": no norm and no factor."""
-    subln_eps: float
-    lambda_index: str
+    diff_subln_eps: float
+    lambda_index: Literal["absolute", "relative"]
     """Depth in λ_init: "absolute" counts all layers, "relative" only the variant's; both from 0."""
 
     def size(self, head_size: int) -> int:
-        return head_size if self.heads == "halve" else head_size // 2
+        return head_size if self.diff_heads == "halve" else head_size // 2
 
 
 @dataclass(frozen=True)
 class Integral:
     """Integral attention: softmax of the mean of S signals' logits."""
 
-    signals: int
-    rope: str
+    num_signals: int
+    signal_rope: Literal["per_signal", "full_head"]
     """"per_signal": each signal rotates as a head of its own size; "full_head": the head rotates before it is split."""
-    layout: str
+    signal_layout: Literal["contiguous", "tiled"]
     """Channels of signal s in a head of D: "contiguous" s·D/S …, "tiled" s, s + S, …"""
-    scale: str
+    signal_scale: Literal["signal", "head"]
     """Divisor of each signal's logits: the square root of the "signal" size D/S, or of the "head" size D."""
-    domain: str
+    signal_domain: Literal["logits", "probabilities"]
     """"logits": softmax of the mean; "probabilities": mean of the softmaxes."""
 
     def size(self, head_size: int) -> int:
-        return head_size // self.signals
+        return head_size // self.num_signals
 
     def factor(self, head_size: int) -> float:
-        return float((self.size(head_size) if self.scale == "signal" else head_size) ** -0.5)
+        return float((self.size(head_size) if self.signal_scale == "signal" else head_size) ** -0.5)
 
     def mean_factor(self, head_size: int) -> float:
         """Return the factor that turns a head's QKᵀ into the mean of its signals' logits."""
+        signals = self.num_signals
         # A single root, so that one signal is bit-identical to vanilla attention
-        return float((self.signals * head_size if self.scale == "signal" else self.signals**2 * head_size) ** -0.5)
+        return float((signals * head_size if self.signal_scale == "signal" else signals**2 * head_size) ** -0.5)
 
 
 _SETTINGS: dict[str, type[Cog] | type[Differential] | type[Integral]] = {
@@ -107,7 +130,9 @@ _SETTINGS: dict[str, type[Cog] | type[Differential] | type[Integral]] = {
     DIFFERENTIAL: Differential,
     INTEGRAL: Integral,
 }
-"""Settings classes, whose fields are in the order of `KEYS`."""
+KEYS = {VANILLA: (), **{name: tuple(field.name for field in fields(form)) for name, form in _SETTINGS.items()}}
+ALL_KEYS = ("attention_variant", "variant_layers", *(key for keys in KEYS.values() for key in keys))
+_EXPECTED = {bool: "true or false", int: "a whole number from 1", float: "a positive number"}
 
 
 @dataclass(frozen=True)
@@ -124,28 +149,32 @@ def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
 
     Raises `ValueError` if a key is missing, has no meaning for this variant, or does not fit the shape.
     """
-    name = _value(config, "attention_variant", "a config")
+    name = config.get("attention_variant")
+    if name not in tuple(KEYS):
+        raise ValueError(f"'attention_variant' is {name!r}; expected one of {', '.join(KEYS)}")
     others = {key for key in ALL_KEYS if config.get(key) is not None} - {"attention_variant", "variant_layers"}
-    if unknown := sorted(others - set(KEYS[name])):
+    if unknown := sorted(others.difference(KEYS[name])):
         raise ValueError(f"'{unknown[0]}' has no meaning for {name} attention; leave it out")
     layers = _layers(config, name, shape)
     if name in (COG, DIFFERENTIAL) and config.get("attention_dropout"):
         raise ValueError(f"{name} attention has no attention_dropout; set it to 0")
-    values = [_value(config, key, f"{name} attention") for key in KEYS[name]]
-    settings = None if name == VANILLA else _SETTINGS[name](*values)
-    if isinstance(settings, Cog) and settings.keep_last and shape.layers - 1 in layers:
+    if name == VANILLA:
+        return Variant(name, layers, None)
+    kinds = get_type_hints(_SETTINGS[name])
+    settings = _SETTINGS[name](**{key: _value(config, key, kinds[key], name) for key in KEYS[name]})
+    if isinstance(settings, Cog) and settings.cog_keep_last and shape.layers - 1 in layers:
         raise ValueError(
             f"cog_keep_last is true, but variant_layers contains the last layer, {shape.layers - 1}; change one"
         )
     if isinstance(settings, Differential):
         _check_pairs(settings, shape)
     if isinstance(settings, Integral):
-        signals, size = settings.signals, shape.head_size
+        signals, size = settings.num_signals, shape.head_size
         if size % signals:
             raise ValueError(
                 f"{signals} signals do not divide a head of {size} channels: {size} / {signals} = {size / signals:g}"
             )
-        if settings.rope == "per_signal":
+        if settings.signal_rope == "per_signal":
             _check_rotary(settings.size(size), shape, f"a signal ({size} / {signals})")
     return Variant(name, layers, settings)
 
@@ -179,7 +208,7 @@ def lambda_init(depth: int) -> float:
 
 
 def _check_pairs(settings: Differential, shape: Shape) -> None:
-    if settings.heads == "halve":
+    if settings.diff_heads == "halve":
         for what, count in (("heads", shape.heads), ("key-value heads", shape.kv_heads)):
             if count % 2:
                 raise ValueError(
@@ -202,34 +231,26 @@ def _check_rotary(size: int, shape: Shape, what: str) -> None:
 
 
 def _layers(config: Mapping[str, Any], name: str, shape: Shape) -> tuple[int, ...]:
-    layers = _value(config, "variant_layers", f"{name} attention")
-    if outside := [layer for layer in layers if not 0 <= layer < shape.layers]:
-        raise ValueError(f"variant_layers contains {outside[0]}, but the layers are 0 to {shape.layers - 1}")
-    if list(layers) != sorted(set(layers)):
-        raise ValueError(f"variant_layers is {list(layers)}; expected each layer once, in order")
+    layers = config.get("variant_layers")
+    if not isinstance(layers, (list, tuple)) or any(type(layer) is not int for layer in layers):
+        raise ValueError(f"'variant_layers' is {layers!r}; expected a list of layer numbers, from 0")
+    if list(layers) != sorted(set(layers) & set(range(shape.layers))):
+        raise ValueError(
+            f"variant_layers is {list(layers)}; expected each layer once, in order, from 0 to {shape.layers - 1}"
+        )
     if bool(layers) == (name == VANILLA):
         what = "must be empty for vanilla attention" if layers else f"is empty, so no layer has {name} attention"
         raise ValueError(f"variant_layers {what}")
     return tuple(layers)
 
 
-def _value(config: Mapping[str, Any], key: str, owner: str) -> Any:
-    """Return the value of a key that an attention requires; raise if it is missing or invalid."""
-    value, choices = config.get(key), _CHOICES.get(key)
+def _value(config: Mapping[str, Any], key: str, kind: Any, name: str) -> Any:
+    """Return the value of a key that an attention requires; raise if it is missing or not of its field's type."""
+    value, choices = config.get(key), get_args(kind)
+    expected = f"one of {', '.join(choices)}" if choices else _EXPECTED[kind]
     if value is None:
-        listed = f" ({', '.join(choices)})" if choices else ""
-        raise ValueError(f"the config lacks '{key}', which {owner} needs{listed}")
-    if choices:
-        is_valid, expected = value in choices, f"one of {', '.join(choices)}"
-    elif key == "cog_keep_last":
-        is_valid, expected = isinstance(value, bool), "true or false"
-    elif key == "num_signals":
-        is_valid, expected = type(value) is int and value >= 1, "a whole number from 1"
-    elif key == "diff_subln_eps":
-        is_valid, expected = type(value) in (int, float) and 0 < value < math.inf, "a positive number"
-    else:
-        is_valid = isinstance(value, (list, tuple)) and all(type(layer) is int for layer in value)
-        expected = "a list of layer numbers, from 0"
+        raise ValueError(f"the config lacks '{key}', which {name} attention needs ({expected})")
+    is_valid = value in choices if choices else type(value) is kind and (kind is bool or 0 < value < math.inf)
     if not is_valid:
         raise ValueError(f"{key} is {value!r}; expected {expected}")
     return value

@@ -23,11 +23,7 @@ _FEWEST = 16
 
 
 def signed_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
     """Compute cog attention for all heads: [batch, heads, queries, width], under autocast in its dtype.
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say, doing, imports
-from evalkit.errors import CheckpointError, UsageError, first_line, reading_as
+from evalkit.errors import CheckpointError, UsageError, reading_as
 from evalkit.models import variants
-from evalkit.models.loading.files import GENERATION_CONFIG, copy_files, tokenizer_files, weight_indexes
-from evalkit.models.loading.fingerprint import Fingerprint, fingerprint, hash_file
+from evalkit.models.loading.files import copy_files, generation_files, tokenizer_files, weight_indexes
+from evalkit.models.loading.fingerprint import Fingerprint, combine, fingerprint, hash_file
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.variants.settings import DIFFERENTIAL
 from evalkit.models.zoo.named import new_folder
@@ -35,7 +35,7 @@ _REQUIRED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps",
     "max_position_embeddings", "tie_word_embeddings",
 )  # fmt: skip
-_COPIED = (*_REQUIRED, "num_key_value_heads", "hidden_act", "initializer_range", "rope_theta", "rope_scaling",
+_OPTIONAL = ("num_key_value_heads", "hidden_act", "initializer_range", "rope_theta", "rope_scaling",
          "rope_parameters", "attention_bias", "mlp_bias", "bos_token_id", "eos_token_id", "pad_token_id",
          )  # fmt: skip
 _DROPPED_KEYS = ("model_type", "architectures", "auto_map", "lambda_std_dev", "transformers_version", "dtype")
@@ -51,12 +51,10 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
     kind = str(config.get("model_type"))
     if kind not in _CLASSES:
         raise CheckpointError(f"{checkpoint.given}: model type '{kind}' loads without evalkit and needs no export")
-    try:
-        read_shape(config)
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {error}") from error
     folder = checkpoint.folder
-    files = (*checkpoint.weights(), *weight_indexes(folder), *tokenizer_files(folder), *_generation_files(folder))
+    with reading_as(folder / "config.json", "a model's shape", CheckpointError):
+        read_shape(config)
+    files = (*checkpoint.weights(), *weight_indexes(folder), *tokenizer_files(folder), *generation_files(folder))
     name, code = _CLASSES[kind], Path(variants.__path__[0])
     # Both from one module: transformers copies each referenced module separately, and a model does not recognise the
     # settings classes of a config from another copy
@@ -78,8 +76,6 @@ def convert(
     Of the authors' heads, `rope` is the rotary layout: "interleaved" (also None; channels 2i and 2i + 1 rotate
     together), or "rotate_half" as in transformers (i and i + half); `pairing` is "adjacent" (also None) or "halves".
     """
-    if checkpoint.gguf is not None:
-        raise CheckpointError(f"{checkpoint.given}: is a GGUF file; give a folder with config.json and safetensors")
     config = checkpoint.config()
     kind = str(config.get("model_type"))
     if kind in _CLASSES:
@@ -87,32 +83,29 @@ def convert(
     if kind == "diffllama" and (rope or pairing):
         raise UsageError("--rope and --pairing apply to the authors' layout only; leave them out for a DiffLlama")
     with doing(f"converting {checkpoint.given}", slow=imports("torch")):
-        from evalkit.models.loading.snapshot import snapshot
+        from evalkit.models.loading.build import copied, read_weights
 
-        with snapshot(checkpoint) as files, new_folder(output) as folder:
+        with copied(checkpoint) as copies, new_folder(output) as folder:
+            stored = read_weights(checkpoint.weights())
             # Without the rotary frequencies that old checkpoints store
-            stored = files.weights.tensors.items()
-            weights = {name: weight for name, weight in stored if not name.endswith("rotary_emb.inv_freq")}
+            names = [name for name in stored.tensors if not name.endswith("rotary_emb.inv_freq")]
+            weights = {name: stored.tensors[name] for name in names}
             if kind == "diffllama":
                 keys = _config_from_diffllama(config)
             else:
                 with reading_as(checkpoint.given, "a differential checkpoint", CheckpointError):
                     keys = _read_authors(checkpoint, config, weights, rope or "interleaved", pairing or "adjacent")
             model_config = _checked_config(checkpoint, keys, weights)
-            _check_unchanged(checkpoint, files.fingerprint)
+            _check_unchanged(checkpoint, combine(copies, stored.digests, hash_file))
             from huggingface_hub import save_torch_state_dict
 
             with quiet():
                 model_config.save_pretrained(folder)
                 save_torch_state_dict({name: weight.contiguous() for name, weight in weights.items()}, folder)
-            source = files.checkpoint.folder
-            copy_files((*tokenizer_files(source), *_generation_files(source)), source, folder)
+            source = copies.folder
+            copy_files((*tokenizer_files(source), *generation_files(source)), source, folder)
     if not tokenizer_files(checkpoint.folder):
         say(f"{checkpoint.given} holds no tokenizer: copy its files to {output}, or pass --tokenizer to evalkit run")
-
-
-def _generation_files(folder: Path) -> tuple[Path, ...]:
-    return tuple(path for path in (folder / GENERATION_CONFIG,) if path.is_file())
 
 
 def _check_unchanged(checkpoint: Checkpoint, read: Fingerprint) -> None:
@@ -149,9 +142,9 @@ def _read_authors(
             f"{checkpoint.given}: neither transformers' DiffLlama (model_type diffllama) nor the authors' attention in "
             "a Llama: weight model.layers.N.self_attn.lambda_q1 not found; docs/reference/models.md lists the names"
         )
-    for key in (*_REQUIRED, "rope_theta"):
-        if key not in config and not (key == "rope_theta" and config.get("rope_parameters")):
-            raise CheckpointError(f"{checkpoint.folder / 'config.json'}: lacks '{key}'")
+    keys = {key: config[key] for key in _REQUIRED} | {key: config[key] for key in _OPTIONAL if key in config}
+    if not config.get("rope_parameters"):
+        keys["rope_theta"] = config["rope_theta"]
     for name in [name for name in weights if ".self_attn.out_proj." in name]:
         weights[name.replace(".out_proj.", ".o_proj.")] = weights.pop(name)
     first = f"model.layers.{layers[0]}.self_attn"
@@ -167,7 +160,7 @@ def _read_authors(
     if rope == "interleaved":
         for layer in range(config["num_hidden_layers"]):
             _deinterleave(weights, layer, size if layer in layers else head_size)
-    return {key: config[key] for key in _COPIED if key in config} | {
+    return keys | {
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_size,
@@ -197,21 +190,17 @@ def _checked_config(checkpoint: Checkpoint, keys: dict[str, Any], weights: Weigh
 
     import evalkit.models.auto  # noqa: F401
 
-    with quiet():
+    # transformers raises errors of any type; the checkpoint is the cause
+    with reading_as(checkpoint.given, "weights that fit its config.json", CheckpointError), quiet():
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        try:
-            config = AutoConfig.for_model("evalkit_llama", **keys)
-            with torch.device("meta"):
-                model: Any = AutoModelForCausalLM.from_config(config)
-            head = weights.pop("lm_head.weight", None) if config.tie_word_embeddings else None
-            tied = {"lm_head.weight": weights["model.embed_tokens.weight"]} if config.tie_word_embeddings else {}
-            # Every weight must be there, in its shape, and no other
-            model.load_state_dict(weights | tied, assign=True)
-        except Exception as error:  # transformers raises errors of any type; the checkpoint is the cause
-            raise CheckpointError(
-                f"{checkpoint.given}: config.json and the weights do not fit ({first_line(error)})"
-            ) from error
+        config = AutoConfig.for_model("evalkit_llama", **keys)
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config)
+        head = weights.pop("lm_head.weight", None) if config.tie_word_embeddings else None
+        tied = {"lm_head.weight": weights["model.embed_tokens.weight"]} if config.tie_word_embeddings else {}
+        # Every weight must be there, in its shape, and no other
+        model.load_state_dict(weights | tied, assign=True)
     if head is not None and not torch.equal(head, weights["model.embed_tokens.weight"]):
         raise CheckpointError(
             f"{checkpoint.given}: lm_head.weight differs from the embedding; set tie_word_embeddings to false"

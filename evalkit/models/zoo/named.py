@@ -24,28 +24,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
-from safetensors import SafetensorError
 
 from evalkit.display import Say, doing, imports
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
+from evalkit.errors import UnknownNameError, UsageError, reading_as
 from evalkit.inputs.validated import FileSettings, Named, read_settings
 from evalkit.models.loading.files import copy_files, tokenizer_files
 from evalkit.models.loading.locate import DTYPES, silent, tokenizer_folder
-from evalkit.models.variants.settings import ALL_KEYS, PREFIX, VANILLA, layers_of
-from evalkit.models.zoo.shapes import Backbone, ModelShape, layer_count, read_shape
+from evalkit.models.variants.settings import ALL_KEYS, PREFIX, VANILLA, layers_of, positive_integer
+from evalkit.models.zoo.shapes import Backbone, ModelShape, read_shape
 from evalkit.models.zoo.train_tokenizer import train_tokenizer
 from evalkit.paths import resource
 
-_COMMON_KEYS = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act",
-    "max_position_embeddings", "initializer_range", "rope_parameters", "tie_word_embeddings", "attention_dropout",
-)  # fmt: skip
-_REQUIRED_KEYS: dict[str, tuple[str, ...]] = {
-    "llama": (*_COMMON_KEYS, "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias"),
-    "qwen2": (*_COMMON_KEYS, "num_key_value_heads", "rms_norm_eps", "use_sliding_window"),
-    "gpt_neox": (*_COMMON_KEYS, "layer_norm_eps", "attention_bias", "hidden_dropout", "use_parallel_residual"),
-}
 _OPTIONAL = {"llama": ("head_dim",), "qwen2": ("head_dim",), "gpt_neox": ()}
+"""Keys of each backbone that need not be given."""
 _STOCK = ("llama", "gpt_neox")
 """Backbones whose vanilla models have transformers' own model type, so that they load without evalkit. Not Qwen2: with
 its model type, transformers reads every tokenizer as Qwen2's, and splits text differently from Mixtral's tokenizer."""
@@ -125,15 +116,23 @@ def _shipped() -> dict[str, Path]:
     return {path.stem: path for path in resource("configs", "models").glob("*.yaml")}
 
 
+@cache
+def _base_keys() -> dict[str, tuple[str, ...]]:
+    """Return the keys that each backbone needs: those of its base in evalkit's files."""
+    files = [read_settings(path, _ModelsFile, UsageError) for path in _shipped().values()]
+    return {str(file.backbone): tuple(file.base) for file in files if isinstance(file.base, dict)}
+
+
 def _config(backbone: str, keys: dict[str, Any]) -> tuple[dict[str, Any], ModelShape]:
-    known = (*_REQUIRED_KEYS[backbone], *_OPTIONAL[backbone], *ALL_KEYS)
+    required = (*_base_keys()[backbone], "attention_variant", "variant_layers")
+    known = (*required, *_OPTIONAL[backbone], *ALL_KEYS, "description")
     for key in keys:
         if key not in known:
-            raise UnknownNameError("key", str(key), (*known, "description"))
-    for key in (*_REQUIRED_KEYS[backbone], "attention_variant", "variant_layers"):
+            raise UnknownNameError("key", str(key), known)
+    for key in required:
         if keys.get(key) is None:
             raise ValueError(f"'{key}' is missing")
-    layers = layers_of(keys["variant_layers"], layer_count(keys))
+    layers = layers_of(keys["variant_layers"], positive_integer(keys, "num_hidden_layers"))
     if keys.get("cog_keep_last"):  # so that it can be combined with "all" and "top 50%"
         layers = tuple(layer for layer in layers if layer != keys["num_hidden_layers"] - 1)
     config = {"model_type": f"{PREFIX}{backbone}"} | keys | {"variant_layers": list(layers)}
@@ -162,11 +161,6 @@ def new_folder(output: Path) -> Iterator[Path]:
         part.mkdir(parents=True)
         yield part
         part.replace(output)
-    except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or first_line(error)
-        raise CheckpointError(
-            f"--output {output}: cannot be written ({why}); free space, or choose another --output"
-        ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -219,9 +213,8 @@ def _write_model(folder: Path, model: NamedModel, tokenizer: Any, seed: int, dty
         from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.manual_seed(seed)
-        try:
+        # transformers raises errors of any type; the model's keys are the cause
+        with reading_as(model.source, f"a file of model '{model.name}'", UsageError):
             config = AutoConfig.for_model(**model.config, **ids)
             built: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        except Exception as error:  # transformers raises errors of any type; the model's keys are the cause
-            raise UsageError(f"{model.source}: model '{model.name}' cannot be built ({first_line(error)})") from error
         built.to(getattr(torch, dtype)).save_pretrained(folder)

@@ -7,22 +7,21 @@ torch nor transformers is imported.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
 from evalkit.errors import CheckpointError
-from evalkit.models.loading.files import MOST_LAYERS, safetensors_header
+from evalkit.models.loading.files import safetensors_header
 from evalkit.models.loading.locate import Checkpoint
-from evalkit.models.variants.settings import KEYS, PREFIX, VANILLA, Differential, Shape, Variant, read_variant
+from evalkit.models.variants import settings
+from evalkit.models.variants.settings import KEYS, PREFIX, VANILLA, Differential, positive_integer
 
 Backbone = Literal["llama", "qwen2", "gpt_neox"]
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _GGUF_BYTES = 1.1
 """Bytes of a parameter in a GGUF file of 8 bits, which most have."""
-_NEOX_ROTARY_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class ModelShape:
     tied: bool
     attention_bias: bool
     mlp_bias: bool
-    attention: Shape
-    variant: Variant
+    attention: settings.Shape
+    variant: settings.Variant
 
 
 class Parameters(NamedTuple):
@@ -62,62 +61,20 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         raise ValueError(
             f"model_type is '{kind}'; expected {', '.join(get_args(Backbone))}, or one of these with prefix {PREFIX}"
         )
-    is_neox = backbone == "gpt_neox"
-    # GPT-NeoX has neither of these two
-    optional = {} if is_neox else {key: config.get(key) for key in ("head_dim", "num_key_value_heads")}
-    hidden, heads = _positive_integer(config, "hidden_size"), _positive_integer(config, "num_attention_heads")
-    has_head_size = optional.get("head_dim") is not None
-    if not has_head_size and hidden % heads:
-        raise ValueError(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
-    is_grouped = optional.get("num_key_value_heads") is not None
-    kv_heads = _positive_integer(config, "num_key_value_heads") if is_grouped else heads
-    if heads % kv_heads:
-        raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
-    attention = Shape(
-        layers=layer_count(config),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=_positive_integer(config, "head_dim") if has_head_size else hidden // heads,
-        rotary_share=_rotary_share(config, is_neox),
-    )
+    is_neox, attention = backbone == "gpt_neox", settings.read_attention(config, backbone)
     stock = {"attention_variant": VANILLA, "variant_layers": []}
     return ModelShape(
         backbone=backbone,
-        vocabulary=_positive_integer(config, "vocab_size"),
-        hidden=hidden,
-        intermediate=_positive_integer(config, "intermediate_size"),
-        window=_positive_integer(config, "max_position_embeddings"),
+        vocabulary=positive_integer(config, "vocab_size"),
+        hidden=positive_integer(config, "hidden_size"),
+        intermediate=positive_integer(config, "intermediate_size"),
+        window=positive_integer(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", is_neox)),
         mlp_bias=bool(config.get("mlp_bias", False)) if backbone == "llama" else is_neox,
         attention=attention,
-        variant=read_variant(config if kind != backbone else stock, attention),
+        variant=settings.read_variant(config if kind != backbone else stock, attention),
     )
-
-
-def layer_count(config: Mapping[str, Any]) -> int:
-    layers = _positive_integer(config, "num_hidden_layers")
-    if layers > MOST_LAYERS:
-        raise ValueError(f"num_hidden_layers is {layers:,}; expected at most {MOST_LAYERS:,}")
-    return layers
-
-
-def _positive_integer(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if value is None:
-        raise ValueError(f"'{key}' is missing")
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{key} is {value!r}; expected a whole number from 1")
-    return value
-
-
-def _rotary_share(config: Mapping[str, Any], is_neox: bool) -> float:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    usual = config.get("rotary_pct", _NEOX_ROTARY_SHARE) if is_neox else 1.0
-    share = rope.get("partial_rotary_factor", usual) if isinstance(rope, Mapping) else usual
-    if type(share) not in (int, float) or not 0 < share <= 1:
-        raise ValueError(f"partial_rotary_factor is {share!r}; expected a number above 0, at most 1")
-    return float(share)
 
 
 def shape_facts(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -164,11 +121,11 @@ def parameters(shape: ModelShape) -> Parameters:
         biases += hidden + shape.intermediate * (1 if shape.backbone == "gpt_neox" else 2)
     layer = _matrices(shape) + biases + 2 * norm
     rest = layers * layer + norm
-    settings = shape.variant.settings
-    if isinstance(settings, Differential):
-        size = settings.size(shape.attention.head_size)
+    variant = shape.variant.settings
+    if isinstance(variant, Differential):
+        size = variant.size(shape.attention.head_size)
         # The four vectors of λ, and the weight of the norm over a pair
-        rest += len(shape.variant.layers) * (4 * size + (2 * size if settings.subln == "affine" else 0))
+        rest += len(shape.variant.layers) * (4 * size + (2 * size if variant.diff_subln == "affine" else 0))
     return Parameters(shape.vocabulary * hidden * (1 if shape.tied else 2), rest)
 
 
@@ -210,8 +167,6 @@ def parameter_count(checkpoint: Checkpoint) -> int | None:
     try:
         if checkpoint.gguf is not None:
             return int(checkpoint.gguf.stat().st_size / _GGUF_BYTES)
-        with suppress(ValueError):
-            return parameters(read_shape(checkpoint.config())).total
         return sum(
             sum(prod(shape) for _, shape in safetensors_header(path).values())
             if path.suffix == ".safetensors"

@@ -41,13 +41,13 @@ def refused(config: dict[str, Any], shape: Shape = SHAPE) -> str:
 def test_what_is_read() -> None:
     settings = {
         "vanilla": None,
-        "cog": Cog(keep_last=False),
+        "cog": Cog(cog_keep_last=False),
         "differential": Differential("halve", "adjacent", "affine", 1e-5, "absolute"),
         "integral": Integral(2, "per_signal", "contiguous", "signal", "logits"),
     }
     for name, config in CONFIGS.items():
         assert read_variant(config, SHAPE) == Variant(name, () if name == "vanilla" else (1, 2), settings[name])
-    assert read_variant(COG | {"cog_keep_last": True, "variant_layers": [1]}, SHAPE).settings == Cog(keep_last=True)
+    assert read_variant(COG | {"cog_keep_last": True, "variant_layers": [1]}, SHAPE).settings == Cog(cog_keep_last=True)
     assert set(ALL_KEYS) == {key for config in CONFIGS.values() for key in config}
 
 
