@@ -15,7 +15,7 @@ from pathlib import Path
 from evalkit.data import sources, wheels
 from evalkit.data.schema import EXAMPLES, TASKS, TaskData, canonical_documents
 from evalkit.data.sources import Hub, Record, cached_records, cached_split
-from evalkit.display import Say, doing
+from evalkit.display import Say, doing, news
 from evalkit.errors import DataError, UnknownNameError
 
 _PROCESS_HUB = Hub()
@@ -59,7 +59,7 @@ class Library:
         self,
         data_dir: Path | None = None,
         allow_unofficial: bool = False,
-        say: Say = wheels.say_on_stderr,
+        say: Say = news,
         hub: Hub = _PROCESS_HUB,
     ) -> None:
         self._data_dir = None if data_dir is None else data_dir.expanduser()
@@ -159,8 +159,7 @@ class Library:
 
     def _not_found(self, data: TaskData, problems: list[str]) -> DataError:
         if self._data_dir is not None:
-            hint = sources.did_you_mean(self._data_dir, lambda folder: sources.find(folder, data.name) is not None)
-            problems = [f"no {data.name}.jsonl in {self._data_dir}{hint}", *problems]
+            problems = [f"no {data.name}.jsonl in {self._data_dir}", *problems]
         if self._hub.failure is not None:
             problems = [*problems, f"hub: {self._hub.failure}"]
         return DataError(

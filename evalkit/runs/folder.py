@@ -31,7 +31,7 @@ from evalkit.errors import RunError, UsageError, first_line
 from evalkit.escape import brief, counted
 from evalkit.inputs import values
 from evalkit.inputs.reading import MOST_BYTES, parse_json, read_bytes
-from evalkit.inputs.validated import Stored, misfit
+from evalkit.inputs.validated import Stored, validated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -210,11 +210,6 @@ class Run:
         template = self.manifest["template"]
         return str(template["name"] if isinstance(template, dict) else template)
 
-    @property
-    def has_samples(self) -> bool:
-        """Whether all of lm-eval's per-document files are written."""
-        return bool(self.stored.get("samples"))
-
     def require_finished(self) -> None:
         """Raise `RunError` if the run is not finished."""
         if not self.complete:
@@ -232,7 +227,7 @@ class Run:
 
     def serves(self, samples: bool) -> bool:
         """Return whether the run has everything that is requested, `samples` being lm-eval's per-document files."""
-        return self.complete and (self.has_samples or not samples)
+        return self.complete and (not samples or bool(self.stored.get("samples")))
 
     @cached_property
     def scores(self) -> pd.DataFrame:
@@ -273,13 +268,13 @@ class Run:
                 raise ValueError(f"it belongs to run {identity}")
             if not isinstance(files, dict) or files.get(MANIFEST) != content_digest(self.manifest):
                 raise ValueError(f"{MANIFEST} is not the one that it was written with")
-            _check_form(content, StoredResults)
+            validated(content, StoredResults, ValueError, "results")
         return files, content
 
     def require_form(self, form: type[Stored]) -> None:
         """Raise `RunError` if results.json is not valid in a benchmark's form."""
         with _reading(self.folder, RESULTS):
-            _check_form(self.stored, form)
+            validated(self.stored, form, ValueError, "results")
 
     def read(self, name: str) -> bytes:
         """Return a file of the finished run, verified by its digest."""
@@ -290,11 +285,13 @@ class Run:
         with _reading(self.folder, name):
             content = path.read_bytes()
             if self.files.get(name) != digest(content):
-                owner = _owner_of(content) if name.endswith(".parquet") else None
-                is_of_another = owner not in (None, self.manifest["id"])
-                raise ValueError(
-                    f"it belongs to run {owner}" if is_of_another else f"its digest is not the one in {RESULTS}"
-                )
+                if name.endswith(".parquet"):
+                    from pyarrow.parquet import read_schema
+
+                    owner = (read_schema(io.BytesIO(content)).metadata or {}).get(RUN.encode())
+                    if owner not in (None, self.manifest["id"].encode()):
+                        raise ValueError(f"it belongs to run {owner.decode()}")
+                raise ValueError(f"its digest is not the one in {RESULTS}")
         return content
 
     def table(self, name: str, columns: Collection[str] = ()) -> pd.DataFrame:
@@ -318,7 +315,7 @@ def load_run(folder: Path | str) -> Run:
         manifest = _unsealed(folder / MANIFEST)
         if manifest.get("id") != specification_id(manifest.get("specification", {})):
             raise ValueError("its id does not match its specification")
-        _check_form(manifest, _Manifest)
+        validated(manifest, _Manifest, ValueError, "manifest")
     named = _ID_AT_END.fullmatch(folder.resolve().name[-13:])
     if named and named[1] != manifest["id"]:
         raise RunError(
@@ -326,21 +323,6 @@ def load_run(folder: Path | str) -> Run:
             "rename the folder"
         )
     return Run(folder, manifest)
-
-
-def _check_form(content: dict[str, Any], form: type[Stored]) -> None:
-    if reason := misfit(content, form):
-        raise ValueError(reason)
-
-
-def _owner_of(content: bytes) -> str | None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return str((pq.read_schema(io.BytesIO(content)).metadata or {})[RUN.encode()], "utf-8")
-    except (pa.ArrowException, OSError, ValueError, KeyError):
-        return None
 
 
 @contextmanager
@@ -352,8 +334,8 @@ def _reading(folder: Path, name: str) -> Iterator[None]:
         advice = f"delete {rebuilt} and run its command again, which resumes from the journal"
         if not is_file(folder / JOURNAL):
             advice = f"restore the original file, or {WITHOUT_JOURNAL}"
-        trouble = f"cannot be read: {error.strerror or error}" if isinstance(error, OSError) else ""
-        raise RunError(f"{folder / name} {trouble or f'is damaged ({first_line(error)})'}; {advice}") from error
+        reason = error.strerror if isinstance(error, OSError) else first_line(error)
+        raise RunError(f"{folder / name} is damaged ({reason}); {advice}") from error
 
 
 def is_file(path: Path) -> bool:

@@ -25,8 +25,7 @@ from evalkit.benchmarks.longbench.official import template
 from evalkit.benchmarks.longbench.protocol import E_TASKS, TASKS, SuiteName, Task
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection, FirstDocuments
 from evalkit.data.sources import Hub, Record, text, value, wrong
-from evalkit.data.wheels import say_on_stderr
-from evalkit.display import Say
+from evalkit.display import Say, news
 from evalkit.errors import DataError, UnknownNameError, UsageError, reading_as
 from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, Unreadable, parse_json, read_bytes
 from evalkit.runs.folder import MANIFEST
@@ -104,7 +103,7 @@ def load_rows(
     data_dir: Path | None = None,
     selection: DocumentSelection = ALL_DOCUMENTS,
     suite: SuiteName = "longbench",
-    say: Say = say_on_stderr,
+    say: Say = news,
     hub: Hub = _PROCESS_HUB,
 ) -> TaskDocuments:
     """Load the selected documents of one task, from a folder with `<task>.jsonl` (LongBench-E: `<task>_e.jsonl`).
@@ -177,8 +176,7 @@ def _parse_lines(
                     raise DataError(f"expected a JSON object, found {type(record).__name__}")
                 parsed.append(parse(record, len(parsed), number))
             except (DataError, Unreadable) as error:
-                reason = error.reason if isinstance(error, Unreadable) else error
-                raise DataError(f"{source}, line {number} ({task.name}): {reason}") from error
+                raise DataError(f"{source}, line {number} ({task.name}): {error}") from error
     if not parsed:
         raise DataError(f"{source} ({task.name}): expected JSON lines, found none")
     return parsed

@@ -20,7 +20,6 @@ from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS
 from evalkit.benchmarks.prompt_variants.prompt_sets import Order, PromptSet, in_orders, load_prompts, orders_of
 from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, remembered, shared_library
 from evalkit.data import Library
-from evalkit.data.sources import did_you_mean, find
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, RunError, UsageError
 from evalkit.models.loading.locate import Checkpoint
@@ -147,12 +146,9 @@ def _check_data_dir(request: SuiteRequest, suite: Suite, library: Library) -> No
             f"({', '.join(suite.tasks)}); leave it out, since a task file names its own documents"
         )
     if all(library.where(name).source != "data-dir" for name in names):
-        hint = did_you_mean(
-            request.data_dir.expanduser(), lambda folder: sum(find(folder, name) is not None for name in names)
-        )
         raise DataError(
             f"--data-dir {request.data_dir} has no documents of {', '.join(sorted(names))}; "
-            f"expected files named <task>.jsonl{hint}"
+            "expected files named <task>.jsonl"
         )
 
 
