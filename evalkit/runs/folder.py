@@ -210,6 +210,11 @@ class Run:
         template = self.manifest["template"]
         return str(template["name"] if isinstance(template, dict) else template)
 
+    @property
+    def has_samples(self) -> bool:
+        """Whether all of lm-eval's per-document files are written."""
+        return bool(self.stored.get("samples"))
+
     def require_finished(self) -> None:
         """Raise `RunError` if the run is not finished."""
         if not self.complete:
@@ -227,7 +232,7 @@ class Run:
 
     def serves(self, samples: bool) -> bool:
         """Return whether the run has everything that is requested, `samples` being lm-eval's per-document files."""
-        return self.complete and (not samples or bool(self.stored.get("samples")))
+        return self.complete and (self.has_samples or not samples)
 
     @cached_property
     def scores(self) -> pd.DataFrame:

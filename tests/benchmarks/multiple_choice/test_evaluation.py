@@ -140,7 +140,7 @@ def test_a_run_resumes_by_its_documents(small: Evaluate, manifest: str) -> None:
 def test_samples_are_all_there_or_made_again(small: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of one task, left by a run killed during writing, are not accepted for those of all tasks."""
     plain = small()
-    assert not plain.serves(samples=True)
+    assert not plain.has_samples
     fsync, calls = os.fsync, []
 
     def full(handle: int) -> None:
@@ -155,7 +155,7 @@ def test_samples_are_all_there_or_made_again(small: Evaluate, monkeypatch: pytes
         small(log_samples=True)
     assert len(list(plain.folder.glob("lm_eval/samples_*"))) == 1
     run = small(log_samples=True)
-    assert run.serves(samples=True) and len(list(run.folder.glob("lm_eval/samples_*"))) == 2
+    assert run.has_samples and len(list(run.folder.glob("lm_eval/samples_*"))) == 2
 
 
 def test_a_window_or_budget_that_is_too_small(small: Evaluate, tmp_path: Path) -> None:
