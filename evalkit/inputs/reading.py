@@ -37,7 +37,6 @@ Reason = Callable[[str], Exception]
 
 HALF = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair."""
-NO_CHARACTER = "half of a surrogate pair (\\ud800 to \\udfff), which is no character"
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -182,7 +181,7 @@ def _check_node(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tu
     if isinstance(node, yaml.ScalarNode):
         size, parts = 1 + len(node.value), ()
         if HALF.search(node.value):
-            raise Unreadable(f"{where}: {NO_CHARACTER}")
+            raise Unreadable(f"{where}: half of a surrogate pair, which is no character")
     elif isinstance(node, yaml.MappingNode):
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:

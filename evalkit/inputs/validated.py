@@ -8,23 +8,12 @@ and pydantic's reason; for an unknown key, the nearest one.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    Strict,
-    TypeAdapter,
-    ValidationError,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from evalkit.errors import UnknownNameError
@@ -113,11 +102,6 @@ class FileSettings(BaseModel):
         return content
 
 
-def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
-    check(value)
-    return value
-
-
 def _by_name(given: Any) -> Any:
     if not isinstance(given, dict):
         return given
@@ -128,12 +112,12 @@ def _by_name(given: Any) -> Any:
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
-Number = Annotated[float, WrapValidator(_as_written)]
+Number = int | float
 """A number, an integer where it is written without a decimal point: 4 and 4.0 have different digests."""
 Item = TypeVar("Item")
 Named = Annotated[dict[str, Item], BeforeValidator(_by_name)]
 """Values by user-defined names. YAML reads 7 as a number, which is accepted as a name."""
-Listed = Annotated[tuple[Item, ...], Strict(False)]
+Listed = Annotated[tuple[Item, ...], Field(strict=False)]
 """A list, stored as a tuple."""
 
 

@@ -20,12 +20,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from evalkit.errors import RunError, UsageError, first_line
 from evalkit.escape import brief, counted
@@ -98,11 +97,6 @@ class _Device(Stored):
     batches: dict[str, str]
 
 
-def _check_date(text: str) -> str:
-    datetime.fromisoformat(text)
-    return text
-
-
 class _Manifest(Stored):
     """What determines a number or a mark in a table; other keys are checked by their readers."""
 
@@ -115,7 +109,7 @@ class _Manifest(Stored):
     documents: dict[str, _Source]
     examples: dict[str, _Source] = Field(default_factory=dict)
     template: str | dict[str, Any]
-    created: Annotated[str, AfterValidator(_check_date)]
+    created: str
     model: str
     path: str | None = None
     revision: str | None
@@ -225,10 +219,7 @@ class Run:
         if self.kind == LM_EVAL and self.complete and not self.manifest["groups"]:
             raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
         if self.rule is None:
-            raise UsageError(
-                f"run {self.folder} has no choices that a rule could decide between: benchmark {self.kind} has its own "
-                "metrics"
-            )
+            raise UsageError(f"run {self.folder} has no choices for a rule; benchmark {self.kind} has its own metrics")
 
     def serves(self, samples: bool) -> bool:
         """Return whether the run has everything that is requested, `samples` being lm-eval's per-document files."""
@@ -323,10 +314,7 @@ def load_run(folder: Path | str) -> Run:
         validated(manifest, _Manifest, ValueError, "manifest")
     named = _ID_AT_END.fullmatch(folder.resolve().name[-13:])
     if named and named[1] != manifest["id"]:
-        raise RunError(
-            f"{folder} contains run {manifest['id']}, but its name is that of run {named[1]}; restore its files, or "
-            "rename the folder"
-        )
+        raise RunError(f"{folder} contains run {manifest['id']}, but its name is that of run {named[1]}; rename it")
     return Run(folder, manifest)
 
 
