@@ -89,9 +89,9 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.studies.running import Job
 
     spent: dict[str, float] = defaultdict(float)
-    for name in ("_plan", "_next_batches", "_finish"):
-        setattr(jobs, name, timed(spent, name, getattr(jobs, name)))
-    setattr(OpenRun, "store", timed(spent, "store", OpenRun.store))  # noqa: B010
+    setattr(jobs, "_next_step", timed(spent, "planning", jobs._next_step))  # noqa: B010
+    for name in ("store", "finish"):
+        setattr(OpenRun, name, timed(spent, name, getattr(OpenRun, name)))
     setattr(workers, "BatchWorker", ReplayingWorker)  # noqa: B010
     spec, progress = model_spec("demo"), Deliveries()
     tokenizer = spec.load(spec.locate(), print).tokenizer
@@ -104,19 +104,20 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
         for number in range(count):
             write_checkpoint(root / f"model{number}", number, tokenizer)
             planned_runs.append(Job(f"run {number}", planned(root / f"model{number}", settings, lambda _: None)))
-        outcomes = Driver(workers.WorkerPool(ray, options, "cpu", progress.say), planned_runs, progress).run()
+        pool = workers.WorkerPool(ray, options, "cpu", progress.say)
+        outcomes = Driver(pool, jobs.JobQueue(planned_runs, progress)).run()
     assert {one.state for one in outcomes} == {"finished"}, [one.message for one in outcomes]
     batches = len(progress.moments) // count
     replayed = progress.moments[batches:]
     wall, loop = (1000 * (replayed[-1][n] - replayed[0][n]) / (len(replayed) - 1) for n in (0, 1))
     planning, writing = (
-        1000 * time / (batches * count) for time in (spent["_plan"] + spent["_next_batches"], spent["store"])
+        1000 * time / (batches * count) for time in (spent["planning"] - spent["finish"], spent["store"])
     )
     print("\n| batches | documents of each | loop, ms | planning, ms | writing, ms | wall, ms | finish, s |")
     print("|---|---|---|---|---|---|---|")
     print(
         f"| {batches} | {8 * arguments.limit / batches:.0f} | {loop:.2f} | {planning:.2f} | {writing:.2f} "
-        f"| {wall:.2f} | {spent['_finish'] / count:.2f} |"
+        f"| {wall:.2f} | {spent['finish'] / count:.2f} |"
     )
     print(f"\nat most {1000 / (loop + planning + writing):.0f} batches a second")
 

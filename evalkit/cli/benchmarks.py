@@ -9,23 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from evalkit.cli import running
 from evalkit.cli.parameters import argument, command, exclude, flag, option, typed_option
-from evalkit.cli.running import (
-    CHECKPOINT,
-    DETAIL,
-    DRY_RUN,
-    MODEL,
-    PLOT,
-    Printer,
-    Workers,
-    checkpoint_of,
-    checkpoints_of,
-    dry_run,
-    evaluate,
-    finished_runs,
-    plan_of,
-    say,
-)
+from evalkit.cli.running import Printer, Workers
 from evalkit.cli.study import WatchOptions, watch
 from evalkit.display import Progress, doing
 from evalkit.errors import UsageError
@@ -52,8 +38,8 @@ def run(
                                         repeated=True),
     watching: WatchOptions,
     workers: Workers,
-    dry: bool = DRY_RUN,
-    detail: bool = DETAIL,
+    dry: bool = running.DRY_RUN,
+    detail: bool = running.DETAIL,
     printer: Printer,
     **options: Any,
 ) -> int:  # fmt: skip
@@ -86,21 +72,21 @@ def run(
         watch(watching, _request_options(options, own))
         return 0
     with doing("reading the options"):
-        models = checkpoints_of(checkpoints, model)
+        models = running.checkpoints_of(checkpoints, model)
         options = _request_options(options, own)
     if dry:
-        printer(dry_run(models, options))
+        printer(running.dry_run(models, options))
     elif len(models) > 1:
         if show_prompts or detail:
             raise UsageError(f"--{'show-prompts' if show_prompts else 'detail'}: is for one checkpoint, not several")
         return _run_several(models, options, workers, printer)
     elif show_prompts:
         with Progress() as progress:
-            plan = plan_of(models[0], options, progress.say)
+            plan = running.plan_of(models[0], options, progress.say)
             for text in benchmark(plan.manifest["kind"]).prompts(plan, show_prompts, progress.say):
                 click.echo(text)
     else:
-        evaluate(
+        running.evaluate(
             models[0], options, printer, dry, workers, lambda run, rule: benchmark_of(run).report(run, rule, detail)
         )
     return 0
@@ -157,9 +143,9 @@ def _request_options(options: dict[str, Any], own: Sequence[str]) -> dict[str, A
 @command(kind="needle", order="ORIGIN CONTEXT ... output COMPUTING token_budget TRUST dry printer")
 def needle(
     *,
-    checkpoint: str | None = CHECKPOINT,
-    model: str | None = MODEL,
-    dry: bool = DRY_RUN,
+    checkpoint: str | None = running.CHECKPOINT,
+    model: str | None = running.MODEL,
+    dry: bool = running.DRY_RUN,
     printer: Printer,
     **options: Any,
 ) -> None:
@@ -171,7 +157,7 @@ def needle(
     evalkit needle --model CKPT --context 8192                           stretched to 8,192 tokens by YaRN
     evalkit needle --model CKPT --lengths 500,1000 --depths 10,50,90 --repeats 10 --text book.txt
     """
-    evaluate(checkpoint_of(checkpoint, model), options | {"suite": "needle"}, printer, dry)
+    running.evaluate(running.checkpoint_of(checkpoint, model), options | {"suite": "needle"}, printer, dry)
 
 
 @command(
@@ -181,9 +167,9 @@ def needle(
 )
 def attention(
     *,
-    checkpoint: str | None = CHECKPOINT,
-    model: str | None = MODEL,
-    dry: bool = DRY_RUN,
+    checkpoint: str | None = running.CHECKPOINT,
+    model: str | None = running.MODEL,
+    dry: bool = running.DRY_RUN,
     workers: Workers,
     printer: Printer,
     **options: Any,
@@ -199,7 +185,7 @@ def attention(
     evalkit attention --model CKPT --measures bos,entropy --layers -1 --sample 50 --seed 1
     evalkit attention --model CKPT --text book.txt --context 8192 --measures bos,mass
     """
-    evaluate(checkpoint_of(checkpoint, model), options | {"suite": "attention"}, printer, dry, workers)
+    running.evaluate(running.checkpoint_of(checkpoint, model), options | {"suite": "attention"}, printer, dry, workers)
 
 
 @command(
@@ -208,13 +194,13 @@ def attention(
 )
 def perplexity(
     *,
-    checkpoint: str | None = CHECKPOINT,
-    model: str | None = MODEL,
+    checkpoint: str | None = running.CHECKPOINT,
+    model: str | None = running.MODEL,
     methods: tuple[str, ...] | None = typed_option(None, "Several methods of context extension, separated by commas: a "
                                                    "run each, in one table and one picture.", metavar="NAMES"),
-    dry: bool = DRY_RUN,
+    dry: bool = running.DRY_RUN,
     workers: Workers,
-    plot: Path | None = PLOT,
+    plot: Path | None = running.PLOT,
     printer: Printer,
     **options: Any,
 ) -> None:  # fmt: skip
@@ -231,26 +217,26 @@ def perplexity(
     evalkit perplexity --model CKPT --text book.txt --context 8192            stretched to 8,192 tokens by YaRN
     evalkit perplexity --model CKPT --text book.txt --context 8192 --methods none,linear,ntk,yarn --plot curves.png
     """
+    from evalkit.benchmarks.perplexity import results
+
     options["suite"] = "perplexity"
-    checkpoint = checkpoint_of(checkpoint, model)
+    checkpoint = running.checkpoint_of(checkpoint, model)
     exclude(methods=methods, dry_run=dry)
     exclude(methods=methods, context_method=options["context_method"])
 
     def draw(runs: dict[str, Run]) -> None:
-        from evalkit.benchmarks.perplexity.results import draw_positions
-
         if plot is not None:
-            draw_positions(list(runs.values()), list(runs), plot)
-            say(f"{plot} has been written")
+            results.draw_positions(list(runs.values()), list(runs), plot)
+            running.say(f"{plot} has been written")
 
-    if methods is None:
-        evaluate(checkpoint, options, printer, dry, workers, draw=lambda run: draw({str(run.manifest["model"]): run}))
+    if methods is not None:
+        runs = _run_methods(checkpoint, options, methods, workers.runner)
+        printer(results.methods_report(runs))
+        draw(runs)
         return
-    from evalkit.benchmarks.perplexity.results import methods_report
-
-    runs = _run_methods(checkpoint, options, methods, workers.runner)
-    printer(methods_report(runs))
-    draw(runs)
+    running.evaluate(
+        checkpoint, options, printer, dry, workers, draw=lambda run: draw({str(run.manifest["model"]): run})
+    )
 
 
 def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], runner: JobRunner) -> dict[str, Run]:
@@ -262,11 +248,12 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
     if options.get("context") in (None, "none") and options.get("context_config") is None:
         raise UsageError("--methods: name the longer context window too, such as --context 8192")
     with Progress() as progress:
-        plans = {method: plan_of(model, options | {"context_method": method}, progress.say) for method in methods}
+        say, of_method = progress.say, {name: options | {"context_method": name} for name in methods}
+        plans = {name: running.plan_of(model, own_options, say) for name, own_options in of_method.items()}
         if len(plans) > 1 and len({plan.folder for plan in plans.values()}) == 1:
             raise UsageError(
                 f"--methods {','.join(methods)}: --context {options.get('context')} is no longer than the window of "
                 "training, so no method changes anything; give a longer --context, or --context-original"
             )
         outcomes = runner([Job(f"{model}, {method}", plan) for method, plan in plans.items()], progress)
-    return dict(zip(plans, finished_runs(outcomes), strict=True))
+    return dict(zip(plans, running.finished_runs(outcomes), strict=True))

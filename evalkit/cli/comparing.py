@@ -19,7 +19,6 @@ from evalkit.escape import printable
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.figure_runs import AnalysedRun
     from evalkit.comparison.sides import Side
-    from evalkit.runs.folder import Run
 
 RUNS = argument(required=False)
 
@@ -192,25 +191,23 @@ def _analysed(
     given: tuple[str, ...], source: Source, names: tuple[str, ...] | None, request: FigureRequest
 ) -> tuple[list[AnalysedRun], list[str]]:
     from evalkit.benchmarks.attention.figure_runs import AnalysedRun, run_differences
-    from evalkit.comparison.sides import Side, check_unique
-    from evalkit.comparison.sides import names as names_of
+    from evalkit.comparison.sides import Side, check_unique, find_sides
+    from evalkit.runs.finding import root_of_runs
+    from evalkit.studies.results import study_analyses
 
-    runs: Sequence[Run]
-    known: Sequence[str]
+    sides: Sequence[Side]
     if source.results is None:
-        runs, notes = [named_run(run) for run in given], []
-        known = names_of(runs)
+        sides, notes = find_sides(given, (), root_of_runs()), tuple[str, ...]()
     else:
-        from evalkit.studies.results import study_analyses
-
         analyses = study_analyses(source.results, given, source.benchmark)
-        runs, known, notes = analyses.runs, analyses.names, [*analyses.notes]
+        sides, notes = analyses.sides, analyses.notes
     if names is not None:
-        if len(names) != len(runs):
-            raise UsageError(f"--names has {len(names)} names for {len(runs)} runs ({', '.join(known)}); give as many")
-        known = [printable(name) for name in names]
-    check_unique([Side(name, (run,)) for name, run in zip(known, runs, strict=True)])
-    analysed = [AnalysedRun(name, run, request.tasks) for name, run in zip(known, runs, strict=True)]
+        if len(names) != len(sides):
+            known = ", ".join(side.name for side in sides)
+            raise UsageError(f"--names has {len(names)} names for {len(sides)} runs ({known}); give as many")
+        sides = [Side(printable(name), side.runs) for name, side in zip(names, sides, strict=True)]
+    check_unique(sides)
+    analysed = [AnalysedRun(side.name, side.runs[0], request.tasks) for side in sides]
     return analysed, [*notes, *(f"warning: {text[0].lower()}{text[1:]}" for text in run_differences(analysed))]
 
 

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from evalkit.cli import running
 from evalkit.cli.parameters import Commands, argument, command, option, typed_option
-from evalkit.cli.running import (
-    CHECKPOINT,
-    DRY_RUN,
-    MODEL,
-    OUTPUT,
-    PLOT,
-    RUN,
-    Printer,
-    checkpoint_of,
-    evaluate,
-    named_run,
-    say,
-)
-from evalkit.errors import UsageError
+from evalkit.cli.running import Printer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,9 +25,6 @@ class _LongBenchGroup(Commands):
         if not args:
             return super().parse_args(ctx, ["run", "--help"])
         if args[0] not in self.commands:
-            # A name after an option is its value
-            if later := [word for before, word in pairwise(args) if word in self.commands and before[0] != "-"]:
-                raise UsageError(f"give the options of evalkit longbench {later[0]} after its name")
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -59,11 +43,11 @@ def longbench() -> None:
 )
 def run_longbench(
     *,
-    checkpoint: str | None = CHECKPOINT,
-    model: str | None = MODEL,
-    dry: bool = DRY_RUN,
+    checkpoint: str | None = running.CHECKPOINT,
+    model: str | None = running.MODEL,
+    dry: bool = running.DRY_RUN,
     edit_similarity: EditVariant = EDIT_SIMILARITY,
-    plot: Path | None = PLOT,
+    plot: Path | None = running.PLOT,
     printer: Printer,
     **options: Any,
 ) -> None:
@@ -80,8 +64,8 @@ def run_longbench(
     """
     from evalkit.benchmarks.longbench.results import load_generations, report_of
 
-    evaluate(
-        checkpoint_of(checkpoint, model),
+    running.evaluate(
+        running.checkpoint_of(checkpoint, model),
         options,
         printer,
         dry,
@@ -93,10 +77,10 @@ def run_longbench(
 @command(longbench, "rescore")
 def rescore_longbench(
     *,
-    run: str = RUN,
-    output: Path = OUTPUT,
+    run: str = running.RUN,
+    output: Path = running.OUTPUT,
     edit_similarity: EditVariant = EDIT_SIMILARITY,
-    plot: Path | None = PLOT,
+    plot: Path | None = running.PLOT,
     printer: Printer,
 ) -> None:
     """Score the predictions of a finished run again; no model is needed.
@@ -108,7 +92,7 @@ def rescore_longbench(
     """
     from evalkit.benchmarks.longbench.results import load_generations, report_of
 
-    opened = named_run(run, output)
+    opened = running.named_run(run, output)
     printer.run(opened, report_of(opened, edit_similarity))
     if plot:
         _draw_lengths(load_generations(opened), plot, edit_similarity)
@@ -120,7 +104,7 @@ def score(
     files: tuple[Path, ...] = argument(),
     is_e: bool = typed_option(False, "They are of LongBench-E: give the scores by length too.", option="--e"),
     edit_similarity: EditVariant = EDIT_SIMILARITY,
-    plot: Path | None = PLOT,
+    plot: Path | None = running.PLOT,
     printer: Printer,
 ) -> None:
     """Score predictions that the benchmark's own code wrote: files <task>.jsonl, or folders of them.
@@ -143,4 +127,4 @@ def _draw_lengths(generations: pd.DataFrame, plot: Path, edit_similarity: EditVa
     from evalkit.benchmarks.longbench.results import draw_by_length
 
     draw_by_length(generations, plot, edit_similarity)
-    say(f"{plot} has been written")
+    running.say(f"{plot} has been written")

@@ -11,7 +11,6 @@ variable and in a YAML file (`--config`): a value has the same meaning in each, 
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass, replace
@@ -195,8 +194,6 @@ class Option(click.Option):
         return super().consume_value(ctx, opts)
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        if isinstance(self.envvar, str) and os.environ.get(self.envvar, "set").strip() == "":
-            raise UsageError(f"{self.envvar} is set and empty; unset it, or give a value")
         value = super().resolve_envvar_value(ctx)
         # EVALKIT_SUITE is for several commands: another benchmark's suite is ignored
         if value and self.name == "suite" and isinstance(self.type, click.Choice) and value not in self.type.choices:
@@ -214,20 +211,15 @@ class _TextParam(click.ParamType):  # type: ignore[type-arg]
         return values.text(_display_name(param), value)
 
 
-class _PathParam(click.ParamType):  # type: ignore[type-arg]
-    name = "path"
-
+class _PathParam(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         return values.path(_display_name(param), value)
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type="file")]
-
 
 def _display_name(param: click.Parameter | None) -> str:
-    if isinstance(param, click.Option):
-        return param.opts[0]
-    return "argument" if param is None else param.human_readable_name
+    return (
+        "argument" if param is None else param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+    )
 
 
 TEXT, FOLDER = _TextParam(), _PathParam()
@@ -336,13 +328,7 @@ def _read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
         listed = value if is_list and isinstance(value, list) else [value]
         if not listed or not all(isinstance(item, str) and item for item in listed):
             raise UsageError(f"{where} must be a text{', or a list of texts' if is_list else ''}; found {value!r:.60}")
-        text = ",".join(listed)
-        if not parameter.multiple:
-            try:
-                parameter.type.convert(text, parameter, ctx)
-            except (click.BadParameter, UsageError) as error:
-                raise UsageError(f"{where}: {str(error).rstrip('.')}") from error
-        defaults[parameter.name or ""] = listed if parameter.multiple else text
+        defaults[parameter.name or ""] = listed if parameter.multiple else ",".join(listed)
     ctx.default_map = defaults
 
 

@@ -16,7 +16,7 @@ from evalkit.escape import printable
 from evalkit.reporting.table import SUFFIXES
 
 if TYPE_CHECKING:
-    from evalkit.studies.tables import FilledTable, UnfilledTable
+    from evalkit.studies.tables import FilledTable
     from evalkit.tables.request import TableRequest
 
 
@@ -155,7 +155,6 @@ def table(
     evalkit table --audit
     """
     from evalkit.reporting.report import Report
-    from evalkit.studies.tables import UnfilledTable
     from evalkit.tables.layout import layout_names
     from evalkit.tables.request import TableRequest, make
 
@@ -182,7 +181,7 @@ def table(
     elif study is not None:
         with doing("reading runs"):
             filled = _filled(request, of_study)
-        if isinstance(filled, UnfilledTable):
+        if filled.table is None:
             raise UsageError(f"study {study} cannot fill table {filled.name}: {filled.why}")
         made = filled.table
         for line in filled.without_row:
@@ -200,19 +199,19 @@ def table(
     return 0
 
 
-def _filled(request: TableRequest, source: Source) -> FilledTable | UnfilledTable:
+def _filled(request: TableRequest, source: Source) -> FilledTable:
     from evalkit.studies.tables import FilledTable, study_table
     from evalkit.tables.request import make
 
     if source.results is None:
-        return FilledTable(make(request), ())
+        return FilledTable(request.name, make(request))
     return study_table(source.results, request, source.benchmark)
 
 
 def _print_every(request: TableRequest, source: Source, printer: Printer, folder: Path) -> int:
     """Write every table into a folder; return the exit code. A table that fails does not stop the others."""
     from evalkit.reporting.report import Report
-    from evalkit.studies.tables import UnfilledTable, study_layouts
+    from evalkit.studies.tables import study_layouts
     from evalkit.tables.layout import layout_names
 
     if source.results is not None and source.benchmark is not None:
@@ -227,13 +226,14 @@ def _print_every(request: TableRequest, source: Source, printer: Printer, folder
         try:
             with doing(f"table {name}"):
                 filled = _filled(replace(request, name=name), source)
-            if isinstance(filled, UnfilledTable):
+            if filled.table is None:
                 say(f"left out: {filled.name}: {filled.why}")
                 continue
-            if filled.table.name in written:
-                raise UsageError(f"another table is called {filled.table.name}; rename the layout's file")
-            written.add(filled.table.name)
-            printer(Report((filled.table,)), folder / f"{filled.table.name}{SUFFIXES[printer.form]}")
+            table = filled.table
+            if table.name in written:
+                raise UsageError(f"another table is called {table.name}; rename the layout's file")
+            written.add(table.name)
+            printer(Report((table,)), folder / f"{table.name}{SUFFIXES[printer.form]}")
         except EvalkitError as error:
             say(f"evalkit: table {Path(name).stem}: {error}")
             failed = True

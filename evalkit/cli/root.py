@@ -17,10 +17,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from tempfile import NamedTemporaryFile
 from types import FrameType
-from typing import Any
 
 import click
 
@@ -78,17 +77,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names may contain characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
-    with _termination_as_interrupt() as signals, _errors_of_threads(is_debug), shown_activity():
+    with _handlers(is_debug) as signals, shown_activity():
         code = _exit_code(kept, is_debug)
     # click, and Ray while it waits, raise another exception in place of the handler's
     sys.exit(143 if signals and code == 130 else code)
 
 
 @contextmanager
-def _termination_as_interrupt() -> Iterator[list[int]]:
+def _handlers(is_debug: bool) -> Iterator[list[int]]:
     """Make SIGTERM, which schedulers send at the end of a job's time limit, end the process as Ctrl-C does.
 
-    A second one ends it at once, without loss of a finished batch. The list has the signal once it has come.
+    A second one ends it at once, without loss of a finished batch. The list has the signal once it has come. An
+    exception that ends a thread is printed as one line, too.
     """
     signals: list[int] = []
 
@@ -97,34 +97,20 @@ def _termination_as_interrupt() -> Iterator[list[int]]:
         signals.append(number)
         raise KeyboardInterrupt
 
-    # Python handles signals in the main thread only; a signal that is ignored or handled already is not changed
-    in_main = threading.current_thread() is threading.main_thread()
-    before: Any = signal.getsignal(signal.SIGTERM)
-    if not in_main or before is not signal.SIG_DFL:
-        yield signals
-        return
-    signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield signals
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _errors_of_threads(is_debug: bool) -> Iterator[None]:
-    """Print an exception that ends a thread as one line, too."""
-
     def report(ended: threading.ExceptHookArgs) -> None:
         if ended.exc_value is not None:
             _print_error(_unexpected(ended.exc_value))
 
-    before = threading.excepthook
-    if not is_debug:
-        threading.excepthook = report
-    try:
-        yield
-    finally:
-        threading.excepthook = before
+    with ExitStack() as before:
+        if not is_debug:
+            before.callback(setattr, threading, "excepthook", threading.excepthook)
+            threading.excepthook = report
+        # Python handles signals in the main thread only; a signal that is ignored or handled already is not changed
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            before.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, terminate)
+        yield signals
 
 
 def _exit_code(arguments: Sequence[str], is_debug: bool) -> int:

@@ -16,6 +16,7 @@ from evalkit.errors import DataError, RunError, UsageError
 from evalkit.escape import printable
 from evalkit.paths import RUNS, replace_file
 from evalkit.reporting.table import Format
+from evalkit.studies.cluster.resources import ClusterOptions
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.base import Plan
@@ -140,40 +141,28 @@ class Printer:
 
 
 @dataclass(frozen=True)
-class Workers:
+class Workers(ClusterOptions):
     """What computes the runs of a command: this process, or workers."""
 
-    workers: int | None = typed_option(None, "Compute with this many workers by Ray: GPUs, or shares of the cores, of "
-                                       "this machine or of --ray.", metavar="N", shows_least=True)  # fmt: skip
-    ray: str | None = typed_option(None, "Compute on this Ray cluster: HOST:PORT, or auto (docs/scale.md).",
-                                   metavar="ADDRESS")  # fmt: skip
-    worker_cpus: int | None = typed_option(None, "CPU cores of a worker, which are its threads.", "an equal share",
-                                           metavar="N", shows_least=True)  # fmt: skip
-    worker_gpus: float | None = typed_option(None, "GPUs of a worker; 0.5: two workers share one.", "1 where there are "
-                                             "any", metavar="N")  # fmt: skip
-    ship_checkpoints: bool = typed_option(False, "Send the checkpoints to the workers, which have no file system in "
-                                          "common with this machine.")  # fmt: skip
-
     def __post_init__(self) -> None:
-        details = {name: getattr(self, name) for name in ("worker_cpus", "worker_gpus", "ship_checkpoints")}
+        details = {"worker_cpus": self.worker_cpus, "worker_gpus": self.worker_gpus, "ship_checkpoints": self.ship}
         require("--workers N or --ray ADDRESS", bool(self.option), **details)
+        super().__post_init__()
 
     @property
     def option(self) -> str:
         """The option by which workers are requested; empty: none are."""
-        return "--workers" if self.workers is not None else "--ray" if self.ray is not None else ""
+        return "--workers" if self.workers is not None else "--ray" if self.address is not None else ""
 
-    @cached_property
+    @property
     def runner(self) -> JobRunner:
-        if not self.option:
-            from evalkit.studies.running import run_here
+        if self.option:
+            from evalkit.studies.cluster.driver import ClusterRunner
 
-            return run_here
-        from evalkit.studies.cluster.driver import ClusterRunner
-        from evalkit.studies.cluster.resources import ClusterOptions
+            return ClusterRunner(self)
+        from evalkit.studies.running import run_here
 
-        details = self.worker_cpus, self.worker_gpus, self.ship_checkpoints
-        return ClusterRunner(ClusterOptions(self.workers, self.ray, *details))
+        return run_here
 
 
 def plan_of(model: str, options: dict[str, Any], say: Say) -> Plan:

@@ -6,10 +6,8 @@ time: of a study by benchmark and model size, of several checkpoints by checkpoi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from evalkit.benchmarks.base import Plan
@@ -127,25 +125,20 @@ def _sampled_tokens(plan: Plan, say: Say) -> list[TaskTokens]:
 
 
 def _measured_speed(device: str, dtype: str) -> tuple[float, float]:
+    """Return the operations a second of a matrix product, and the bytes a second of a matrix-vector product."""
     import torch
+    from torch.utils.benchmark import Timer
 
-    # As large as a batch's, and timed in milliseconds
+    # As large as a batch's, and timed in milliseconds, with what other processes take of the device
     size = 8192 if device.startswith("cuda") else 1024
     matrix = torch.ones(size, size, device=device, dtype=getattr(torch, dtype))
     large = torch.ones(4 * size, 4 * size, device=device, dtype=matrix.dtype)
-
-    def mean_time(product: Callable[[], Any]) -> float:
-        """Return the mean time of a product, which includes what other processes take of the device."""
-        times = list[float]()
-        while len(times) < 2 or sum(times[1:]) < _LONGEST:  # the first one prepares the device
-            started = time.perf_counter()
-            product()
-            if device.startswith("cuda"):
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - started)
-        return max(fmean(times[1:]), 1e-9)
-
-    seconds, reading = mean_time(lambda: matrix @ matrix), mean_time(lambda: large @ large[0])
+    seconds, reading = (
+        Timer("left @ right", globals={"left": left, "right": right}, num_threads=torch.get_num_threads())
+        .blocked_autorange(min_run_time=_LONGEST)
+        .mean
+        for left, right in ((matrix, matrix), (large, large[0]))
+    )
     return 2 * size**3 / seconds, large.numel() * large.element_size() / reading
 
 

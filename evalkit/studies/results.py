@@ -41,7 +41,6 @@ class StudyResults:
         self.remedy = printable(f"evalkit study run {study.path}")
         """The command that computes missing runs."""
         self._runs: dict[str, Run | None] = {}
-        self._changes: dict[str, str] = {}
 
     def run(self, checkpoint: StudyCheckpoint, benchmark: StudyBenchmark) -> Run | None:
         """Return the finished run of a checkpoint on a benchmark, or None; raise `RunError` if it is damaged."""
@@ -63,8 +62,8 @@ class StudyResults:
         names = []
         for missing in (StudyRun(checkpoint, benchmark) for checkpoint in self.missing(checkpoints, benchmark)):
             record = record_of(self.study.output, missing)
-            error = "" if record is None else printable(record.error)
-            names.append(f"{missing.label} ({error})" if error else missing.label)
+            error = f" ({printable(record.error)})" if record and record.error else ""
+            names.append(f"{missing.label}{error}")
         return [f"Not finished: {', '.join(names)}."] if names else []
 
     def require(self, checkpoints: Sequence[StudyCheckpoint], benchmark: StudyBenchmark) -> None:
@@ -76,14 +75,10 @@ class StudyResults:
         """Return a sentence for each finished run of other files than its checkpoint has now."""
         sentences = []
         for checkpoint in checkpoints:
-            if (run := self.run(checkpoint, benchmark)) is None:
-                continue
-            key = StudyRun(checkpoint, benchmark).key
-            if key not in self._changes:
+            if (run := self.run(checkpoint, benchmark)) is not None:
                 with doing(f"comparing {checkpoint.label} with its run"):
-                    self._changes[key] = _change_of(run, checkpoint)
-            if what := self._changes[key]:
-                sentences.append(f"{checkpoint.label}: {what}; {self.remedy} evaluates it.")
+                    what = _change_of(run, checkpoint)
+                sentences += [f"{checkpoint.label}: {what}; {self.remedy} evaluates it."] if what else []
         return sentences
 
 
@@ -125,7 +120,7 @@ class StudySides:
 
     sides: tuple[Side, ...]
     notes: tuple[str, ...]
-    """Steps of the models, and checkpoints that have changed since."""
+    """Steps of the models, runs that are not finished, and checkpoints that have changed since."""
 
 
 def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark) -> StudySides:
@@ -148,56 +143,8 @@ def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBen
     return StudySides(sides, (*steps_note(chosen), *results.changes(checkpoints, benchmark)))
 
 
-@dataclass(frozen=True)
-class StudyTraining:
-    """One training of a study: a seed of a model with steps."""
-
-    side: Side
-    steps: tuple[int, ...]
-    notes: tuple[str, ...]
-    """Steps that are not finished, and checkpoints that have changed since."""
-
-
-def study_trainings(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark) -> list[StudyTraining]:
-    """Return the trainings of a curve, one for each seed; steps that are not finished are left out with a note.
-
-    Raises:
-        UsageError: an unknown name, a model without steps, or a training with fewer than two finished runs.
-    """
-    study = results.study
-    with_steps = dict.fromkeys(checkpoint.name for checkpoint in study.checkpoints if checkpoint.step is not None)
-    if not (chosen := names or list(with_steps)):
-        raise UsageError(f"study {study.path}: no checkpoint has 'steps', so there is no curve")
-    curves = []
-    for name, checkpoints in (seed for model in chosen for seed in trainings(study, model)):
-        missing = results.missing(checkpoints, benchmark)
-        done = [checkpoint for checkpoint in checkpoints if checkpoint not in missing]
-        if len(done) < 2:
-            results.require(missing, benchmark)
-            raise UsageError(f"study {study.path}: {name} has one step; a curve needs two or more")
-        notes = results.changes(done, benchmark)
-        if missing:
-            lacking = ", ".join(f"{checkpoint.step:,}" for checkpoint in missing)
-            notes = [f"{name}: not finished: {'step' if len(missing) == 1 else 'steps'} {lacking}.", *notes]
-        steps = tuple(checkpoint.step for checkpoint in done if checkpoint.step is not None)
-        curves.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, tuple(notes)))
-    check_unique([training.side for training in curves])
-    return curves
-
-
-@dataclass(frozen=True)
-class StudyAnalyses:
-    """Finished analyses of a study."""
-
-    runs: tuple[Run, ...]
-    names: tuple[str, ...]
-    """Model of each, with its seed where it has several."""
-    notes: tuple[str, ...]
-    """Steps of the models, runs that are not finished, and checkpoints that have changed since."""
-
-
-def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str | None) -> StudyAnalyses:
-    """Return the finished analyses of a study's models, by NAME or NAME@STEP, one of each seed.
+def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str | None) -> StudySides:
+    """Return the finished analyses of a study's models, by NAME or NAME@STEP, a side for each seed.
 
     Raises:
         UsageError: an unknown name, no benchmark analyses attention, several do and none is named, or no run is
@@ -214,16 +161,49 @@ def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str |
         )
     [chosen] = fitting
     models = [select(study, name) for name in names or study.names]
-    labels = [
-        (checkpoint, label)
-        for model in models
-        for checkpoint, label in zip(model.checkpoints, model.labels, strict=True)
-    ]
-    checkpoints = [checkpoint for checkpoint, _ in labels]
+    labels = [pair for model in models for pair in zip(model.labels, model.checkpoints, strict=True)]
+    checkpoints = [checkpoint for _, checkpoint in labels]
     if names:
         results.require(checkpoints, chosen)
-    analyses = [(run, label) for checkpoint, label in labels if (run := results.run(checkpoint, chosen)) is not None]
-    if not analyses:
+    runs = ((label, results.run(checkpoint, chosen)) for label, checkpoint in labels)
+    sides = tuple(Side(label, (run,)) for label, run in runs if run is not None)
+    if not sides:
         raise UsageError(f"study {study.path}: no run of {chosen.name} is finished; run {results.remedy}")
     notes = *steps_note(models), *results.unfinished(checkpoints, chosen), *results.changes(checkpoints, chosen)
-    return StudyAnalyses(tuple(run for run, _ in analyses), tuple(label for _, label in analyses), notes)
+    return StudySides(sides, notes)
+
+
+@dataclass(frozen=True)
+class StudyTraining:
+    """One training of a study: a seed of a model with steps."""
+
+    side: Side
+    steps: tuple[int, ...]
+    notes: tuple[str, ...]
+    """Steps that are not finished, and checkpoints that have changed since."""
+
+
+def study_trainings(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark) -> list[StudyTraining]:
+    """Return the trainings of a curve, one for each seed; steps that are not finished are left out with a note.
+
+    Raises:
+        UsageError: an unknown name, a model without steps, or a training of which fewer than two runs are finished.
+    """
+    study = results.study
+    with_steps = dict.fromkeys(checkpoint.name for checkpoint in study.checkpoints if checkpoint.step is not None)
+    if not (chosen := names or list(with_steps)):
+        raise UsageError(f"study {study.path}: no checkpoint has 'steps', so there is no curve")
+    curves = []
+    for name, checkpoints in (seed for model in chosen for seed in trainings(study, model)):
+        missing = results.missing(checkpoints, benchmark)
+        done = [checkpoint for checkpoint in checkpoints if checkpoint not in missing]
+        if len(done) < 2:
+            results.require(missing, benchmark)
+        notes = results.changes(done, benchmark)
+        if missing:
+            lacking = ", ".join(f"{checkpoint.step:,}" for checkpoint in missing)
+            notes = [f"{name}: not finished: {'step' if len(missing) == 1 else 'steps'} {lacking}.", *notes]
+        steps = tuple(checkpoint.step for checkpoint in done if checkpoint.step is not None)
+        curves.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, tuple(notes)))
+    check_unique([training.side for training in curves])
+    return curves

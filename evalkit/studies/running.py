@@ -8,11 +8,12 @@ that no other process holds.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.registry import benchmark_of
@@ -29,7 +30,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.writing import is_locked, read_owner
-from evalkit.studies.study import Record, Study, StudyRun, finished_run_of, record_of, save_record
+from evalkit.studies.study import Study, StudyRun, finished_run_of, record_of, save_record
 
 GONE = "its checkpoint was deleted before this run was finished"
 _POLL = 5.0
@@ -122,7 +123,7 @@ def run_here(
 
 def plan_checkpoints(models: Sequence[str], options: Mapping[str, Any], say: Say) -> list[Job]:
     """Plan the same benchmark for several checkpoints; raise `SeveralErrors` with all problems."""
-    jobs, problems, say = list[Job](), dict[str, None](), _once(say)
+    jobs, problems, say = list[Job](), dict[str, None](), once(say)
     with remembering(), doing(f"planning {counted(len(models), 'run')}"):
         for model in models:
             try:
@@ -156,8 +157,8 @@ def plan_runs(study: Study, say: Say) -> list[tuple[StudyRun, Plan | Run]]:
     Raises:
         SeveralErrors: checkpoints or options are invalid, or two entries are the same run; all problems.
     """
-    plans, say = list[tuple[StudyRun, Plan | Run]](), _once(say)
-    problems: dict[str, list[StudyRun]] = {}
+    plans, say = list[tuple[StudyRun, Plan | Run]](), once(say)
+    problems: dict[str, str] = {}
     first: dict[str, StudyRun] = {}
     same: list[str] = []
     with remembering(), doing(f"planning {counted(len(study.runs), 'run')}"):
@@ -171,16 +172,13 @@ def plan_runs(study: Study, say: Say) -> list[tuple[StudyRun, Plan | Run]]:
                 elif run.checkpoint.is_gone:
                     say(f"{run.label}: left out, since {GONE}")
                 else:
-                    problems.setdefault(str(error), []).append(run)
+                    problems.setdefault(str(error), run.label)
                 continue
             plans.append((run, plan))
             identity = plan.manifest["id"]
             if (other := first.setdefault(identity, run)) is not run:
-                why = "their checkpoints have the same content"
-                if other.checkpoint is run.checkpoint:
-                    why = "they differ in nothing that is computed: every rule reads the same scores"
-                same.append(f"{other.label} and {run.label} are the same run ({identity}); {why}; remove one")
-    lines = [f"{_whose(runs)}: {message}" for message, runs in problems.items()]
+                same.append(f"{other.label} and {run.label} are the same run ({identity}); remove one")
+    lines = [f"{label}: {message}" for message, label in problems.items()]
     _raise_any(lines + same, f"study {study.path} has ")
     return plans
 
@@ -192,24 +190,16 @@ def _kept(study: Study, run: StudyRun) -> Run | None:
     return None
 
 
-def _whose(runs: Sequence[StudyRun]) -> str:
-    checkpoints = {run.checkpoint.label for run in runs}
-    benchmarks = {run.benchmark.name for run in runs}
-    if len(checkpoints) == 1:
-        return f"checkpoint {checkpoints.pop()}"
-    return f"benchmark {benchmarks.pop()}" if len(benchmarks) == 1 else runs[0].label
-
-
-def _once(say: Say) -> Say:
+def once(say: Say) -> Say:
     """Return a function that says each message once: the runs of a checkpoint have the same."""
     said: set[str] = set()
 
-    def once(line: str) -> None:
+    def say_once(line: str) -> None:
         if line not in said:
             said.add(line)
             say(line)
 
-    return once
+    return say_once
 
 
 def _raise_any(problems: Sequence[str], where: str = "") -> None:
@@ -220,17 +210,15 @@ def _raise_any(problems: Sequence[str], where: str = "") -> None:
 @dataclass(frozen=True)
 class RunOutcome:
     run: StudyRun
+    plan: Plan | Run
     state: State
-    folder: Path
-    manifest: Mapping[str, Any]
-    rule: str | None
     message: str = ""
     """Why it failed, or who computes it; one line."""
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """Return the tasks that could not be run."""
-        return tuple(self.manifest.get("left_out", ()))
+        return tuple(self.plan.manifest.get("left_out", ()))
 
 
 def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -> list[RunOutcome]:
@@ -242,9 +230,12 @@ def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -
         EvalkitError: the study cannot be planned or recorded, or nothing can be computed at all.
     """
     plans = plan_runs(study, progress.say)
-    jobs, records = list[Job](), dict[str, Record | None]()
+    jobs, say_once = list[Job](), once(progress.say)
     runs: dict[str, StudyRun] = {}
-    """By their ids, as `records` and `outcomes`."""
+    """By their ids, as what follows."""
+    written: dict[str, str] = {}
+    """When the record that is known of a run was written."""
+    outcomes: dict[str, Outcome] = {}
     for run, plan in plans:
         if isinstance(plan, Run):
             continue
@@ -253,7 +244,7 @@ def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -
         if known is None or known.id != identity:
             save_record(study.output, run, plan.folder, identity, parameters=parameter_count(plan.checkpoint))
             known = record_of(study.output, run)
-        runs[identity], records[identity] = run, known
+        runs[identity], written[identity] = run, known.written if known else ""
         jobs.append(Job(run.label, plan))
 
     def record(outcome: Outcome) -> None:
@@ -264,46 +255,37 @@ def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -
         if outcome.state == "failed":
             progress.say(f"{outcome.job.label} failed: {outcome.message}")
 
-    def failed_elsewhere(identity: str) -> str:
-        """Return the error of another process that has tried a run since this one planned it."""
-        now, before = record_of(study.output, runs[identity]), records[identity]
-        is_new = now is not None and now.id == identity and (before is None or now.written != before.written)
-        return now.error if now is not None and is_new else ""
+    def complete(jobs: Sequence[Job]) -> list[Job]:
+        """Compute what is free; return the jobs that are in use."""
+        for outcome in runner(jobs, progress, record) if jobs else ():
+            outcomes[outcome.job.plan.manifest["id"]] = outcome
+        return [job for job in jobs if outcomes[job.plan.manifest["id"]].state == "in use"]
 
-    outcomes: dict[str, Outcome] = {}
-
-    def complete(jobs: Sequence[Job]) -> None:
-        if jobs:
-            outcomes.update({outcome.job.plan.manifest["id"]: outcome for outcome in runner(jobs, progress, record)})
-
-    complete(jobs)
-    announced: set[str] = set()
-    while wait and (others := {name: other.job for name, other in outcomes.items() if other.state == "in use"}):
-        free = []
-        for identity, job in others.items():
+    waiting = complete(jobs)
+    while wait and waiting:
+        held, free = list[Job](), list[Job]()
+        for job in waiting:
+            identity = job.plan.manifest["id"]
+            now = record_of(study.output, runs[identity])
             if is_locked(job.plan.folder):
-                continue
-            # It would fail in every waiting process
-            if error := failed_elsewhere(identity):
-                progress.say(f"{job.label} failed in another process: {error}")
-                outcomes[identity] = Outcome(job, "failed", error)
+                held.append(job)
+            elif now and now.id == identity and now.error and now.written != written[identity]:
+                # It would fail in every waiting process
+                progress.say(f"{job.label} failed in another process: {now.error}")
+                outcomes[identity] = Outcome(job, "failed", now.error)
             else:
                 free.append(job)
-        complete(free)
-        if left := {job.label for identity, job in others.items() if outcomes[identity].state == "in use"}:
-            if new := left - announced:
-                progress.say(f"waiting for other processes: {', '.join(sorted(new))}")
-                announced |= new
+        if waiting := held + complete(free):
+            say_once(f"waiting for other processes: {', '.join(sorted({job.label for job in waiting}))}")
             time.sleep(_POLL)
     results = []
     for run, plan in plans:
         outcome = outcomes.get(plan.manifest["id"])
         if isinstance(plan, Run) or outcome is None:
-            results.append(RunOutcome(run, "finished", plan.folder, plan.manifest, run.benchmark.rule))
+            results.append(RunOutcome(run, plan, "finished"))
             continue
         owner = read_owner(plan.folder) if outcome.state == "in use" else None
-        message = str(owner) if owner else outcome.message
-        results.append(RunOutcome(run, outcome.state, plan.folder, plan.manifest, plan.manifest["rule"], message))
+        results.append(RunOutcome(run, plan, outcome.state, str(owner) if owner else outcome.message))
     return results
 
 
@@ -311,15 +293,16 @@ def outcomes_report(outcomes: Sequence[RunOutcome]) -> Report:
     """Return a report with a line for each run: its outcome, and its result or why it has none."""
     content = []
     for outcome in outcomes:
-        score, result = None, ""
+        plan, score, result = outcome.plan, None, ""
         if outcome.state == "finished":
-            run = load_run(outcome.folder)
-            score, result = benchmark_of(run).headline(run, run.other_rule(outcome.rule))
+            rule = outcome.run.benchmark.rule if isinstance(plan, Run) else plan.manifest["rule"]
+            run = load_run(plan.folder)
+            score, result = benchmark_of(run).headline(run, run.other_rule(rule))
         content.append(
             outcome.run.columns
             | {
-                "id": outcome.manifest["id"],
-                "folder": str(outcome.folder),
+                "id": plan.manifest["id"],
+                "folder": str(plan.folder),
                 "state": outcome.state,
                 "score": score,
                 "result": result,
@@ -329,8 +312,8 @@ def outcomes_report(outcomes: Sequence[RunOutcome]) -> Report:
         )
     rows = [[record["run"], record["state"], record["result"] or record["message"]] for record in content]
     table = simple_table("outcomes", ["run", "state", "result"], rows, texts=3)
-    count = {state: sum(record["state"] == state for record in content) for state in ("finished", "failed", "in use")}
-    parts = [f"{number} {state}" for state, number in count.items() if number]
+    count = Counter(outcome.state for outcome in outcomes)
+    parts = [f"{count[state]} {state}" for state in get_args(State) if count[state]]
     notes = [f"{record['run']}: left out: {record['left_out']}" for record in content if record["left_out"]]
     if count["failed"]:
         notes.append("the same command tries the failed runs again")

@@ -23,11 +23,11 @@ from evalkit.models.zoo.shapes import parameter_count
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.runs.folder import JOURNAL, Run, load_run
+from evalkit.runs.folder import JOURNAL
 from evalkit.runs.journal import seconds_in
 from evalkit.runs.writing import is_locked, read_owner
 from evalkit.studies.running import GONE, plan_of
-from evalkit.studies.study import Study, StudyRun, record_of
+from evalkit.studies.study import Study, StudyRun, finished_in, record_of
 
 State = Literal["finished", "running", "interrupted", "missing", "failed", "not planned"]
 _ALMOST = 0.999
@@ -39,9 +39,9 @@ class RunState:
     """State of a study's run."""
 
     run: StudyRun
-    state: State
-    folder: Path | None = None
     id: str = ""
+    folder: Path | None = None
+    state: State = "missing"
     share: float | None = None
     host: str = ""
     process: int | None = None
@@ -57,16 +57,11 @@ class RunState:
 def share_of(plan: Plan) -> float:
     """Return the finished share of a planned run; 1 only with its results, and a damaged folder counts as not begun."""
     with suppress(EvalkitError):
-        if _finished_in(plan.folder, plan.manifest["id"]) is not None:
+        if finished_in(plan.folder, plan.manifest["id"]) is not None:
             return 1.0
         owner = read_owner(plan.folder) if (plan.folder / JOURNAL).is_file() else None
         return min(owner.done, _ALMOST) if owner else 0.0
     return 0.0
-
-
-def _finished_in(folder: Path, identity: str) -> Run | None:
-    run = load_run(folder) if folder.is_dir() else None
-    return run if run is not None and run.complete and run.manifest["id"] == identity else None
 
 
 def states_of(study: Study, say: Say) -> list[RunState]:
@@ -78,13 +73,15 @@ def states_of(study: Study, say: Say) -> list[RunState]:
     for state in states:
         if state.seconds and state.parameters:
             rates.setdefault(state.run.benchmark.name, []).append(state.seconds / state.parameters)
-    for number, state in enumerate(states):
-        known = rates.get(state.run.benchmark.name)
-        is_left = state.state not in ("finished", "not planned") and state.seconds_left is None
-        if is_left and known and state.parameters:
-            seconds = median(known) * state.parameters * (1 - (state.share or 0.0))
-            states[number] = replace(state, seconds_left=seconds)
-    return states
+    return [_estimated(state, rates.get(state.run.benchmark.name, ())) for state in states]
+
+
+def _estimated(state: RunState, rates: Sequence[float]) -> RunState:
+    """Estimate the time left of a run that does not estimate it itself."""
+    is_known = state.state in ("finished", "not planned") or state.seconds_left is not None
+    if is_known or not rates or not state.parameters:
+        return state
+    return replace(state, seconds_left=median(rates) * state.parameters * (1 - (state.share or 0.0)))
 
 
 def _state(study: Study, run: StudyRun, say: Say) -> RunState:
@@ -92,11 +89,11 @@ def _state(study: Study, run: StudyRun, say: Say) -> RunState:
         try:
             plan = plan_of(study, run, say)
         except EvalkitError as error:
-            return RunState(run, "not planned", reason=GONE if run.checkpoint.is_gone else str(error))
+            return RunState(run, state="not planned", reason=GONE if run.checkpoint.is_gone else str(error))
         count = parameter_count(plan.checkpoint)
-        return _in_folder(plan.folder, RunState(run, "missing", plan.folder, plan.manifest["id"], parameters=count))
+        return _in_folder(plan.folder, RunState(run, plan.manifest["id"], plan.folder, parameters=count))
     folder = study.output / record.folder
-    known = RunState(run, "missing", folder, record.id, parameters=record.parameters, reason=record.error)
+    known = RunState(run, record.id, folder, reason=record.error, parameters=record.parameters)
     state = _in_folder(folder, known)
     is_lost = run.checkpoint.is_gone and state.state in ("interrupted", "missing")
     return replace(state, state="not planned", reason=GONE) if is_lost else state
@@ -108,7 +105,7 @@ def _in_folder(folder: Path, known: RunState) -> RunState:
         if owner and is_locked(folder):
             return replace(known, state="running", share=owner.done, seconds_left=owner.seconds_left, host=owner.host,
                            process=owner.process, reason="")  # fmt: skip
-        if (run := _finished_in(folder, known.id)) is not None:
+        if (run := finished_in(folder, known.id)) is not None:
             score, result = benchmark_of(run).headline(run, run.other_rule(known.run.benchmark.rule))
             try:
                 seconds: float | None = sum(run.seconds.values())
@@ -129,21 +126,18 @@ _ESTIMATE = (
     "time left: a running run's own estimate; of others, the time of the finished runs of the same benchmark (the "
     "median), in proportion to the models' parameters, as if computed one after the other on the same hardware"
 )
-_RECORDED = ("state", "share", "host", "process", "seconds", "seconds_left", "score", "result", "reason", "parameters")
 
 
 def status_report(study: Study, states: Sequence[RunState]) -> Report:
     """Return a report with a line for each of the states."""
-    records = [
-        about.run.columns
-        | {"id": about.id, "folder": None if about.folder is None else str(about.folder)}
-        | {name: getattr(about, name) for name in _RECORDED}
-        for about in states
-    ]
+    records = []
+    for about in states:
+        folder = None if about.folder is None else str(about.folder)
+        records.append(about.run.columns | vars(about) | {"run": about.run.label, "folder": folder})
     table = simple_table("status", ("run", "state", "share", "left", "result"), list(map(_row, states)), texts=5)
     count = {state: sum(about.state == state for about in states) for state in get_args(State)}
-    left = [about for about in states if about.state != "finished"]
-    known = [about.seconds_left for about in left if about.seconds_left is not None]
+    left = [about.seconds_left for about in states if about.state != "finished"]
+    known = [seconds for seconds in left if seconds is not None]
     unknown = len(left) - len(known)
     totals = ", ".join(f"{number} {state}" for state, number in count.items() if number)
     verdict = f"{counted(len(states), 'run')}: {totals}"

@@ -188,8 +188,6 @@ def select(study: Study, given: str) -> Selected:
     common = sorted(step for step in set.intersection(*steps_of) if step is not None)
     if asked:
         if asked not in map(str, common):
-            if asked in map(str, set.union(*steps_of)):
-                raise UsageError(f"study {study.path}: not every seed of {name} has step {asked}")
             known = [f"{name}@{step}" for step in common]
             raise UnknownNameError(f"step of study {study.path}", given, known or [f"{name} (it has no steps)"])
         step: int | None = int(asked)
@@ -238,20 +236,15 @@ def save_record(
     path, known = root / _RECORDS / f"{run.key}.json", record_of(root, run)
     if parameters is None and known and known.id == identity:
         parameters = known.parameters
-    about: dict[str, Any] = {"label": run.label, "folder": folder.name, "id": identity}
-    about |= {
-        "checkpoint": run.checkpoint.given,
-        "place": run.checkpoint.place,
-        "error": error,
-        "parameters": parameters,
-    }
+    where = {"folder": folder.name, "checkpoint": run.checkpoint.given, "place": run.checkpoint.place}
+    about = Record(label=run.label, id=identity, error=error, parameters=parameters, **where)
     # A failure is written again: waiting processes see by its time that it is a new one
-    if known and not error and known.model_dump(exclude={"written"}) == about:
+    if known and not error and known.model_copy(update={"written": ""}) == about:
         return
-    about["written"] = datetime.now(UTC).isoformat(timespec="milliseconds")
+    about = about.model_copy(update={"written": datetime.now(UTC).isoformat(timespec="milliseconds")})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(about, indent=2).encode())
+        replace_file(path, json.dumps(about.model_dump(), indent=2).encode())
     except OSError as failure:
         raise RunError(f"{path} cannot be written ({failure.strerror or failure})") from failure
 
@@ -278,7 +271,10 @@ def _read(path: Path) -> Record | None:
 def finished_run_of(study: Study, run: StudyRun) -> Run | None:
     """Return the finished run of a study, or None; raise `RunError` if its folder is damaged."""
     record = record_of(study.output, run)
-    if record is None or not (study.output / record.folder / RESULTS).is_file():
-        return None
-    finished = load_run(study.output / record.folder)
-    return finished if finished.complete and finished.manifest["id"] == record.id else None
+    return None if record is None else finished_in(study.output / record.folder, record.id)
+
+
+def finished_in(folder: Path, identity: str) -> Run | None:
+    """Return the finished run of an id in a folder, or None; raise `RunError` if the folder is damaged."""
+    run = load_run(folder) if (folder / RESULTS).is_file() else None
+    return run if run is not None and run.complete and run.manifest["id"] == identity else None

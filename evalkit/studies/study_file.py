@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -40,7 +39,7 @@ from evalkit.comparison.sides import step_in
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.settings import Setting, settings_of
 from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
-from evalkit.inputs.values import by_number
+from evalkit.inputs.values import by_number, text
 from evalkit.inputs.values import path as given_path
 from evalkit.models.loading.files import is_pattern, matching
 from evalkit.models.loading.spec import ModelSpec
@@ -135,9 +134,7 @@ def _options_of(kind: str) -> list[str]:
 def _benchmark(
     where: str, folders: StudyFolders, name: str, given: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> StudyBenchmark:
-    suite = given.get("suite", name)
-    if not isinstance(suite, str):
-        raise UsageError(f"{where}: 'suite' is {suite!r}; expected a name or a YAML file")
+    suite = text(f"{where}: 'suite'", given.get("suite", name))
     try:
         if suite.endswith(_YAML) and folders.exists(suite):
             suite = str(folders.path(suite))
@@ -159,13 +156,14 @@ def _checkpoints(
     written = dict(settings)
     written |= {option: value for option in _MODEL_OPTIONS if (value := getattr(given, option)) is not None}
     options = folders.options(written, ModelSpec)
-    models = [match for text in _listed(given.model) for match in folders.matches(where, text)]
+    models = [match for name_or_pattern in _listed(given.model) for match in folders.matches(where, name_or_pattern)]
     for number, (model, is_match) in enumerate(models, start=1):
         seed = number if len(models) > 1 else None
         # What a pattern matches is a folder; it is gone if only its record is there
         is_gone = is_match and not folders.exists(model)
         if given.steps is None:
-            path = str(folders.path(model)) if is_match or folders.is_path(model) else model
+            is_path = is_match or folders.exists(model) or _is_written_as_path(model)
+            path = str(folders.path(model)) if is_path else model
             yield StudyCheckpoint(name, seed, None, model, path, options, written, location, is_gone)
             continue
         for step, part, is_listed in _steps(where, folders, model, _listed(given.steps)):
@@ -214,26 +212,15 @@ class StudyFolders:
 
     def path(self, name: str) -> Path:
         """Return the path of a file or folder; `~` is the user's folder."""
-        with suppress(RuntimeError):  # of an unknown user
-            return self.root / Path(name).expanduser()
-        return self.root / name
+        return self.root / Path(name).expanduser()
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file or folder."""
-        with suppress(OSError):
-            return self.path(name).exists()
-        return False
-
-    def is_path(self, model: str) -> bool:
-        """Return whether a model is a file or folder; else it can only be a hub name."""
-        return self.exists(model) or _is_written_as_path(model)
+        return self.path(name).exists()
 
     def is_folder(self, model: str) -> bool:
         """Return whether a name is that of a folder, which may be gone, and not of a model on the hub."""
-        with suppress(OSError):
-            if self.path(model).is_dir():
-                return True
-        return any(given.startswith(f"{model.rstrip('/')}/") for given in self.recorded)
+        inside = f"{model.rstrip('/')}/"
+        return self.path(model).is_dir() or any(given.startswith(inside) for given in self.recorded)
 
     def options(self, given: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
         """Return settings of some dataclasses with the paths of their files and folders, where these exist."""
@@ -243,25 +230,21 @@ class StudyFolders:
     def _option(self, setting: Setting, value: Any) -> Any:
         if isinstance(value, list):
             return [self._option(setting, item) for item in value]
-        if isinstance(value, str):
-            path = self.path(value)
-            with suppress(OSError):
-                if setting.is_file_at(path):
-                    return str(path)
-        return value
+        is_file = isinstance(value, str) and setting.is_file_at(self.path(value))
+        return str(self.path(value)) if is_file else value
 
-    def matches(self, where: str, text: str, model: str = "") -> list[tuple[str, bool]]:
+    def matches(self, where: str, pattern: str, model: str = "") -> list[tuple[str, bool]]:
         """Return the folders of a pattern among the models, or in a model's folder, each with True; a name with False.
 
         Recorded folders count, too, among the steps of a model, which trainers delete; as seeds they count only if no
         folder is left: the user has removed the others.
         """
         folder = self.path(model) if model else self.root
-        if not is_pattern(text, folder):
-            return [(text, False)]
-        names = {*matching(text, folder)}
+        if not is_pattern(pattern, folder):
+            return [(pattern, False)]
+        names = {*matching(pattern, folder)}
         if model or not names:
-            prefix, patterns = f"{model.rstrip('/')}/" if model else "", text.split("/")
+            prefix, patterns = f"{model.rstrip('/')}/" if model else "", pattern.split("/")
             for recorded in self.recorded:
                 parts = recorded.removeprefix(prefix).split("/")
                 # Folder by folder, as a shell matches
@@ -269,6 +252,5 @@ class StudyFolders:
                 if is_inside and all(map(fnmatchcase, parts, patterns)):
                     names.add("/".join(parts[: len(patterns)]))
         if not names:
-            inside = "" if text.startswith(("/", "~")) else f" in {folder.resolve()}"
-            raise UsageError(f"{where}: no folder matches '{text}'{inside}")
+            raise UsageError(f"{where}: no folder in {folder.resolve()} matches '{pattern}'")
         return [(name, True) for name in sorted(names, key=by_number)]

@@ -22,26 +22,23 @@ from evalkit.tables.request import TableRequest, check_options, made_of_runs, re
 from evalkit.tables.rows import RunMapping, rows_of
 
 _YAML = (".yaml", ".yml")
+_ASSIGN = "name its row under 'tables'"
 
 
 @dataclass(frozen=True)
 class FilledTable:
-    """A table that a study has runs for."""
+    """A table that is filled from a study's runs."""
 
-    table: Table
-    without_row: tuple[str, ...]
+    name: str
+    table: Table | None
+    """None: the study has no run for it."""
+    why: str = ""
+    """Why there is no table."""
+    without_row: tuple[str, ...] = ()
     """A sentence for each model of the study that is not in the table."""
 
 
-@dataclass(frozen=True)
-class UnfilledTable:
-    """A table that a study has no run for."""
-
-    name: str
-    why: str
-
-
-def study_table(results: StudyResults, request: TableRequest, benchmark: str | None) -> FilledTable | UnfilledTable:
+def study_table(results: StudyResults, request: TableRequest, benchmark: str | None) -> FilledTable:
     """Fill a table from a study; the request's own runs and mapping are not used.
 
     `benchmark`: whose runs fill it; None: that of the study's `tables`, else the only one that fits.
@@ -64,7 +61,7 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
     layout = layout.retitled(given.caption, given.titles, where)
     chosen = _fitting(results, layout, benchmark or given.benchmark, where)
     if isinstance(chosen, str):
-        return UnfilledTable(layout.name, chosen)
+        return FilledTable(layout.name, None, chosen)
     models, without_row = _assigned(results, layout, given, chosen, where)
     rows: dict[str, Sequence[Run]] = {
         row: runs for row, model in models.items() if (runs := results.runs(model.checkpoints, chosen))
@@ -83,10 +80,11 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
     rows = {key: runs for key, runs in rows.items() if key not in alone}
     if not rows.keys() & rows_by_key(layout).keys():
         why = "; ".join([*(text.rstrip(".") for text in remarks), *without_row])
-        return UnfilledTable(layout.name, f"no row has a finished run on {chosen.name} ({why})")
+        return FilledTable(layout.name, None, f"no row has a finished run on {chosen.name} ({why})")
     default = chosen.rule if request.outcome in (None, ACCURACY, MARGIN) else None
     request = replace(request, drop_empty=request.drop_empty or given.drop_empty, rule=request.rule or default)
-    return FilledTable(made_of_runs(layout, RunMapping(None, rows), request, tuple(remarks)), without_row)
+    table = made_of_runs(layout, RunMapping(None, rows), request, tuple(remarks))
+    return FilledTable(layout.name, table, without_row=without_row)
 
 
 def study_layouts(study: Study) -> list[str]:
@@ -103,10 +101,8 @@ def _fitting(results: StudyResults, layout: TableLayout, given: str | None, wher
     fitting = fitting or [benchmark for benchmark in named if _fills(results, benchmark) == layout.suite]
     if len(fitting) > 1:
         names = [benchmark.name for benchmark in fitting]
-        raise UsageError(
-            f"{where}: benchmarks {' and '.join(names)} both fill it; give --benchmark {' | '.join(names)}, or write "
-            f"'tables: {{{layout.name}: {{benchmark: {names[0]}}}}}'"
-        )
+        both, either = " and ".join(names), " | ".join(names)
+        raise UsageError(f"{where}: benchmarks {both} both fill it; give --benchmark {either}")
     if not fitting:
         which = f"benchmark {given} is" if given else "no benchmark of the study is"
         return f"it shows suite {layout.suite}, and {which} of that suite"
@@ -140,18 +136,16 @@ def _assigned(
             chosen[name] = select(study, name)
             used.add(name)
     reasons: dict[str, list[str]] = {}
-    by_shape: dict[str, list[str]] = {}
+    by_shape: dict[str, str] = {}
     for name in study.names:
-        if name not in used:
-            row, why = _row_by_shape(results, layout, benchmark, name, chosen, where)
-            (reasons.setdefault(why, []) if row is None else by_shape.setdefault(row, [])).append(name)
-    if several := {row: names for row, names in by_shape.items() if len(names) > 1}:
-        listed = ", ".join(f"'{row}' ({', '.join(names)})" for row, names in several.items())
-        raise UsageError(
-            f"{where}: several checkpoints have the model of one row: {listed}; write which one you mean, as in "
-            f"{_written(layout, {row: names[0] for row, names in several.items()})}"
-        )
-    chosen |= {row: select(study, name) for row, [name] in by_shape.items()}
+        if name in used:
+            continue
+        row, why = _row_by_shape(results, layout, benchmark, name, chosen, where)
+        if row is None:
+            reasons.setdefault(why, []).append(name)
+        elif (other := by_shape.setdefault(row, name)) != name:
+            raise UsageError(f"{where}: {other} and {name} have the model of row '{row}'; {_ASSIGN}")
+    chosen |= {row: select(study, name) for row, name in by_shape.items()}
     sentences = tuple(printable(f"{', '.join(names)}: {why}") for why, names in reasons.items())
     return {key: chosen[key] for key in keys if key in chosen}, sentences
 
@@ -172,20 +166,12 @@ def _row_by_shape(
     if not runs:
         return None, "no run is finished, so the row of this model is unknown"
     if not (runs[0].manifest.get("loaded") or {}).get("shape"):
-        return None, "the run does not store the model's shape; name its row under 'tables'"
+        return None, f"the run does not store the model's shape; {_ASSIGN}"
     rows = rows_of(layout, runs[0])
     if len(rows) > 1:
-        raise UsageError(
-            f"{where}: {name} has the model of rows {' and '.join(rows)}; write {_written(layout, {rows[0]: name})}"
-        )
+        raise UsageError(f"{where}: {name} has the model of rows {' and '.join(rows)}; {_ASSIGN}")
     if not rows:
         return None, "no row has this model"
     if rows[0] in chosen:
         return None, f"row '{rows[0]}' of this model is that of {chosen[rows[0]].name}"
     return rows[0], ""
-
-
-def _written(layout: TableLayout, rows: Mapping[str, str]) -> str:
-    table = layout.name if layout.name in layout_names() else layout.path.name
-    listed = ", ".join(f"{row}: {name}" for row, name in rows.items())
-    return f"'tables: {{{table}: {{rows: {{{listed}}}}}}}'"

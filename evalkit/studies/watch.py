@@ -7,19 +7,18 @@ file has changed for some seconds. One that is written again is yielded again.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
-from evalkit.benchmarks.differences import differences
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.comparison import compare_sides
 from evalkit.comparison.comparison_report import page_unit
 from evalkit.comparison.curves import curve
-from evalkit.comparison.sides import Side, step_of, step_of_checkpoint
+from evalkit.comparison.sides import Side, check_uniform, step_of, step_of_checkpoint
 from evalkit.display import Say
 from evalkit.errors import EvalkitError
 from evalkit.escape import printable
@@ -27,7 +26,6 @@ from evalkit.models.loading.files import FileStates, file_states, is_begun, why_
 from evalkit.models.loading.locate import silent
 from evalkit.runs.finding import list_runs
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import model_differences
 
 
 class GrowingCurve:
@@ -60,22 +58,10 @@ class GrowingCurve:
         folder = str(self._folder.resolve())
         for other in sorted(list_runs(run.folder.parent), key=lambda known: str(known.manifest["created"])):
             path = other.manifest.get("path")
-            if path is None or str(Path(path).parent) != folder or Path(path).exists() or not other.complete:
-                continue
-            if (step := step_of(other)) is not None and self._is_alike(run, other):
+            is_gone = path is not None and str(Path(path).parent) == folder and not Path(path).exists()
+            if is_gone and other.complete and (step := step_of(other)) is not None and _are_alike(run, other):
                 earlier[step] = other
         return earlier
-
-    def _is_alike(self, run: Run, other: Run) -> bool:
-        same = (each.manifest["documents"].keys() for each in (run, other))
-        if (run.kind, run.suite) != (other.kind, other.suite) or len({tuple(sorted(tasks)) for tasks in same}) > 1:
-            return False
-        try:
-            differing = [difference.name for difference, _ in differences(run, other, self._rule) if difference.refused]
-        except EvalkitError as error:
-            self._say(f"{other.folder.name} is left out of the curve: {error}")
-            return False
-        return not differing and not model_differences(run, other)
 
     def _change(self, before: int, step: int) -> str:
         """Return the paired difference from an earlier step with its interval; empty if they cannot be compared."""
@@ -100,6 +86,16 @@ class GrowingCurve:
             self._say(f"{self._plot} is not drawn: {error}")
 
 
+def _are_alike(run: Run, other: Run) -> bool:
+    """Return whether two runs of the same tasks can be points of one curve."""
+    first, second = ((each.kind, each.suite, set(each.manifest["documents"])) for each in (run, other))
+    try:
+        check_uniform(Side("", (run, other)))
+    except EvalkitError:
+        return False
+    return first == second
+
+
 _TEMPORARY = re.compile(r"[._]|te?mp|.*(\.|_|-)(te?mp|part|partial|incomplete|writing)$|.*~$", re.IGNORECASE)
 """Names of folders that are renamed when they are complete."""
 
@@ -115,8 +111,8 @@ class Arrived:
 @dataclass
 class _Candidate:
     folder: Path
-    states: FileStates
-    changed: float
+    states: FileStates = ()
+    changed: float = 0.0
     """When its files were last seen to change; seconds of a monotonic clock."""
     step: int | None = None
     yielded: FileStates | None = None
@@ -124,11 +120,6 @@ class _Candidate:
     """Why it is not complete, in this state."""
     not_before: float = 0.0
     named: bool = False
-
-    @property
-    def is_new(self) -> bool:
-        """Return whether it was not yielded in its present state."""
-        return self.yielded != self.states
 
 
 class Watcher:
@@ -158,9 +149,8 @@ class Watcher:
         poll: float = 2.0,
         stalled: float = 60.0,
     ) -> None:
-        self._folder = folder
-        self._until, self._idle = until, idle
-        self._allow_pickle, self._say = allow_pickle, say
+        self._folder, self._say, self._allow_pickle = folder, say, allow_pickle
+        self._until, self._idle = inf if until is None else until, inf if idle is None else idle
         self._settled, self._poll, self._stalled = settled, poll, stalled
         self._known: dict[str, _Candidate] = {}
         self._active = time.monotonic()
@@ -170,9 +160,10 @@ class Watcher:
         self._active = time.monotonic()
         while True:
             self._look()
-            if (ready := self._ready()) is not None:
-                ready.yielded, ready.named = ready.states, False
-                yield Arrived(ready.step or 0, ready.folder)
+            if ready := self._ready():
+                step, first = min(ready.items())
+                first.yielded, first.named = first.states, False
+                yield Arrived(step, first.folder)
                 self._active = time.monotonic()
             elif self._is_over():
                 return
@@ -194,10 +185,9 @@ class Watcher:
             candidate.yielded, candidate.not_before = None, time.monotonic() + seconds
 
     def _look(self) -> None:
-        now, known = time.monotonic(), {}
+        known = {}
         try:
-            with os.scandir(self._folder) as entries:
-                folders = [Path(entry.path) for entry in entries if entry.is_dir() and not _TEMPORARY.match(entry.name)]
+            folders = [path for path in self._folder.iterdir() if path.is_dir() and not _TEMPORARY.match(path.name)]
             self._is_away = False
         except OSError as error:
             # A file system that is away for a while does not end hours of waiting
@@ -206,66 +196,63 @@ class Watcher:
             folders, self._is_away = [], True
         for folder in folders:
             # A link to a checkpoint of the same folder, such as "latest", is not another one
-            if folder.is_symlink() and folder.resolve().parent == self._folder.resolve():
+            is_link = folder.is_symlink() and folder.resolve().parent == self._folder.resolve()
+            if is_link or not is_begun(states := file_states(folder)):
                 continue
-            states = file_states(folder)
-            if not is_begun(states):
-                continue
-            candidate = known[folder.name] = self._known.get(folder.name) or _Candidate(folder, states, now)
+            candidate = known[folder.name] = self._known.get(folder.name) or _Candidate(folder)
             if candidate.states != states:
-                candidate.states, candidate.changed, candidate.reason, candidate.named = states, now, "", False
+                candidate.states, candidate.changed = states, time.monotonic()
+                candidate.reason, candidate.named = "", False
             candidate.step = step_of_checkpoint(str(folder))
         self._known = known
 
-    def _ready(self) -> _Candidate | None:
-        """Return the complete checkpoint of the lowest step that was not yielded in its present state."""
-        now, ready = time.monotonic(), list[tuple[int, str]]()
-        for name, candidate in self._known.items():
-            if not candidate.is_new or now - candidate.changed < self._settled or now < candidate.not_before:
+    def _ready(self) -> dict[int, _Candidate]:
+        """Return step → complete checkpoint that was not yielded in its present state."""
+        ready: dict[int, _Candidate] = {}
+        for _, candidate in sorted(self._known.items()):
+            if candidate.yielded == candidate.states or self._is_unsettled(candidate, self._settled):
                 continue
-            if not candidate.reason:
-                candidate.reason = why_incomplete(candidate.folder, allow_pickle=self._allow_pickle)
+            candidate.reason = candidate.reason or why_incomplete(candidate.folder, allow_pickle=self._allow_pickle)
+            twins = (other for other in self._known.values() if other.yielded and other.step == candidate.step)
             if candidate.reason or candidate.step is None:
-                if now - candidate.changed >= self._stalled:
+                if not self._is_unsettled(candidate, self._stalled):
                     lacking = "has no training step in its name (checkpoint-1000) or trainer_state.json"
                     self._name(candidate, f"is skipped until it changes: {candidate.reason or lacking}")
-            elif not self._is_late(candidate) and not self._is_duplicate(candidate):
-                ready.append((candidate.step, name))
-        return self._known[min(ready)[1]] if ready else None
+            elif self._is_late(candidate):
+                continue
+            elif (twin := next(twins, candidate)) is not candidate:
+                # The folder that was yielded first counts
+                self._name(candidate, f"is skipped: it has step {candidate.step:,}, as {twin.folder.name} has")
+            else:
+                ready.setdefault(candidate.step, candidate)
+        return ready
 
     def _name(self, candidate: _Candidate, why: str) -> None:
         if not candidate.named:
             candidate.named = True
             self._say(f"{candidate.folder.name} {why}")
 
-    def _is_duplicate(self, candidate: _Candidate) -> bool:
-        """Return whether another folder has the same step; the one that was yielded first counts."""
-        for name, other in self._known.items():
-            if other is not candidate and other.yielded is not None and other.step == candidate.step:
-                self._name(candidate, f"is skipped: it has step {candidate.step:,}, as {name} has")
-                return True
-        return False
-
     def _is_late(self, candidate: _Candidate) -> bool:
-        return self._until is not None and candidate.step is not None and candidate.step > self._until
+        return candidate.step is not None and candidate.step > self._until
+
+    def _is_unsettled(self, candidate: _Candidate, seconds: float) -> bool:
+        now = time.monotonic()
+        return now - candidate.changed < seconds or now < candidate.not_before
 
     def _is_over(self) -> bool:
-        now, known = time.monotonic(), self._known.values()
+        known = self._known.values()
         # A change may complete a checkpoint, which is seen when it has settled
-        changed = max([candidate.changed + self._settled for candidate in known], default=0.0)
-        if self._idle is not None and now - max(self._active, changed) > self._idle:
+        changed = max((candidate.changed + self._settled for candidate in known), default=0.0)
+        if time.monotonic() - max(self._active, changed) > self._idle:
             return True
         # Earlier steps may still be written or in use
-        waits = [
-            now - candidate.changed < self._stalled or now < candidate.not_before
-            for candidate in known
-            if candidate.is_new and not self._is_late(candidate)
-        ]
-        return not any(waits) and any(map(self._is_last, known))
+        early = [candidate for candidate in known if not self._is_late(candidate)]
+        new = [candidate for candidate in early if candidate.yielded != candidate.states]
+        is_waiting = any(self._is_unsettled(candidate, self._stalled) for candidate in new)
+        return not is_waiting and any(map(self._is_last, known))
 
     def _is_last(self, candidate: _Candidate) -> bool:
         """Return whether a candidate is a complete checkpoint of the last step or a later one."""
-        if self._until is None or candidate.step is None or candidate.step < self._until:
+        if candidate.step is None or candidate.step < self._until or self._is_unsettled(candidate, self._settled):
             return False
-        settled = time.monotonic() - candidate.changed >= self._settled
-        return candidate.yielded is not None or (settled and not why_incomplete(candidate.folder, allow_pickle=True))
+        return candidate.yielded is not None or not why_incomplete(candidate.folder, allow_pickle=True)

@@ -29,7 +29,7 @@ COMMANDS = {
     "run CKPT --model CKPT": ["given twice"],
     "run --model a --model b": ["--model", "a, b"],
     "longbench --model CKPT --context long": ["--context", "long"],
-    "longbench --format latex rescore x": ["longbench rescore"],
+    "longbench --format latex rescore x": ["longbench"],
     "ls rules more": ["more"],
     "ls --standalone": ["--standalone"],
     "data --tasks piqqa": ["'piqqa'", "'piqa'"],

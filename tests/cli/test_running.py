@@ -146,7 +146,7 @@ def test_a_study_is_planned_run_and_shown(folder: Path, evalkit: Command) -> Non
     outcome = evalkit("study", "run", path)
     lines = outcome.err.splitlines()[-41:]
     assert (outcome.code, outcome.out) == (1, "") and "40 problems" in lines[0]
-    assert all(f"checkpoint gone{number}: " in line for number, line in enumerate(lines[1:]))
+    assert all(f"gone{number} on " in line for number, line in enumerate(lines[1:]))
 
 
 def test_run_on_several_checkpoints_has_a_line_for_each(folder: Path, evalkit: Command) -> None:

@@ -63,7 +63,7 @@ def test_models_are_selected_by_name_and_step(results: StudyResults, study: Path
     assert steps_of(results) == [("diff seed 1", [5, 10, 20]), ("diff seed 2", [5, 10])]
     for name, error, nouns in [
         ("itng", UnknownNameError, "checkpoint of study .*'itng'.*'intg'"),
-        ("diff@20", UsageError, "diff has step 20"),
+        ("diff@20", UnknownNameError, "step of study .*'diff@20'"),
         ("diff@7", UnknownNameError, "step of study .*'diff@7'.*diff@10, diff@5"),
         ("intg@7", UnknownNameError, "step of study .*'intg@7'"),
     ]:

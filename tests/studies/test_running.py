@@ -72,8 +72,8 @@ def test_all_problems_are_named_at_once(folder: Path) -> None:
         run_study(study, Told(), run_here, wait=False)
     assert not study.output.exists() and str(study.path) in raised.value.summary
     problems = {problem.partition(": ")[0]: problem for problem in raised.value.problems}
-    for name, noun in {"checkpoint gone": "nix", "checkpoint lost": "far/away/from", "checkpoint empty": "empty",
-                       "checkpoint short": "model.safetensors", "benchmark far": "1024 tokens"}.items():  # fmt: skip
+    for name, noun in {"gone on zs": "nix", "lost on zs": "far/away/from", "empty on zs": "empty",
+                       "short on zs": "model.safetensors", "A on far": "1024 tokens"}.items():  # fmt: skip
         assert noun in problems.pop(name)
     same = "\n".join(problems.values())
     assert "A on zs and A on again are the same run" in same and "A on zs and copy on zs are the same run" in same
@@ -110,12 +110,12 @@ def test_checkpoints_that_are_gone(study: Path) -> None:
         f"C step {step} on {name}" for step in (10, 20) for name in both)]  # fmt: skip
     assert [line.partition(":")[0] for line in said if "left out" in line] == ["C step 5 on needle"]
     listed = steps | {"steps": ["checkpoint-5", "checkpoint-10"]}
-    with pytest.raises(SeveralErrors, match=r"checkpoint C step 5: .*not found"):
+    with pytest.raises(SeveralErrors, match=r"C step 5 on .*not found"):
         plan_runs(read_study(write_study(study, {"C": listed}, both)), silent)
     # A checkpoint that is damaged is not gone
     weights = lost.with_name("checkpoint-10") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(SeveralErrors, match=r"checkpoint C step 10: .*model.safetensors"):
+    with pytest.raises(SeveralErrors, match=r"C step 10 on .*model.safetensors"):
         plan_runs(read_study(write_study(study, {"C": steps | {"steps": ["checkpoint-10"]}})), silent)
 
 

@@ -16,7 +16,7 @@ from evalkit.runs.folder import Run
 from evalkit.studies.results import read_results
 from evalkit.studies.study import save_record
 from evalkit.studies.study_file import read_study
-from evalkit.studies.tables import FilledTable, UnfilledTable, study_layouts, study_table
+from evalkit.studies.tables import FilledTable, study_layouts, study_table
 from evalkit.tables.request import TableRequest
 from tests.benchmarks.attention.made_ranks import made_ranks
 from tests.sealed import read, reseal, write
@@ -50,14 +50,14 @@ def own(tmp_path: Path, finished: Run) -> Path:
 
 def filled(path: Path, name: str = "main_res", benchmark: str | None = None, **options: Any) -> FilledTable:
     table = study_table(read_results(path), TableRequest(name, "runs", **options), benchmark)
-    assert isinstance(table, FilledTable), table
+    assert table.table is not None, table
     return table
 
 
 def unfilled(path: Path, name: str, benchmark: str | None = None) -> str:
     """Why a table has no run."""
     table = study_table(read_results(path), TableRequest(name, "runs"), benchmark)
-    assert isinstance(table, UnfilledTable)
+    assert table.table is None
     return table.why
 
 
@@ -104,14 +104,14 @@ def test_rows_by_key_and_by_shape(own: Path) -> None:
 
 def test_models_and_rows_that_are_ambiguous(own: Path, finished: Run) -> None:
     recorded(own, finished, {"cog on zs": "llama-125m-vanilla"}, limit=None, dtype="float32")
-    with pytest.raises(UsageError, match=r"'main_res'.*'vanilla_125m' \(base, cog\).*rows: \{vanilla_125m: base\}"):
+    with pytest.raises(UsageError, match=r"'main_res'.*base and cog .*'vanilla_125m'"):
         filled(own)
     table = filled(with_tables(own, main_res={"rows": {"vanilla_125m": "base"}}))
     assert rows(table) == ROWS and "cog: row 'vanilla_125m' of this model is that of base" in table.without_row
     items = {"one": {"model": "llama-125m-intg"}, "two": {"model": "llama-125m-intg"}}
     layout = {"suite": "zeroshot8", "rows": [{"items": items}], "columns": [{"items": {"piqa": None}}]}
     (own.parent / "twice.yaml").write_text(yaml.safe_dump(layout), "utf-8")
-    with pytest.raises(UsageError, match=r"intg has the model of rows one and two.*twice\.yaml: "):
+    with pytest.raises(UsageError, match=r"'twice'.*intg has the model of rows one and two"):
         filled(own, str(own.parent / "twice.yaml"))
 
 
@@ -137,7 +137,7 @@ def test_tables_that_no_run_fills(own: Path) -> None:
     tables = [
         study_table(read_results(own), TableRequest(name, "runs"), None) for name in study_layouts(read_study(own))
     ]
-    reasons = {table.name: table.why for table in tables if isinstance(table, UnfilledTable)}
+    reasons = {table.name: table.why for table in tables if table.table is None}
     nouns = {
         "app_long_contx": "suite longbench",
         "anly_rank_main": "suite attention",

@@ -25,7 +25,7 @@ from evalkit.studies.cluster.resources import ClusterOptions
 from evalkit.studies.cluster.scheduling import CheckpointLoad, choose_checkpoint
 from evalkit.studies.cluster.worker import Answer, ComputedBatch, PreparedRun, WorkerFailure
 from evalkit.studies.cluster.workers import IN_HANDS, MOST_LOSSES, WorkerHandle, WorkerPool
-from evalkit.studies.running import Job, Outcome, why_failed
+from evalkit.studies.running import Job, Outcome, once, why_failed
 
 _TICK, _BUSY_TICK = 0.5, 0.02
 """Seconds that the loop waits for an answer at most; the second while something is planned or written."""
@@ -47,14 +47,13 @@ class ClusterRunner:
         outcomes: dict[int, Outcome] = {}
         for number, job in enumerate(jobs):
             try:
-                if finished(job.plan, progress.say) is None:
-                    continue
-                outcomes[number] = Outcome(job, "finished")
+                if finished(job.plan, progress.say) is not None:
+                    outcomes[number] = Outcome(job, "finished")
             except Exception as error:  # a damaged folder
                 outcomes[number] = Outcome(job, "failed", why_failed(error))
-            done(outcomes[number])
-        left = [number for number in range(len(jobs)) if number not in outcomes]
-        if left:
+        for outcome in outcomes.values():
+            done(outcome)
+        if left := [number for number in range(len(jobs)) if number not in outcomes]:
             outcomes |= zip(left, self._computed([jobs[number] for number in left], progress, done), strict=True)
         return [outcomes[number] for number in range(len(jobs))]
 
@@ -73,34 +72,19 @@ class ClusterRunner:
                     f"room for {room} workers, not for {options.workers or 1}: each needs {pool.needs}, and the "
                     f"cluster {has}; see --worker-cpus and --worker-gpus"
                 )
-            if options.address and options.address.startswith("ray://"):
-                progress.say(
-                    "connected by Ray Client: if this connection breaks, the run ends (finished batches are saved); "
-                    "submit the command as a Ray job, or run it on the head node (docs/scale.md)"
-                )
-            lacks = options.workers is not None and room < options.workers
-            short = f", which is all that there is room for: the cluster {has}" if lacks else ""
+            short = f", not {options.workers}: the cluster {has}" if room < (options.workers or 0) else ""
             progress.say(f"{counted(room, 'worker')} of {pool.needs}{' each' * (room != 1)}{short}")
-            return Driver(pool, jobs, progress, done, options.ship).run()
+            return Driver(pool, JobQueue(jobs, progress, done, pool.put if options.ship else None)).run()
 
 
 class Driver:
-    """The loop; `ship`: whether checkpoints are sent to the workers."""
+    """The loop over workers and jobs."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        jobs: Sequence[Job],
-        progress: Progress,
-        done: Callable[[Outcome], None] = lambda _: None,
-        ship: bool = False,
-    ) -> None:
-        self.pool = pool
+    def __init__(self, pool: WorkerPool, queue: JobQueue) -> None:
+        self.pool, self.queue = pool, queue
         pool.lost = self._lose
-        self.queue = JobQueue(jobs, progress, done, pool.put if ship else None)
-        self._progress = progress
+        self._progress, self._say_once = queue.progress, once(queue.progress.say)
         self._loading: list[float] = []
-        self._said: set[str] = set()
         self._particular: set[int] = set()
         """Numbers of the workers that are refused for a job or lacked memory for a batch."""
         self._is_nothing_left = False
@@ -131,8 +115,6 @@ class Driver:
         if self.pool.may_grow or not usable:
             return
         for job in self.queue.jobs:
-            if job.phase not in ("unprepared", "planning", "computing"):
-                continue
             able = [number for number in usable if number not in job.refusals]
             if not able:
                 self.queue.end(job, "failed", list(job.refusals.values())[-1])
@@ -175,14 +157,11 @@ class Driver:
 
     def _choose(self, worker: WorkerHandle) -> TrackedJob | None:
         """Return the job that a worker goes on with."""
-        number = worker.number
-        loaded = self.queue.by_model.get(worker.model or "", [])
-        members = [job for job in loaded if job.has_work_for(number)]
+        number, loaded = worker.number, self.queue.by_model.get(worker.model or "", [])
         # A worker keeps its checkpoint, so that the others are not looked at for every batch
-        if not members:
-            if any(job.has_more and number not in job.refusals for job in loaded):
-                return None  # more of its checkpoint is being planned
-            if self._is_nothing_left and number not in self._particular:
+        if not (members := [job for job in loaded if job.has_work_for(number)]):
+            is_planned_for = any(job.has_more and number not in job.refusals for job in loaded)
+            if is_planned_for or (self._is_nothing_left and number not in self._particular):
                 return None
             works = {
                 model: able
@@ -282,15 +261,15 @@ class Driver:
         # Of a run that has ended, or a late one: another worker has the batch, or has returned it
         if flight.batch.key not in job.in_hands:
             return
-        if isinstance(content, ComputedBatch):
-            self._deliver(worker, job, flight, content)
-        elif content.reason == "refused":
+        if isinstance(content, WorkerFailure) and content.reason == "refused":
             self.queue.end(job, "failed", content.message)
-        else:
+        elif isinstance(content, WorkerFailure):
             flight.short.add(worker.number)
             self._particular.add(worker.number)
             self._say_once(f"{worker}: {content.message}; another worker computes it, if one has more memory")
             job.put_back(flight)
+        else:
+            self._deliver(worker, job, flight, content)
 
     def _deliver(self, worker: WorkerHandle, job: TrackedJob, flight: Flight, content: ComputedBatch) -> None:
         if content.key != flight.batch.key:
@@ -304,8 +283,3 @@ class Driver:
         self.queue.store(job, flight, rows, content)
         busy = sum(bool(other.flights) or other is worker for other in self.pool.workers)
         self._progress.task(f"{counted(busy, 'worker')}: {job.label}, {flight.batch.task}")
-
-    def _say_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            self._progress.say(line)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from typing import Any, Literal
 from evalkit.benchmarks.base import Batch, BatchKey
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import remembered
-from evalkit.benchmarks.session import OpenRun, finished, loading_key, opened
+from evalkit.benchmarks.session import OpenRun, loading_key, opened
 from evalkit.display import Progress
 from evalkit.errors import EvalkitError, RunInUseError
 from evalkit.escape import counted
@@ -62,17 +62,20 @@ class TrackedJob:
 
     number: int
     job: Job
-    phase: Literal["waiting", "opening", "unprepared", "planning", "computing", "finishing", "ended"] = "waiting"
+    phase: Literal["waiting", "opening", "unprepared", "computing", "ended"] = "waiting"
     outcome: Outcome | None = None
+    steps: Generator[list[Batch], Any, None] | None = None
+    """See `JobQueue._steps`."""
+    is_planning: bool = False
+    """Whether the planning thread takes a step."""
+    is_planned: bool = False
     stack: ExitStack = field(default_factory=ExitStack)
+    """Closes the folder; only in the planning thread, when no batch is to be written any more."""
     run: OpenRun | None = None
     recipe: Recipe | None = None
     shipped: Any = None
     """Reference to the checkpoint's files in the cluster; None: the workers have them."""
-    batches: Iterator[Batch] | None = None
-    """Batches that are not planned yet; None before planning and after the last one."""
     stop: Callable[[], None] = lambda: None
-    is_filling: bool = False
     ready: deque[Flight] = field(default_factory=deque)
     in_hands: set[BatchKey] = field(default_factory=set)
     """Batches that workers have; an answer for another one is late."""
@@ -129,7 +132,7 @@ class TrackedJob:
     @property
     def has_more(self) -> bool:
         """Return whether there will be work soon: its batches are being planned."""
-        return self.phase == "planning" or (self.phase == "computing" and (self.is_filling or self.batches is not None))
+        return self.phase == "computing" and not self.is_planned
 
     def put_back(self, flight: Flight) -> None:
         """Make a batch that a worker had available again."""
@@ -147,17 +150,17 @@ class JobQueue:
         self,
         jobs: Sequence[Job],
         progress: Progress,
-        done: Callable[[Outcome], None],
+        done: Callable[[Outcome], None] = lambda _: None,
         ship: Callable[[Any], Any] | None = None,
     ) -> None:
         self.jobs = [TrackedJob(number, job) for number, job in enumerate(jobs)]
-        self.by_model: dict[str, list[TrackedJob]] = {}
+        sizes: dict[str, float] = {}
+        for job in self.jobs:
+            sizes[job.model] = sizes.get(job.model, 0.0) + job.size
+        longest_first = sorted(self.jobs, key=lambda job: (-sizes[job.model], -job.size))
+        self.by_model = {model: [job for job in longest_first if job.model == model] for model in sizes}
         """Checkpoint → its jobs, the longest first in both."""
-        for job in sorted(self.jobs, key=lambda job: -job.size):
-            self.by_model.setdefault(job.model, []).append(job)
-        sizes = {model: sum(job.size for job in jobs) for model, jobs in self.by_model.items()}
-        self.by_model = {model: self.by_model[model] for model in sorted(sizes, key=lambda model: -sizes[model])}
-        self._progress, self._done, self._ship = progress, done, ship
+        self.progress, self._done, self._ship = progress, done, ship
         self._planner, self._writer = ThreadPoolExecutor(1, "evalkit-plan"), ThreadPoolExecutor(1, "evalkit-write")
         self._tasks: list[tuple[TrackedJob, Future[Any], Callable[[Any], None]]] = []
         """What the threads do for a job, and what takes the result."""
@@ -188,14 +191,14 @@ class JobQueue:
             if waiting and (model in active or len(active) <= max(1, workers)):
                 active.add(model)
                 for job in waiting:
-                    job.phase = "opening"
-                    self._start(self._planner, job, partial(self._opened, job), self._open, job)
+                    job.phase, job.steps = "opening", self._steps(job)
+                    self._step(job)
 
     def prepared(self, job: TrackedJob, answer: PreparedRun) -> None:
         """Plan the batches of a job, once: the first worker that has prepared it determines the facts."""
         if job.phase == "unprepared":
-            job.phase = "planning"
-            self._start(self._planner, job, partial(self._planned, job), _plan, job, answer)
+            job.phase = "computing"
+            self._step(job, answer.prepared)
 
     def store(self, job: TrackedJob, flight: Flight, rows: Rows, answer: ComputedBatch) -> None:
         """Write a computed batch to the journal; it counts when it is on the disk."""
@@ -204,8 +207,8 @@ class JobQueue:
             self._flush()
         job.in_hands.remove(flight.batch.key)
         job.unwritten += 1
-        arguments = flight.batch, rows, answer.seconds, answer.place, answer.rows
-        self._start(self._writer, job, partial(self._stored, job, flight, answer.seconds), job.run.store, *arguments)
+        stored = self._writer.submit(job.run.store, flight.batch, rows, answer.seconds, answer.place, answer.rows)
+        self._tasks.append((job, stored, partial(self._stored, job, flight, answer.seconds)))
 
     def advance(self, holders: Mapping[str | None, int]) -> None:
         """Take what the threads have done, and ask them for more; `holders`: checkpoint → its workers."""
@@ -227,15 +230,11 @@ class JobQueue:
             else:
                 take(result)
         for job in self.jobs:
-            if job.phase != "computing" or job.is_filling:
-                continue
-            enough = _AHEAD * max(1, holders.get(job.model, 0))
-            if job.batches is not None and len(job.ready) < enough:
-                job.is_filling = True
-                self._start(self._planner, job, partial(self._filled, job), _next_batches, job.batches, 2 * enough)
-            elif job.batches is None and not (job.ready or job.in_hands or job.unwritten):
-                job.phase = "finishing"
-                self._start(self._planner, job, partial(self._opened, job), _finish, job)
+            if job.phase == "computing" and not job.is_planning:
+                enough = _AHEAD * max(1, holders.get(job.model, 0))
+                is_complete = job.is_planned and not (job.ready or job.in_hands or job.unwritten)
+                if is_complete or (not job.is_planned and len(job.ready) < enough):
+                    self._step(job, 2 * enough)
 
     def end(
         self,
@@ -255,7 +254,7 @@ class JobQueue:
             self._planner.submit(_abandon, job, error or EvalkitError(message))
         job.outcome = Outcome(job.job, state, message)
         self._estimate()
-        job.recipe = job.shipped = job.run = job.batches = None
+        job.recipe = job.shipped = job.run = job.steps = None
         self._done(job.outcome)
 
     def close(self, error: BaseException) -> None:
@@ -269,34 +268,47 @@ class JobQueue:
                 self._planner.submit(_abandon, job, error)
         self._planner.shutdown(wait=True)
 
-    def _start(
-        self,
-        thread: ThreadPoolExecutor,
-        job: TrackedJob,
-        take: Callable[[Any], None],
-        work: Callable[..., Any],
-        *arguments: Any,
-    ) -> None:
-        self._tasks.append((job, thread.submit(work, *arguments), take))
-
     def _flush(self) -> None:
         self._writer.submit(int).result()
 
-    def _opened(self, job: TrackedJob, is_finished: bool) -> None:
-        if is_finished:
+    def _steps(self, job: TrackedJob) -> Generator[list[Batch], Any, None]:
+        """Complete a job, in the planning thread: open its folder, plan its batches, and write its results.
+
+        It waits (`yield`) for what a worker has `Prepared`, then with each of its planned batches for the number of
+        batches to plan next, and with none for all to be stored.
+        """
+        plan, say = job.job.plan, self.progress.say
+        run = job.run = job.stack.enter_context(opened(plan, say))
+        if run.is_missing:
+            if (ship := self._ship) is not None and plan.checkpoint.kind != "hub":
+                # Runs of one checkpoint follow each other
+                job.shipped = remembered("shipped", job.model, lambda: ship(packed(plan.checkpoint)), most=1)
+            model, setup = portable(plan.request.model, plan.checkpoint), benchmark(job.kind).setup(plan)
+            job.recipe = Recipe(job.kind, job.model, model, plan.manifest["specification"], setup, run.budget())
+            prepared = yield []
+            planned = run.batches(run.start(prepared), prepared.tokenizer)
+            job.total, job.done, job.stop = planned.total, planned.done, planned.stop
+            batches, count = job.stack.enter_context(closing(planned.batches)), _AHEAD
+            while following := list(islice(batches, count)):
+                count = yield following
+            yield []
+        with job.stack:
+            run.finish()
+
+    def _step(self, job: TrackedJob, value: Any = None) -> None:
+        assert job.steps is not None
+        job.is_planning = True
+        self._tasks.append((job, self._planner.submit(_next_step, job.steps, value), partial(self._stepped, job)))
+
+    def _stepped(self, job: TrackedJob, batches: list[Batch] | None) -> None:
+        job.is_planning = False
+        if batches is None:
             self.end(job, "finished")
-        else:
+        elif job.phase == "opening":
             job.phase = "unprepared"
-
-    def _planned(self, job: TrackedJob, _: None) -> None:
-        job.phase = "computing"
-
-    def _filled(self, job: TrackedJob, planned: tuple[list[Batch], bool]) -> None:
-        batches, is_last = planned
-        job.is_filling = False
-        job.ready.extend(map(Flight, batches))
-        if is_last:
-            job.batches = None
+        else:
+            job.ready.extend(map(Flight, batches))
+            job.is_planned = not batches
 
     def _stored(self, job: TrackedJob, flight: Flight, seconds: float, _: None) -> None:
         job.unwritten -= 1
@@ -306,7 +318,7 @@ class JobQueue:
         job.measured_seconds += seconds
         if time.monotonic() - self._estimated >= _ESTIMATE_EVERY:
             self._estimate()
-        self._progress.advance(0.0, flight.batch.documents)
+        self.progress.advance(0.0, flight.batch.documents)
         if job.run is not None:
             left, holders = job.seconds_left, max(1, self._holders.get(job.model, 0))
             job.run.report(job.done / job.total if job.total else 1.0, None if left is None else left / holders)
@@ -318,57 +330,33 @@ class JobQueue:
         estimated by its own batches, else by those of its benchmark, else by all.
         """
         self._estimated = time.monotonic()
-        measured = [job for job in self.jobs if job.measured_work]
-        kinds = {kind: _rate([job for job in measured if job.kind == kind]) for kind in {job.kind for job in measured}}
-        others = _rate(measured) if measured else 1.0
+        by_kind: dict[str, list[TrackedJob]] = {}
+        for job in self.jobs:
+            by_kind.setdefault(job.kind, []).append(job)
+        kinds, of_all = {kind: _rate(jobs) for kind, jobs in by_kind.items()}, _rate(self.jobs)
         done = left = 0.0
         for job in self.jobs:
-            rate = _rate([job]) if job.measured_work else kinds.get(job.kind, others)
+            rate = _rate([job]) or kinds[job.kind] or of_all or 1.0
             share = 0.0 if job.phase == "ended" else job.left
             left += rate * share
             done += rate * (job.size - share)
         workers = max(1, sum(count for model, count in self._holders.items() if model))
-        self._progress.expect(done, done + left, left / workers if measured else None)
-
-    def _open(self, job: TrackedJob) -> bool:
-        """Open a job's folder, and write its results if nothing is missing; return whether it is finished."""
-        plan, say = job.job.plan, self._progress.say
-        if finished(plan, say) is not None:
-            return True
-        run = job.run = job.stack.enter_context(opened(plan, say))
-        if not run.is_missing:
-            return _finish(job)
-        if (ship := self._ship) is not None and plan.checkpoint.kind != "hub":
-            # Runs of one checkpoint follow each other
-            job.shipped = remembered("shipped", job.model, lambda: ship(packed(plan.checkpoint)), most=1)
-        model, setup = portable(plan.request.model, plan.checkpoint), benchmark(job.kind).setup(plan)
-        job.recipe = Recipe(job.kind, job.model, model, plan.manifest["specification"], setup, run.budget())
-        return False
+        self.progress.expect(done, done + left, left / workers if of_all else None)
 
 
-def _rate(jobs: Sequence[TrackedJob]) -> float:
-    """Return the seconds for a unit of size, of measured jobs."""
-    return sum(job.measured_seconds for job in jobs) / sum(job.size * job.measured_work / job.total for job in jobs)
+def _rate(jobs: Sequence[TrackedJob]) -> float | None:
+    """Return the seconds for a unit of size, of the jobs that are measured; None: none is."""
+    measured = [job for job in jobs if job.measured_work]
+    size = sum(job.size * job.measured_work / job.total for job in measured)
+    return sum(job.measured_seconds for job in measured) / size if measured else None
 
 
-def _plan(job: TrackedJob, answer: PreparedRun) -> None:
-    assert job.run is not None
-    facts = job.run.start(answer.prepared)
-    planned = job.run.batches(facts, answer.prepared.tokenizer)
-    job.total, job.done, job.stop = planned.total, planned.done, planned.stop
-    job.batches = job.stack.enter_context(closing(planned.batches))
-
-
-def _next_batches(batches: Iterator[Batch], count: int) -> tuple[list[Batch], bool]:
-    planned = list(islice(batches, count))
-    return planned, len(planned) < count
-
-
-def _finish(job: TrackedJob) -> bool:
-    assert job.run is not None
-    with job.stack:
-        job.run.finish()
-    return True
+def _next_step(steps: Generator[list[Batch], Any, None], value: Any) -> list[Batch] | None:
+    """Take the next step of a job; None: that was the last one."""
+    try:
+        return steps.send(value)
+    except StopIteration:
+        return None
 
 
 def _abandon(job: TrackedJob, error: BaseException) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from evalkit.errors import UsageError
 from evalkit.escape import counted
+from evalkit.inputs.settings import setting
 
 _ROUNDING = 1e-9
 """Shares of a GPU such as a third are rounded."""
@@ -23,16 +24,17 @@ Machine = Mapping[str, float]
 class ClusterOptions:
     """Which workers are used; raises `UsageError` if an option is malformed."""
 
-    workers: int | None = None
-    """Number of workers; None: as many as the cluster has room for."""
-    address: str | None = None
-    """Address of a running cluster, or "auto"; None: a cluster on this machine."""
-    worker_cpus: int | None = None
-    """CPU cores of a worker, which are its threads; None: an equal share."""
-    worker_gpus: float | None = None
-    """GPUs of a worker, below 1 for several workers on one; None: one, if there are any and the device is not "cpu"."""
-    ship: bool = False
-    """Whether checkpoints are sent to the workers, which have no file system in common with this machine."""
+    workers: int | None = setting(None, "Compute with this many workers by Ray: GPUs, or shares of the cores, of this "
+                                  "machine or of --ray.", metavar="N", shows_least=True,
+                                  has_variable=False)  # fmt: skip
+    address: str | None = setting(None, "Compute on this Ray cluster: HOST:PORT, or auto (docs/scale.md).",
+                                  metavar="ADDRESS", option="--ray", has_variable=False)  # fmt: skip
+    worker_cpus: int | None = setting(None, "CPU cores of a worker, which are its threads.", "an equal share",
+                                      metavar="N", shows_least=True, has_variable=False)  # fmt: skip
+    worker_gpus: float | None = setting(None, "GPUs of a worker; 0.5: two workers share one.", "1 where there are any",
+                                        metavar="N", has_variable=False)  # fmt: skip
+    ship: bool = setting(False, "Send the checkpoints to the workers, which have no file system in common with this "
+                         "machine.", option="--ship-checkpoints", has_variable=False)  # fmt: skip
 
     def __post_init__(self) -> None:
         host, _, port = (self.address or "auto").removeprefix("ray://").rpartition(":")

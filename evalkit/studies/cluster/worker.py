@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import platform
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -78,27 +77,21 @@ def portable(model: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
 
 def packed(checkpoint: Checkpoint) -> dict[str, bytes]:
     """Return path → content of a checkpoint's files, in "model" and, of another tokenizer, "tokenizer"."""
-    folder, tokenizer = checkpoint.folder, checkpoint.tokenizer
+    folder = checkpoint.folder
     inside = Path("model") if checkpoint.gguf else Path("model", folder.resolve().name)
     paths = [*checkpoint.weights(), *checkpoint.trusted_code()]
     if checkpoint.gguf is None:
         settings = folder / "config.json", folder / GENERATION_CONFIG, *weight_indexes(folder)
         paths += [path for path in settings if path.is_file()]
-    if tokenizer is None:
-        paths += checkpoint.tokenizer_files()
     targets = {inside / path.relative_to(folder): path for path in paths}
-    if tokenizer is not None:
-        targets |= {Path("tokenizer") / path.relative_to(tokenizer): path for path in checkpoint.tokenizer_files()}
-    try:
-        size = sum(path.stat().st_size for path in targets.values())
-        if size > _LARGEST:
-            raise CheckpointError(
-                f"{checkpoint.given}: has {size / 2**30:.1f} GiB, and --ship-checkpoints sends at most "
-                f"{_LARGEST >> 30}; put it on a file system that all machines share, or on the hub"
-            )
-        return {target.as_posix(): path.read_bytes() for target, path in targets.items()}
-    except OSError as error:
-        raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    root, place = (folder, inside) if checkpoint.tokenizer is None else (checkpoint.tokenizer, Path("tokenizer"))
+    targets |= {place / path.relative_to(root): path for path in checkpoint.tokenizer_files()}
+    if (size := sum(path.stat().st_size for path in targets.values())) > _LARGEST:
+        raise CheckpointError(
+            f"{checkpoint.given}: has {size / 2**30:.1f} GiB, and --ship-checkpoints sends at most {_LARGEST >> 30}; "
+            "put it on a file system that all machines share, or on the hub"
+        )
+    return {target.as_posix(): path.read_bytes() for target, path in targets.items()}
 
 
 @contextmanager
@@ -122,7 +115,6 @@ class WorkerDescription:
     versions: dict[str, str]
     log: str
     """File of its standard error."""
-    actor: str = ""
 
 
 @dataclass(frozen=True)
@@ -179,12 +171,10 @@ class BatchWorker:
 
     def describe(self) -> WorkerDescription:
         """Return where this worker runs, and with what; imports nothing heavy, since other versions may not run."""
-        log = actor = ""
+        log = ""
         with suppress(OSError):
             log = str(Path("/proc/self/fd/2").readlink())
-        if (ray := sys.modules.get("ray")) and ray.is_initialized():
-            actor = ray.get_runtime_context().get_actor_id() or ""
-        return WorkerDescription(platform.node(), os.getpid(), versions(), log, actor)
+        return WorkerDescription(platform.node(), os.getpid(), versions(), log)
 
     def prepare(self, job: str, recipe: Recipe, shipped: Mapping[str, bytes] | None = None) -> Answer:
         """Load the checkpoint of a run, unless it is loaded, and prepare it; `job` names it in calls of `compute`."""
@@ -235,18 +225,12 @@ class BatchWorker:
         return ComputedBatch(batch.key, to_bytes(record_batch(rows, kind.row)), seconds, computer.place(batch))
 
     def _answer(self, work: Callable[[], Any]) -> Answer:
-        content: Any
         try:
             content = work()
-        except OutOfMemoryError as error:
-            content = WorkerFailure("memory", str(error))
-        except EvalkitError as error:
-            content = WorkerFailure("refused", str(error))
         except Exception as error:
-            reason: Literal["refused", "crashed"] = "crashed" if _is_of_accelerator(error) else "refused"
-            content = WorkerFailure(reason, why_failed(error), traceback.format_exc(limit=-20))
+            content = _failure(error)
         if isinstance(content, WorkerFailure):
-            # Outside the handlers, whose traceback references the tensors
+            # Outside the handler, whose traceback references the tensors
             import torch
 
             gc.collect()
@@ -257,8 +241,11 @@ class BatchWorker:
         return Answer(content, said)
 
 
-def _is_of_accelerator(error: Exception) -> bool:
-    """Return whether an error is CUDA's or another accelerator's; their calls fail from then on."""
+def _failure(error: Exception) -> WorkerFailure:
+    if isinstance(error, EvalkitError):
+        return WorkerFailure("memory" if isinstance(error, OutOfMemoryError) else "refused", str(error))
     import torch
 
-    return isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA" in str(error)
+    # After an error of the accelerator, its calls fail from then on
+    is_lost = isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA" in str(error)
+    return WorkerFailure("crashed" if is_lost else "refused", why_failed(error), traceback.format_exc(limit=-20))

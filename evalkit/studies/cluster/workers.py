@@ -20,6 +20,7 @@ from evalkit.errors import EvalkitError, first_line
 from evalkit.studies.cluster.jobs import Flight, TrackedJob
 from evalkit.studies.cluster.resources import ClusterOptions, Machine, described, needs_of
 from evalkit.studies.cluster.worker import BatchWorker, WorkerDescription, versions
+from evalkit.studies.running import once
 
 IN_HANDS = 2
 """Batches that a worker has at a time: one is computed while the next one is made ready."""
@@ -74,7 +75,7 @@ class WorkerPool:
         """Called with a worker that is lost or takes too long, and the reason; calls `remove`."""
         self.now = 0.0
         """Seconds since the start, without the time in which this process itself was stopped."""
-        self._ray, self._say = ray, say
+        self._ray, self._say, self._say_once = ray, say, once(say)
         self._is_local, self._most = options.address is None, options.workers
         self._look()
         self.needs = needs = needs_of(self._machines, options, device)
@@ -95,8 +96,7 @@ class WorkerPool:
         """When a worker was asked for, when there was a usable one, and when the head had answered."""
         self._lost_at_start = 0
         """Workers in succession that were lost before they had started."""
-        self._why = ""
-        self._announced: set[str] = set()
+        self._why, self._is_waiting = "", False
         threading.Thread(target=self._keep_looking, name="evalkit-ray-look", daemon=True).start()
 
     @property
@@ -191,13 +191,13 @@ class WorkerPool:
 
     def _kill(self, worker: WorkerHandle) -> None:
         # Without a head there is no answer
-        if time.monotonic() - self._answered < _HEAD_SILENT:
+        if self.now - self._head_alive < _HEAD_SILENT:
             with suppress(Exception):
                 self._ray.kill(worker.actor, no_restart=True)
 
     def _look(self) -> None:
         self._machines: list[Machine] = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        self._answered = time.monotonic()
+        self._has_answered = True
 
     def _keep_looking(self) -> None:
         """Ask for the machines again and again, in a thread: without a head, there is no answer."""
@@ -208,13 +208,14 @@ class WorkerPool:
 
     def _check_head(self) -> None:
         """Say that the head of the cluster does not answer; end the run if that lasts."""
-        self._head_alive = max(self._head_alive, self.now - max(0.0, time.monotonic() - self._answered - _LOOK))
-        silent = self.now - self._head_alive
-        lost = f"the head of the Ray cluster has not answered for {silent:.0f} s"
+        if self._has_answered:
+            self._has_answered, self._head_alive = False, self.now
+        silent, lost = self.now - self._head_alive, "the head of the Ray cluster has not answered for"
         if silent > _HEAD_LOST:
             start = "" if self._is_local else "start the cluster, and "
-            raise EvalkitError(f"{lost}; finished batches are saved: {start}run the same command again")
-        self._announce(lost, "head", silent > _HEAD_SILENT)
+            raise EvalkitError(f"{lost} {silent:.0f} s; finished batches are saved: {start}run the same command again")
+        if silent > _HEAD_SILENT:
+            self._say_once(f"{lost} {_HEAD_SILENT:.0f} s")
 
     def _check_workers(self) -> None:
         """Give up workers that take too long; without any worker, say so, and end the run if none can be expected."""
@@ -224,8 +225,7 @@ class WorkerPool:
                 what = "the checkpoint was not loaded" if worker.preparing else "the batch was not computed"
                 self.lost(worker, f"{what} within {max(deadlines):.0f} s")
         if self.usable:
-            self._alive = self.now
-            self._announced.discard("workers")
+            self._alive, self._is_waiting = self.now, False
             return
         if self._is_local and not self.capacity():
             raise EvalkitError(
@@ -235,15 +235,10 @@ class WorkerPool:
         waited = self.now - self._alive
         if waited > _PATIENCE or self._lost_at_start >= MOST_LOSSES:
             raise EvalkitError(f"no worker could be started: {self._resources()}{self._why}")
-        if waited > _STARTING:
+        if waited > _STARTING and not self._is_waiting:
+            self._is_waiting = True
             minutes = f"waiting {_PATIENCE / 60:.0f} minutes for one"
-            self._announce(f"no worker has started yet: {self._resources()}; {minutes}", "workers", True)
-
-    def _announce(self, line: str, about: str, holds: bool) -> None:
-        """Say a line when something begins to hold."""
-        if holds and about not in self._announced:
-            self._say(line)
-        (self._announced.add if holds else self._announced.discard)(about)
+            self._say(f"no worker has started yet: {self._resources()}; {minutes}")
 
     def _resources(self) -> str:
         free = described(self._ray.available_resources())
@@ -276,15 +271,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _log_of(worker: WorkerDescription) -> list[str]:
-    """Return the end of a worker's standard error from the first line that names a cause, if it can be read."""
+    """Return the end of a worker's standard error from the first line that names a cause, if this machine has it."""
     text = ""
-    with suppress(Exception):  # another machine's needs the dashboard of the cluster
-        if worker.log and Path(worker.log).is_file():
-            text = Path(worker.log).read_text(encoding="utf-8", errors="replace")
-        else:
-            from ray.util.state import get_log
-
-            text = "".join(get_log(actor_id=worker.actor, suffix="err", tail=_LOG_LINES, timeout=5))
+    with suppress(OSError):
+        text = Path(worker.log).read_text(encoding="utf-8", errors="replace")
     lines = [line.rstrip() for line in text.splitlines() if line.strip()][-_LOG_LINES:]
-    causes = [number for number, line in enumerate(lines) if _CAUSE.search(line)]
-    return lines[causes[0] :] if causes else []
+    first = next((number for number, line in enumerate(lines) if _CAUSE.search(line)), len(lines))
+    return lines[first:]

@@ -27,7 +27,7 @@ from evalkit.runs.score_table import ScoreRow
 from evalkit.runs.writing import is_locked
 from evalkit.studies.cluster import workers as pool_module
 from evalkit.studies.cluster.driver import Driver
-from evalkit.studies.cluster.jobs import TrackedJob
+from evalkit.studies.cluster.jobs import JobQueue, TrackedJob
 from evalkit.studies.cluster.resources import ClusterOptions
 from evalkit.studies.cluster.worker import Answer, BatchWorker, WorkerDescription, WorkerFailure, versions
 from evalkit.studies.cluster.workers import WorkerPool
@@ -134,7 +134,7 @@ class InProcessRay:
             tend()
 
         pool.tend = bounded  # type: ignore[method-assign]
-        driver = Driver(pool, jobs, progress)
+        driver = Driver(pool, JobQueue(jobs, progress))
         try:
             return driver.run(), progress
         finally:
@@ -315,7 +315,6 @@ def test_a_driver_that_was_stopped_does_not_blame_the_head(files: Path, tmp_path
     def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
         if method == "compute" and not pools:
             pools.append(ray.pool)
-            ray.pool._answered -= 100
             ray.pool._time -= 100
         return None
 

@@ -5,18 +5,15 @@ And connections to clusters that are started as docs/scale.md says.
 
 from __future__ import annotations
 
-import errno
-import io
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,6 @@ import pytest
 
 from evalkit.runs.folder import JOURNAL
 from evalkit.runs.writing import is_locked
-from evalkit.studies.cluster.connection import connect
 from tests.engines.cluster.conftest import (
     FAULTS,
     ROOT,
@@ -332,29 +328,3 @@ def test_a_cluster_of_another_version(files: Path, tmp_path: Path, head: Head) -
     line = refused(evalkit(environment(tmp_path), study(files, tmp_path / "version"), "--ray", head(other)))
     python = ".".join(map(str, sys.version_info[:3]))
     assert "2.40.1" in line and ray.__version__ in line and python in line
-
-
-class FullDisk(io.StringIO):
-    """Standard error whose buffer cannot be written."""
-
-    def flush(self) -> None:
-        """See `io.StringIO`."""
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.parametrize("what", ["folder", "disk"])
-def test_standard_error_is_as_before_without_space_for_the_log(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its descriptor is that of before, and no other one stays open."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
-    monkeypatch.setattr(ray, "init", lambda **_: None)
-    if what == "folder":
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    else:
-        monkeypatch.setattr(sys, "stderr", FullDisk())
-    descriptors, file = len(list(Path("/proc/self/fd").iterdir())), os.fstat(2)
-    with pytest.raises(OSError) if what == "folder" else nullcontext():
-        connect(ray, "auto")
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
-    assert os.path.samestat(os.fstat(2), file)
