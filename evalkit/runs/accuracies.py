@@ -37,9 +37,8 @@ class TaskResult:
     """Documents whose context was truncated to fit the context window; None if unknown, as of an imported log."""
 
     def __repr__(self) -> str:
-        return brief(
-            self, self.task, with_error(self.accuracy, self.stderr), f"chance {self.chance:.3f}", f"n={self.n}"
-        )
+        accuracy = with_error(self.accuracy, self.stderr)
+        return brief(self, self.task, accuracy, f"chance {self.chance:.3f}", f"n={self.n}")
 
 
 @dataclass(frozen=True)
