@@ -64,7 +64,6 @@ class _Status:
                 self._schedule()
 
     def news(self, line: str) -> None:
-        """Print a line on standard error, above the activity that is shown."""
         with self._lock:
             self._erase()
             print(printable(line), file=sys.stderr, flush=True)
@@ -129,11 +128,16 @@ class _Status:
 
 
 _status = _Status()
-doing, news = _status.doing, _status.news
+doing = _status.doing
 shown_activity = partial(_status.shown, True)
 """Show activities on standard error within a block."""
 hidden_activity = partial(_status.shown, False)
 """Show no activities within a block, while a progress bar uses the terminal's last line."""
+
+
+def news(line: str) -> None:
+    """Print a message that is not a result on standard error, above the activity that is shown."""
+    _status.news(line)
 
 
 class Progress:
