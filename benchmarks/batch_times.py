@@ -15,7 +15,7 @@ from itertools import accumulate
 from statistics import median
 
 from evalkit.benchmarks.registry import benchmark
-from evalkit.comparison.api import load_run
+from evalkit.comparison.comparison import load_run
 from evalkit.runs.folder import JOURNAL
 from evalkit.runs.journal import FinishedRows, Journal
 

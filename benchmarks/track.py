@@ -259,7 +259,7 @@ def planning() -> dict[str, float]:
 
 def journal() -> dict[str, float]:
     """Measure the journal of a run."""
-    from evalkit.comparison.api import load_run
+    from evalkit.comparison.comparison import load_run
 
     with tempfile.TemporaryDirectory() as folder:
         run = load_run(run_documents(folder, 25))

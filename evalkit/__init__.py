@@ -38,7 +38,7 @@ from evalkit.errors import (
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.harness import harness
     from evalkit.benchmarks.run import evaluate
-    from evalkit.comparison.api import compare, load_run
+    from evalkit.comparison.comparison import compare, load_run
     from evalkit.comparison.differences import AverageDifference, Comparison, TaskDifference
     from evalkit.display import Progress
     from evalkit.runs.accuracies import Average, Results, TaskResult
@@ -52,7 +52,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "benchmarks.lm_eval.harness": ["harness"],
     "benchmarks.run": ["evaluate"],
-    "comparison.api": ["compare", "load_run"],
+    "comparison.comparison": ["compare", "load_run"],
     "comparison.differences": ["AverageDifference", "Comparison", "TaskDifference"],
     "display": ["Progress"],
     "runs.accuracies": ["Average", "Results", "TaskResult"],

@@ -62,7 +62,7 @@ def run_longbench(
     evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
     evalkit longbench score PREDICTIONS                                  of the official code
     """
-    from evalkit.benchmarks.longbench.results import load_generations, report_of
+    from evalkit.benchmarks.longbench.results import GENERATIONS, report_of
 
     running.evaluate(
         running.checkpoint_of(checkpoint, model),
@@ -70,7 +70,7 @@ def run_longbench(
         printer,
         dry,
         show=lambda run, _: report_of(run, edit_similarity),
-        draw=lambda run: _draw_lengths(load_generations(run), plot, edit_similarity) if plot else None,
+        draw=lambda run: _draw_lengths(run.table(GENERATIONS), plot, edit_similarity) if plot else None,
     )
 
 
@@ -90,12 +90,12 @@ def rescore_longbench(
     \b
     evalkit longbench rescore 1a2b3c4d --format latex
     """
-    from evalkit.benchmarks.longbench.results import load_generations, report_of
+    from evalkit.benchmarks.longbench.results import GENERATIONS, report_of
 
     opened = running.named_run(run, output)
     printer.run(opened, report_of(opened, edit_similarity))
     if plot:
-        _draw_lengths(load_generations(opened), plot, edit_similarity)
+        _draw_lengths(opened.table(GENERATIONS), plot, edit_similarity)
 
 
 @command(longbench)

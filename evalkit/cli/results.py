@@ -67,13 +67,14 @@ def show(
     exclude(won=chosen.won, lost=chosen.lost)
     with doing("reading runs"):
         from evalkit.comparison.sides import names
+        from evalkit.inspection.outcomes import show_document, show_list
         from evalkit.inspection.reports import document_report, list_report, prompt_text
-        from evalkit.inspection.selection import Criteria, show_document, show_list
 
         opened = [named_run(run, output) for run in runs]
         if document is None:
-            criteria = Criteria(words=tuple((text or "").split()), **vars(chosen))
-            report = list_report(show_list(opened, task, rule, criteria, news), limit, names(opened))
+            criteria = [name for name, is_asked in vars(chosen).items() if is_asked]
+            selection = show_list(opened, task, rule, criteria, (text or "").split(), news)
+            report = list_report(selection, limit, names(opened))
         else:
             shown = show_document(opened, document, rule, news)
             report = document_report(shown, names(opened), with_prompt=printer.form != "terminal")

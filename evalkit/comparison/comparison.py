@@ -1,39 +1,88 @@
-"""Comparison of two sides.
+"""Comparison of runs, and of two sides.
 
-In: a `Pairing`. Out: a `Comparison`: for each task the difference with its standard error, confidence interval and
-test, Holm's correction over the tasks, averages, and the same under every other rule; differences by subject. Scores
-are fractions, differences are B less A.
+In: `Run`s or references to them, as on the command line; or a `Pairing`. Out: `Comparison`s: for each task the
+difference with its standard error, confidence interval and test, Holm's correction over the tasks, averages, and the
+same under every other rule; differences by subject. Scores are fractions, differences are B less A.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
+from typing import TypeAlias
 
 from evalkit.benchmarks.outcomes import Comparable
-from evalkit.comparison.differences import (
-    DOWN,
-    UP,
-    AverageDifference,
-    Comparison,
-    ContinuousEvidence,
-    RuleVerdict,
-    TaskDifference,
-)
-from evalkit.comparison.line import (
-    ScoredLine,
-    average_difference,
-    by_task,
-    efficiency,
-    line_label,
-    line_name,
-)
+from evalkit.comparison.differences import Comparison, ContinuousEvidence, Rows, RuleVerdict, TaskDifference, tally
+from evalkit.comparison.line import ScoredLine, average_difference, by_task, efficiency, line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
-from evalkit.comparison.sides import Side, claim_of
+from evalkit.comparison.sides import Side, claim_of, sides_of
 from evalkit.errors import UsageError
+from evalkit.inputs import values
+from evalkit.paths import RUNS
+from evalkit.runs.finding import find_any_run
+from evalkit.runs.folder import Run
+from evalkit.runs.score_table import outcome_key
 from evalkit.stats.significance import holm
+
+GivenRun: TypeAlias = Run | str | Path
+
+
+def load_run(run: str | Path, root: str | Path = RUNS) -> Run:
+    """Open a run, finished or not.
+
+    Args:
+        run: its folder, its name or id or a prefix of either, or its checkpoint.
+        root: folder of run folders, in which names are looked up.
+
+    Raises:
+        UsageError: several runs match; lists them.
+        UnknownNameError: no run matches.
+        RunError: the run is damaged, or the folder is not a run folder.
+    """
+    return find_any_run(values.name_or_path("run", run), values.path("root", root))
+
+
+def compare(
+    *runs: GivenRun,
+    groups: Mapping[str, Sequence[GivenRun]] | None = None,
+    rule: str | None = None,
+    outcome: str | None = None,
+    root: str | Path = RUNS,
+) -> list[Comparison]:
+    """Compare finished runs on the same documents, as `evalkit compare` does.
+
+    The first run, or without runs the first group, is the baseline A. Each other side is a B that is compared with it.
+
+    Args:
+        *runs: runs, each a side of the comparison.
+        groups: name → the runs of one side: several seeds, or checkpoints of one model.
+        rule: scoring rule; None: the runs' own.
+        outcome: "accuracy", "bits_per_byte", "log_loss", "brier" or "margin"; None: accuracy. A margin is that of the
+            rule, the others depend on none.
+        root: folder of run folders, in which names are looked up.
+
+    Returns:
+        A comparison for each side but the first, in their order. Differences are B less A, of fractions, or in
+            the unit of the outcome.
+
+    Raises:
+        EvalkitError: a run is not found or not finished, a side is named twice, or two sides cannot be paired.
+    """
+    for name, members in (groups or {}).items():
+        if isinstance(members, (str, Path, Run)):
+            raise UsageError(f"groups: '{name}' is one run; give a list of runs")
+    singles = [_finished(run, root) for run in runs]
+    named = [(name, [_finished(run, root) for run in members]) for name, members in (groups or {}).items()]
+    return compare_sides(sides_of(singles, named), outcome_key(outcome, rule))
+
+
+def _finished(given: GivenRun, root: str | Path) -> Run:
+    run = given if isinstance(given, Run) else load_run(given, root)
+    run.require_finished()
+    return run
 
 
 def compare_sides(sides: Sequence[Side], rule: str | None = None) -> list[Comparison]:
@@ -43,10 +92,10 @@ def compare_sides(sides: Sequence[Side], rule: str | None = None) -> list[Compar
         raise UsageError(f"{alone}name two runs or groups, or more (evalkit ls runs lists the runs)")
     baseline, *others = sides
     graded: dict[str, Comparable] = {}
-    return [compare(pair(baseline, other, graded), rule) for other in others]
+    return [compare_pairing(pair(baseline, other, graded), rule) for other in others]
 
 
-def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
+def compare_pairing(pairing: Pairing, rule: str | None = None) -> Comparison:
     """Compare two sides under one rule, and under every other rule for agreement.
 
     `rule` is a rule's name, or a continuous outcome (`runs.score_table.outcome_key`); None: the rule of all runs. A
@@ -58,9 +107,8 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
     rules = []
     for name in pairing.alternatives(rule):
         of_rule, means = (tasks, averages) if name == rule else _differences(pairing, name, with_power=False)
-        up, down = (sum(task.verdict in verdicts for task in of_rule) for verdicts in (UP, DOWN))
-        rules.append(RuleVerdict(name, means[-1], up, down))
-    labels = {task: pairing.label(task) for task in (*(paired.task for paired in pairing.tasks), *pairing.left_out)}
+        rules.append(RuleVerdict(name, means[-1], *tally(task.verdict for task in of_rule)))
+    labels = {task: pairing.label(task) for task in (*pairing.names, *pairing.left_out)}
     for task, layer in product([*labels], measure.layers):
         labels[line_name(task, layer)] = line_label(labels[task], layer)
     return Comparison(
@@ -76,7 +124,7 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
         claim=claim_of(pairing.a, pairing.b),
         left_out=pairing.left_out,
         labels=labels,
-        letters=tuple(paired.task for paired in pairing.tasks if paired.task in letters),
+        letters=tuple(task for task in pairing.names if task in letters),
         continuous=_continuous(pairing, rule),
     )
 
@@ -88,9 +136,8 @@ def p_value(pairing: Pairing, tasks: Sequence[str], rule: str) -> float:
     """
     by_name = {task.task: task for task in pairing.tasks}
     if absent := [task for task in tasks if task not in by_name]:
-        raise UsageError(
-            f"{pairing.a.name} and {pairing.b.name} cannot be compared on {absent[0]}: not every run has it"
-        )
+        sides = f"{pairing.a.name} and {pairing.b.name}"
+        raise UsageError(f"{sides} cannot be compared on {absent[0]}: not every run has it")
     measure = pairing.measure(rule)
     lines = [ScoredLine(by_name[task], *pairing.scores(by_name[task], rule), measure) for task in tasks]
     p = lines[0].p if len(lines) == 1 else average_difference("", lines).p
@@ -121,26 +168,22 @@ def _family(lines: Sequence[ScoredLine], with_power: bool) -> tuple[TaskDifferen
     return tuple(line.difference(p, with_power) for line, p in zip(lines, corrected, strict=True))
 
 
-def _differences(
-    pairing: Pairing, rule: str, with_power: bool
-) -> tuple[tuple[TaskDifference, ...], tuple[AverageDifference, ...]]:
+def _differences(pairing: Pairing, rule: str, with_power: bool) -> Rows:
     """Return the differences of tasks, or of their layers, and those of groups of tasks and of all, uncorrected."""
     lines = by_task(pairing, rule)
-    layered = [
-        ScoredLine(line.paired, *pairing.scores(line.paired, rule, number), line.measure, layer)
-        for line in lines
-        for number, layer in enumerate(line.measure.layers)
-    ]
-    tasks = _family(layered or lines, with_power)
+    layered = []
+    for line, (number, layer) in product(lines, enumerate(lines[0].measure.layers)):
+        layered.append(ScoredLine(line.paired, *pairing.scores(line.paired, rule, number), line.measure, layer))
     groups, sizes = pairing.graded[0].groups, pairing.graded[0].group_sizes
     by_name = {line.paired.task: line for line in lines}
-    averaged = [(name, [by_name[task] for task in group if task in by_name]) for name, group in groups.items()]
-    means = [(name, members, sizes[name]) for name, members in averaged if len(groups) > 1 and len(members) > 1]
-    means.append(("Average", lines, sum(sizes.values())))
-    return tasks, tuple(
-        average_difference(name if len(members) == size else f"{name} ({len(members)} of {size})", members)
-        for name, members, size in means
-    )
+    averaged = [(name, sizes[name], group) for name, group in groups.items()] if len(groups) > 1 else []
+    averages = []
+    for name, size, group in [*averaged, ("Average", sum(sizes.values()), by_name)]:
+        members = [by_name[task] for task in group if task in by_name]
+        if len(members) > 1 or group is by_name:
+            part = "" if len(members) == size else f" ({len(members)} of {size})"
+            averages.append(average_difference(name + part, members))
+    return _family(layered or lines, with_power), tuple(averages)
 
 
 def _continuous(pairing: Pairing, rule: str) -> ContinuousEvidence | None:
@@ -149,16 +192,11 @@ def _continuous(pairing: Pairing, rule: str) -> ContinuousEvidence | None:
     if outcome is None or others:
         return None
     letters = pairing.graded[0].of_letters(outcome)
-    accuracy, lines = (
-        [line for line in by_task(pairing, key) if line.paired.task not in letters] for key in (rule, outcome)
-    )
-    if not lines:
+    left_out = tuple(task for task in pairing.names if task in letters)
+    pairing = replace(pairing, tasks=tuple(paired for paired in pairing.tasks if paired.task not in letters))
+    if not pairing.tasks:
         return None
-    ratio = efficiency(accuracy, lines) or (None, None, None)
-    return ContinuousEvidence(
-        outcome,
-        lines[0].measure,
-        average_difference("Average", lines),
-        tuple(paired.task for paired in pairing.tasks if paired.task in letters),
-        *(None if number is not None and math.isinf(number) else number for number in ratio),
-    )
+    lines = by_task(pairing, outcome)
+    ratio = efficiency(by_task(pairing, rule), lines) or (None, None, None)
+    times = (None if number is not None and math.isinf(number) else number for number in ratio)
+    return ContinuousEvidence(outcome, lines[0].measure, average_difference("Average", lines), left_out, *times)

@@ -12,16 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evalkit.benchmarks.outcomes import Measure
-from evalkit.comparison.differences import (
-    DOWN,
-    UNDECIDED,
-    UP,
-    Comparison,
-    Difference,
-    RuleVerdict,
-    TaskDifference,
-)
+from evalkit.comparison.differences import UNDECIDED, Comparison, Difference, TaskDifference, tally
 from evalkit.comparison.line import SEEDS, SIGN_FLIP
+from evalkit.escape import counted
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
@@ -46,10 +39,14 @@ class Unit:
     def points(self) -> str:
         return " points" if self.places is None else ""
 
-    def value(self, score: float, signed: bool = False) -> str:
-        if self.places is None and math.isfinite(score):
-            return percent(score, signed=signed)
-        return fixed(score, self.places or 0, signed)
+    def value(self, score: float | None, signed: bool = False, more: int = 0) -> str:
+        """Format a score with `more` further decimals; a dash if it is unknown."""
+        if self.places is None and score is not None and math.isfinite(score):
+            return percent(score, 1 + more, signed)
+        return fixed(score, (self.places or 0) + more, signed)
+
+    def error(self, stderr: float | None) -> str:
+        return self.value(stderr, more=1)
 
     def difference(self, difference: float) -> str:
         return self.value(difference, signed=True)
@@ -57,11 +54,10 @@ class Unit:
     def interval(self, difference: Difference) -> str:
         return f"{self.difference(difference.low)} to {self.difference(difference.high)}"
 
-    def error(self, stderr: float | None) -> str:
-        """Format with one more decimal; a dash if it is unknown."""
-        if self.places is None and stderr is not None and math.isfinite(stderr):
-            return percent(stderr, 2)
-        return fixed(stderr, (self.places or 0) + 1)
+    def cells(self, difference: Difference) -> list[str]:
+        """Format both scores, the difference and its interval."""
+        scores = map(self.value, (difference.score_a, difference.score_b))
+        return [*scores, self.difference(difference.difference), self.interval(difference)]
 
     def words(self, difference: Difference) -> str:
         """Format a difference with its interval and p value."""
@@ -96,9 +92,9 @@ def label(compared: Comparison, name: str) -> str:
 def headline(compared: Comparison) -> str:
     """Return the verdict as a sentence."""
     a, b, average, unit = compared.a, compared.b, compared.average, page_unit(compared)
-    up, down = compared.verdicts
-    better, worse, count = compared.count(up), compared.count(down), len(compared.tasks)
-    tasks = f"{count} {'layer' if compared.measure.layers else 'task'}" + "s" * (count > 1)
+    (up, down), count = compared.verdicts, len(compared.tasks)
+    better, worse = compared.count(up), compared.count(down)
+    tasks = counted(count, "layer" if compared.measure.layers else "task")
     if not (better or worse) and count > 1 and average.verdict != UNDECIDED:
         alone = f"none of {tasks} shows it alone after Holm's correction"
         return f"{b} is {average.verdict} than {a} on average, {unit.words(average)}; {alone}."
@@ -145,6 +141,10 @@ def _ratio(times: float) -> str:
     return f"{round(times):,}" if times >= 10 else fixed(times, 1)
 
 
+_SEEDS_NOTE = (
+    "p: t over runs and documents, which are crossed; each side's spread has its own degrees of freedom (runs less "
+    "one), so the test is valid for unequal groups and spreads; Holm over the tasks, averages uncorrected"
+)
 _PROMPT_NOTES = (
     "mean over prompts: of each document the mean of its values under its prompts (1 or 0: right or wrong)",
     "prompts one by one: a task that lacks a prompt (an order of options that it does not list) counts with the run's "
@@ -158,15 +158,11 @@ def _prompt_of(rule: str) -> str:
     return rule.partition("@")[2] or "mean over prompts"
 
 
-def _single_prompts(compared: Comparison) -> list[RuleVerdict]:
-    return [verdict for verdict in compared.rules if "@" in verdict.rule]
-
-
 def prompts_sentence(compared: Comparison) -> str:
     """Return whether B is better, or worse, than A under all prompts."""
     a, b, (better, worse) = compared.a, compared.b, compared.verdicts
-    averages = {verdict.rule: verdict.average for verdict in _single_prompts(compared)}
-    up, down = (sum(average.verdict in verdicts for average in averages.values()) for verdicts in (UP, DOWN))
+    averages = {verdict.rule: verdict.average for verdict in compared.rules if "@" in verdict.rule}
+    up, down = tally(average.verdict for average in averages.values())
     count = len(averages)
     prompts = f"{count} prompts" + " on average over the tasks" * (len(compared.tasks) > 1)
     if count in (up, down):
@@ -202,17 +198,13 @@ def comparison_report(comparisons: Sequence[Comparison]) -> Report:
 
 
 def _one_comparison(compared: Comparison, b: str) -> Report:
-    facts = [
-        f"{letter}: {name} ({', '.join(folders)})"
-        for letter, name, folders in (("A", compared.a, compared.runs_a), (b, compared.b, compared.runs_b))
-    ]
+    sides = (("A", compared.a, compared.runs_a), (b, compared.b, compared.runs_b))
+    facts = [f"{letter}: {name} ({', '.join(folders)})" for letter, name, folders in sides]
     settings = compared.claim.settings.items()
     facts += [f"A and {b} differ in {what}: {of_a} | {of_b}" for what, (of_a, of_b) in settings]
     tables = [_differences(compared, b)]
-    if any(task.spread for task in compared.tasks):
-        tables.append(_spreads(compared, b))
-    if len(compared.rules) > 1:
-        tables.append(_rules(compared, b))
+    tables += [_spreads(compared, b)] if any(task.spread for task in compared.tasks) else []
+    tables += [_rules(compared, b)] if len(compared.rules) > 1 else []
     prompts = prompts_sentence(compared) if compared.measure.alternatives == "prompt" else None
     sentences = (headline(compared), prompts, continuous_sentence(compared), compared.claim.sentence)
     return Report(tuple(tables), tuple(filter(None, sentences)), tuple(facts), tuple(_notes(compared, b)))
@@ -235,19 +227,14 @@ def _records(compared: Comparison) -> Iterator[dict[str, Any]]:
 def _differences(compared: Comparison, b: str) -> Table:
     unit = page_unit(compared)
 
-    def row(name: str, n: str, difference: Difference, p: float | None, counts: Sequence[str]) -> list[str]:
-        scores = map(unit.value, (difference.score_a, difference.score_b))
-        numbers = [unit.difference(difference.difference), unit.interval(difference), unit.error(difference.stderr)]
-        verdict = "" if difference.verdict == UNDECIDED else difference.verdict
-        return [name, n, *scores, *numbers, p_text(p), *counts, verdict]
-
     rows = []
-    for task in compared.tasks:
-        shown = label(compared, task.name) + "†" * (task.sources < task.n) + "*" * (not task.official)
-        detectable = "–" if task.detectable is None else unit.value(task.detectable)
-        rows.append(row(shown, f"{task.n:,}", task, task.p_holm, [f"{task.won:,}", f"{task.lost:,}", detectable]))
-    if len(compared.tasks) > 1:
-        rows += [row(average.name, "", average, average.p, [""] * 3) for average in compared.averages]
+    for row in (*compared.tasks, *(compared.averages if len(compared.tasks) > 1 else ())):
+        shown, n, p, counts = row.name, "", row.p, [""] * 3
+        if isinstance(row, TaskDifference):
+            shown = label(compared, row.name) + "†" * (row.sources < row.n) + "*" * (not row.official)
+            n, p, counts = f"{row.n:,}", row.p_holm, [f"{row.won:,}", f"{row.lost:,}", unit.value(row.detectable)]
+        verdict = "" if row.verdict == UNDECIDED else row.verdict
+        rows.append([shown, n, *unit.cells(row), unit.error(row.stderr), p_text(p), *counts, verdict])
     about = ("task", "n", "A", b, f"{b} − A", "95 % interval", "± SE", "p (Holm)")
     won = ("higher", "lower") if compared.measure.higher_is_better is None else ("won", "lost")
     headers = (*about, *won, "could show", f"{b} is")
@@ -263,7 +250,7 @@ def _spreads(compared: Comparison, b: str) -> Table:
         if parts := row.spread:
             errors = (math.sqrt(part) if part >= 0 else math.nan for part in (parts.seeds, parts.documents))
             sources = map(unit.error, (*parts.deviations, *errors, row.stderr))
-            rows.append((label(compared, row.name), *sources, fixed(row.freedom, 1)))
+            rows.append([label(compared, row.name), *sources, fixed(row.freedom, 1)])
     runs = ("SD of A's runs", f"SD of {b}'s runs")
     headers = ("task", *runs, "± from runs", "± from documents", "± both", "t with df")
     title = f"Sources of the standard error{' (in points)' if unit.points else ''}"
@@ -272,22 +259,17 @@ def _spreads(compared: Comparison, b: str) -> Table:
 
 def _rules(compared: Comparison, b: str) -> Table:
     unit, by_prompt = page_unit(compared), compared.measure.alternatives == "prompt"
-    rows = [
-        (
-            (_prompt_of(verdict.rule) if by_prompt else verdict.rule) + " <" * (verdict.rule == compared.rule),
-            unit.difference(verdict.average.difference),
-            unit.interval(verdict.average),
-            p_text(verdict.average.p),
-            str(verdict.better),
-            str(verdict.worse),
-            verdict.average.verdict,
-        )
-        for verdict in compared.rules
-    ]
-    what, above, alternatives = "The same scores under every rule that all runs support", "rule", compared.rules
+    rows, alternatives = [], []
+    for verdict in compared.rules:
+        rule, average = verdict.rule, verdict.average
+        shown = (_prompt_of(rule) if by_prompt else rule) + " <" * (rule == compared.rule)
+        numbers = unit.cells(average)[2:]
+        rows.append([shown, *numbers, p_text(average.p), str(verdict.better), str(verdict.worse), average.verdict])
+        alternatives += [average.verdict] if "@" in rule or not by_prompt else []
+    what, above = "The same scores under every rule that all runs support", "rule"
     if by_prompt:
-        what, above, alternatives = "The prompts one by one", "table", tuple(_single_prompts(compared))
-    agree = sum(verdict.average.verdict == compared.average.verdict for verdict in alternatives)
+        what, above = "The prompts one by one", "table"
+    agree = alternatives.count(compared.average.verdict)
     title = f"{what}: {agree} of {len(alternatives)} agree on the average (<: the {above} above)."
     counts = (f"tasks {verdict}" for verdict in compared.verdicts)
     headers = ("prompt" if by_prompt else "rule", f"average {b} − A", "95 % interval", "p", *counts, f"{b} is")
@@ -301,10 +283,7 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
     if measure.layers and compared.average.name == "Average":
         yield "average: mean over documents of each document's mean over the layers"
     if seeds:
-        yield (
-            "p: t over runs and documents, which are crossed; each side's spread has its own degrees of freedom (runs "
-            "less one), so the test is valid for unequal groups and spreads; Holm over the tasks, averages uncorrected"
-        )
+        yield _SEEDS_NOTE
     else:
         test = "exact McNemar"
         if graded := [task for task in tasks if task.test == SIGN_FLIP and measure.graded]:
@@ -323,10 +302,8 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
     if clustered := [task for task in tasks if task.sources < task.n]:
         listed = ", ".join(f"{label(compared, task.name)} {task.sources:,}" for task in clustered)
         exact = "exact " * (not measure.graded)
-        tested = (
-            "" if seeds else f", p: the larger of the {exact}sign-flip test's over whole sources and the interval's t"
-        )
-        yield f"†: documents share sources ({listed}): clustered error{tested}"
+        tested = f", p: the larger of the {exact}sign-flip test's over whole sources and the interval's t"
+        yield f"†: documents share sources ({listed}): clustered error{tested * (not seeds)}"
     if strata := [task for task in tasks if task.strata > 1]:
         yield f"stratified by subject: {', '.join(label(compared, task.name) for task in strata)}"
     if measure.alternatives == "prompt":

@@ -18,6 +18,7 @@ from evalkit.comparison.line import line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Side, check_uniform, step_of
 from evalkit.errors import UsageError
+from evalkit.escape import counted
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
@@ -81,32 +82,20 @@ def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | No
             tasks[name] = _points(by_step, _accuracies(pairing, task, rule, measure, number), measure)
             counts[name], labels[name] = task.n, line_label(pairing.label(task.task), layer)
     whole = [_accuracies(pairing, task, rule, measure, None) for task in pairing.tasks]
-    averages = [_average(of_step, measure) for of_step in zip(*whole, strict=True)]
-    return Curve(
-        name=side.name,
-        rule=rule,
-        measure=measure,
-        runs=tuple(str(run.folder) for run in by_step.values()),
-        tasks=tasks,
-        documents=counts,
-        chance=chance,
-        average=_points(by_step, averages, measure),
-        labels=labels,
-    )
+    mean_of_tasks = _points(by_step, [_average(of_step, measure) for of_step in zip(*whole, strict=True)], measure)
+    runs = tuple(str(run.folder) for run in by_step.values())
+    return Curve(side.name, rule, measure, runs, tasks, counts, chance, mean_of_tasks, labels)
 
 
 def _by_step(runs: Sequence[Run], steps: Sequence[int | None]) -> dict[int, Run]:
     by_step: dict[int, Run] = {}
     for run, step in zip(runs, steps, strict=True):
         if step is None:
-            raise UsageError(
-                f"run {run.folder.name} has no training step; expected one in its model's folder or revision "
-                "(step1000, checkpoint-500) or in its trainer_state.json"
-            )
+            expected = "step1000 or checkpoint-500 in its model's folder or revision, or a trainer_state.json"
+            raise UsageError(f"run {run.folder.name} has no training step; expected {expected}")
         if step in by_step:
-            raise UsageError(
-                f"runs {by_step[step].folder.name} and {run.folder.name} both have step {step:,}; remove one"
-            )
+            both = f"{by_step[step].folder.name} and {run.folder.name}"
+            raise UsageError(f"runs {both} both have step {step:,}; remove one")
         by_step[step] = run
     if len(by_step) < 2:
         raise UsageError("a curve needs two checkpoints or more; name more runs")
@@ -167,9 +156,8 @@ def _points(steps: dict[int, Run], accuracies: Sequence[_Accuracy], measure: Mea
 
 
 def curve_unit(curve: Curve) -> Unit:
-    return unit_of(
-        curve.measure, [point.stderr for points in (*curve.tasks.values(), curve.average) for point in points]
-    )
+    points = (point for points in (*curve.tasks.values(), curve.average) for point in points)
+    return unit_of(curve.measure, [point.stderr for point in points])
 
 
 def curve_report(curves: Sequence[Curve]) -> Report:
@@ -177,12 +165,9 @@ def curve_report(curves: Sequence[Curve]) -> Report:
     verdict, tables, records = [], [], []
     for training in curves:
         first, last = training.average[0], training.average[-1]
-        unit, noun = curve_unit(training), "layer" if training.measure.layers else "task"
-        verdict.append(
-            f"{training.name}: average {unit.value(first.accuracy)} at step {first.step:,}, "
-            f"{unit.value(last.accuracy)} at step {last.step:,} ({len(training.average)} checkpoints, "
-            f"{len(training.tasks)} {noun}{'s' * (len(training.tasks) > 1)})"
-        )
+        unit, lines = curve_unit(training), counted(len(training.tasks), "layer" if training.measure.layers else "task")
+        ends = ", ".join(f"{unit.value(end.accuracy)} at step {end.step:,}" for end in (first, last))
+        verdict.append(f"{training.name}: average {ends} ({len(training.average)} checkpoints, {lines})")
         rows = []
         for point, *of_tasks in zip(training.average, *training.tasks.values(), strict=True):
             cells = [unit.value(of_task.accuracy) for of_task in of_tasks]

@@ -5,8 +5,10 @@ Scores are fractions, differences are B less A. `comparison.py` computes them, `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from evalkit.benchmarks.outcomes import Label, Measure
 from evalkit.comparison.sides import Claim
@@ -19,6 +21,12 @@ BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
 HIGHER, LOWER = "higher", "lower"
 """Verdicts for measures without a better direction."""
 UP, DOWN = (BETTER, HIGHER), (WORSE, LOWER)
+
+
+def tally(verdicts: Iterable[str]) -> tuple[int, int]:
+    """Count the verdicts that are better, or higher, and those that are worse, or lower."""
+    counts = Counter(verdicts)
+    return counts[BETTER] + counts[HIGHER], counts[WORSE] + counts[LOWER]
 
 
 def verdict_of(p: float | None, difference: float, higher_is_better: bool | None) -> str:
@@ -81,6 +89,10 @@ class TaskDifference(Difference):
 @dataclass(frozen=True, repr=False)
 class AverageDifference(Difference):
     """An unweighted mean over tasks, which are taken as fixed."""
+
+
+Rows: TypeAlias = tuple[tuple[TaskDifference, ...], tuple[AverageDifference, ...]]
+"""Differences of tasks, or of their layers, and of averages."""
 
 
 @dataclass(frozen=True)
@@ -165,14 +177,12 @@ def exit_code(comparisons: Sequence[Comparison], margin: float) -> int:
     """
     measure = comparisons[0].measure
     if measure.higher_is_better is None:
-        raise UsageError(
-            f"of {measure.name} neither higher nor lower is better, so no side can be worse; remove --fail-if-worse"
-        )
+        raise UsageError(f"of {measure.name} neither higher nor lower is better; remove --fail-if-worse")
     sign, codes = 1 if measure.higher_is_better else -1, []
     for comparison in comparisons:
         worst, best = sorted((sign * comparison.average.low, sign * comparison.average.high))
-        losses = (-sign * task.difference for task in comparison.tasks if task.verdict == WORSE)
-        if best < -margin or any(loss > margin for loss in losses):
+        losses = [-sign * task.difference for task in comparison.tasks if task.verdict == WORSE]
+        if best < -margin or max(losses, default=0.0) > margin:
             return 3
         codes.append(0 if worst > -margin else 4)
     return max(codes)

@@ -9,32 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Label, Measure
-from evalkit.comparison.differences import AverageDifference, TaskDifference, verdict_of
+from evalkit.comparison.differences import AverageDifference, Difference, TaskDifference, verdict_of
 from evalkit.comparison.pairing import PairedTask, Pairing
-from evalkit.stats.adjusted import (
-    adjusted_average,
-    at_least_task_intervals,
-    size_of_differences,
-    with_one_won_and_one_lost,
-)
+from evalkit.stats import adjusted as adjusting
+from evalkit.stats import significance
 from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, average, interval, mean, t_quantile
 from evalkit.stats.power import ALPHA, mcnemar_detectable, sign_flip_detectable, t_detectable
-from evalkit.stats.significance import (
-    Spread,
-    between,
-    cluster_sums,
-    crossed,
-    crossed_p_value,
-    mcnemar,
-    sign_flip,
-    spread,
-    t_test,
-)
 
 MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip and t", "t over seeds and documents"
 
@@ -50,14 +34,14 @@ class ScoredLine:
         self.differences = b.mean(axis=0) - a.mean(axis=0)
         self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
         self.documents = mean(self.differences, paired.clusters, paired.strata)
-        self.sums = cluster_sums(self.differences, paired.clusters)
-        self.weights = cluster_sums(np.ones(paired.n), paired.clusters)
-        self.size = size_of_differences(self.sums, self.weights, measure.span)
+        self.sums = significance.cluster_sums(self.differences, paired.clusters)
+        self.weights = significance.cluster_sums(np.ones(paired.n), paired.clusters)
+        self.size = adjusting.size_of_differences(self.sums, self.weights, measure.span)
         self.adjusted = self.documents
         if measure.bounds:  # without bounds no interval near them can be too short
-            self.adjusted = with_one_won_and_one_lost(self.documents, paired.sources, self.size)
+            self.adjusted = adjusting.with_one_won_and_one_lost(self.documents, paired.sources, self.size)
         several = len(a) > 1 or len(b) > 1
-        self.spread = spread(a, b, paired.clusters, paired.strata) if several else None
+        self.spread = significance.spread(a, b, paired.clusters, paired.strata) if several else None
         self.rounding = measure.resolution * float(np.abs(a).mean() + np.abs(b).mean()) / 2
         independent = paired.sources == paired.n and np.isin(self.differences, (-1, 0, 1)).all()
         self.test = SEEDS if several else MCNEMAR if measure.is_share and independent else SIGN_FLIP
@@ -68,11 +52,11 @@ class ScoredLine:
         if abs(self.documents.value) <= self.rounding > 0:
             return 1.0
         if self.spread is not None:
-            return nan_to_none(crossed_p_value(self.adjusted, self.spread))
+            return nan_to_none(significance.crossed_p_value(self.adjusted, self.spread))
         if self.test == MCNEMAR:
-            return mcnemar(self.won, self.lost)
+            return significance.mcnemar(self.won, self.lost)
         # Under the null, sources of unequal sizes need not be symmetric about zero, so the t test is used too
-        return nan_to_none(max(sign_flip(self.sums), t_test(self.adjusted)))
+        return nan_to_none(max(significance.sign_flip(self.sums), significance.t_test(self.adjusted)))
 
     def detectable(self) -> float | None:
         """Return the smallest true difference that these documents detect with 80 % power; None if there is none."""
@@ -91,10 +75,11 @@ class ScoredLine:
         """Return the record of the line, with the smallest detectable difference, which is slow, if `with_power`."""
         paired, measure, lower = self.paired, self.measure, self.measure.higher_is_better is False
         corrected = None if self.p is None else p_holm
+        verdict = verdict_of(corrected, self.documents.value, measure.higher_is_better)
+        estimates = (self.documents, self.adjusted, self.spread, self.p)
+        effect = _effect(line_name(paired.task, self.layer), self.a, self.b, *estimates, measure, verdict)
         return TaskDifference(
-            name=line_name(paired.task, self.layer),
-            **_numbers(self.a.mean(), self.b.mean(), self.documents, self.adjusted, self.spread, self.p, measure),
-            verdict=verdict_of(corrected, self.documents.value, measure.higher_is_better),
+            **vars(effect),
             n=paired.n,
             sources=paired.sources,
             strata=1 if paired.strata is None else len(np.unique(paired.strata)),
@@ -123,27 +108,28 @@ def average_difference(name: str, lines: Sequence[ScoredLine]) -> AverageDiffere
     documents, of_tasks = average([line.documents for line in lines]), [line.adjusted for line in lines]
     if measure.bounds:
         sources, sizes = [line.paired.sources for line in lines], [line.size for line in lines]
-        adjusted = adjusted_average(documents, of_tasks, sources, sizes)
+        adjusted = adjusting.adjusted_average(documents, of_tasks, sources, sizes)
     else:
-        adjusted = at_least_task_intervals(documents, of_tasks)
-    spreads = [line.spread for line in lines if line.spread is not None]
+        adjusted = adjusting.at_least_task_intervals(documents, of_tasks)
     parts = None
-    if spreads:
+    if spreads := [line.spread for line in lines if line.spread is not None]:
         shared = sum(of_line.shared for of_line in spreads) / count**2
-        parts = Spread(between(a), between(b), documents.variance, shared, len(a), len(b))
-        p = nan_to_none(crossed_p_value(adjusted, parts))
+        variances = (significance.between(a), significance.between(b), documents.variance, shared)
+        parts = significance.Spread(*variances, len(a), len(b))
+        p = nan_to_none(significance.crossed_p_value(adjusted, parts))
     else:
-        p = lines[0].p if count == 1 else nan_to_none(t_test(adjusted))
+        p = lines[0].p if count == 1 else nan_to_none(significance.t_test(adjusted))
     if abs(documents.value) <= sum(line.rounding for line in lines) / count and measure.resolution:
         p = 1.0
-    numbers = _numbers(a.mean(), b.mean(), documents, adjusted, parts, p, measure)
-    return AverageDifference(name, **numbers, verdict=verdict_of(p, documents.value, measure.higher_is_better))
+    verdict = verdict_of(p, documents.value, measure.higher_is_better)
+    return AverageDifference(**vars(_effect(name, a, b, documents, adjusted, parts, p, measure, verdict)))
 
 
-def _numbers(
-    a: float, b: float, documents: Estimate, adjusted: Estimate, parts: Spread | None, p: float | None, measure: Measure
-) -> dict[str, Any]:
-    """Return the fields common to tasks and averages; the adjusted interval is clipped to possible differences.
+def _effect(
+    name: str, a: Floats, b: Floats, documents: Estimate, adjusted: Estimate, parts: significance.Spread | None,
+    p: float | None, measure: Measure, verdict: str,
+) -> Difference:  # fmt: skip
+    """Return what is common to tasks and averages; the adjusted interval is clipped to possible differences.
 
     An exact test may be not significant where the t interval excludes zero. The interval is then extended to zero, so
     that the two agree.
@@ -153,21 +139,13 @@ def _numbers(
     low, high = (-span, span) if math.isnan(bounds.low) else (max(-span, bounds.low), min(span, bounds.high))
     if p is None or p > ALPHA:
         low, high = min(low, 0.0), max(high, 0.0)
-    return {
-        "score_a": float(a),
-        "score_b": float(b),
-        "difference": estimate.value,
-        "low": low,
-        "high": high,
-        "stderr": nan_to_none(estimate.stderr),
-        "freedom": nan_to_none(adjusted.freedom),
-        "p": p,
-        "spread": parts,
-    }
+    error, freedom = nan_to_none(estimate.stderr), nan_to_none(adjusted.freedom)
+    scores = float(a.mean()), float(b.mean())
+    return Difference(name, *scores, estimate.value, low, high, error, freedom, p, parts, verdict)
 
 
-def _crossed(estimate: Estimate, parts: Spread | None) -> Estimate:
-    return estimate if parts is None else crossed(estimate, parts)
+def _crossed(estimate: Estimate, parts: significance.Spread | None) -> Estimate:
+    return estimate if parts is None else significance.crossed(estimate, parts)
 
 
 def line_name(task: str, layer: int | None) -> str:
@@ -197,10 +175,10 @@ def efficiency(accuracy: Sequence[ScoredLine], other: Sequence[ScoredLine]) -> t
         return None
     a, b = first.value / first.stderr, second.value / second.stderr
     # Both differences, in units of their errors, are correlated over samples of documents
-    sums = [
-        mean(x.differences / first.stderr + y.differences / second.stderr, x.paired.clusters, x.paired.strata)
-        for x, y in zip(accuracy, other, strict=True)
-    ]
+    sums = []
+    for x, y in zip(accuracy, other, strict=True):
+        scaled = x.differences / first.stderr + y.differences / second.stderr
+        sums.append(mean(scaled, x.paired.clusters, x.paired.strata))
     correlation = max(-1.0, min(1.0, average(sums).variance / 2 - 1))
     square = t_quantile((1 + CONFIDENCE) / 2, min(first.freedom, second.freedom)) ** 2
     if b**2 <= square:

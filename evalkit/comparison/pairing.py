@@ -63,6 +63,10 @@ class Pairing:
     graded: tuple[Comparable, ...]
     """Runs of A, then of B."""
 
+    @property
+    def names(self) -> list[str]:
+        return [paired.task for paired in self.tasks]
+
     def label(self, task: str) -> Label:
         first = self.graded[0].run
         return benchmark_of(first).label(first, task)
@@ -72,10 +76,8 @@ class Pairing:
         if rule not in (None, MARGIN):
             return rule
         if len(rules := list(dict.fromkeys(graded.run.manifest["rule"] for graded in self.graded))) > 1:
-            common = ", ".join(_common([graded.rules for graded in self.graded])) or "no rule"
-            raise UsageError(
-                f"the runs have different rules ({', '.join(rules)}); name one with --rule: all runs support {common}"
-            )
+            listed, common = ", ".join(rules), ", ".join(_common([graded.rules for graded in self.graded]))
+            raise UsageError(f"the runs have different rules ({listed}); give --rule, of those of all runs: {common}")
         return str(with_default_rule(rule, str(rules[0])))
 
     def alternatives(self, rule: str) -> list[str]:
@@ -89,10 +91,8 @@ class Pairing:
         for graded, other in zip(self.graded, measures, strict=True):
             if (other.layers, other.averaged) != (first.layers, first.averaged):
                 mine, theirs = (measure.averaged or f"{len(measure.layers)} layers" for measure in (first, other))
-                raise UsageError(
-                    f"{first.name} is of {mine} in run {self.graded[0].run.folder.name} and of {theirs} in run "
-                    f"{graded.run.folder.name}; compare models with the same layers, or one layer: --rule {rule}@-1"
-                )
+                differ = f"is of {mine} in run {self.graded[0].run.folder.name} and of {theirs} in run"
+                raise UsageError(f"{first.name} {differ} {graded.run.folder.name}; compare one layer: --rule {rule}@-1")
         # An imported log may not say which direction is better, where another run does
         return next((measure for measure in measures if measure.higher_is_better is not None), first)
 
@@ -119,11 +119,8 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
     runs = (*a.runs, *b.runs)
     for run in runs:
         if run.suite != runs[0].suite:
-            raise UsageError(
-                f"run {runs[0].folder.name} is of suite {runs[0].suite} and run {run.folder.name} of {run.suite}, "
-                "which use different prompts; compare runs of one suite"
-            )
-    for run in runs:
+            suites = f"suite {runs[0].suite} and run {run.folder.name} of {run.suite}"
+            raise UsageError(f"run {runs[0].folder.name} is of {suites}; compare runs of one suite")
         if str(run.folder) not in graded:
             graded[str(run.folder)] = benchmark_of(run).comparable(run)
     of_runs = tuple(graded[str(run.folder)] for run in runs)
@@ -148,10 +145,8 @@ def check_same_documents(a: Run, b: Run, task: str, by_content: bool = False) ->
     """Raise a `UsageError` if the documents of a task differ between two runs (`document_difference`)."""
     if difference := document_difference(a, b, task, by_content):
         what, mine, theirs = difference
-        raise UsageError(
-            f"task {task}: the {what} of run {b.folder.name} ({theirs[:12]}) is not that of run {a.folder.name} "
-            f"({mine[:12]}), so the documents cannot be paired; run both on the same"
-        )
+        differ = f"of run {b.folder.name} ({theirs[:12]}) is not that of run {a.folder.name} ({mine[:12]})"
+        raise UsageError(f"task {task}: the {what} {differ}; run both on the same documents")
 
 
 def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[PairedTask]:
@@ -164,43 +159,34 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
         for of_run, table in zip(graded[1:], others, strict=True):
             for column in of_run.checked:  # equal, unless a table was modified
                 if (wrong := np.flatnonzero(first[column].to_numpy() != table[column].to_numpy())).size:
-                    row = first.iloc[int(wrong[0])]
-                    raise UsageError(
-                        f"task {task}: {row['subtask']} document {row['doc_id']} has another '{column}' in run "
-                        f"{of_run.run.folder.name} than in run {graded[0].run.folder.name}; it is not the same document"
-                    )
+                    subtask, identity = first[["subtask", "doc_id"]].iloc[int(wrong[0])]
+                    runs = f"{of_run.run.folder.name} than in run {graded[0].run.folder.name}"
+                    raise UsageError(f"task {task}: {subtask} document {identity} has another '{column}' in run {runs}")
         subjects, names = first["subtask"].factorize()
         alone = (first[CLUSTER].to_numpy() == first["doc_id"].to_numpy()).all()
         # Clusters are numbered by subtask and source, since subtasks may number their sources alike
         sources = None if alone else first.groupby(["subtask", CLUSTER], sort=False).ngroup()
-        yield PairedTask(
-            task=task,
-            clusters=None if sources is None else np.asarray(sources, np.int64),
-            strata=np.asarray(subjects, np.int64) if len(names) > 1 else None,
-            rows=tuple(np.asarray(table.index, np.int64) for table in chosen),
-            dropped=dropped,
-            official=not any(task in marked for run in graded for marked in unofficial(run.run.manifest).values()),
-        )
+        clusters = None if sources is None else np.asarray(sources, np.int64)
+        strata = np.asarray(subjects, np.int64) if len(names) > 1 else None
+        rows = tuple(np.asarray(table.index, np.int64) for table in chosen)
+        official = not any(task in marked for run in graded for marked in unofficial(run.run.manifest).values())
+        yield PairedTask(task, clusters, strata, rows, dropped, official)
 
 
 def _identity(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, ...]) -> str:
     """Return the column that identifies a document: its content where all runs have it, else its number."""
     having = [CONTENT in table for table in tables]
     if any(having) and not all(having) and any(is_imported(of_run.run.manifest) for of_run in graded):
-        raise UsageError(
-            f"task {task}: run {graded[having.index(False)].run.folder.name} has no hashes of its documents' content, "
-            "by which an imported run is paired: run its command again with a new --output"
-        )
+        lacking = f"run {graded[having.index(False)].run.folder.name} has no hashes of its documents' content"
+        raise UsageError(f"task {task}: {lacking}, by which an imported run is paired; run its command again")
     return CONTENT if all(having) else "doc_id"
 
 
 def _indices(tables: Sequence[pd.DataFrame], identity: str) -> tuple[list[Codes], int]:
     """Return the indices of the common documents in each table, in the first one's order, and the number of others."""
-    names = ["subtask", identity]
-    first, *others = ([table[name].to_numpy() for name in names] for table in tables)
-    if all(map(np.array_equal, first * len(others), chain(*others))):
+    keys = [table.set_index(["subtask", identity]).index for table in tables]
+    if all(keys[0].equals(key) for key in keys):
         return [np.arange(len(table)) for table in tables], 0
-    keys = [table.set_index(names).index for table in tables]
     common = keys[0]
     for key in keys[1:]:
         common = common[common.isin(key)]

@@ -23,17 +23,17 @@ COLOURS = dict.fromkeys(UP, "#0072B2") | dict.fromkeys(DOWN, "#D55E00") | {UNDEC
 """Colours by verdict, distinguishable with red-green colour blindness."""
 
 _FAINT, _LIGHT = "#ececec", "#888888"
+_LEGEND = "interval: 95 %, uncorrected; filled: significant (tasks: Holm); shaded: less than these documents can show"
 
 
 def forest(comparisons: Sequence[Comparison], path: Path) -> None:
     """Draw a forest plot: a row for each task, a panel for each side that is compared with A."""
     comparisons = [replace(each, a=short_name(each.a), b=short_name(each.b)) for each in comparisons]
     tasks = {task.name: task for each in comparisons for task in each.tasks}
-    averages = (
-        list(dict.fromkeys(mean.name for each in comparisons for mean in each.averages)) if len(tasks) > 1 else []
-    )
     heights = {name: -float(row) for row, name in enumerate(tasks)}
-    heights |= {name: -(len(tasks) + 0.4 + row) for row, name in enumerate(averages)}
+    if len(tasks) > 1:
+        averages = dict.fromkeys(mean.name for each in comparisons for mean in each.averages)
+        heights |= {name: -(len(tasks) + 0.4 + row) for row, name in enumerate(averages)}
     figure = new_figure(1.6 + 6.2 * len(comparisons), 0.34 * len(heights) + 2.0)
     panels = figure.subplots(1, len(comparisons), squeeze=False, sharey=True)[0]
     edges = [abs(edge) for each in comparisons for row in (*each.tasks, *each.averages) for edge in (row.low, row.high)]
@@ -46,11 +46,7 @@ def forest(comparisons: Sequence[Comparison], path: Path) -> None:
         _margin_text(panels[0], count, height, -6, fontsize=7.5, color=_LIGHT)
         shown = next((label(each, name) for each in comparisons if name in each.labels), name)
         _margin_text(panels[0], shown, height, -60, fontsize=9.5, color=INK, weight="normal" if count else "bold")
-    figure.supxlabel(
-        "interval: 95 %, uncorrected; filled: significant (tasks: Holm); shaded: less than these documents can show",
-        fontsize=7.5,
-        color=_LIGHT,
-    )
+    figure.supxlabel(_LEGEND, fontsize=7.5, color=_LIGHT)
     save_figure(figure, path)
 
 

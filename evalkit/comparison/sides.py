@@ -19,7 +19,7 @@ from evalkit.escape import printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, read_json
 from evalkit.runs.finding import find_run, is_generic
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import checkpoint_of, documents_read, model_differences, same_checkpoint
+from evalkit.runs.traits import Trait, checkpoint_of, documents_read, model_differences, same_checkpoint
 
 _STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_= ]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -33,8 +33,9 @@ def step_in(text: str) -> int | None:
 
 def step_of(run: Run) -> int | None:
     """Return a run's step, from its checkpoint's revision, trainer_state.json or name; None if none has it."""
-    steps = (step_in(str(run.manifest.get("revision") or "")), step_of_checkpoint(str(run.manifest["model"])))
-    return next((step for step in (*steps, step_in(run.folder.name)) if step is not None), None)
+    revision, model = str(run.manifest.get("revision") or ""), str(run.manifest["model"])
+    steps = (step_in(revision), step_of_checkpoint(model), step_in(run.folder.name))
+    return next((step for step in steps if step is not None), None)
 
 
 def step_of_checkpoint(model: str) -> int | None:
@@ -94,7 +95,7 @@ def read_group(text: str) -> tuple[str, list[str]]:
 def sides_of(singles: Sequence[Run], groups: Sequence[Group], single_names: Sequence[str] = ()) -> list[Side]:
     """Return sides in their order: single runs, under these names or their own, then groups; none twice."""
     if empty := [name for name, runs in groups if not runs]:
-        raise UsageError(f"group {empty[0]} has no runs; name one or more, or remove the group")
+        raise UsageError(f"group {empty[0]} has no runs; name one or more")
     sides = [Side(name, (run,)) for name, run in zip(single_names or names(singles), singles, strict=True)]
     sides += [Side(name, tuple(runs)) for name, runs in groups]
     check_unique(sides)
@@ -103,17 +104,13 @@ def sides_of(singles: Sequence[Run], groups: Sequence[Group], single_names: Sequ
 
 def check_unique(sides: Sequence[Side]) -> None:
     """Raise `UsageError` if a run or a side's name occurs twice."""
-    seen: dict[str, str] = {}
-    for number, side in enumerate(sides):
-        for run in side.runs:
-            if (identity := run.manifest["id"]) in seen:
-                raise UsageError(
-                    f"run {run.folder.name} is named twice (in {seen[identity]} and in {side.name}); a run cannot be "
-                    "compared with itself; remove one"
-                )
-            seen[identity] = side.name
-        if side.name in [other.name for other in sides[:number]]:
-            raise UsageError(f"two sides are called '{side.name}'; give the groups different names")
+    runs = {run.manifest["id"]: run.folder.name for side in sides for run in side.runs}
+    ids = [run.manifest["id"] for side in sides for run in side.runs]
+    if twice := [identity for identity in ids if ids.count(identity) > 1]:
+        raise UsageError(f"run {runs[twice[0]]} is named twice; a run cannot be compared with itself; remove one")
+    names_of_sides = [side.name for side in sides]
+    if alike := [name for name in names_of_sides if names_of_sides.count(name) > 1]:
+        raise UsageError(f"two sides are called '{alike[0]}'; give the groups different names")
 
 
 def names(runs: Sequence[Run]) -> list[str]:
@@ -125,18 +122,13 @@ def names(runs: Sequence[Run]) -> list[str]:
         count = 2 if len(parts) > 1 and (is_generic(parts[-1]) or step_in(parts[-1]) is not None) else 1
         models.append("/".join(parts[-count:]) or run.folder.name)
         specification = run.manifest["specification"]
-        shots = specification.get("num_fewshot")
-        settings.append({
-            "revision": str(run.manifest.get("revision") or ""),
-            "template": run.template,
-            "dtype": str(specification.get("dtype") or ""),
-            "shots": f"{shots}-shot" if shots else "",
-            "limit": documents_read(specification) or "all documents",
-        })  # fmt: skip
+        shots, limit = specification.get("num_fewshot"), documents_read(specification) or "all documents"
+        made = (str(run.manifest.get("revision") or ""), run.template, str(specification.get("dtype") or ""))
+        settings.append((*made, f"{shots}-shot" if shots else "", limit))
     unique = []
     for model, mine in zip(models, settings, strict=True):
-        alike = [theirs for other, theirs in zip(models, settings, strict=True) if other == model]
-        differing = [value for key, value in mine.items() if value and len({theirs[key] for theirs in alike}) > 1]
+        alike = zip(*(theirs for other, theirs in zip(models, settings, strict=True) if other == model), strict=True)
+        differing = [value for value, values in zip(mine, alike, strict=True) if value and len(set(values)) > 1]
         unique.append(printable(" ".join([model, *differing])))
     ids = [run.manifest["id"] for run in runs]
     return [name if unique.count(name) == 1 else f"{name} {ids[n]}" for n, name in enumerate(unique)]
@@ -162,43 +154,29 @@ def claim_of(a: Side, b: Side) -> Claim:
     for side in (a, b):
         if pair := same_checkpoint(side.runs):
             first, second = (run.folder.name for run in pair)
-            raise UsageError(
-                f"group {side.name}: runs {first} and {second} have the same checkpoint, so they are not two seeds; "
-                "remove one"
-            )
+            raise UsageError(f"group {side.name}: runs {first} and {second} have the same checkpoint; remove one")
         check_uniform(side)
-    settings = _differing(a, b)
+    settings, counts = _differing(a, b), (len(a.runs), len(b.runs))
     if {checkpoint_of(run) for run in a.runs} == {checkpoint_of(run) for run in b.runs}:
         what = " and ".join(settings) or "its location"
         sentence = f"Both are the same checkpoint, so the claim is about {what}, not about models."
         return Claim("setting", sentence, settings)
-    counts = (len(a.runs), len(b.runs))
     few = "; with two seeds of a side its spread is hardly known, so only large differences show" if 2 in counts else ""
     if counts == (1, 1):
-        kind = "checkpoints"
-        sentence = (
-            "The claim is about these two checkpoints: another seed of either could score differently, and one run "
-            "does not show by how much."
-        )
+        kind, unknown = "checkpoints", "could score differently, and one run does not show by how much"
+        sentence = f"The claim is about these two checkpoints: another seed of either {unknown}."
     elif 1 in counts:
         alone, many = (a, b) if counts[0] == 1 else (b, a)
-        kind = "mixed"
-        sentence = (
-            f"The claim is about {many.name} ({len(many.runs)} runs) and this one checkpoint of {alone.name}; it does "
-            f"not extend to other seeds of {alone.name}, since one run does not show their spread{few}."
-        )
+        kind, about = "mixed", f"{many.name} ({len(many.runs)} runs) and this one checkpoint of {alone.name}"
+        limit = f"it does not extend to other seeds of {alone.name}, since one run does not show their spread{few}"
+        sentence = f"The claim is about {about}; {limit}."
     elif any(steps is not None and len(set(steps)) == len(steps) for steps in map(steps_of, (a.runs, b.runs))):
-        kind = "trainings"
-        sentence = (
-            f"The runs of a side are checkpoints of one training ({counts[0]} and {counts[1]}), so the claim is about "
-            "these trainings: their spread replaces the spread between seeds, and is likely smaller."
-        )
+        kind, about = "trainings", f"checkpoints of one training ({counts[0]} and {counts[1]})"
+        limit = "their spread replaces the spread between seeds, and is likely smaller"
+        sentence = f"The runs of a side are {about}, so the claim is about these trainings: {limit}."
     else:
-        kind = "architectures"
-        sentence = (
-            f"The claim is about two architectures: the errors cover other seeds ({counts[0]} and {counts[1]} here) "
-            f"and other documents{few}."
-        )
+        kind, errors = "architectures", f"other seeds ({counts[0]} and {counts[1]} here) and other documents"
+        sentence = f"The claim is about two architectures: the errors cover {errors}{few}."
     return Claim(kind, sentence, settings)
 
 
@@ -207,29 +185,23 @@ def check_uniform(side: Side, may_differ: Collection[str] = ()) -> None:
     first = side.runs[0]
     for run in side.runs[1:]:
         models = model_differences(first, run)
-        settings = [pair for pair in differences(first, run) if pair[0].refused and pair[0].name not in may_differ]
-        settings = [pair for pair in settings if pair[0].name != "rule"]
-        if models or settings:
-            differing = [*models, *(f"{mine.name} ({mine.value} and {theirs.value})" for mine, theirs in settings)]
-            raise UsageError(
-                f"group {side.name} mixes {'models' if models else 'settings'}: {first.folder.name} and "
-                f"{run.folder.name} differ in {', '.join(differing)}; a group must be seeds or checkpoints of one model"
-            )
+        differing = list(models)
+        for mine, theirs in differences(first, run):
+            if mine.refused and mine.name not in ("rule", *may_differ):
+                differing.append(f"{mine.name} ({mine.value} and {theirs.value})")
+        if differing:
+            mixed = f"group {side.name} mixes {'models' if models else 'settings'}"
+            raise UsageError(f"{mixed}: {first.folder.name} and {run.folder.name} differ in {', '.join(differing)}")
 
 
 def _differing(a: Side, b: Side) -> dict[str, tuple[str, str]]:
     """Return the settings that differ between any two runs → (A's values, B's)."""
-    of_first: dict[str, str] = {}
-    of_sides: list[list[dict[str, str]]] = []
-    for side in (a, b):
-        # The rule is the same for all runs of a comparison
-        of_runs = [[pair for pair in differences(a.runs[0], run) if pair[0].name != "rule"] for run in side.runs]
-        of_first |= {mine.name: mine.value for pairs in of_runs for mine, _ in pairs}
-        of_sides.append([{theirs.name: theirs.value for _, theirs in pairs} for pairs in of_runs])
-    return {
-        name: (
-            ", ".join(dict.fromkeys(of_run.get(name, value) for of_run in of_sides[0])),
-            ", ".join(dict.fromkeys(of_run.get(name, value) for of_run in of_sides[1])),
-        )
-        for name, value in of_first.items()
-    }
+    # Of each run the settings that differ from those of A's first; the rule is the same for all runs of a comparison
+    of_a, of_b = ([differences(a.runs[0], run) for run in side.runs] for side in (a, b))
+    of_first = {mine.name: mine.value for pairs in of_a + of_b for mine, _ in pairs if mine.name != "rule"}
+
+    def values(of_runs: list[list[tuple[Trait, Trait]]], name: str) -> str:
+        others = [{theirs.name: theirs.value for _, theirs in pairs} for pairs in of_runs]
+        return ", ".join(dict.fromkeys(of_run.get(name, of_first[name]) for of_run in others))
+
+    return {name: (values(of_a, name), values(of_b, name)) for name in of_first}

@@ -7,6 +7,7 @@ once, within seconds, and reported once. Its cache is read as files, so that no 
 
 from __future__ import annotations
 
+import codecs
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from evalkit.display import Say
 from evalkit.errors import DataError, first_line, reading_as
 from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, parse_json, read_bytes
-from evalkit.inputs.values import LONGEST_TEXT
 
 if TYPE_CHECKING:
     from evalkit.data.schema import HubSplit
@@ -26,29 +26,6 @@ Placed = Iterator[tuple[str, object]]
 Result = TypeVar("Result")
 
 _REACH_SECONDS = 3.0
-
-
-def wrong(field: str, expected: str, value: object) -> DataError:
-    """Return the error for an invalid field, with the value shortened to fit one line."""
-    shown = ascii(value)
-    return DataError(f"field '{field}': expected {expected}, found {shown if len(shown) <= 60 else shown[:57] + '...'}")
-
-
-def value(record: Record, field: str, expected: str) -> Any:
-    if field not in record:
-        raise DataError(f"field '{field}': expected {expected}, but the field is missing")
-    return record[field]
-
-
-def text(record: Record, field: str, *, may_be_empty: bool = False) -> str:
-    """Return a string field of a length that a tokenizer accepts; by default it must not be empty or blank."""
-    expected = "a string" if may_be_empty else "a non-empty string"
-    content = value(record, field, expected)
-    if not isinstance(content, str) or not (may_be_empty or content.strip()):
-        raise wrong(field, expected, content)
-    if len(content) > LONGEST_TEXT:
-        raise DataError(f"field '{field}': expected at most {LONGEST_TEXT:,} characters, found {len(content):,}")
-    return content
 
 
 def find(folder: Path, task: str) -> Path | None:
@@ -61,12 +38,7 @@ def read(path: Path, task: str) -> Placed:
     """Yield the records of a task file with their positions; `task` is for messages."""
     with reading_as(f"{path} ({task})", "documents", DataError):
         if path.suffix == ".jsonl":
-            for number, line in enumerate(read_bytes(path, MOST_DOCUMENT_BYTES).split(b"\n"), start=1):
-                # Editors on Windows write a byte-order mark; blank lines are skipped
-                if content := (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip():
-                    with reading_as(f"{path}, line {number} ({task})", "JSON", DataError):
-                        record = parse_json(content)
-                    yield f"line {number}", record
+            yield from json_lines(read_bytes(path, MOST_DOCUMENT_BYTES), path, task)
             return
         if path.suffix == ".json":
             records = parse_json(read_bytes(path, MOST_DOCUMENT_BYTES))
@@ -80,6 +52,16 @@ def read(path: Path, task: str) -> Placed:
                 records = parquet.read_table(file).to_pylist()
         for number, record in enumerate(records, start=1):
             yield f"record {number}", record
+
+
+def json_lines(content: bytes, source: str | Path, task: str) -> Placed:
+    """Yield the records of JSON lines with their positions; blank lines are skipped."""
+    # Editors on Windows write a byte-order mark
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+        if stripped := line.strip():
+            with reading_as(f"{source}, line {number} ({task})", "JSON", DataError):
+                record = parse_json(stripped)
+            yield f"line {number}", record
 
 
 class Hub:

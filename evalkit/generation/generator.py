@@ -10,82 +10,31 @@ not run on this cache generate one prompt at a time with transformers' `generate
 from __future__ import annotations
 
 import inspect
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, Cache
+from transformers import Cache
 from transformers.cache_utils import DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-from evalkit.compatibility.transformers import attention_of, keeps_state
+from evalkit.compatibility.transformers import keeps_state
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, ScoringError, first_line
-from evalkit.generation.prompts import CHUNK, Ints, Prompt, shared_tokens
+from evalkit.generation.prompts import CHUNK, Prompt, shared_tokens
 from evalkit.generation.rows import NOT_FINITE_ADVICE, Generation, choose, generate_with_transformers, sampler_of
 from evalkit.models.loading.load import LoadedModel
 from evalkit.models.memory import check_room, is_out_of_memory, refuse_to_split
-from evalkit.models.parts import cache_reset_lengths, dynamic_modules, forget_lengths
+from evalkit.models.parts import dynamic_modules, forget_lengths
 from evalkit.scoring.architecture import memory_beside_weights, rotary_lengths
-from evalkit.scoring.attention import SPECIAL, attention_named
 
-NAME = "evalkit_chunks"
 _CHECKED_TOKENS = 16
 _CACHE_TOLERANCE = 0.05
 """Tolerance of the cache check. With the cache, the token that is the argmax without a cache may be this far below the
 largest logit, as a share of the range from the mean logit to the largest. Rounding gives 0.01 in bfloat16; logits of
 another context differ by about 1."""
-
-
-def chunked_attention(model: Any) -> AbstractContextManager[None]:
-    """Switch a model to attention that copies less if it uses transformers' `sdpa` on a CPU."""
-    # Other models compare the config's name in their own code and treat an unknown name as eager attention
-    if not (
-        model.is_backend_compatible()
-        and attention_of(model.config.get_text_config()) == "sdpa"
-        and model.get_output_embeddings().weight.device.type == "cpu"
-    ):
-        return nullcontext()
-    AttentionInterface.register(NAME, _attention)
-    AttentionMaskInterface.register(NAME, _mask)
-    return attention_named(model, NAME)
-
-
-def _mask(*sizes: Any, dtype: torch.dtype = torch.float32, **settings: Any) -> torch.Tensor | None:
-    """Return transformers' boolean mask as an additive mask, [batch, 1, queries, keys]."""
-    visible: torch.Tensor | None = sdpa_mask(*sizes, **settings)
-    if visible is None or visible.dtype != torch.bool:
-        return visible
-    # Not minus infinity: a row without a visible key would be NaN
-    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
-
-
-def _attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float | None = None,
-    **settings: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention with transformers' signature: queries [batch, heads, tokens, size] → [batch, tokens, heads, size]."""
-    # transformers' own function handles or rejects special arguments
-    if attention_mask is None or query.shape[2] == 1 or any(settings.get(name) is not None for name in SPECIAL):
-        attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **settings)
-        return attended, None
-    shared = query.shape[1] != key.shape[1]
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=shared
-    )
-    return attended.transpose(1, 2).contiguous(), None
 
 
 class _Storage:
@@ -152,7 +101,7 @@ class Generator:
     """A generator of a causal language model, whose tokenizer is needed by stop texts and patterns only."""
 
     def __init__(self, model: Any, chunk: int = CHUNK, tokenizer: Any = None) -> None:
-        self._model, self._tokenizer = model, tokenizer
+        self._model, self._tokenizer, self.chunk = model, tokenizer, chunk
         head = model.get_output_embeddings().weight
         self.device, self._vocabulary = head.device, head.shape[0]
         self._dynamic = dynamic_modules(model)
@@ -168,11 +117,6 @@ class Generator:
         """Reason why the model does not run on evalkit's cache; empty if it does."""
         self.token_bytes = sum(self.token_bytes_on.values())
         """Bytes of one token's keys and values, in all layers; 0 if the model has no key-value cache."""
-        # Rotary frequencies that depend on the longest position in a forward pass need each prompt whole and by itself
-        trained = rotary_lengths(model.config)
-        self.one_by_one = bool(trained) or bool(self.without_cache)
-        self.chunk = sys.maxsize if self.one_by_one else chunk
-        self._recomputed_lengths = frozenset() if self.without_cache else cache_reset_lengths(model, trained)
 
     def _check_cache(self) -> str:
         """Compare logits with and without the cache on a few tokens; return why the cache does not work, or ""."""
@@ -184,6 +128,8 @@ class Generator:
                 raise CheckpointError(f"the logits of {name} are not numbers; {NOT_FINITE_ADVICE}")
             if keeps_state(self._model):
                 return f"{name} has a recurrent state and no key-value cache"
+            if rotary_lengths(self._model.config):
+                return f"the rotary frequencies of {name} depend on the length of a text"
             storage, half = _Storage(self._layers, 1, _CHECKED_TOKENS), _CHECKED_TOKENS // 2
             try:
                 parts = [
@@ -212,20 +158,15 @@ class Generator:
         Raises a `ScoringError` if memory runs out on a single prompt or logits are NaN or infinite, and a `UsageError`
         for decoding settings that are not supported.
         """
-        if self.one_by_one and len(prompts) > 1:
-            return [row for prompt in prompts for row in self.generate([prompt], say)]
         try:
-            with chunked_attention(self._model):
-                return self._generate(prompts)
+            return self._generate(prompts)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             refuse_to_split(f"{len(prompts)} prompts")
             if len(prompts) == 1:
-                raise ScoringError(
-                    f"a prompt of {len(prompts[0].tokens)} tokens is more than memory holds; "
-                    "free some, or use a smaller dtype or --max-prompt-tokens"
-                ) from error
+                size = len(prompts[0].tokens)
+                raise ScoringError(f"out of memory on a prompt of {size} tokens; use a smaller dtype") from error
         # Outside the handler, since the traceback references the tensors
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -238,6 +179,7 @@ class Generator:
         rows = [Generation(prompt, sampler_of(self._model, prompt), self._tokenizer) for prompt in prompts]
         if self.without_cache:
             for row in rows:
+                forget_lengths(self._dynamic)
                 generate_with_transformers(self._model, row)
             return rows
         used = max(len(prompt.tokens) for prompt in prompts)
@@ -264,13 +206,8 @@ class Generator:
             source = earlier[shared.index(done)]
             storage.copy((source.place, source.start), (row.place, row.start), done)
             row.reused = done
-        forget_lengths(self._dynamic)
-        return self._forward_chunks(storage.view(slice(row.place, row.place + 1), row.start, done), tokens, done)
-
-    def _forward_chunks(self, cache: Cache, tokens: Ints, done: int) -> torch.Tensor:
-        """Run tokens from index `done` on through the model in chunks; return logits [1, vocabulary] after the last."""
-        ids = torch.from_numpy(tokens[None]).to(self.device)
-        logits = torch.empty(0)
+        cache = storage.view(slice(row.place, row.place + 1), row.start, done)
+        ids, logits = torch.from_numpy(tokens[None]).to(self.device), torch.empty(0)
         for begin in range(done, len(tokens), self.chunk):
             part = ids[:, begin : begin + self.chunk]
             positions = torch.arange(begin, begin + part.shape[1], device=self.device)[None]
@@ -280,18 +217,15 @@ class Generator:
     def _step(self, storage: _Storage, live: Sequence[Generation], used: int) -> None:
         started = time.perf_counter()
         lengths = [len(row.prompt.tokens) + len(row.tokens) for row in live]
-        if lengths[0] in self._recomputed_lengths:  # only for batches of one
-            logits = self._forward_chunks(storage.view(slice(0, 1), 0, 0), live[0].all_tokens, 0)
-        else:
-            starts, mask = np.array([row.start for row in live]), None
-            if starts.any():
-                mask = torch.from_numpy((np.arange(used + 1) >= starts[:, None]).astype(np.int64)).to(self.device)
-            logits = self._logits(
-                input_ids=torch.tensor([[row.tokens[-1]] for row in live], device=self.device),
-                position_ids=torch.tensor([[length - 1] for length in lengths], device=self.device),
-                attention_mask=mask,
-                past_key_values=storage.view(slice(0, len(live)), 0, used),
-            )
+        starts, mask = np.array([row.start for row in live]), None
+        if starts.any():
+            mask = torch.from_numpy((np.arange(used + 1) >= starts[:, None]).astype(np.int64)).to(self.device)
+        logits = self._logits(
+            input_ids=torch.tensor([[row.tokens[-1]] for row in live], device=self.device),
+            position_ids=torch.tensor([[length - 1] for length in lengths], device=self.device),
+            attention_mask=mask,
+            past_key_values=storage.view(slice(0, len(live)), 0, used),
+        )
         chosen = choose(live, logits)
         share = (time.perf_counter() - started) / len(live)
         for row, token in zip(live, chosen, strict=True):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.errors import CheckpointError, TemplateError, first_line
+from evalkit.errors import CheckpointError, TemplateError
 
 if TYPE_CHECKING:
     from evalkit.generation.generator import Generator
@@ -82,11 +82,8 @@ def as_message(tokenizer: Any, text: str) -> list[int]:
     """Return the token ids of a text as one user message, with the generation prompt."""
     if not tokenizer.chat_template:
         raise TemplateError("the tokenizer has no chat template; leave out --chat")
-    try:
-        turns = [{"role": "user", "content": text}]
-        encoding = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
-    except Exception as error:  # a Jinja template may raise anything
-        raise TemplateError(f"the tokenizer's chat template fails: {first_line(error)}") from error
+    turns = [{"role": "user", "content": text}]
+    encoding = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
     return list(encoding["input_ids"])
 
 
@@ -145,7 +142,7 @@ def capacity_of(generator: Generator, budget: int | None, context: int) -> Capac
     rooms = [int(generator.memory[device] * share) // size for device, size in generator.token_bytes_on.items() if size]
     # Without a key-value cache, prompts are generated one by one
     tokens = budget or (max(1, min(rooms)) if rooms else context)
-    most_rows = 1 if generator.one_by_one else _GPU_ROWS if is_gpu else _CPU_ROWS
+    most_rows = 1 if generator.without_cache else _GPU_ROWS if is_gpu else _CPU_ROWS
     return Capacity(tokens, most_rows, generator.chunk, generator.token_bytes)
 
 

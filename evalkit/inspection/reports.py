@@ -5,13 +5,11 @@ In: documents in one or two runs. Out: `Report`s, with records of unrounded numb
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView, common_prefix
-from evalkit.inspection.outcomes import DocumentOutcome, TaskOutcomes, decisions
-from evalkit.inspection.selection import SelectedDocument, Selection
+from evalkit.inspection.outcomes import DocumentOutcome, SelectedDocument, Selection, TaskOutcomes, decisions
 from evalkit.reporting.decimals import fixed, signed_number
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
@@ -24,14 +22,11 @@ _OPTION, _LISTED_OPTION, _LISTED_TEXT = 40, 24, 60
 
 def prompt_text(selected: SelectedDocument) -> str:
     """Return the prompt for a terminal, with segments in colour; empty if the run does not have it."""
-    document = selected[0]
-    if answer := document.answer:
-        return coloured(answer.prompt)
-    if (text := document.text) is None:
-        return ""
-    marks = {document.gold: "*"}
-    choices = [f"[{number}]{marks.get(number, ' ')} {coloured(pieces)}" for number, pieces in enumerate(text.choices)]
-    return "\n".join([coloured(text.common), *choices])
+    document, lines = selected[0], list[str]()
+    for number, pieces in enumerate(document.prompts, -1):  # the first is common to all choices
+        mark = f"[{number}]{'*' if number == document.gold else ' '} " if number >= 0 else ""
+        lines.append(mark + coloured(pieces))
+    return "\n".join(lines)
 
 
 def document_report(selected: SelectedDocument, names: Sequence[str], with_prompt: bool) -> Report:
@@ -43,7 +38,7 @@ def document_report(selected: SelectedDocument, names: Sequence[str], with_promp
         title = f"{letter}: {name}" if len(names) > 1 else ""
         if isinstance(document.task.view, ChoiceView):
             view = document.task.view
-            of_run["rules"] = [{"rule": rule} | document.decision(decisions(view, rule)) for rule in view.rules]
+            of_run["rules"] = [{"rule": rule} | decisions(view, rule).of(document.number) for rule in view.rules]
             tables += [_choices_table(document, of_run, title), _rules_table(document, of_run["rules"], title)]
             notes += _notes(document)
         elif answer := document.answer:
@@ -53,30 +48,24 @@ def document_report(selected: SelectedDocument, names: Sequence[str], with_promp
     if first.task.view.problem:
         notes.append(f"texts: {first.task.view.problem}")
     gold = f": the gold answer is {_option(first, first.gold, _OPTION)}" if first.task.decided else ""
-    return Report(
-        tuple(table for table in tables if any(table.lines)),
-        verdict=(first.name + gold,),
-        notes=tuple(dict.fromkeys(notes)),
-        content=record,
-        records=list(_segment_records(record)),
-    )
+    shown = tuple(table for table in tables if any(table.lines))
+    records = list(_segment_records(record))
+    return Report(shown, (first.name + gold,), (), tuple(dict.fromkeys(notes)), record, records)
 
 
 def list_report(selection: Selection, limit: int, names: Sequence[str]) -> Report:
     """Return the list of the first selected documents, at most `limit`, of runs with these names."""
     tasks, selected = selection.tasks, selection.documents
     shown = selected[:limit]
-    by_task = defaultdict(list)
-    for document, *_ in shown:
-        by_task[document.task.view.task].append(document.number)
-    texts = {task: _beginnings(first, by_task[task]) for first, *_ in tasks if (task := first.view.task)}
+    shown_tasks = {document.task.view.task for document, *_ in shown}
+    texts = {first.view.task: _beginnings(first) for first, *_ in tasks if first.view.task in shown_tasks}
     begins = [texts[document.task.view.task][document.number] for document, *_ in shown]
     part = f"; the first {limit:,} of these" if len(shown) < len(selected) else ""
     facts = [f"{len(selected):,} of {selection.searched:,} documents{part}"]
     if len(names) > 1:
         facts += [f"{letter}: {name}" for letter, name in zip("AB", names, strict=False)]
     rule = next((first.rule for first, *_ in tasks if first.rule), None)
-    notes = list(_list_notes(selection, rule))
+    notes = tuple(_list_notes(selection, rule))
     content = {
         "runs": [of_run.run.manifest["id"] for of_run in tasks[0]],
         "rule": rule,
@@ -86,13 +75,8 @@ def list_report(selection: Selection, limit: int, names: Sequence[str]) -> Repor
         "notes": notes,
         "documents": list(map(_document_record, shown)),
     }
-    return Report(
-        (_list_table(shown, begins, len(names)),),
-        facts=tuple(facts),
-        notes=tuple(notes),
-        content=content,
-        records=list(map(_flat_record, shown, begins)),
-    )
+    tables = (_list_table(shown, begins, len(names)),)
+    return Report(tables, (), tuple(facts), notes, content, list(map(_flat_record, shown, begins)))
 
 
 def _option(document: DocumentOutcome, choice: int, most: int) -> str:
@@ -107,28 +91,24 @@ def _shortened(text: str, most: int) -> str:
     return line if len(line) <= most and len(text) <= 4 * most else f"{line[: most - 1]}…"
 
 
-def _beginnings(task: TaskOutcomes, indices: Sequence[int]) -> dict[int, str]:
-    """Return index → the beginning of a document's context, on one line.
+def _beginnings(task: TaskOutcomes) -> dict[int, str]:
+    """Return number → the beginning of each document's context, on one line.
 
     The paragraphs with which all contexts of its subtask begin are left out: MMLU's heading, solved examples.
     """
-    contexts: dict[str, dict[int, str]] = {task.keys[index][0]: {} for index in indices}
-    for index, (subtask, _) in enumerate(task.keys):
-        if subtask in contexts:
-            contexts[subtask][index] = _context(DocumentOutcome(task, index))
+    contexts: dict[str, dict[int, str]] = {}
+    for (subtask, _), document in task.documents.items():
+        contexts.setdefault(subtask, {})[document.number] = _context(document)
     beginnings: dict[int, str] = {}
     for texts in contexts.values():
         shared = common_prefix(list(texts.values())).rfind("\n\n") + 1 if len(texts) > 1 else 0
-        beginnings |= {index: _shortened(text[shared:], _LISTED_TEXT) for index, text in texts.items()}
+        beginnings |= {number: _shortened(text[shared:], _LISTED_TEXT) for number, text in texts.items()}
     return beginnings
 
 
 def _context(document: DocumentOutcome) -> str:
     """Return the context of a document, of its first choice if the choices have different ones."""
-    text = document.text
-    pieces = () if text is None else (*text.common, *text.choices[0])
-    if answer := document.answer:
-        pieces = answer.prompt
+    pieces = (piece for prompt in document.prompts[:2] for piece in prompt)
     return "".join(piece.text for piece in pieces if piece.segment == "context")
 
 
@@ -136,13 +116,11 @@ def _document_record(selected: SelectedDocument) -> dict[str, Any]:
     document = selected[0]
     record: dict[str, Any] = {"name": document.name} | _named(document)
     text, problem = document.text, document.task.view.problem
-    if answer := document.answer:
-        record["prompt"] = [piece._asdict() for piece in answer.prompt]
-    elif text is not None:
-        record["options"] = list(text.options)
-        record["prompt"] = [piece._asdict() for piece in text.common]
-        record["continuations"] = [[piece._asdict() for piece in pieces] for pieces in text.choices]
-    if not answer and (problem or text is None):
+    prompts = [[piece._asdict() for piece in prompt] for prompt in document.prompts]
+    record |= {"options": list(text.options)} if text else {}
+    record |= {"prompt": prompts[0]} if prompts else {}
+    record |= {"continuations": prompts[1:]} if text else {}
+    if not document.answer and (problem or text is None):
         record["problem"] = problem
     return record | {"runs": [of_run.record() for of_run in selected]}
 
@@ -170,9 +148,8 @@ def _segment_records(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if "choices" not in run:
             yield about | {name: value for name, value in run.items() if not isinstance(value, list)}
         for choice, segments in enumerate(run.get("choices", ())):
-            for segment, scores in segments.items():
-                named = {"run": run["run"], "choice": choice, "gold": choice == run["gold"], "segment": segment}
-                yield about | named | scores
+            named = {"run": run["run"], "choice": choice, "gold": choice == run["gold"]}
+            yield from (about | named | {"segment": segment} | scores for segment, scores in segments.items())
 
 
 def _prompt_table(record: dict[str, Any]) -> Table:
@@ -187,7 +164,7 @@ def _choices_table(document: DocumentOutcome, record: dict[str, Any], title: str
     ruled = set()
     for choice, segments in enumerate(record["choices"]):
         ruled.add(len(rows))
-        label = _option(document, choice, _OPTION) + ("*" if choice == document.gold else "")
+        label = _option(document, choice, _OPTION) + "*" * (choice == document.gold)
         for segment, scores in segments.items():
             tokens = "–" if scores["tokens"] is None else f"{scores['tokens']:,}"
             rows.append([label, segment, fixed(scores["log_likelihood"], 3), tokens, fixed(scores["perplexity"], 2)])
@@ -199,62 +176,54 @@ def _choices_table(document: DocumentOutcome, record: dict[str, Any], title: str
 def _rules_table(document: DocumentOutcome, by_rule: Sequence[dict[str, Any]], title: str) -> Table:
     rows = []
     for made in by_rule:
-        mark = " <" if made["rule"] == document.task.rule else ""
-        verdict = ("right" if made["right"] else "wrong") + (", a tie" if made["tie"] else "")
-        option = _option(document, made["prediction"], _OPTION)
-        rows.append([f"{made['rule']}{mark}", option, verdict, signed_number(made["margin"], 3)])
+        rule = made["rule"] + " <" * (made["rule"] == document.task.rule)
+        verdict = ("right" if made["right"] else "wrong") + ", a tie" * made["tie"]
+        rows.append([rule, _option(document, made["prediction"], _OPTION), verdict, signed_number(made["margin"], 3)])
     return simple_table("rules", ["rule", "chooses", "verdict", "margin"], rows, texts=3, title=title)
 
 
 def _notes(document: DocumentOutcome) -> Iterator[str]:
     yield "*: the gold answer; <: the rule of the list"
     yield "log-likelihoods are natural logarithms; perplexity: exp(-log-likelihood / tokens); –: not scored"
-    if document.task.truncated[document.number]:
+    if document.truncated:
         cut = [f"{int(row['truncated']):,} tokens of choice {choice}" for choice, row in enumerate(document.rows)]
         yield f"the context was truncated on the left to fit the context window: {', '.join(cut)}"
 
 
 def _list_table(shown: Sequence[SelectedDocument], begins: Sequence[str], runs: int) -> Table:
     """Return a line for each document; columns that are empty are left out."""
-    answers = bool(shown) and all(isinstance(document.task.view, AnswerView) for document, *_ in shown)
+    answers = bool(shown) and all(document.answer for document, *_ in shown)
     predicted, gold, value = ("answer", "reference", "score") if answers else ("predicted", "gold", "margin")
     letters = ["A ", "B "] if runs > 1 else [""]
-    headers = ["document", *(f"{letter}{predicted}" for letter in letters), gold, "text"]
-    texts = len(headers)
-    headers += [f"{letter}{value}" for letter in letters]
-    rows = list(map(_list_row, shown, begins))
+    headers = ["document", *(letter + predicted for letter in letters), gold, "text"]
+    headers += [letter + value for letter in letters]
+    rows = []
+    for documents, begin in zip(shown, begins, strict=True):
+        predictions, golds, values = zip(*map(_prediction, documents), strict=True)
+        rows.append([documents[0].name, *predictions, golds[0], begin, *values])
     kept = [column for column in range(len(headers)) if not column or any(row[column] for row in rows)]
     cells = [[row[column] for column in kept] for row in rows]
-    count = sum(column < texts for column in kept)
-    return simple_table("documents", [headers[column] for column in kept], cells, texts=count)
+    texts = sum(column < len(headers) - len(letters) for column in kept)
+    return simple_table("documents", [headers[column] for column in kept], cells, texts=texts)
 
 
-def _list_row(selected: SelectedDocument, begin: str) -> list[str]:
-    predicted, golds, values = [], [], []
-    for document in selected:
-        if answer := document.answer:
-            predicted.append(_shortened(answer.answer, _LISTED_OPTION))
-            golds.append(_shortened(" | ".join(answer.references), _LISTED_OPTION))
-            values.append(fixed(document.value, 3))
-        else:
-            outcome = document.outcome()
-            tie = " (tie)" if outcome["tie"] else ""
-            predicted.append(_option(document, outcome["prediction"], _LISTED_OPTION) + tie)
-            golds.append(_option(document, document.gold, _LISTED_OPTION))
-            values.append(signed_number(document.value, 3))
-    return [selected[0].name, *predicted, golds[0], begin, *values]
+def _prediction(document: DocumentOutcome) -> tuple[str, str, str]:
+    """Return what a run predicts of a document, its gold answer, and the margin or score."""
+    if answer := document.answer:
+        given, right = (_shortened(text, _LISTED_OPTION) for text in (answer.answer, " | ".join(answer.references)))
+        return given, right, fixed(document.value, 3)
+    predicted = _option(document, document.outcome()["prediction"], _LISTED_OPTION) + " (tie)" * document.tie
+    return predicted, _option(document, document.gold, _LISTED_OPTION), signed_number(document.value, 3)
 
 
 def _list_notes(selection: Selection, rule: str | None) -> Iterator[str]:
     if rule is not None:
         yield f"rule {rule}: {find_rule(rule).description}"
-        yield (
-            "margin: score of the gold choice less the highest score of another choice, by the rule; "
-            "log-likelihoods are in nats"
-        )
+        margin = "score of the gold choice less the highest score of another choice, by the rule"
+        yield f"margin: {margin}; log-likelihoods are in nats"
     views = [first.view for first, *_ in selection.tasks]
     if metrics := dict.fromkeys(view.metric for view in views if isinstance(view, AnswerView)):
         yield f"score: {', '.join(metrics)}"
     yield from (f"texts: {problem}" for problem in dict.fromkeys(view.problem for view in views if view.problem))
-    if dropped := sum(len(set(in_runs[0].keys) ^ set(in_runs[-1].keys)) for in_runs in selection.tasks):
+    if dropped := sum(len(in_runs[0].documents.keys() ^ in_runs[-1].documents.keys()) for in_runs in selection.tasks):
         yield f"{dropped:,} documents are in one run only and are left out"

@@ -5,8 +5,6 @@ In: a causal language model. Out: its base model, its layers, and rotary modules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -54,29 +52,6 @@ def forget_lengths(modules: list[Any]) -> None:
             original = getattr(module, name).to(getattr(module, f"{prefix}inv_freq").device)
             module.register_buffer(f"{prefix}inv_freq", original, persistent=False)
             setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
-
-
-def cache_reset_lengths(model: Any, trained: Sequence[int | None]) -> frozenset[int]:
-    """Return the sequence lengths at which transformers' `generate` drops its cache and recomputes all keys.
-
-    Phi-3 does so one token past the window of training. The lengths are found by calling the model's own
-    `prepare_inputs_for_generation`, for the windows of training of its length-dependent rotary embeddings, in tokens.
-    """
-    if not trained:
-        return frozenset()
-    own = getattr(model.config.get_text_config(), "original_max_position_embeddings", None)
-    lengths = []
-    for length in {int(length) for length in (own, *trained) if length}:
-        ids = torch.zeros(1, length + 1, dtype=torch.long, device=model.device)
-        step = model.prepare_inputs_for_generation(
-            ids,
-            past_key_values=SimpleNamespace(is_compileable=False, get_seq_length=lambda *_, length=length: length),
-            attention_mask=torch.ones_like(ids),
-            use_cache=True,
-            next_sequence_length=1,
-        )
-        lengths += [length + 1] if step["input_ids"].shape[1] > 1 else []
-    return frozenset(lengths)
 
 
 def resolve_device(device: str) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from evalkit.benchmarks.differences import differences
-from evalkit.benchmarks.document_views import AnswerView, ChoiceView, Piece
+from evalkit.benchmarks.document_views import Piece
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import EvalkitError, RunError, UsageError
+from evalkit.inspection.outcomes import TaskOutcomes, run_outcomes
 from evalkit.models.loading.locate import silent
 from evalkit.pages.page import PageFigure, Panel, svg_of
 from evalkit.reporting.decimals import fixed, percent
@@ -26,11 +28,12 @@ from evalkit.runs.traits import caveats, is_imported, mixture, origin_notes, tra
 
 def overview_panels(runs: Sequence[Run], names: Sequence[str]) -> tuple[Panel, ...]:
     """Return a summary of each suite that several runs have, then a panel for each run, which have unique names."""
-    several = [(suite, numbers) for (_, suite), numbers in by_suite(runs).items() if len(numbers) > 1]
-    summaries = []
-    for count, (suite, numbers) in enumerate(several, 1):
-        report = _suite_summary([runs[number] for number in numbers], [names[number] for number in numbers])
-        summaries.append(Panel(f"summary-{count}", f"{len(numbers)} runs of {suite}", (report,)))
+    summaries = list[Panel]()
+    for (_, suite), numbers in by_suite(runs).items():
+        if len(numbers) > 1:
+            report = _suite_summary([runs[number] for number in numbers], [names[number] for number in numbers])
+            address = f"summary-{len(summaries) + 1}"
+            summaries.append(Panel(address, f"{len(numbers)} runs of {suite}", (report,)))
     return (*summaries, *map(_run_panel, runs, names))
 
 
@@ -55,21 +58,15 @@ def _suite_summary(runs: Sequence[Run], names: Sequence[str]) -> Report:
     headings = []
     for task, values in tasks.items():
         first = runs[next(iter(values))]
-        mark = "*" if any(metric.official is False for metric in values.values()) else ""
-        lower = LOWER_IS_BETTER if any(metric.higher_is_better is False for metric in values.values()) else ""
-        headings.append(f"{benchmark_of(first).label(first, task).short}{mark}{lower}")
+        mark = "*" * any(metric.official is False for metric in values.values())
+        lower = LOWER_IS_BETTER * any(metric.higher_is_better is False for metric in values.values())
+        headings.append(literal(benchmark_of(first).label(first, task).short + mark + lower))
     columns = [_cells(values, len(runs)) for values in (*tasks.values(), *averages.values())]
-    rows = zip(*columns, strict=True) if columns else [()] * len(runs)
-    lines = tuple(Line("", literal(name), False, (), tuple(row)) for name, row in zip(names, rows, strict=True))
-    table = Table(
-        name=f"summary-{runs[0].suite}",
-        caption=(),
-        corner=literal("run"),
-        facts=(),
-        columns=(ColumnGroup((), tuple(map(literal, (*headings, *averages)))),),
-        sections=(Section((), "line", lines),),
-        notes=(),
-    )
+    lines = []
+    for number, name in enumerate(names):
+        lines.append(Line("", literal(name), False, (), tuple(column[number] for column in columns)))
+    groups, sections = (ColumnGroup((), (*headings, *map(literal, averages))),), (Section((), "line", tuple(lines)),)
+    table = Table(f"summary-{runs[0].suite}", (), literal("run"), (), groups, sections)
     metrics = [metric for values in (*tasks.values(), *averages.values()) for metric in values.values()]
     bold = any(cell.bold for column in columns for cell in column)
     return Report((table,), notes=tuple(_notes(runs, names, metrics, bold)))
@@ -151,7 +148,7 @@ def anchor(text: str) -> str:
 
 
 def _provenance_panel(run: Run, name: str) -> Panel:
-    settings = simple_table("settings", ["setting", "value"], list(_settings(run)), texts=2)
+    settings = simple_table("settings", ["setting", "value"], _settings(run), texts=2)
     marked = (f"*: {note}" for note in unofficial_notes(run.manifest))
     notes = (*origin_notes(run.manifest), *marked, *mixture(run.manifest))
     report = Report((settings, _documents_table(run)), notes=notes)
@@ -164,73 +161,64 @@ def _provenance_panel(run: Run, name: str) -> Panel:
 
 def _example(run: Run) -> Iterator[tuple[str, tuple[Piece, ...]]]:
     """Yield the prompt of the run's first document, with its gold choice, if it can be read."""
-    tasks = tuple(run.manifest["documents"])[:1]
-    try:
-        view = next(iter(benchmark_of(run).views(run, tasks, silent)), None)
-    except EvalkitError:
-        return
-    if isinstance(view, ChoiceView) and view.texts:
-        first = view.scores.iloc[0]
-        gold, key = int(first["gold"]), (str(first["subtask"]), int(first["doc_id"]))
-        if (text := view.texts.get(key)) is not None:
-            yield f"{key[0]} document {key[1]} with its gold choice", (*text.common, *text.choices[gold])
-    elif isinstance(view, AnswerView) and view.documents and view.documents[0].prompt:
-        document = view.documents[0]
-        yield f"{document.subtask} document {document.id}", document.prompt
+    tasks: list[TaskOutcomes] = []
+    with suppress(EvalkitError):
+        tasks = list(run_outcomes(run, tuple(run.manifest["documents"])[:1], None, silent))
+    for document in [document for task in tasks for document in task.documents.values()][:1]:
+        name = " document ".join(document.key)
+        if text := document.text:
+            yield f"{name} with its gold choice", (*text.common, *text.choices[document.gold])
+        elif document.answer and document.answer.prompt:
+            yield name, document.answer.prompt
 
 
-def _settings(run: Run) -> Iterator[tuple[str, str]]:
-    manifest, loaded = run.manifest, run.manifest.get("loaded") or {}
-    yield "checkpoint", str(manifest["model"])
-    if revision := manifest["revision"]:
-        yield "revision", str(revision)
-    for part, fingerprint in manifest["specification"]["checkpoint"].items():
-        yield part if is_imported(manifest) else f"fingerprint of its {part}", str(fingerprint)
-    for name, digest in manifest.get("imported", {}).get("files", {}).items():
-        yield "imported file", f"{name}, SHA-256 {digest}"
-    if architecture := loaded.get("architecture"):
-        yield "architecture", str(architecture)
-    if parameters := loaded.get("parameters"):
-        yield "parameters", f"{parameters:,}"
-    if window := manifest.get("context") or loaded.get("window"):
-        yield "context window", f"{window:,} tokens"
-    yield "suite", run.suite
-    versions = {f"{package} version" for package in manifest["versions"]}  # these are listed together
-    for name, trait in traits(run).items():
-        if name == "limit":
-            yield "documents", trait.words
-        elif trait.value and name not in versions:
-            yield name, trait.value
-    if isinstance(template := manifest["template"], Mapping):
-        names = {"description": "template's description", "system": "system prompt"}
-        yield from ((words, str(template[key])) for key, words in names.items() if template.get(key))
-    yield "versions", ", ".join(f"{package} {version}" for package, version in manifest["versions"].items())
-    yield "date", str(manifest["created"])
-    if command := manifest.get("command"):
-        yield "command", shlex.join(map(str, command))
-    yield "run", str(manifest["id"])
-    yield "folder", str(run.folder)
+def _settings(run: Run) -> list[tuple[str, str]]:
+    manifest, loaded, template = run.manifest, run.manifest.get("loaded") or {}, run.manifest["template"]
+    part_of = "" if is_imported(manifest) else "fingerprint of its "
+    parameters, window = loaded.get("parameters"), manifest.get("context") or loaded.get("window")
+    imported = manifest.get("imported", {}).get("files", {})
+    described = template if isinstance(template, Mapping) else {}
+    versions = manifest["versions"]  # these are listed together
+    made = [(name, trait) for name, trait in traits(run).items() if name.removesuffix(" version") not in versions]
+    settings = [
+        ("checkpoint", manifest["model"]),
+        ("revision", manifest["revision"]),
+        *((part_of + part, digest) for part, digest in manifest["specification"]["checkpoint"].items()),
+        *(("imported file", f"{name}, SHA-256 {digest}") for name, digest in imported.items()),
+        ("architecture", loaded.get("architecture")),
+        ("parameters", parameters and f"{parameters:,}"),
+        ("context window", window and f"{window:,} tokens"),
+        ("suite", run.suite),
+        *(("documents", trait.words) if name == "limit" else (name, trait.value) for name, trait in made),
+        ("template's description", described.get("description")),
+        ("system prompt", described.get("system")),
+        ("versions", ", ".join(f"{package} {version}" for package, version in versions.items())),
+        ("date", manifest["created"]),
+        ("command", shlex.join(map(str, manifest.get("command") or ()))),
+        ("run", manifest["id"]),
+        ("folder", run.folder),
+    ]
+    return [(name, str(value)) for name, value in settings if value]
 
 
 def _documents_table(run: Run) -> Table:
-    benchmark = benchmark_of(run)
-    try:
+    benchmark, seconds, rows = benchmark_of(run), dict[str, float](), []
+    with suppress(RunError):  # they are not stored
         seconds = run.seconds
-    except RunError:  # they are not stored
-        seconds = {}
-    counts: dict[str, int] = {}
-    for metric in benchmark.metrics(run):
-        counts.setdefault(metric.task, metric.n)
-    rows = []
+    counts = {metric.task: metric.n for metric in reversed(benchmark.metrics(run))}
     for task, source in run.manifest["documents"].items():
-        label = benchmark.label(run, task).full + "*" * bool(caveats(run.manifest, task))
-        count = f"{counts[task]:,}" if task in counts else "–"
-        rows.append([label, str(source["source"]), count, f"{source['count']:,}", fixed(seconds.get(task), 1)])
+        shown = f"{counts[task]:,}" if task in counts else "–"
+        numbers = [shown, f"{source['count']:,}", fixed(seconds.get(task), 1)]
+        rows.append([_label(run, task), str(source["source"]), *numbers])
     for task, source in run.manifest.get("examples", {}).items():
         label = f"{benchmark.label(run, task).full}: solved examples"
         rows.append([label, str(source["source"]), "", f"{source['count']:,}", ""])
     headers = ["task", "source of the documents", "n", "of", *(["seconds"] if seconds else [])]
     return simple_table("documents", headers, [row[: len(headers)] for row in rows], texts=2)
+
+
+def _label(run: Run, task: str) -> str:
+    return benchmark_of(run).label(run, task).full + "*" * bool(caveats(run.manifest, task))
 
 
 class Licence(NamedTuple):
@@ -262,8 +250,7 @@ def sources_panel(runs: Sequence[Run]) -> Panel:
     rows: dict[tuple[str, ...], None] = {}
     for run in runs:
         for task, source in run.manifest["documents"].items():
-            label = benchmark_of(run).label(run, task).full + "*" * bool(caveats(run.manifest, task))
-            rows[label, *_dataset(run, task), str(source["source"])] = None
+            rows[_label(run, task), *_dataset(run, task), str(source["source"])] = None
     headers = ["task", "dataset", "authors", "licence", "page", "source used"]
     table = simple_table("sources", headers, list(rows), texts=len(headers))
     notes = ("*: not the official documents of the task",) * any(label.endswith("*") for label, *_ in rows)
@@ -272,10 +259,9 @@ def sources_panel(runs: Sequence[Run]) -> Panel:
 
 def _dataset(run: Run, task: str) -> tuple[str, str, str, str]:
     """Return a task's dataset, its authors, its licence, and the licence's page."""
-    try:
+    split = None
+    with suppress(UsageError):  # of lm-eval's tasks the dataset is not known
         split = benchmark_of(run).dataset(run, task)
-    except UsageError:  # of lm-eval's tasks the dataset is not known
-        split = None
     if split is None:
         return "–", "–", "see the source", "–"
     described = ", ".join(part for part in (split.path, split.config, split.split) if part)

@@ -10,8 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -62,20 +61,9 @@ class Page:
     title: str
     made: str
     """By what and when the page was made, in one sentence."""
-    overview: tuple[Panel, ...] = ()
-    comparisons: tuple[Panel, ...] = ()
-    results: tuple[Panel, ...] = ()
-    """Results with panels of their own: LongBench, needle tests, figures of attention."""
-    sources: tuple[Panel, ...] = ()
+    chapters: Mapping[str, Sequence[Panel]]
+    """Title → panels, in their order; chapters without panels are left out, but for Documents if there are any."""
     documents: DocumentData | None = None
-
-    @property
-    def chapters(self) -> list[tuple[str, str, tuple[Panel, ...]]]:
-        """Return anchor, title and panels of each chapter that has panels, and of the documents."""
-        panels = {"overview": self.overview, "comparisons": self.comparisons, "results": self.results}
-        panels |= {"documents": (), "sources": self.sources}
-        shown = {name for name in panels if panels[name]} | ({"documents"} if self.documents is not None else set())
-        return [(name, name.capitalize(), panels[name]) for name in panels if name in shown]
 
 
 def svg_of(draw: Callable[[Path], None]) -> str:
@@ -88,6 +76,7 @@ def svg_of(draw: Callable[[Path], None]) -> str:
 
 _ASSETS = Path(__file__).parent / "assets"
 _TABULATOR = "vendor/tabulator.min"
+_PICTURE = "data:image/svg+xml;base64,"
 _DOCUMENT_SCRIPTS = ("blocks.js", "task.js", "filters.js", "table.js", "document.js", "controls.js", "explorer.js")
 """Scripts of the explorer, in the order of their definitions."""
 _COPIED: tuple[tuple[Format, str], ...] = (("latex", "LaTeX"), ("markdown", "Markdown"), ("csv", "CSV"))
@@ -100,15 +89,14 @@ class _CopiedTables:
 
     def __init__(self) -> None:
         self._texts: list[dict[str, str]] = []
-        self._names: Counter[str] = Counter()
+        self._names: list[str] = []
 
     def add(self, table: Table) -> dict[str, Any]:
         """Return number, name and HTML of the next table; its anchor is the number, since names may repeat."""
-        number = len(self._texts)
-        self._names[table.name] += 1
         # LaTeX's label is the name, so that two tables of a page can stand in one paper
-        count = self._names[table.name]
-        report = Report(tables=(table if count == 1 else table._replace(name=f"{table.name}-{count}"),))
+        number, count = len(self._names), self._names.count(table.name) + 1
+        report = Report((table if count == 1 else table._replace(name=f"{table.name}-{count}"),))
+        self._names.append(table.name)
         self._texts.append({form: render(report, form) for form, _ in _COPIED})
         element = Markup(html_table(table._replace(name=f"table-{number}")))
         return {"number": number, "name": printable(table.name), "html": element}
@@ -117,19 +105,11 @@ class _CopiedTables:
         return _json(self._texts)
 
 
-def render_page(page: Page) -> str:
-    return "".join(_chunks(page))
-
-
 def write_page(page: Page, path: Path) -> None:
     """Write the page atomically; characters that UTF-8 cannot represent are written by their code."""
-    replace_file(path, (chunk.encode("utf-8", "backslashreplace") for chunk in _chunks(page)))
-
-
-def _chunks(page: Page) -> Iterator[str]:
-    scripts, styles = ["elements.js", "page.js"], ["page.css"]
-    library = ""
+    scripts, styles, library, explored = ["elements.js", "page.js"], ["page.css"], "", list[str]()
     if page.documents is not None:
+        explored = ["Documents"]
         scripts[1:1], library = _DOCUMENT_SCRIPTS, _asset(f"{_TABULATOR}.js")
         styles = [f"{_TABULATOR}.css", "page.css", "documents.css"]
     body = "\n".join(map(_asset, scripts))
@@ -140,21 +120,19 @@ def _chunks(page: Page) -> Iterator[str]:
                               undefined=StrictUndefined)  # fmt: skip
     environment.filters["printable"] = printable
     environment.filters["prompt"] = lambda text: printable(text, "\n\t")
-    return environment.get_template("page.html.j2").generate(
+    chunks = environment.get_template("page.html.j2").generate(
         page=page,
+        chapters=[(name.lower(), name, panels) for name, panels in page.chapters.items() if panels or name in explored],
         tables=_CopiedTables(),
         index=_json(page.documents.index) if page.documents else "",
         script=Markup(script),
         style=Markup("\n".join(map(_asset, styles))),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         lines=lambda lines, element: Markup(html_lines(lines, element)),
-        picture=_picture,
+        picture=lambda figure: _PICTURE + base64.b64encode(figure.svg.encode("utf-8", "replace")).decode(),
         formats=[(form, label, SUFFIXES[form]) for form, label in _COPIED],
     )
-
-
-def _picture(figure: PageFigure) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(figure.svg.encode("utf-8", "replace")).decode()
+    replace_file(path, (chunk.encode("utf-8", "backslashreplace") for chunk in chunks))
 
 
 def _json(content: Any) -> Markup:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from errno import EISDIR
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from evalkit import __version__
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import remembering
-from evalkit.comparison.comparison import compare, subject_differences
+from evalkit.comparison.comparison import compare_pairing, subject_differences
 from evalkit.comparison.comparison_report import comparison_report, headline, p_text, unit_of
 from evalkit.comparison.curves import Curve, curve, curve_report
 from evalkit.comparison.differences import UNDECIDED, Comparison
@@ -77,9 +78,8 @@ def contents_of_runs(
     for run in runs:
         run.require_finished()
     if given_names and len(given_names) != len(singles):
-        raise UsageError(
-            f"--names has {counted(len(given_names), 'name')} for {counted(len(singles), 'run')}; give one for each run"
-        )
+        given, needed = counted(len(given_names), "name"), counted(len(singles), "run")
+        raise UsageError(f"--names has {given} for {needed}; give one for each run")
     named = list(given_names) or _own_names(singles)
     sides = sides_of(singles, groups, named)
     shown = [*named, *(f"{name} {number}" for name, members in groups for number in range(1, len(members) + 1))]
@@ -109,16 +109,14 @@ def _own_names(runs: Sequence[Run]) -> list[str]:
 def _rules(runs: Sequence[Run], rule: str | None) -> dict[str, str | None]:
     """Return kind of run → the requested rule, None for kinds that do not have it; a `UsageError` if none has it."""
     by_kind: dict[str, str | None] = dict.fromkeys(run.kind for run in runs)
-    if rule is None:
-        return by_kind
     problems = []
-    for kind, run in {run.kind: run for run in runs}.items():
+    for kind, run in {run.kind: run for run in runs}.items() if rule is not None else ():
         try:
-            benchmark_of(run).comparable(run).measure(rule)
+            benchmark_of(run).comparable(run).measure(str(rule))
             by_kind[kind] = rule
         except EvalkitError as error:
             problems.append(str(error))
-    if not any(by_kind.values()):
+    if len(problems) == len(by_kind):
         raise UsageError(f"--rule {rule}: {problems[0]}")
     return by_kind
 
@@ -159,10 +157,9 @@ def _trainings(
 ) -> Iterator[StudyTraining]:
     for model in dict.fromkeys(checkpoint.name for checkpoint in checkpoints if checkpoint.step is not None):
         for name, of_training in trainings(results.study, model):
-            done = [checkpoint for checkpoint in of_training if results.run(checkpoint, benchmark) is not None]
-            if len(done) > 1:
-                steps = tuple(checkpoint.step for checkpoint in done if checkpoint.step is not None)
-                yield StudyTraining(Side(name, results.runs(done, benchmark)), steps, ())
+            steps = [each.step for each in of_training if results.run(each, benchmark) and each.step is not None]
+            if len(steps) > 1:
+                yield StudyTraining(Side(name, results.runs(of_training, benchmark)), tuple(steps), ())
 
 
 def write_report(
@@ -179,30 +176,28 @@ def write_report(
     The title is by default the names of the runs; `sample` says which documents of each task are shown, by default all.
     That the file cannot be at this path raises `UsageError` before the runs are read.
     """
-    runs, names = contents.runs, contents.names
+    runs, names, documents = contents.runs, contents.names, None
     try:
-        if path.is_dir():
-            raise UsageError(f"{path} cannot be written: it is a folder; name a file in it, as {path / 'report.html'}")
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, "it is a folder")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}; name another file") from error
-    documents = None
     with remembering():
         with doing("results"):
             overview, results = overview_panels(runs, names), figure_panels(runs, names)
-            sources = (sources_panel(runs),)
         with doing("comparisons"):
             several, numbered = len(contents.comparisons) > 1, enumerate(contents.comparisons, 1)
             compared = tuple(panel for number, each in numbered for panel in _compared(each, number, several))
         if with_documents:
             with doing("documents"):
                 documents = document_data(runs, names, say, sample)
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     with doing("writing the page"):
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         made = " ".join([f"Made by evalkit {__version__} on {now}.", *contents.notes])
-        title = title or ", ".join(names[:3]) + more
-        page = Page(title, made, overview, compared, results, sources, documents)
+        title = title or ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
+        chapters: dict[str, Sequence[Panel]] = {"Overview": overview, "Comparisons": compared, "Results": results}
+        page = Page(title, made, chapters | {"Documents": (), "Sources": [sources_panel(runs)]}, documents)
         try:
             write_page(page, path)
         except OSError as error:
@@ -239,7 +234,7 @@ def comparison_panels(
         address, title = f"{name}-{number}", f"{other.name} against {baseline.name}" + (f": {suite}" if suite else "")
         try:
             pairing = pair(baseline, other, graded)
-            compared = compare(pairing, rule)
+            compared = compare_pairing(pairing, rule)
             lines = "layer" if compared.measure.layers else "task"
             words = f"Difference on each {lines} with its 95 % interval. {headline(compared)}"
             figure = PageFigure(f"{address}-forest", words, svg_of(partial(forest, [compared])))
@@ -276,31 +271,29 @@ def _agreement_report(pairing: Pairing, compared: Comparison) -> Report:
         counts = ["A higher", "equal", "B higher"]
     for task in pairing.tasks:
         [a], [b] = pairing.scores(task, compared.rule)
-        flags = [(a == 1) & (b == 1), a > b, b > a, (a == 0) & (b == 0)]
-        if graded:
-            flags = [a > b, ~((a > b) | (b > a)), b > a]
+        alike = [~((a > b) | (b > a))] if graded else [(a == 1) & (b == 1), (a == 0) & (b == 0)]
+        flags = [a > b, *alike, b > a] if graded else [alike[0], a > b, b > a, alike[1]]
         rows.append([pairing.label(task.task).full, f"{task.n:,}", *(f"{int(flag.sum()):,}" for flag in flags)])
     table = simple_table("agreement", ["task", "n", *counts], rows, title=title)
     return Report((table,), facts=(f"A: {compared.a}", f"B: {compared.b}"))
 
 
+_SUBJECT_NOTES = (
+    "p: corrected by Holm's method over the subjects of this task; intervals are not corrected",
+    "the comparison of the tasks does not depend on this table, which is for exploration",
+)
+
+
 def _subject_report(pairing: Pairing, task: PairedTask, compared: Comparison) -> Report:
     subjects = subject_differences(pairing, task, compared.rule)
     better, worse = (sum(subject.verdict == verdict for subject in subjects) for verdict in compared.verdicts)
-    verdict = (
-        f"{compared.b} is {compared.verdicts[0]} than {compared.a} on {better} of {len(subjects)} subjects and "
-        f"{compared.verdicts[1]} on {worse}, after Holm's correction over them."
-    )
-    notes = (
-        "p: corrected by Holm's method over the subjects of this task; intervals are not corrected",
-        "the comparison of the tasks does not depend on this table, which is for exploration",
-    )
+    (up, down), count = compared.verdicts, len(subjects)
+    verdict = f"{compared.b} is {up} than {compared.a} on {better} of {count} subjects and {down} on {worse}"
     sides, unit = (f"A: {compared.a}", f"B: {compared.b}"), unit_of(compared.measure, [row.stderr for row in subjects])
     rows = []
     for subject in subjects:
-        scores = map(unit.value, (subject.score_a, subject.score_b))
-        difference = (unit.difference(subject.difference), unit.interval(subject), p_text(subject.p_holm))
-        shown = "" if subject.verdict == UNDECIDED else subject.verdict
-        rows.append([subject.name.removeprefix(f"{task.task}_"), f"{subject.n:,}", *scores, *difference, shown])
+        name, shown = subject.name.removeprefix(f"{task.task}_"), subject.verdict.replace(UNDECIDED, "")
+        rows.append([name, f"{subject.n:,}", *unit.cells(subject), p_text(subject.p_holm), shown])
     headers = ["subject", "n", "A", "B", "B − A", "95 % interval", "p (Holm)", "B is"]
-    return Report((simple_table(f"subjects-{task.task}", headers, rows),), (verdict,), sides, notes)
+    table = simple_table(f"subjects-{task.task}", headers, rows)
+    return Report((table,), (f"{verdict}, after Holm's correction over them.",), sides, _SUBJECT_NOTES)

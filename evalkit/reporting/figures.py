@@ -29,9 +29,8 @@ INK, GREY = "#222222", "#6b6b6b"
 PLAIN: dict[str, Any] = {"parse_math": False}
 """Keyword arguments that print a dollar sign in a model's name literally."""
 
-_DASHES: tuple[Any, ...] = ("-", *((0, spans) for spans in (
-    (5, 1.5), (5, 1.5, 1, 1.5), (1.5, 1.2), (8, 1.5), (3, 1, 1, 1),
-)))  # fmt: skip
+_SPANS = ((5, 1.5), (5, 1.5, 1, 1.5), (1.5, 1.2), (8, 1.5), (3, 1, 1, 1))
+_DASHES: tuple[Any, ...] = ("-", *((0, spans) for spans in _SPANS))
 _LONGEST = 32
 _NOTE_SIZE, _NOTE_MARGIN, _NOTE_HEIGHT = 6.5, 0.2, 0.118
 """Points of a note; inches beside it; inches of a line."""
@@ -208,17 +207,16 @@ def draw_panels(
     in_row = max(1, int(width / (_LEGEND_LOOK + max(_text_width(short_name(run), _LEGEND_SIZE) for run in runs))))
     legend = 0 if panels[0].y else -(-len(runs) // in_row)
     figure = new_figure(width, _HEIGHT * rows + notes_height(lines) + _LEGEND_LINE * legend + 0.2)
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat
-    for number, axis in enumerate(axes):
-        if number >= len(panels):
-            axis.set_axis_off()
-            continue
-        axis.set_title(panels[number].title, fontsize=9, loc="left", color=INK, **PLAIN)
-        axis.set_xlabel(panels[number].x_label or panels[number].x, fontsize=8, color=INK)
-        if not panels[number].y:
-            _draw_lines(axis, panels[number], runs)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y).flatten()
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    for number, (axis, panel) in enumerate(zip(axes, panels, strict=False)):
+        axis.set_title(panel.title, fontsize=9, loc="left", color=INK, **PLAIN)
+        axis.set_xlabel(panel.x_label or panel.x, fontsize=8, color=INK)
+        if not panel.y:
+            _draw_lines(axis, panel, runs)
             if number % columns == 0 or not share_y:
-                axis.set_ylabel(panels[number].label, fontsize=8, color=INK)
+                axis.set_ylabel(panel.label, fontsize=8, color=INK)
     if panels[0].y:
         _draw_maps(figure, panels)
     elif legend:
@@ -272,21 +270,19 @@ def _draw_maps(figure: Figure, panels: Sequence[FigurePanel]) -> None:
     import numpy as np
     from matplotlib.colors import Normalize
 
-    axes = list(figure.axes)[: len(panels)]
+    axes = list(figure.axes)  # colour bars are added to the figure's own list
     for label in dict.fromkeys(panel.label for panel in panels):
-        members = [(axis, panel) for axis, panel in zip(axes, panels, strict=True) if panel.label == label]
+        members = [(axis, panel) for axis, panel in zip(axes, panels, strict=False) if panel.label == label]
         values = np.concatenate([panel.scale * panel.table["value"].to_numpy(float) for _, panel in members])
         low, high = float(np.nanmin(values)), float(np.nanmax(values))
-        reach = max(-low, high)
-        signed = low < 0
-        norm = Normalize(-reach, reach) if signed else Normalize(min(low, 0.0), high or 1.0)
+        colours, norm = "viridis", Normalize(min(low, 0.0), high or 1.0)
+        if low < 0:
+            colours, norm = "RdBu_r", Normalize(-max(-low, high), max(-low, high))
+        look: dict[str, Any] = {"aspect": "auto", "origin": "lower", "interpolation": "nearest"}
         for axis, panel in members:
             wide = panel.scale * panel.table.pivot(index=panel.y, columns=panel.x, values="value")
             axis.set_facecolor("#d9d9d9")
-            image = axis.imshow(
-                wide.to_numpy(float), aspect="auto", origin="lower", interpolation="nearest",
-                cmap="RdBu_r" if signed else "viridis", norm=norm,
-            )  # fmt: skip
+            image = axis.imshow(wide.to_numpy(float), cmap=colours, norm=norm, **look)
             for labels, set_ticks in ((wide.columns, axis.set_xticks), (wide.index, axis.set_yticks)):
                 ticks = range(0, len(labels), -(-len(labels) // _MOST_TICKS))
                 set_ticks(ticks, [f"{labels[tick]}" for tick in ticks])

@@ -12,23 +12,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evalkit.escape import in_csv, in_markdown, printable
-from evalkit.reporting.table import MISSING, Cell, Table, Text, beside, column_names, plain
+from evalkit.reporting.table import MISSING, Cell, Table, Text, beside, column_names, marked, plain
 
 
 def markdown_table(table: Table) -> str:
     """Return a pipe table with its notes and caption; a section's title has a row of its own."""
-    names = [in_markdown(name) for name in column_names(table)]
-    head = [_markdown(table.corner) or " ", *map(_markdown, table.facts), *names]
-    rows = [head, [":--"] * (1 + len(table.facts)) + ["--:"] * table.numbers]
+    corner, *facts = map(_markdown, table.headings)
+    rows = [[corner or " ", *facts, *map(in_markdown, column_names(table))]]
+    rows.append([":--"] * (1 + len(facts)) + ["--:"] * table.numbers)
     for section in table.sections:
         if section.title:
             rows.append([_markdown(section.title), *[""] * (table.width - 1)])
         for line in section.lines:
-            label = ("&emsp;" if line.indent else "") + _markdown(line.label)
-            rows.append([label, *map(_markdown, line.facts), *map(_markdown_cell, line.cells)])
+            label, *texts = map(_markdown, line.texts)
+            rows.append(["&emsp;" * line.indent + label, *texts, *map(_markdown_cell, line.cells)])
     lines = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     caption = [_markdown(table.caption)] if table.caption else []
     return "\n\n".join([*caption, lines, *(_markdown(note) for note in table.notes if note)])
+
+
+_MARKDOWN = {"italic": ("*", "*"), "math": ("*", "*"), "underline": ("<u>", "</u>"), "bold": ("**", "**")}
 
 
 def _markdown(text: Text) -> str:
@@ -37,18 +40,13 @@ def _markdown(text: Text) -> str:
         # Emphasis ends only where its mark does not follow a space
         inner = span.text.strip(" ")
         left, _, right = span.text.partition(inner) if inner else (span.text, "", "")
-        written = in_markdown(inner)
-        written = f"*{written}*" if written and (span.italic or span.math) else written
-        written = f"**{written}**" if written and span.bold else written
+        written = marked(span, in_markdown(inner), _MARKDOWN) if inner else ""
         spans.append(f"<sup>{written}</sup>" if span.superscript else left + written + right)
     return "".join(spans)
 
 
 def _markdown_cell(cell: Cell) -> str:
-    value = in_markdown(cell.value)
-    value = f"<u>{value}</u>" if cell.underline else value
-    value = f"**{value}**" if cell.bold else value
-    return value + ("†" if cell.significant else "") + beside(cell)
+    return marked(cell, in_markdown(cell.value), _MARKDOWN) + "†" * cell.significant + beside(cell)
 
 
 _STYLE = """<style>
@@ -125,23 +123,19 @@ def _html_parts(table: Table) -> Iterator[str]:
     yield "</table>"
 
 
+_TAGS = {"italic": "em", "math": "em", "underline": "u", "bold": "strong", "superscript": "sup"}
+_HTML = {"small_caps": ('<span class="sc">', "</span>")}
+_HTML |= {style: (f"<{tag}>", f"</{tag}>") for style, tag in _TAGS.items()}
+
+
 def _html_cell(cell: Cell) -> str:
-    value = html.escape(printable(cell.value))
-    value = f"<u>{value}</u>" if cell.underline else value
-    value = f"<strong>{value}</strong>" if cell.bold else value
+    value = marked(cell, html.escape(printable(cell.value)), _HTML)
     small = f"<small>{html.escape(beside(cell))}</small>" if beside(cell) else ""
     return value + "<sup>†</sup>" * cell.significant + small
 
 
 def _html(text: Text) -> str:
-    spans = []
-    for span in text:
-        written = html.escape(span.text)
-        written = f'<span class="sc">{written}</span>' if span.small_caps else written
-        written = f"<em>{written}</em>" if span.italic or span.math else written
-        written = f"<strong>{written}</strong>" if span.bold else written
-        spans.append(f"<sup>{written}</sup>" if span.superscript else written)
-    return "".join(spans)
+    return "".join(marked(span, html.escape(span.text), _HTML) for span in text)
 
 
 _NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?%?")
@@ -151,12 +145,8 @@ Record = Mapping[str, Any]
 
 def records_csv(records: Sequence[Record]) -> str:
     """Return records as CSV, one line each; missing values are empty. Columns are in the order of first occurrence."""
-    out = io.StringIO()
     columns = list(dict.fromkeys(name for record in records for name in record))
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: in_csv(value) for name, value in record.items()} for record in records)
-    return out.getvalue().rstrip("\n")
+    return _csv([columns, *([record.get(name) for name in columns] for record in records)])
 
 
 def table_csv(table: Table) -> str:
@@ -164,23 +154,29 @@ def table_csv(table: Table) -> str:
 
     The table's notes (unofficial documents, other protocols) follow in rows of the key "note".
     """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    keyed = any(line.key for line in table.lines)
-    names = [plain(table.corner) or "label", *map(plain, table.facts), *column_names(table)]
-    writer.writerow(map(in_csv, ["key", *names] if keyed else names))
+    unkeyed = not any(line.key for line in table.lines)
+    rows = [["key", *_names(table)][unkeyed:]]
     for line in table.lines:
-        texts = [line.key, plain(line.label), *map(plain, line.facts)][not keyed :]
-        writer.writerow(map(in_csv, [*texts, *(cell.value + beside(cell) for cell in line.cells)]))
-    for note in table.notes:
-        writer.writerow(["note", in_csv(plain(note)), *[""] * (table.width - 2 + keyed)])
+        rows.append([line.key, *map(plain, line.texts), *(cell.value + beside(cell) for cell in line.cells)][unkeyed:])
+    rows += [["note", plain(note), *[""] * (len(rows[0]) - 2)] for note in table.notes]
+    return _csv(rows)
+
+
+def _csv(rows: Sequence[Sequence[object]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(map(in_csv, row) for row in rows)
     return out.getvalue().rstrip("\n")
+
+
+def _names(table: Table) -> list[str]:
+    corner, *facts = map(plain, table.headings)
+    return [corner or "label", *facts, *column_names(table)]
 
 
 def table_content(table: Table) -> dict[str, Any]:
     """Return a table as plain data: rows with their texts by heading and their numbers by column."""
     names = ["section", "key"]
-    for heading in (plain(table.corner) or "label", *map(plain, table.facts), *column_names(table)):
+    for heading in _names(table):
         name, number = heading, 2
         while name in names:  # a later heading of the same name gets a number
             name, number = f"{heading} ({number})", number + 1
@@ -190,7 +186,7 @@ def table_content(table: Table) -> dict[str, Any]:
         for line in section.lines:
             row = {"section": plain(section.title)} if section.title else {}
             row |= {"key": line.key} if line.key else {}
-            content = [plain(line.label), *map(plain, line.facts), *map(_content, line.cells)]
+            content = [*map(plain, line.texts), *map(_content, line.cells)]
             rows.append(row | dict(zip(names[2:], content, strict=True)))
     caption = {"caption": plain(table.caption)} if table.caption else {}
     notes = {"notes": list(map(plain, table.notes))} if table.notes else {}
@@ -221,10 +217,10 @@ def _number(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return _plain(value._asdict())
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from evalkit.escape import PACKAGES, SHRUNK, in_latex, printable
-from evalkit.reporting.table import Cell, Span, Table, Text
+from evalkit.reporting.table import Cell, Span, Table, Text, marked
 
 _WIDE = 9
 """Minimum columns of a table that spans both columns of a page."""
@@ -58,8 +58,8 @@ def _environment(table: Table) -> Iterator[str]:
             if ruled:
                 yield r"\midrule"
         for line in section.lines:
-            label = (r"\hspace{4mm}" if line.indent else "") + _text(line.label)
-            yield _row([label, *map(_text, line.facts), *map(_cell, line.cells, digits, daggers)])
+            label, *texts = map(_text, line.texts)
+            yield _row([r"\hspace{4mm}" * line.indent + label, *texts, *map(_cell, line.cells, digits, daggers)])
     yield r"\bottomrule"
     yield r"\end{tabular}}"
     if table.notes:
@@ -73,22 +73,20 @@ def _environment(table: Table) -> Iterator[str]:
 
 
 def _heading(table: Table) -> Iterator[str]:
+    corner, *facts = map(_text, table.headings)
     labels = [_text(label) for group in table.columns for label in group.labels]
-    facts = [_text(fact) for fact in table.facts]
     if not any(group.title for group in table.columns):
-        yield _row([_text(table.corner), *facts, *labels])
+        yield _row([corner, *facts, *labels])
         return
     titles, rules = [""] * len(facts), []
     start = 2 + len(facts)
     for group in table.columns:
         count = len(group.labels)
-        if group.title:
-            titles.append(rf"\multicolumn{{{count}}}{{c}}{{\textbf{{{_text(group.title)}}}}}")
-            rules.append(rf"\cmidrule(lr){{{start}-{start + count - 1}}}")
-        else:
-            titles += [""] * count
+        title = rf"\multicolumn{{{count}}}{{c}}{{\textbf{{{_text(group.title)}}}}}"
+        titles += [title] if group.title else [""] * count
+        rules += [rf"\cmidrule(lr){{{start}-{start + count - 1}}}"] if group.title else []
         start += count
-    yield _row([rf"\multirow{{2}}{{*}}{{{_text(table.corner)}}}" if table.corner else "", *titles])
+    yield _row([rf"\multirow{{2}}{{*}}{{{corner}}}" if corner else "", *titles])
     yield " ".join(rules)
     yield _row(["", *facts, *labels])
 
@@ -101,14 +99,14 @@ def _integer_digits(cell: Cell) -> int:
     return len(cell.value.partition(".")[0].rstrip("%").lstrip("-"))
 
 
+_COMMANDS = {"superscript": "textsuperscript", "small_caps": "textsc", "italic": "textit", "bold": "textbf"}
+_MARKUP = {style: (rf"\{command}{{", "}") for style, command in (_COMMANDS | {"underline": "underline"}).items()}
+
+
 def _cell(cell: Cell, digits: int, dagger: bool) -> str:
     number = cell.value[:1].isdigit()
     fill = max(0, digits - _integer_digits(cell)) if number else 0
-    value = in_latex(_MINUS.sub("−", cell.value))
-    if cell.bold:
-        value = rf"\textbf{{{value}}}"
-    if cell.underline:
-        value = rf"\underline{{{value}}}"
+    value = marked(cell, in_latex(_MINUS.sub("−", cell.value)), _MARKUP)
     value = (rf"\phantom{{{'0' * fill}}}" if fill else "") + value
     if cell.significant:
         value += _DAGGER
@@ -131,10 +129,6 @@ def _text(text: Text) -> str:
 
 
 def _span(span: Span) -> str:
-    if span.superscript:
-        return rf"\textsuperscript{{{in_latex(span.text)}}}"
-    written = rf"${span.text}$" if span.math else in_latex(_NEGATIVE.sub("−", span.text))
-    for on, command in ((span.small_caps, "textsc"), (span.italic, "textit"), (span.bold, "textbf")):
-        if on:
-            written = rf"\{command}{{{written}}}"
-    return written
+    if span.math:
+        return marked(span, f"${span.text}$", _MARKUP)
+    return marked(span, in_latex(span.text if span.superscript else _NEGATIVE.sub("−", span.text)), _MARKUP)

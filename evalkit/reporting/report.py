@@ -8,21 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 from evalkit.errors import UsageError
 from evalkit.escape import PACKAGES, in_markdown
-from evalkit.reporting.formats import (
-    Record,
-    html_lines,
-    html_page,
-    html_table,
-    json_text,
-    markdown_table,
-    records_csv,
-    table_content,
-    table_csv,
-)
+from evalkit.reporting import formats
 from evalkit.reporting.latex import latex_comments, latex_document, latex_table
 from evalkit.reporting.table import Format, Table, literal, plain
 
@@ -37,7 +28,7 @@ class Report:
     notes: tuple[str, ...] = ()
     content: Any = None
     """Content of JSON; None: that of the tables."""
-    records: Sequence[Record] | None = None
+    records: Sequence[formats.Record] | None = None
     """Content of CSV; None: that of the table."""
     parts: tuple[Report, ...] = ()
     """Reports that are printed one after the other, in place of sentences and tables."""
@@ -67,7 +58,7 @@ def render(report: Report, form: Format, *, standalone: bool = False, width: int
     """
     parts = report.parts or (report,)
     if form == "json":
-        return json_text(_content(report))
+        return formats.json_text(_content(report))
     if form == "csv":
         return _csv(report)
     if form == "terminal":
@@ -79,14 +70,15 @@ def render(report: Report, form: Format, *, standalone: bool = False, width: int
         tables = partial(terminal_table, width=width)
         return "\n\n\n".join("\n\n".join(_blocks(part, lines, lines, tables)) for part in parts)
     if form == "markdown":
-        return "\n\n".join(block for part in parts for block in _blocks(part, _paragraphs, _list, markdown_table))
+        written = [_blocks(part, _paragraphs, _list, formats.markdown_table) for part in parts]
+        return "\n\n".join(chain(*written))
     if form == "latex":
         body = "\n\n".join(block for part in parts for block in _latex_blocks(part))
         return latex_document(body) if standalone else f"% needs {PACKAGES}\n{body}"
-    sentences, listed = partial(html_lines, element="p"), partial(html_lines, element="ul")
-    body = "\n".join(block for part in parts for block in _blocks(part, sentences, listed, html_table))
+    sentences, listed = partial(formats.html_lines, element="p"), partial(formats.html_lines, element="ul")
+    body = "\n".join(block for part in parts for block in _blocks(part, sentences, listed, formats.html_table))
     names = [table.name for part in parts for table in part.tables]
-    return html_page(names[0] if names else "evalkit", body) if standalone else body
+    return formats.html_page(names[0] if names else "evalkit", body) if standalone else body
 
 
 _Lines: TypeAlias = Callable[[Sequence[str]], str]
@@ -122,16 +114,17 @@ def _content(report: Report) -> Any:
     if report.parts:
         return list(map(_content, report.parts))
     if len(report.tables) == 1 and not (report.verdict or report.facts or report.notes):
-        return table_content(report.tables[0])
+        return formats.table_content(report.tables[0])
     lines = {"verdict": report.verdict, "facts": report.facts, "notes": report.notes}
-    return {"tables": list(map(table_content, report.tables))} | {name: text for name, text in lines.items() if text}
+    tables = list(map(formats.table_content, report.tables))
+    return {"tables": tables} | {name: text for name, text in lines.items() if text}
 
 
 def _csv(report: Report) -> str:
     if report.records is not None:
-        return records_csv(report.records)
+        return formats.records_csv(report.records)
     tables = [table for part in report.parts or (report,) for table in part.tables]
     if len(tables) != 1:
         names = ", ".join(table.name for table in tables)
         raise UsageError(f"--format csv can contain one table, not several ({names}); name one, or use json")
-    return table_csv(tables[0])
+    return formats.table_csv(tables[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from evalkit.errors import TableError
@@ -90,6 +90,10 @@ class Line(NamedTuple):
     """Texts between the label and the numbers."""
     cells: tuple[Cell, ...]
 
+    @property
+    def texts(self) -> tuple[Text, ...]:
+        return (self.label, *self.facts)
+
 
 class Section(NamedTuple):
     title: Text
@@ -105,15 +109,20 @@ class ColumnGroup(NamedTuple):
 
 class Table(NamedTuple):
     name: str
-    caption: Text
-    corner: Text
-    facts: tuple[Text, ...]
+    caption: Text = ()
+    corner: Text = ()
+    facts: tuple[Text, ...] = ()
     """Headings of the text columns after the labels."""
-    columns: tuple[ColumnGroup, ...]
-    sections: tuple[Section, ...]
-    notes: tuple[Text, ...]
+    columns: tuple[ColumnGroup, ...] = ()
+    sections: tuple[Section, ...] = ()
+    notes: tuple[Text, ...] = ()
     by_point: bool = True
     """Whether numbers are aligned by their decimal points; else on the right."""
+
+    @property
+    def headings(self) -> tuple[Text, ...]:
+        """Headings of the columns of texts."""
+        return (self.corner, *self.facts)
 
     @property
     def width(self) -> int:
@@ -148,17 +157,21 @@ def simple_table(
             sections.append([])
         label, *facts = map(literal, row[:texts])
         sections[-1].append(Line("", label, False, tuple(facts), tuple(map(Cell, row[texts:]))))
+    bodies = tuple(Section((), "line", tuple(lines)) for lines in sections)
+    corner, *others = map(literal, headers[:texts])
     columns = (ColumnGroup((), tuple(map(literal, headers[texts:]))),) if len(headers) > texts else ()
-    return Table(
-        name=name,
-        caption=literal(title),
-        corner=literal(headers[0]),
-        facts=tuple(map(literal, headers[1:texts])),
-        columns=columns,
-        sections=tuple(Section((), "line", tuple(lines)) for lines in sections),
-        notes=(),
-        by_point=False,
-    )
+    return Table(name, literal(title), corner, tuple(others), columns, bodies, by_point=False)
+
+
+Markup = Mapping[str, tuple[str, str]]
+"""Style of a span or a cell → what stands before and after its text; the innermost first."""
+
+
+def marked(styled: Span | Cell, text: str, markup: Markup) -> str:
+    """Return the escaped text of a span or a cell in its styles."""
+    for before, after in dict.fromkeys(mark for style, mark in markup.items() if getattr(styled, style, False)):
+        text = before + text + after
+    return text
 
 
 def beside(cell: Cell, plus_minus: str = " ± ") -> str:
@@ -169,9 +182,6 @@ def beside(cell: Cell, plus_minus: str = " ± ") -> str:
 
 def column_names(table: Table) -> list[str]:
     """Return one name for each column, for formats with a single header row; titles precede repeated labels."""
-    labels = [plain(label) for group in table.columns for label in group.labels]
-    return [
-        f"{plain(group.title)} {plain(label)}" if group.title and labels.count(plain(label)) > 1 else plain(label)
-        for group in table.columns
-        for label in group.labels
-    ]
+    columns = [(plain(group.title), plain(label)) for group in table.columns for label in group.labels]
+    labels = [label for _, label in columns]
+    return [f"{title} {label}" if title and labels.count(label) > 1 else label for title, label in columns]

@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import click
 from wcwidth import wcswidth, wrap
@@ -74,16 +74,14 @@ def _blocks(table: Table, width: int) -> list[str]:
         shrunk = [label, *(min(fact, width - label - _GAP) for fact in widths[1:texts])]
     columns = [*shrunk, *numbers]
     steps = [size + (_GAP if number < texts else gap) for number, size in enumerate(columns)][1:]
-    blocks = []
-    ends = [0]
-    while ends[-1] < len(steps):  # each block is filled before the next
-        fitting = sum(total <= width - columns[0] for total in accumulate(steps[ends[-1] :]))
-        ends.append(ends[-1] + max(1, fitting))
-    for start, end in list(pairwise(ends)) or [(0, 0)]:
-        chosen = [0, *range(1 + start, 1 + end)]
+    blocks, start = list[str](), 0
+    while start < len(steps) or not blocks:  # each block is filled before the next
+        fitting = sum(total <= width - columns[0] for total in accumulate(steps[start:]))
+        chosen = [0, *range(1 + start, len(columns))[: max(1, fitting)]]
         rows_of_block = [[row[column] for column in chosen] for row in (head, *rows)]
         shown_texts = sum(column < texts for column in chosen)
         blocks.append(_block(table, rows_of_block, [columns[column] for column in chosen], shown_texts, gap, width))
+        start += max(1, fitting)
     return blocks
 
 
@@ -114,22 +112,18 @@ def _block(table: Table, rows: list[list[str]], sizes: list[int], texts: int, ga
 
 
 def _strings(table: Table) -> tuple[list[str], list[list[str]]]:
-    head = [plain(table.corner), *map(plain, table.facts), *column_names(table)]
-    marks = max((len(_marks(cell)) for line in table.lines for cell in line.cells), default=0)
-    rows = [
-        [
-            ("  " if line.indent else "") + plain(line.label),
-            *map(plain, line.facts),
-            # Marks are padded to the same width, so that decimal points are aligned
-            *(printable(cell.value) + _marks(cell).ljust(marks) + beside(cell) for cell in line.cells),
-        ]
-        for line in table.lines
-    ]
-    return head, rows
+    # Marks are padded to the same width, so that decimal points are aligned
+    width = max((len(_marks(cell)) for line in table.lines for cell in line.cells), default=0)
+    rows = []
+    for line in table.lines:
+        cells = [printable(cell.value) + _marks(cell).ljust(width) + beside(cell) for cell in line.cells]
+        label, *facts = map(plain, line.texts)
+        rows.append(["  " * line.indent + label, *facts, *cells])
+    return [*map(plain, table.headings), *column_names(table)], rows
 
 
 def _marks(cell: Cell) -> str:
-    return ("*" if cell.bold else "") + ("_" if cell.underline else "") + ("†" if cell.significant else "")
+    return "*" * cell.bold + "_" * cell.underline + "†" * cell.significant
 
 
 def _wrap(text: str, width: int) -> str:
@@ -149,8 +143,7 @@ def _shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]
     """Shrink text columns to fit in `room`, none below its `least`; columns with paths first, then the widest first."""
     shrunk = list(widths)
     while _total(shrunk, _GAP) > room:
-        spare = [column for column, width in enumerate(shrunk) if width > least[column]]
-        if not spare:
+        if not (spare := [column for column, width in enumerate(shrunk) if width > least[column]]):
             break
         broken = [column for column in spare if least[column] == _BROKEN]
         shrunk[max(broken or spare, key=shrunk.__getitem__)] -= 1

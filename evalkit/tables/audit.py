@@ -30,18 +30,18 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator
 
-from evalkit.errors import EvalkitError, TableError, first_line
+from evalkit.errors import TableError, reading_as
 from evalkit.inputs.validated import FileSettings, Listed, Named, read_settings
 from evalkit.models.zoo.named import named_model
 from evalkit.models.zoo.shapes import parameters, read_shape
 from evalkit.paths import resource
-from evalkit.reporting.decimals import could_print, half_up, parse_number, to_text
+from evalkit.reporting.decimals import could_print, half_up, to_text
 from evalkit.reporting.table import Line, Section, Table, literal, parse, plain
 from evalkit.tables.fill import CellKey, Numbers, Printed, computed, contests, printed_cells, published_numbers
 from evalkit.tables.layout import TableLayout, layout_names, load_layout
@@ -58,6 +58,11 @@ class Audited(NamedTuple):
     layout: TableLayout
     numbers: Numbers
     printed: Printed
+
+    @property
+    def values(self) -> dict[CellKey, Fraction]:
+        """The numbers of all cells, averages recomputed."""
+        return {key: number.value for key, number in computed(self.layout, self.numbers).items()}
 
 
 class Finding(NamedTuple):
@@ -83,21 +88,15 @@ def audited(names: Sequence[str]) -> Table:
     findings = [_line(*finding) for finding in (*within, *audit_rows(tables)) if finding.table in shown]
     claims = read_claims(resource("results", "published", "claims.yaml"))
     verdicts = check_claims(claims, tables, None if shown.issuperset(layout_names()) else shown)
-    return Table(
-        name="audit",
-        caption=(),
-        corner=literal(Finding._fields[0]),
-        facts=tuple(map(literal, Finding._fields[1:])),
-        columns=(),
-        sections=(Section((), "line", tuple(findings)), *verdicts),
-        notes=(parse(TOLERANCE, "audit"),),
-    )
+    corner, *facts = map(literal, Finding._fields)
+    sections = (Section((), "line", tuple(findings)), *verdicts)
+    return Table("audit", (), corner, tuple(facts), (), sections, (parse(TOLERANCE, "audit"),))
 
 
 def audit_averages(table: Audited) -> Iterator[Finding]:
     layout, places = table.layout, table.layout.decimals
-    for (model, measure), number in computed(layout, table.numbers).items():
-        printed, value = table.printed.values.get((model, measure)), number.value
+    for (model, measure), value in table.values.items():
+        printed = table.printed.values.get((model, measure))
         if printed is None or printed == half_up(value, places):
             continue
         possible = could_print(printed, value, places)
@@ -109,8 +108,7 @@ def audit_averages(table: Audited) -> Iterator[Finding]:
 
 
 def audit_marks(table: Audited) -> Iterator[Finding]:
-    layout = table.layout
-    values = {key: number.value for key, number in computed(layout, table.numbers).items()}
+    layout, values = table.layout, table.values
     as_printed = values | table.printed.values
 
     def listed(models: Sequence[str], mark: str, measure: str, numbers: Mapping[CellKey, Fraction]) -> str:
@@ -127,8 +125,8 @@ def audit_marks(table: Audited) -> Iterator[Finding]:
             why += "; right by the printed averages"
         elif set(marked) < winners:
             why += "; a tie, marked in part"
-        whole = len(models) == len(layout.model_items)
-        among = "all" if whole else f"{_name(layout, models[0])} to {_name(layout, models[-1])}"
+        ends = f"{_name(layout, models[0])} to {_name(layout, models[-1])}"
+        among = "all" if len(models) == len(layout.model_items) else ends
         right = [model for model in models if model in winners]
         texts = listed(marked, mark, measure, as_printed), listed(right, mark, measure, values)
         yield Finding(layout.name, *_row_and_column(layout, among, measure), *texts, why)
@@ -147,10 +145,9 @@ def audit_rows(tables: Sequence[Audited]) -> Iterator[Finding]:
         if not shared or (key == other_key) == (not differing) or pair in reported:
             continue
         reported.add(pair)
+        why = "described otherwise, but every number is the same"
         if key == other_key:
             why = f"described alike, but {len(differing)} of {len(shared)} numbers differ"
-        else:
-            why = "described otherwise, but every number is the same"
         row, printed = f"{_name(other.layout, other_key)} ({other_key})", _listed(other, other_key, shared)
         recomputed = f"{table.layout.name}, {_name(table.layout, key)} ({key}): {_listed(table, key, shared)}"
         yield Finding(other.layout.name, row, f"{len(shared)} tasks", printed, recomputed, why)
@@ -185,11 +182,7 @@ def _name(layout: TableLayout, key: str) -> str:
 # Sentences
 
 
-def _written(text: object) -> object:
-    return " ".join(str(text).split()) if isinstance(text, str) or type(text) in (int, float) else text
-
-
-_Written = Annotated[str, BeforeValidator(_written)]
+_Written = Annotated[str, BeforeValidator(lambda text: " ".join(str(text).split()))]
 
 
 class PaperClaim(FileSettings):
@@ -206,12 +199,6 @@ class PaperClaim(FileSettings):
     unchecked: _Written = ""
     """Why the tables cannot verify it."""
     note: _Written = ""
-
-    @model_validator(mode="after")
-    def _follows_in_one_way(self) -> Self:
-        if len(self.model_fields_set & {"computed", "holds", "unchecked"}) != 1:
-            raise ValueError("give one of computed, holds and unchecked")
-        return self
 
 
 class Claims(FileSettings):
@@ -232,10 +219,8 @@ def check_claims(content: Claims, tables: Sequence[Audited], about: set[str] | N
         recomputed.used.clear()
         title, why, shown = UNCHECKED, claim.unchecked, ""
         if not claim.unchecked:
-            try:
+            with reading_as(f"claim '{key}'", "relations of numbers", TableError):
                 (follows, values), (follows_printed, _) = recomputed.check(claim), printed.check(claim)
-            except (EvalkitError, KeyError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
-                raise TableError(f"claim '{key}' cannot be computed: {first_line(error)}") from error
             title, why = (HOLDS, "holds") if follows else (FAILS, "does not follow")
             if follows_printed and not follows:
                 why = "holds by the printed averages only"
@@ -246,14 +231,16 @@ def check_claims(content: Claims, tables: Sequence[Audited], about: set[str] | N
     return [Section(literal(title), "heading", tuple(group)) for title, group in lines.items() if group]
 
 
-_NEIGHBOURS: dict[str, Callable[[Fraction, Fraction], bool]] = {
-    "rising": operator.lt,
-    "falling": operator.gt,
-    "not_falling": operator.le,
-    "not_rising": operator.ge,
-    "equal": operator.eq,
+Values = list[Fraction]
+_RELATIONS: dict[str, Callable[[Values], bool]] = {
+    "rising": lambda values: all(map(operator.lt, values, values[1:])),
+    "falling": lambda values: all(map(operator.gt, values, values[1:])),
+    "not_falling": lambda values: all(map(operator.le, values, values[1:])),
+    "not_rising": lambda values: all(map(operator.ge, values, values[1:])),
+    "equal": lambda values: len(set(values)) == 1,
+    "above": lambda values: values[0] > max(values[1:]),
 }
-_ARITHMETIC: dict[str, Callable[[list[Fraction]], Fraction]] = {
+_ARITHMETIC: dict[str, Callable[[Values], Fraction]] = {
     "difference": lambda values: values[0] - values[1],
     "ratio": lambda values: values[0] / values[1],
     "percent_more": lambda values: 100 * (values[0] / values[1] - 1),
@@ -270,28 +257,18 @@ class _Evaluator:
         self._tables: dict[str, tuple[TableLayout, dict[CellKey, Fraction]]] = {}
         self.used: set[str] = set()
         """Tables that were referred to."""
-        for layout, numbers, printed in tables:
-            cells = computed(layout, numbers).items()
-            values = {key: half_up(number.value, layout.decimals) for key, number in cells}
-            self._tables[layout.name] = layout, values | (printed.values if as_printed else {})
+        for table in tables:
+            values = {key: half_up(value, table.layout.decimals) for key, value in table.values.items()}
+            self._tables[table.layout.name] = table.layout, values | (table.printed.values if as_printed else {})
 
-    def check(self, claim: PaperClaim) -> tuple[bool, list[list[Fraction]]]:
-        if not claim.holds:
-            text = claim.figure or claim.printed
-            figure, value = parse_number(text), self._value(claim.computed)
-            if figure is None:
-                raise ValueError(f"no figure is printed in '{text}'")
-            return half_up(value, len(text.partition(".")[2])) == figure, [[value]]
-        follows, groups = True, []
-        for [(name, operands)] in map(dict.items, claim.holds):
-            values = list(map(self._value, operands))
-            if name == "above":
-                follows &= all(values[0] > other for other in values[1:])
-            else:
-                compare = _NEIGHBOURS[name]
-                follows &= all(compare(*neighbours) for neighbours in pairwise(values))
-            groups.append(values)
-        return follows, groups
+    def check(self, claim: PaperClaim) -> tuple[bool, list[Values]]:
+        """Return whether a claim follows, with the values that it was computed from."""
+        if claim.holds:
+            relations = [relation for pairs in claim.holds for relation in pairs.items()]
+            groups = [list(map(self._value, operands)) for _, operands in relations]
+            return all(_RELATIONS[name](group) for (name, _), group in zip(relations, groups, strict=True)), groups
+        text, value = claim.figure or claim.printed, self._value(claim.computed)
+        return half_up(value, len(text.partition(".")[2])) == Fraction(text), [[value]]
 
     def _value(self, expression: Any) -> Fraction:
         if isinstance(expression, (int, float)):
@@ -321,7 +298,7 @@ class _Evaluator:
         layout, values = self._table(table)
         if unknown := set(among) - layout.model_items.keys():
             raise KeyError(min(unknown))
-        others = [key for key in layout.model_items if key != model and (not among or key in among)]
+        others = [key for key in among or layout.model_items if key != model]
 
         def wins(measure: str) -> bool:
             value = values[model, measure]
@@ -332,8 +309,9 @@ class _Evaluator:
 
     def _shape(self, model: str, of: str) -> int:
         shape = self._shapes[model] if model in self._shapes else named_model(model).shape
-        attention = shape.attention
-        return {"parameters": parameters(shape).total, "head_size": attention.head_size, "layers": attention.layers}[of]
+        if of == "parameters":
+            return parameters(shape).total
+        return {"head_size": shape.attention.head_size, "layers": shape.attention.layers}[of]
 
 
 def _measures(layout: TableLayout, of: str) -> list[tuple[str, ...]]:

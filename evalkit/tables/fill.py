@@ -56,13 +56,11 @@ def read_numbers(path: Path, in_percent: bool = False) -> dict[str, dict[str, Nu
             raise TableError(f"{where}: {len(cells)} cells for {len(measures)} columns")
         numbers[model] = {}
         for measure, cell in zip(measures, cells, strict=True):
-            column = f"{where}, column '{measure}'"
-            with reading_as(column, "digits with a decimal point, or an empty cell", TableError):
-                value = parse_number(cell)
-            if value is not None:
-                if in_percent and not 0 <= value <= 100:
-                    raise TableError(f"{column}: {cell} is no percentage, a number from 0 to 100")
-                numbers[model][measure] = Number(value)
+            with reading_as(f"{where}, column '{measure}'", "digits with a decimal point, or empty", TableError):
+                if (value := parse_number(cell)) is not None:
+                    numbers[model][measure] = Number(value)
+                    if in_percent and not 0 <= value <= 100:
+                        raise ValueError(f"{cell} is no percentage, a number from 0 to 100")
     return numbers
 
 
@@ -70,10 +68,8 @@ def published_numbers(layout: TableLayout) -> dict[str, dict[str, Number]]:
     """Read a layout's published numbers; a `UsageError` if it has none."""
     path = layout.data_file
     if not path.is_file():
-        raise UsageError(
-            f"table {layout.name} has no published numbers ({path} does not exist): fill it from runs with "
-            "--source runs, or name a CSV under 'data' in its layout"
-        )
+        why = f"table {layout.name} has no published numbers ({path} does not exist)"
+        raise UsageError(f"{why}: fill it with --source runs, or name a CSV under 'data' in its layout")
     numbers = read_numbers(path, layout.in_percent)
     columns = {column for row in numbers.values() for column in row}
     if stored := columns & layout.averages.keys():
@@ -153,26 +149,19 @@ def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterato
                 yield Contest(mark, measure, models, winners)
 
 
-class Lead(NamedTuple):
-    best: str
-    runner_up: str
-    measure: str
-
-
-def leads(layout: TableLayout, numbers: Numbers) -> Iterator[Lead]:
-    """Yield every number that is the single best of its contest for bold, with the next best."""
+def leads(layout: TableLayout, numbers: Numbers) -> Iterator[tuple[str, str, str]]:
+    """Yield (best, next best, measure) of every number that is the single best of its contest for bold."""
     values = {key: number.value for key, number in computed(layout, numbers).items()}
     for mark, measure, models, winners in contests(layout, values):
         others = [model for model in models if (model, measure) in values and model not in winners]
         if mark == "bold" and len(winners) == 1 and others:
             nearest = max if layout.marks["bold"].startswith("highest") else min
-            yield Lead(min(winners), nearest(others, key=lambda model: values[model, measure]), measure)
+            yield min(winners), nearest(others, key=lambda model: values[model, measure]), measure
 
 
 def fill(
     layout: TableLayout,
     numbers: Numbers,
-    *,
     published: Numbers | None = None,
     printed: Printed | None = None,
     significant: Collection[CellKey] = (),
@@ -198,42 +187,28 @@ def fill(
     def cell(key: CellKey) -> Cell:
         if (number := cells.get(key)) is None:
             return Cell()
-        difference = ""
+        spread = to_text(number.spread, places) if spreads and number.spread is not None else ""
+        difference, kinds = "", marks.get(key, ())
         if key in others:  # of the rounded numbers, so that it agrees with the printed ones
             rounded = half_up(number.value, places) - half_up(others[key].value, places)
             difference = to_text(rounded, places, signed=True)
-        return Cell(
-            value=to_text(number.value, places) + layout.unit,
-            spread=to_text(number.spread, places) if spreads and number.spread is not None else "",
-            difference=difference,
-            bold="bold" in marks.get(key, ()),
-            underline="underline" in marks.get(key, ()),
-            significant=key in significant,
-        )
+        value = to_text(number.value, places) + layout.unit
+        return Cell(value, spread, difference, "bold" in kinds, "underline" in kinds, key in significant)
 
-    def label(key: str, item: LayoutItem, of_model: bool) -> Text:
-        letter = (row_marks or {}).get(key) if of_model else None
-        return item.label + superscript(letter) if letter else item.label
-
+    letters = {key: superscript(letter) for key, letter in (row_marks or {}).items()}
+    of_rows, of_columns = (letters, {}) if layout.models_are_rows else ({}, letters)
     across = [key for group in layout.columns for key in group.items]
 
     def line(key: str, item: LayoutItem) -> Line:
         keys = [(key, other) if layout.models_are_rows else (other, key) for other in across]
         facts = tuple(item.facts.get(name, ()) for name in layout.facts)
-        return Line(key, label(key, item, layout.models_are_rows), item.indent, facts, tuple(map(cell, keys)))
+        return Line(key, item.label + of_rows.get(key, ()), item.indent, facts, tuple(map(cell, keys)))
 
-    return Table(
-        name=layout.name,
-        caption=layout.caption,
-        corner=layout.corner,
-        facts=tuple(layout.facts.values()),
-        columns=tuple(
-            ColumnGroup(group.title, tuple(label(*item, not layout.models_are_rows) for item in group.items.items()))
-            for group in layout.columns
-        ),
-        sections=tuple(
-            Section(group.title, group.drawn, tuple(line(*item) for item in group.items.items()))
-            for group in layout.rows
-        ),
-        notes=notes,
-    )
+    columns, sections = [], []
+    for group in layout.columns:
+        labels = tuple(item.label + of_columns.get(key, ()) for key, item in group.items.items())
+        columns.append(ColumnGroup(group.title, labels))
+    for group in layout.rows:
+        sections.append(Section(group.title, group.drawn, tuple(line(*item) for item in group.items.items())))
+    facts = tuple(layout.facts.values())
+    return Table(layout.name, layout.caption, layout.corner, facts, tuple(columns), tuple(sections), notes)

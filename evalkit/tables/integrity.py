@@ -8,7 +8,6 @@ numbers of different protocols are not comparable.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -17,11 +16,11 @@ from evalkit.errors import TableError, UsageError
 from evalkit.inputs.validated import FileSettings, read_settings
 from evalkit.paths import resource
 from evalkit.reporting.decimals import half_up, to_text
-from evalkit.reporting.table import Cell, Line, Section, Table, literal
+from evalkit.reporting.table import Table, literal
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import origin_notes, summary, traits, unofficial
 from evalkit.tables.fill import Number, computed, fill, published_numbers, with_averages
-from evalkit.tables.layout import AVERAGE, TableLayout, load_layout
+from evalkit.tables.layout import AVERAGE, Group, LayoutItem, TableLayout, load_layout
 from evalkit.tables.measured import accuracies
 
 LAYOUT = "res_intg_app"
@@ -49,26 +48,21 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
     protocols = read_protocols()
     rule = rule or str(run.manifest["rule"])
     name = str(run.manifest["model"]).rstrip("/").rsplit("/", 1)[-1]
-    rows = {f"{name}, {rule}": _values(layout, run, {"default": rule})}
     by_rules: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for protocol in protocols.values():
         by_rules.setdefault(tuple(sorted(protocol.rules.items())), []).append(protocol.name)
-    rows |= {f"as {' and '.join(names)}": _values(layout, run, dict(rules)) for rules, names in by_rules.items()}
+    rules = {f"{name}, {rule}": {"default": rule}}
+    rules |= {f"as {' and '.join(names)}": dict(pairs) for pairs, names in by_rules.items()}
     count = run.manifest.get("loaded", {}).get("parameters")
     size = "-" if not count else f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
-    lines = []
-    for label, values in rows.items():
-        shown = map(values.get, layout.measures)
-        cells = tuple(Cell() if value is None else Cell(to_text(value, layout.decimals)) for value in shown)
-        facts = literal(size), literal(tokens or "-")
-        lines.append(Line(label, literal(label), label.startswith("as "), facts, cells))
-    table = fill(layout.model_copy(update={"marks": {}}), published_numbers(layout))
-    return table._replace(
-        name="integrity",
-        caption=literal(f"{run.manifest['model']} beside the rows of the paper's table {LAYOUT}; accuracy in %."),
-        sections=(*table.sections, Section((), "line", tuple(lines))),
-        notes=tuple(map(literal, _notes(layout, run, rule, protocols))),
-    )
+    facts = dict(zip(layout.facts, map(literal, (size, tokens or "-")), strict=True))
+    items = {key: LayoutItem(label=literal(key), indent=key.startswith("as "), facts=facts) for key in rules}
+    rows = (*layout.rows, Group.model_construct(items=items))
+    numbers = published_numbers(layout) | {key: _numbers(layout, run, by_task) for key, by_task in rules.items()}
+    caption = literal(f"{run.manifest['model']} beside the rows of the paper's table {LAYOUT}; accuracy in %.")
+    notes = tuple(map(literal, _notes(layout, run, rule, protocols)))
+    shown = layout.model_copy(update={"marks": {}, "rows": rows, "caption": caption})
+    return fill(shown, numbers, notes=notes)._replace(name="integrity")
 
 
 def read_protocols() -> dict[str, PublishedProtocol]:
@@ -76,20 +70,19 @@ def read_protocols() -> dict[str, PublishedProtocol]:
     return read_settings(path, dict[str, PublishedProtocol], TableError)
 
 
-def _values(layout: TableLayout, run: Run, rules: Mapping[str, str]) -> dict[str, Fraction]:
-    """Measure → accuracy in percent, each task under its rule; averages only over all of their tasks."""
+def _numbers(layout: TableLayout, run: Run, rules: Mapping[str, str]) -> dict[str, Number]:
+    """Task → accuracy in percent, each task under its rule."""
     scored = {task: accuracies(run, rules.get(task, rules["default"])).get(task) for task in layout.tasks}
-    numbers = {task: Number(accuracy[0]) for task, accuracy in scored.items() if accuracy is not None}
-    return {measure: number.value for measure, number in with_averages(layout, numbers).items()}
+    return {task: Number(accuracy[0]) for task, accuracy in scored.items() if accuracy is not None}
 
 
 def _notes(layout: TableLayout, run: Run, rule: str, protocols: Mapping[str, PublishedProtocol]) -> Iterator[str]:
     published, places = computed(layout, published_numbers(layout)), layout.decimals
     for key, protocol in protocols.items():
-        if (value := _values(layout, run, protocol.rules).get(AVERAGE)) is not None:
+        if average := with_averages(layout, _numbers(layout, run, protocol.rules)).get(AVERAGE):
             theirs = published[key, AVERAGE].value
-            apart = to_text(half_up(value, places) - half_up(theirs, places), places, signed=True)
-            ours = f"Average under {protocol.name}'s rules: {to_text(value, places)}"
+            apart = to_text(half_up(average.value, places) - half_up(theirs, places), places, signed=True)
+            ours = f"Average under {protocol.name}'s rules: {to_text(average.value, places)}"
             yield f"{ours}, {apart} from its {to_text(theirs, places)}."
     yield f"Your run: {'; '.join([summary(run, rule), *origin_notes(run.manifest)])}."
     for protocol in protocols.values():

@@ -51,6 +51,7 @@ def _labelled(items: object) -> object:
 Mark = Literal["bold", "underline"]
 Markup = Annotated[Text, PlainValidator(_markup)]
 OneOrMore = Annotated[Listed[NonEmpty], BeforeValidator(lambda names: [names] if isinstance(names, str) else names)]
+BySize = Annotated[Named[OneOrMore], BeforeValidator(lambda names: names if isinstance(names, dict) else {"": names})]
 
 
 class LayoutItem(FileSettings):
@@ -58,17 +59,10 @@ class LayoutItem(FileSettings):
     indent: bool = False
     facts: Named[Markup] = Field(default_factory=dict)
     """Text cells after the label, by the layout's facts."""
-    model: NonEmpty | Listed[NonEmpty] | Named[OneOrMore] = ()
+    model: BySize = Field(default_factory=dict)
     """Models of its runs, as `zoo.named_model` accepts, files relative to the layout; with `pairs`, by size."""
     no_model: str = ""
     """Why no named model belongs to it."""
-
-    @property
-    def by_size(self) -> dict[str, tuple[str, ...]]:
-        if isinstance(self.model, dict):
-            return self.model
-        names = (self.model,) if isinstance(self.model, str) else self.model
-        return {"": names} if names else {}
 
 
 class Group(FileSettings):
@@ -152,13 +146,11 @@ class TableLayout(_LayoutFile):
     def assigned(self) -> dict[str, tuple[str, ...]]:
         """Key of runs → their models: that of a row, or with `pairs` of a size's baseline and of its rows."""
         if not self.pairs:
-            return {key: item.by_size.get("", ()) for key, item in self.model_items.items()}
+            return {key: item.model.get("", ()) for key, item in self.model_items.items()}
         keys: dict[str, tuple[str, ...]] = {}
         for size, pair in self.pairs.items():
-            keys[run_key(BASELINE, size)] = pair.baseline
-            for row, item in self.model_items.items():
-                if names := item.by_size.get(size):
-                    keys[run_key(row, size)] = names
+            models = {BASELINE: pair.baseline} | {row: item.model.get(size) for row, item in self.model_items.items()}
+            keys |= {run_key(row, size): names for row, names in models.items() if names}
         return keys
 
     def retitled(self, caption: str | None, titles: Mapping[str, str], where: str) -> Self:
@@ -171,13 +163,13 @@ class TableLayout(_LayoutFile):
             raise UnknownNameError(f"title of table {self.name} ({where})", unknown[0], known)
         texts = {old: parse(" ".join(new.split()), f"{where}, title '{old}'") for old, new in titles.items()}
 
-        changes: dict[str, object] = {}
-        for name, groups in (("rows", self.rows), ("columns", self.columns)):
-            titled = [{"title": texts.get(plain(group.title), group.title), "style": group.drawn} for group in groups]
-            changes[name] = tuple(group.model_copy(update=new) for group, new in zip(groups, titled, strict=True))
-        if caption is not None:
-            changes["caption"] = parse(" ".join(caption.split()), f"{where}, caption")
-        return self.model_copy(update=changes)
+        def titled(group: Group) -> Group:
+            title = texts.get(plain(group.title), group.title)
+            return group.model_copy(update={"title": title, "style": group.drawn})
+
+        rows, columns = (tuple(map(titled, groups)) for groups in (self.rows, self.columns))
+        text = self.caption if caption is None else parse(" ".join(caption.split()), f"{where}, caption")
+        return self.model_copy(update={"rows": rows, "columns": columns, "caption": text})
 
     def without_empty(self, filled: Collection[str]) -> Self:
         """Return the layout without models that have no numbers, and without sections that have no models.
@@ -186,11 +178,11 @@ class TableLayout(_LayoutFile):
         """
         groups = []
         for group in self.model_groups:
-            kept, parent = set(filled), None
+            kept, parent = set(filled), ""
             for key, item in group.items.items():
                 if not item.indent:
                     parent = key
-                elif self.models_are_rows and parent is not None and key in filled:
+                elif self.models_are_rows and key in filled:
                     kept.add(parent)
             if items := {key: item for key, item in group.items.items() if key in kept}:
                 groups.append(group.model_copy(update={"items": items}))
@@ -251,25 +243,25 @@ def _problems(layout: TableLayout) -> Iterator[str]:
     for key, item in (layout.model_items | layout.measures).items():
         for fact in sorted(item.facts.keys() - layout.facts.keys()):
             yield f"'{key}': {UnknownNameError('fact', fact, layout.facts)}"
-    for key, item in layout.measures.items():
-        if item.model or item.no_model:
+        if key in layout.measures and (item.model or item.no_model):
             yield f"'{key}' is a measure; 'model' and 'no_model' are keys of models"
-    for key, item in layout.model_items.items():
-        for size in sorted(item.by_size.keys() - {"", *layout.pairs}):
+        for size in sorted(item.model.keys() - {"", *layout.pairs}):
             yield f"'{key}': model of '{size}': {UnknownNameError('size', size, layout.pairs)} (under 'pairs')"
-        if layout.pairs and not any(item.by_size) and not item.no_model:
+    if not layout.pairs:
+        known = (*layout.averages.get(AVERAGE, ()), *layout.averages)
+        unknown = [key for key in layout.measures if layout.suite is not None and key not in known]
+        yield from (str(UnknownNameError("task", key, known)) for key in unknown)
+        return
+    if layout.suite is None:
+        yield "'pairs' are of runs of one suite; add 'suite'"
+    for key, item in layout.model_items.items():
+        if not any(item.model) and not item.no_model:
             yield f"'{key}' needs its model of each size: 'model: {{{next(iter(layout.pairs))}: NAME}}'"
-    if layout.pairs:
-        if layout.suite is None:
-            yield "'pairs' are of runs of one suite; add 'suite'"
-        if BASELINE in layout.model_items:
+        if key == BASELINE:
             yield f"'{BASELINE}' stands for the models of 'pairs'; give the row another key"
-        listed = [measure for size in layout.pairs.values() for measure in size.measures]
-        for measure in [*listed, *layout.measures]:
-            if measure not in layout.measures:
-                yield f"'pairs': {UnknownNameError('measure', measure, layout.measures)}"
-            elif (count := listed.count(measure)) != 1:
-                yield f"'{measure}' is in {count} sizes of 'pairs'; name it in one"
-    elif layout.suite is not None:
-        known = (*layout.averages[AVERAGE], *layout.averages)
-        yield from (str(UnknownNameError("task", key, known)) for key in layout.measures if key not in known)
+    listed = [measure for size in layout.pairs.values() for measure in size.measures]
+    for measure in [*listed, *layout.measures]:
+        if measure not in layout.measures:
+            yield f"'pairs': {UnknownNameError('measure', measure, layout.measures)}"
+        elif (count := listed.count(measure)) != 1:
+            yield f"'{measure}' is in {count} sizes of 'pairs'; name it in one"

@@ -10,7 +10,7 @@ always marked, as are unofficial documents and a run whose model is not the row'
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from evalkit.runs.traits import model_differences, origin_notes, same_checkpoint
 from evalkit.stats.estimates import error_of_average, error_of_mean
 from evalkit.stats.power import ALPHA
 from evalkit.stats.significance import holm
-from evalkit.tables.fill import CellKey, Lead, Number, read_numbers
+from evalkit.tables.fill import CellKey, Number, leads, read_numbers
 from evalkit.tables.layout import BASELINE, TableLayout, rows_by_key, run_key, without_baseline
 from evalkit.tables.rows import RunMapping, check_suite, row_mismatch
 
@@ -80,10 +80,7 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
         numbers |= values
         notes.append(f"Numbers of {mapping.values} as given there.")
     used = rule or (rules[0] if len(rules) == 1 else None)
-    heading = []
-    if runs:
-        first = next(iter(runs.values()))[0]
-        heading.append(f"evalkit, suite {first.suite}, {summary(first, used)}.")
+    heading = [f"evalkit, suite {seeds[0].suite}, {summary(seeds[0], used)}." for seeds in list(runs.values())[:1]]
     if several := [f"'{row}' ({len(seeds)} runs)" for row, seeds in runs.items() if len(seeds) > 1]:
         heading.append(f"Means over several runs: {', '.join(several)}.")
     shown = {row: seeds for row, seeds in runs.items() if row in rows_by_key(layout)}
@@ -108,10 +105,8 @@ def _check_seeds(layout: TableLayout, row: str, seeds: Sequence[Run]) -> None:
     for run in seeds:
         check_suite(layout, run, f"row '{row}': ")
         if models := model_differences(seeds[0], run):
-            raise UsageError(
-                f"row '{row}': the models of runs {seeds[0].folder} and {run.folder} differ in "
-                f"{', '.join(models)}; several runs of a row are seeds of one model"
-            )
+            runs = f"the models of runs {seeds[0].folder} and {run.folder}"
+            raise UsageError(f"row '{row}': {runs} differ in {', '.join(models)}; give seeds of one model")
     if same_checkpoint(seeds):
         raise UsageError(f"row '{row}': two runs are of one checkpoint, not of two seeds; remove one")
 
@@ -120,16 +115,14 @@ def _notes(
     layout: TableLayout, runs: Mapping[str, tuple[Run, ...]], rule: str | None, mixed: bool
 ) -> tuple[dict[str, str], list[str]]:
     rows, flat = rows_by_key(layout), [(key, run) for key, seeds in runs.items() for run in seeds]
-    letters: dict[str, str] = {}
-    notes: list[str] = []
+    letters, notes = dict[str, str](), list[str]()
     for key, run in flat:
         first_key, first = flat[0]
         differing = differences(first, run, rule)
         if refused := next(((mine, theirs) for mine, theirs in differing if mine.refused and not mixed), None):
-            raise UsageError(
-                f"row '{key}': run {run.folder} was measured with {refused[1].words}, row '{first_key}' (run "
-                f"{first.folder}) with {refused[0].words}; make them alike, or mark such rows with --allow-mixed"
-            )
+            other = f"row '{first_key}' (run {first.folder}) with {refused[0].words}"
+            measured = f"run {run.folder} was measured with {refused[1].words}, {other}"
+            raise UsageError(f"row '{key}': {measured}; mark such rows with --allow-mixed")
         remarks = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing if mine.name != "origin"]
         if layout.suite != run.suite:
             benchmark = benchmark_of(run)
@@ -176,29 +169,21 @@ def _values(layout: TableLayout, path: Path) -> dict[str, dict[str, Number]]:
 def _paired_numbers(layout: TableLayout, runs: Mapping[str, tuple[Run, ...]]) -> dict[str, dict[str, Number]]:
     """Row → measure → share of documents in percent, of the runs of each row, size and baseline."""
     for key, size in without_baseline(layout, runs).items():
-        raise UsageError(
-            f"table {layout.name}: row '{key}' has a run, but the baseline that it is compared with has none: "
-            f"{' or '.join(layout.pairs[size].baseline)}; give its run too (row '{run_key(BASELINE, size)}')"
-        )
+        baseline = f"{' or '.join(layout.pairs[size].baseline)} (row '{run_key(BASELINE, size)}')"
+        raise UsageError(f"table {layout.name}: row '{key}' has a run, but its baseline has none; give one: {baseline}")
     graded: dict[str, Comparable] = {}
     numbers: dict[str, dict[str, Number]] = {}
     for row in layout.model_items:
         for size, compared in layout.pairs.items():
-            key, baseline = run_key(row, size), run_key(BASELINE, size)
-            if key not in runs:
+            if (key := run_key(row, size)) not in runs:
                 continue
+            baseline = run_key(BASELINE, size)
             pairing = pair(Side(baseline, runs[baseline]), Side(key, runs[key]), graded)
             if lost := [*pairing.left_out, *(task.task for task in pairing.tasks if task.dropped)]:
-                raise UsageError(
-                    f"row '{key}': run {runs[key][0].folder.name} was not measured on the same documents of "
-                    f"{', '.join(lost)} as its baseline {runs[baseline][0].folder.name}; run both with the same tasks "
-                    "and the same sample"
-                )
+                documents = f"the same documents of {', '.join(lost)} as its baseline {runs[baseline][0].folder.name}"
+                raise UsageError(f"row '{key}': run {runs[key][0].folder.name} was not measured on {documents}")
             for measure, rule in compared.measures.items():
-                try:
-                    numbers.setdefault(row, {})[measure] = _exceeding_share(pairing, rule)
-                except UsageError as error:
-                    raise UsageError(f"table {layout.name}, '{measure}' of row '{key}': {error}") from error
+                numbers.setdefault(row, {})[measure] = _exceeding_share(pairing, rule)
     return numbers
 
 
@@ -216,14 +201,12 @@ def _exceeding_share(pairing: Pairing, rule: str) -> Number:
     return _over_seeds(shares, None if error is None else PERCENT * error)
 
 
-def significant_leads(layout: TableLayout, measured: Measured, leads: Iterable[Lead]) -> set[CellKey]:
+def significant_leads(layout: TableLayout, measured: Measured) -> set[CellKey]:
     """Numbers of runs whose lead over the next best is significant, corrected over all leads of the table."""
     runs = measured.runs
-    tested = [lead for lead in leads if lead.best in runs and lead.runner_up in runs]
+    tested = [lead for lead in leads(layout, measured.numbers) if lead[0] in runs and lead[1] in runs]
     if tested and measured.rule is None:
-        raise UsageError(
-            "--significance tests all rows under one rule, but the runs have several; name one with --rule"
-        )
+        raise UsageError("--significance tests all rows under one rule, but the runs have several; give --rule")
     graded: dict[str, Comparable] = {}
     pairings: dict[tuple[str, str], Pairing] = {}
     ps = []
@@ -232,9 +215,7 @@ def significant_leads(layout: TableLayout, measured: Measured, leads: Iterable[L
             pairings[best, runner_up] = pair(Side(best, runs[best]), Side(runner_up, runs[runner_up]), graded)
         pairing, tasks = pairings[best, runner_up], layout.averages.get(measure, (measure,))
         if dropped := [task.task for task in pairing.tasks if task.task in tasks and task.dropped]:
-            raise UsageError(
-                f"rows '{best}' and '{runner_up}' were not measured on the same documents of {dropped[0]}, so "
-                "--significance cannot test their lead; omit it, or run both on the same documents"
-            )
+            rows = f"rows '{best}' and '{runner_up}' were not measured on the same documents of {dropped[0]}"
+            raise UsageError(f"{rows}, so --significance cannot test their lead; omit it")
         ps.append(p_value(pairing, tasks, str(measured.rule)))
-    return {(lead.best, lead.measure) for lead, p in zip(tested, holm(ps), strict=True) if p <= ALPHA}
+    return {(best, measure) for (best, _, measure), p in zip(tested, holm(ps), strict=True) if p <= ALPHA}

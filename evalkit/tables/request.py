@@ -11,12 +11,16 @@ from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.table import Table, literal
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.score_table import ACCURACY, OUTCOMES, outcome_key
-from evalkit.tables.fill import fill, leads, printed_cells, published_numbers
+from evalkit.tables.fill import fill, printed_cells, published_numbers
 from evalkit.tables.layout import TableLayout, load_layout
 from evalkit.tables.measured import Measured, measure, significant_leads
 from evalkit.tables.rows import RunMapping, map_runs, read_mapping
 
 _DECIMALS = 3
+_SIGNIFICANT = (
+    "†: the lead over the next best is significant (p at most 0.05 after Holm's correction over all leads of the "
+    "table; paired on documents, those of one source together)."
+)
 
 
 @dataclass(frozen=True)
@@ -50,20 +54,16 @@ def make(request: TableRequest) -> Table:
     """Read the layout and its numbers, and fill the table."""
     has_runs = request.mapping is not None or bool(request.runs)
     if has_runs == (request.source == "published"):
-        raise UsageError(
-            f"--source {request.source}: --source runs and both need --runs FILE.yaml, which maps the table's rows to "
-            "run folders, --runs RUN RUN …, or --study FILE.yaml; published takes none of them"
-        )
+        sources = "--runs FILE.yaml, which maps rows to run folders, --runs RUN RUN …, or --study FILE.yaml"
+        raise UsageError(f"--source {request.source}: runs and both need {sources}; published takes none of them")
     check_options(request)
     layout = requested_layout(request)
     if not has_runs:
         printed = printed_cells(layout) if request.as_printed else None
         return fill(layout, published_numbers(layout), printed=printed)
     if request.mapping is not None:
-        mapping = read_mapping(request.mapping)
-    else:
-        mapping = map_runs(layout, [find_run(name, root_of_runs()) for name in request.runs])
-    return made_of_runs(layout, mapping, request)
+        return made_of_runs(layout, read_mapping(request.mapping), request)
+    return made_of_runs(layout, map_runs(layout, [find_run(name, root_of_runs()) for name in request.runs]), request)
 
 
 def check_options(request: TableRequest) -> None:
@@ -71,10 +71,9 @@ def check_options(request: TableRequest) -> None:
     published, outcome = request.source == "published", request.other_outcome
     if request.as_printed and not published:
         raise UsageError("--as-printed shows the paper's own marks; use it with --source published only")
-    runs_only = {"--stderr": request.spreads, "--significance": request.significance, "--rule": request.rule,
-                 "--outcome": outcome is not None, "--allow-mixed": request.mixed,
-                 "--drop-empty": request.drop_empty}  # fmt: skip
-    if published and (asked := [name for name, on in runs_only.items() if on]):
+    runs_only = {"--stderr": request.spreads, "--significance": request.significance, "--rule": request.rule}
+    runs_only |= {"--outcome": outcome, "--allow-mixed": request.mixed, "--drop-empty": request.drop_empty}
+    if published and (asked := [name for name, value in runs_only.items() if value]):
         raise UsageError(f"{asked[0]} is for numbers of runs, not for published ones; add --source runs")
     if request.source == "both" and outcome is not None:
         raise UsageError(f"the published numbers are accuracies; use --outcome {outcome} with --source runs")
@@ -92,8 +91,8 @@ def requested_layout(request: TableRequest) -> TableLayout:
     outcome = OUTCOMES[name]
     direction, marks = "higher", {mark: str(rule) for mark, rule in layout.marks.items()}
     if not outcome.higher_is_better:
-        direction, turned = "lower", {"highest": "lowest", "lowest": "highest"}
-        marks = {mark: " ".join(turned.get(word, word) for word in rule.split()) for mark, rule in marks.items()}
+        direction, opposite = "lower", {"highest": "lowest", "lowest": "highest"}
+        marks = {mark: opposite[rule.split()[0]] + rule[rule.index(" ") :] for mark, rule in marks.items()}
     legend = [f" {mark.capitalize()}: {rule}." for mark, rule in marks.items()]
     scopes = "".join(legend).replace("section", "each section").replace("table", "the table")
     title = f"{outcome.title[:1].upper()}{outcome.title[1:]} of suite {layout.suite}, mean over documents"
@@ -115,16 +114,9 @@ def made_of_runs(layout: TableLayout, mapping: RunMapping, request: TableRequest
     if request.significance and (layout.pairs or "bold" not in layout.marks):
         why = "shows shares of documents, not means" if layout.pairs else "marks no best numbers"
         raise UsageError(f"table {layout.name} {why}, so --significance has nothing to test; omit it")
-    significant = significant_leads(layout, measured, leads(layout, measured.numbers)) if request.significance else ()
-    return fill(
-        layout,
-        measured.numbers,
-        published=published,
-        significant=significant,
-        spreads=request.spreads,
-        row_marks=measured.row_marks,
-        notes=(*measured.notes, *map(literal, (*_legend(request, measured), *remarks))),
-    )
+    significant = significant_leads(layout, measured) if request.significance else ()
+    notes = (*measured.notes, *map(literal, (*_legend(request, measured), *remarks)))
+    return fill(layout, measured.numbers, published, None, significant, request.spreads, measured.row_marks, notes)
 
 
 def _legend(request: TableRequest, measured: Measured) -> list[str]:
@@ -139,10 +131,7 @@ def _legend(request: TableRequest, measured: Measured) -> list[str]:
     if request.source == "both":
         legend.append("In brackets: difference from the published number.")
     if request.significance:
-        legend.append(
-            "†: the lead over the next best is significant (p at most 0.05 after Holm's correction over all leads of "
-            "the table; paired on documents, those of one source together)."
-        )
+        legend.append(_SIGNIFICANT)
         if len(several) > 1:
             legend.append("A row of a single run is that one checkpoint: nothing is claimed about other seeds.")
     return legend

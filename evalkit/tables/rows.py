@@ -64,8 +64,7 @@ def read_mapping(path: Path) -> RunMapping:
             try:
                 rows.setdefault(row, []).append(find_run(folder, root_of_runs()))
             except (UsageError, RunError) as error:
-                kind = UsageError if isinstance(error, UsageError) else RunError
-                raise kind(f"row '{row}': {error}") from error
+                raise (UsageError if isinstance(error, UsageError) else RunError)(f"row '{row}': {error}") from error
     values = None if content.values is None else valid_path(f"{where}: 'values'", content.values)
     return RunMapping(content.rule, rows, values)
 
@@ -82,41 +81,31 @@ def map_runs(layout: TableLayout, runs: Sequence[Run]) -> RunMapping:
         if len(keys) != 1:
             what = f"rows {' and '.join(sorted(keys))} of" if keys else "no row of"
             is_of = f"its model ({_of_run(run)}) is that of {what} table {layout.name}"
-            raise UsageError(
-                f"run {run.folder.name}: {is_of}; name the row in a --runs FILE.yaml, or leave the run out"
-            )
+            raise UsageError(f"run {run.folder.name}: {is_of}; name the row in a --runs FILE.yaml")
         rows[keys[0]].append(run)
     for key, seeds in rows.items():
         if len(set(steps_of(seeds) or ())) > 1:
-            raise UsageError(
-                f"runs {seeds[0].folder.name} and {seeds[1].folder.name} are of row '{key}' of table {layout.name} "
-                "and have different training steps; remove one, or list them as seeds in a --runs FILE.yaml"
-            )
+            both = f"runs {seeds[0].folder.name} and {seeds[1].folder.name} are of row '{key}' of table {layout.name}"
+            raise UsageError(f"{both} and have different training steps; remove one")
     return RunMapping(None, {key: seeds for key, seeds in rows.items() if seeds})
 
 
 def check_suite(layout: TableLayout, run: Run, where: str = "") -> None:
     """Raise a `UsageError` if a run is of another suite than a layout's; `where` begins its message."""
     if layout.suite is None:
-        raise UsageError(
-            f"{where}table {layout.name} shows {', '.join(layout.tasks[:3])} …, which run {run.folder} of suite "
-            f"{run.suite} does not measure; give these numbers as a CSV, with 'values: FILE.csv' in the mapping"
-        )
+        csv = "give its numbers as a CSV, with 'values: FILE.csv' in the mapping"
+        raise UsageError(f"{where}table {layout.name} has no suite, so run {run.folder} cannot fill it; {csv}")
     if layout.suite not in (run.suite, filled(run.suite)[0]):
-        raise UsageError(
-            f"{where}run {run.folder} is of suite {run.suite}, but table {layout.name} shows suite {layout.suite}; "
-            "name a run of that suite, or a layout of this one"
-        )
+        shown = f"table {layout.name} shows suite {layout.suite}"
+        raise UsageError(f"{where}run {run.folder} is of suite {run.suite}, but {shown}; name a run of that suite")
 
 
 def rows_of(layout: TableLayout, run: Run) -> list[str]:
     """Return the rows whose model a run's is, in the layout's order; a `UsageError` if its manifest has no shape."""
     shape = (run.manifest.get("loaded") or {}).get("shape")
     if shape is None:
-        raise UsageError(
-            f"run {run.folder.name}: its manifest lacks the model's sizes and attention, which determine its row of "
-            f"table {layout.name}; name the row in a --runs FILE.yaml"
-        )
+        lacking = "its manifest lacks the model's sizes and attention, which determine its row"
+        raise UsageError(f"run {run.folder.name}: {lacking} of table {layout.name}; name it in a --runs FILE.yaml")
     models = [(key, model) for key in layout.assigned for model in _models(layout, key)]
     rows = [key for key, model in models if shape == _facts(model)]
     return list(dict.fromkeys(rows or [key for key, model in models if _alike(shape, model)]))

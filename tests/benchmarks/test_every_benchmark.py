@@ -19,7 +19,7 @@ from evalkit.benchmarks.run_listing import list_found
 from evalkit.benchmarks.session import ModelHolder
 from evalkit.cli import main
 from evalkit.cli.listing import suites
-from evalkit.comparison.comparison import Comparison, compare
+from evalkit.comparison.comparison import Comparison, compare_pairing
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import RunError, UnknownNameError, UsageError
@@ -194,7 +194,7 @@ def without_times(rows: Iterable[Any]) -> list[Any]:
 
 
 def compared(a: Run, b: Run, rule: str | None = None) -> Comparison:
-    return compare(pair(Side("a", (a,)), Side("b", (b,)), {}), rule)
+    return compare_pairing(pair(Side("a", (a,)), Side("b", (b,)), {}), rule)
 
 
 @every_kind

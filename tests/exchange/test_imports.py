@@ -16,13 +16,13 @@ from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import evaluate
 from evalkit.comparison.comparison import compare_sides
 from evalkit.comparison.differences import Comparison
+from evalkit.comparison.pairing import check_same_documents
 from evalkit.comparison.sides import Side
 from evalkit.data import Library
 from evalkit.display import Progress
 from evalkit.errors import DataError, UsageError
 from evalkit.exchange.exports import export_run
 from evalkit.exchange.metric_runs import import_logs
-from evalkit.inspection.selection import check_same_documents
 from evalkit.models.loading.locate import silent
 from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run

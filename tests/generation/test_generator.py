@@ -141,7 +141,7 @@ def test_a_model_without_a_cache_of_keys_and_values(kind: str) -> None:
     expected = [by_transformers(model, ids) for ids in many]
     generator = Generator(model, chunk=8)
     assert generator.without_cache.startswith(type(model).__name__)
-    assert (generator.one_by_one, generator.token_bytes) == (True, 0)
+    assert generator.token_bytes == 0
     config = model.generation_config
     config.repetition_penalty = 5.0
     assert ids_of(generator.generate(prompts(many))) == expected

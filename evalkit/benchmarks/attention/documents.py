@@ -6,8 +6,8 @@ In: an `AttentionRequest`. Out: an `AttentionPlan` with its manifest; with a tok
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Iterator, Sequence
+import timeit
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.categories import (
+    Piece,
     Tagger,
     categories_of,
     load_tagger,
@@ -27,9 +28,11 @@ from evalkit.benchmarks.attention.categories import (
 )
 from evalkit.benchmarks.attention.groups import GROUPS, MASS, RANK, RANKED_LAYERS, chosen_layers, parsed_layers
 from evalkit.benchmarks.base import Batch, Batches, Planned
-from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite
+from evalkit.benchmarks.generated import DocumentPlan
+from evalkit.benchmarks.multiple_choice.plan import plan_suite
 from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, END, SPECIAL, Prompter
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
+from evalkit.benchmarks.multiple_choice.templates import Template
 from evalkit.benchmarks.request import (
     DEFAULT_SUITE,
     Request,
@@ -45,9 +48,8 @@ from evalkit.errors import ScoringError, UnknownNameError, UsageError
 from evalkit.inputs.reading import read_given_text
 from evalkit.inputs.settings import setting
 from evalkit.inputs.values import check_text
-from evalkit.models.loading.locate import Checkpoint, silent
+from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import config_of, window_of
-from evalkit.runs.finding import run_folder
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.measures import AttentionFacts
@@ -61,8 +63,8 @@ VERSION = 2
 _OF_DOCUMENTS = ("tasks", "template", "num_fewshot", "data_dir", "allow_unofficial_data")
 """Settings that a text does not have."""
 _BATCH = 4
-_SIZES = (64, 256, 1024)
-"""Tokens of the maps whose singular values are timed."""
+_TIMED = 256
+"""Tokens of the map whose singular values are timed."""
 
 
 @dataclass(frozen=True)
@@ -94,30 +96,18 @@ class AttentionRequest(Request):
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
-    """A validated request with its documents and manifest."""
+class AttentionPlan(DocumentPlan):
+    """A plan whose documents are questions; of a text there are none, since its windows are known after planning."""
 
-    request: AttentionRequest
-    checkpoint: Checkpoint
-    manifest: dict[str, Any]
-    choices: ChoicePlan | None
-    """Plan of the suite whose documents are read; None for a text."""
+    template: Template | None = None
+    """Of the prompts; None for a text."""
     text: str = ""
 
     @property
-    def questions(self) -> dict[str, list[Question]]:
-        return {} if self.choices is None else self.choices.questions
-
-    @property
     def work(self) -> dict[Key, int]:
-        """Key of each document in the journal → its characters, and a few; empty for a text, before it is tokenised."""
-        questions = chain.from_iterable(self.questions.values())
+        """Key of each document in the journal → its characters, and a few."""
+        questions = chain.from_iterable(self.tasks.values())
         return {_key(asked): len(asked.contexts[0]) + len(asked.continuations[0]) + 4 for asked in questions}
-
-    @property
-    def folder(self) -> Path:
-        template = self.manifest["template"]["name"]
-        return run_folder(self.request.output, self.checkpoint, ATTENTION, template, self.manifest)
 
 
 def _key(question: Question) -> Key:
@@ -126,7 +116,7 @@ def _key(question: Question) -> Key:
 
 def is_missing(plan: AttentionPlan, finished: FinishedRows) -> bool:
     """Return whether a document has no rows. Of a text it is true, since its windows are known after planning only."""
-    return plan.choices is None or any(key not in finished for key in plan.work)
+    return plan.template is None or any(key not in finished for key in plan.work)
 
 
 def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
@@ -155,7 +145,7 @@ def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
     names = ("documents", "template", "labels", "short")
     more = {name: choices.manifest[name] for name in names if name in choices.manifest}
     manifest = plain_manifest(ATTENTION, request.model, choices.checkpoint, settings, **more)
-    return AttentionPlan(request, choices.checkpoint, manifest, choices)
+    return AttentionPlan(request, choices.checkpoint, choices.questions, manifest, choices.template)
 
 
 def _plan_text(request: AttentionRequest, path: Path, settings: dict[str, Any], say: Say) -> AttentionPlan:
@@ -172,7 +162,7 @@ def _plan_text(request: AttentionRequest, path: Path, settings: dict[str, Any], 
         settings["window"] = int(request.model.context)
     about = {"documents": {TEXT: {"source": str(path), "official": None, "count": 1}}, "template": {"name": TEXT}}
     manifest = plain_manifest(ATTENTION, request.model, checkpoint, settings, **about)
-    return AttentionPlan(request, checkpoint, manifest, None, text)
+    return AttentionPlan(request, checkpoint, {TEXT: ()}, manifest, text=text)
 
 
 @dataclass(frozen=True)
@@ -210,7 +200,7 @@ def planned_batches(
 ) -> Planned:
     """Plan the batches of the documents that have no rows; work is counted in characters, of a text in tokens."""
     work = plan.work
-    if plan.choices is None:
+    if plan.template is None:
         windows = _windows(plan, facts.window, tokenizer)
         work = {(TEXT, TEXT, sequence.doc_id): len(sequence.tokens) for sequence, *_ in windows}
     done = sum(size for key, size in work.items() if key in finished)
@@ -220,18 +210,14 @@ def planned_batches(
 def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: FinishedRows, say: Say) -> Batches:
     """Yield the batches that have documents without rows, task by task."""
     tagger = load_tagger(say) if MASS in plan.manifest["specification"]["measures"] else None
-    if plan.choices is None:
-        for sequence, text, characters in _windows(plan, window, tokenizer):
-            if (TEXT, TEXT, sequence.doc_id) not in finished:
-                if tagger is not None:
-                    pieces = [(False, text)]
-                    words = tagger(tagged_texts(pieces))
-                    categories = categories_of(pieces, characters, words.__getitem__, sequence.bos)
-                    sequence = replace(sequence, categories=categories)
+    if plan.template is None:
+        for part in _windows(plan, window, tokenizer):
+            if (TEXT, TEXT, part[0].doc_id) not in finished:
+                [sequence] = _categorised([part], tagger)
                 yield Batch(TEXT, sequence.doc_id, (sequence,), float(len(sequence.tokens)), 1)
         return
-    prompter, work = Prompter(plan.choices.template, tokenizer, window - 1, say, characters=True), plan.work
-    for task, questions in plan.questions.items():
+    prompter, work = Prompter(plan.template, tokenizer, window - 1, say, characters=True), plan.work
+    for task, questions in plan.tasks.items():
         for number, start in enumerate(range(0, len(questions), _BATCH)):
             members = questions[start : start + _BATCH]
             keys = list(map(_key, members))
@@ -241,10 +227,24 @@ def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: Finis
                 yield Batch(task, number, content, float(sum(work[key] for key in keys)), len(members))
 
 
+Tokenised = tuple[AnalysedSequence, Sequence[Piece], Any]
+"""A sequence without categories, the pieces of its text, and its tokens' characters, [tokens, 2]."""
+
+
+def _categorised(parts: Sequence[Tokenised], tagger: Tagger | None) -> list[AnalysedSequence]:
+    if tagger is None:
+        return [sequence for sequence, *_ in parts]
+    words = tagger(chain.from_iterable(tagged_texts(pieces) for _, pieces, _ in parts)).__getitem__
+    return [
+        replace(sequence, categories=categories_of(pieces, characters, words, sequence.bos))
+        for sequence, pieces, characters in parts
+    ]
+
+
 def sequences_of(
     plan: AttentionPlan, prompter: Prompter, questions: Sequence[Question], tagger: Tagger | None, bos: int | None
-) -> Iterator[AnalysedSequence]:
-    """Yield the sequences of documents: of the gold choice, or of every choice."""
+) -> list[AnalysedSequence]:
+    """Return the sequences of documents: of the gold choice, or of every choice."""
     every = plan.request.continuation == "all"
     chosen = [
         (question, n) for question in questions for n in (range(len(question.contexts)) if every else (question.gold,))
@@ -256,21 +256,20 @@ def sequences_of(
         for question, n in chosen
     ]
     rendered = [[(code in (SPECIAL, END), text) for code, text in prompter.render(question, 0)] for question in alone]
-    words = None if tagger is None else tagger(chain(*map(tagged_texts, rendered)))
+    parts = []
     for (question, choice), pieces, encoded in zip(chosen, rendered, prompter.encode(alone), strict=True):
         [sequence] = encoded.sequences
         # BOS is added as an id, or written by a chat template
         has_bos = bos is not None and int(sequence.tokens[0]) == bos
-        categories = None
-        if words is not None and sequence.characters is not None:
-            categories = categories_of(pieces, sequence.characters, words.__getitem__, has_bos)
         readers = np.flatnonzero(sequence.segments == CONTINUATION)
         about = question.subtask, question.doc_id, choice, question.cluster, sequence.truncated
-        yield AnalysedSequence(categories, readers, int(readers[-1]), has_bos, *about, sequence.tokens)
+        analysed = AnalysedSequence(None, readers, int(readers[-1]), has_bos, *about, sequence.tokens)
+        parts.append((analysed, pieces, sequence.characters))
+    return _categorised(parts, tagger)
 
 
-def _windows(plan: AttentionPlan, window: int, tokenizer: Any) -> list[tuple[AnalysedSequence, str, NDArray[np.int64]]]:
-    """Return the sampled windows of a text, which do not overlap, each with its text and its tokens' characters.
+def _windows(plan: AttentionPlan, window: int, tokenizer: Any) -> list[Tokenised]:
+    """Return the sampled windows of a text, which do not overlap.
 
     A last window that is shorter is left out, unless it is the only one.
     """
@@ -284,7 +283,7 @@ def _windows(plan: AttentionPlan, window: int, tokenizer: Any) -> list[tuple[Ana
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     size = window - len(bos)
     sample = DocumentSample(plan.request.sample, plan.request.seed)
-    windows = []
+    windows: list[Tokenised] = []
     for number in sample.places(TEXT, [TEXT] * max(1, len(tokens) // size)):
         span = slice(number * size, (number + 1) * size)
         ids = np.concatenate((bos, tokens[span])).astype(np.int32)
@@ -293,20 +292,20 @@ def _windows(plan: AttentionPlan, window: int, tokenizer: Any) -> list[tuple[Ana
         spans = np.pad(own, ((len(bos), 0), (0, 0)), constant_values=-1)
         readers = np.arange(1, len(ids))
         sequence = AnalysedSequence(None, readers, len(ids) - 1, bool(bos), TEXT, number, 0, number, 0, ids)
-        windows.append((sequence, plan.text[first:after], spans))
+        windows.append((sequence, [(False, plan.text[first:after])], spans))
     return windows
 
 
 def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
     """Estimate the costs of each task from at most `sample` of its documents; a text's tokens are counted."""
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
-    if plan.choices is None:
+    if plan.template is None:
         window = min(window, plan.manifest["specification"].get("window", window))
         lengths = [len(sequence.tokens) - sequence.bos for sequence, *_ in _windows(plan, window, tokenizer)]
         return [_costs(plan, TEXT, lengths, len(lengths), len(lengths))]
-    prompter = Prompter(plan.choices.template, tokenizer, window - 1, say)
+    prompter = Prompter(plan.template, tokenizer, window - 1, say)
     costs = []
-    for task, questions in plan.questions.items():
+    for task, questions in plan.tasks.items():
         sampled = [questions[number] for number in spread(len(questions), sample)]
         sequences = sequences_of(plan, prompter, sampled, None, tokenizer.bos_token_id)
         lengths = [len(sequence.tokens) for sequence in sequences]
@@ -323,21 +322,15 @@ def _costs(plan: AttentionPlan, task: str, lengths: Sequence[int], documents: in
     read = len(chosen_layers(requested, range(layers))) if isinstance(layers, int) and layers > 0 else 1
     if RANK in plan.manifest["specification"]["measures"]:
         maps = (read if requested else min(read, RANKED_LAYERS)) * (heads if isinstance(heads, int) else 1)
-        # The time of a map's singular values: between those of three lengths; beyond them by the cube of its length
-        sizes, logs = np.log(_SIZES), np.log(lengths)
-        within = np.interp(logs, sizes, np.log([_timed(size) for size in _SIZES]))
-        seconds = scale * maps * float(np.sum(np.exp(within + 3 * np.maximum(logs - sizes[-1], 0.0))))
+        # The time of a map's singular values grows with the cube of its length
+        seconds = scale * maps * _timed() * sum((length / _TIMED) ** 3 for length in lengths)
     tokens = scale * sum(lengths)
     return TaskTokens(task, documents, sampled, scale * len(lengths), tokens, tokens, seconds=seconds)
 
 
 @cache
-def _timed(size: int) -> float:
+def _timed() -> float:
     import torch
 
-    seen, times = torch.rand(size, size).tril(), []
-    for _ in range(2):
-        started = time.perf_counter()
-        torch.linalg.svdvals(seen)
-        times.append(time.perf_counter() - started)
-    return min(times)
+    seen = torch.rand(_TIMED, _TIMED).tril()
+    return min(timeit.repeat(lambda: torch.linalg.svdvals(seen), number=1, repeat=2))

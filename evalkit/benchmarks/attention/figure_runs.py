@@ -13,16 +13,20 @@ import numpy as np
 import pandas as pd
 
 from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.groups import MEASURES, Band, layer_of
-from evalkit.benchmarks.attention.results import DOCUMENT, DOCUMENTS, HEAD, HEADS, SAMPLE, documents_of, with_values
+from evalkit.benchmarks.attention.groups import MEASURES, Band, chosen_layers, described_layers, parsed_layers
+from evalkit.benchmarks.attention.results import DOCUMENTS, HEADS, SAMPLE, with_values
 from evalkit.benchmarks.differences import differences
+from evalkit.benchmarks.outcomes import Comparable, Measure
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
 from evalkit.reporting.figures import short_name
 from evalkit.runs.folder import Run
+from evalkit.runs.score_table import CLUSTER
+from evalkit.stats.estimates import Floats
 
 _COMPARED = {"questions": "suite of the documents", "num_fewshot": "solved examples", "tagger": "tagger"}
 """Key of the specification → its name. Traits of every run are compared besides."""
+_EVERY = "all"
 
 
 class AnalysedRun:
@@ -42,31 +46,39 @@ class AnalysedRun:
         self.tasks = tuple(task for task in known if not tasks or task in tasks)
 
     @cached_property
-    def samples(self) -> pd.DataFrame:
-        """One row for each document, as `documents_of`, in the order of their keys."""
-        samples = documents_of(self._documents).astype({"task": str, "subtask": str})
-        return samples.sort_values(SAMPLE, ignore_index=True)
+    def documents(self) -> pd.DataFrame:
+        """Measures over heads: `DOCUMENT` and value, the mean over heads, of a rank the median."""
+        return with_values(self._table(DOCUMENTS))
 
     @cached_property
-    def _documents(self) -> pd.DataFrame:
-        table = self.run.table(DOCUMENTS, [*DOCUMENT, "mean", "median"])
-        return table[table["task"].isin(self.tasks)]
+    def samples(self) -> pd.DataFrame:
+        """One row for each document: its key, its cluster, and the sums of tokens and checksums of its sequences."""
+        sequences = self.documents.drop_duplicates([*SAMPLE, "choice"]).astype({"task": str, "subtask": str})
+        grouped = sequences.groupby([*SAMPLE, "cluster"], sort=False)
+        return grouped[["tokens", "sequence"]].sum().reset_index()
+
+    @cached_property
+    def measures(self) -> tuple[str, ...]:
+        known = {*self.documents["measure"].unique()}
+        return tuple(name for name in MEASURES if name in known)
 
     @cached_property
     def _heads(self) -> pd.DataFrame:
-        table = self.run.table(HEADS, [*HEAD, "n", "mean"])
+        return self._table(HEADS)
+
+    def _table(self, name: str) -> pd.DataFrame:
+        table = self.run.table(name)
         return table[table["task"].isin(self.tasks)]
 
-    def has(self, measure: str) -> bool:
-        return bool((self._heads["measure"] == measure).any())
+    def has_documents_of(self, other: AnalysedRun) -> bool:
+        """Whether both have the same documents and tokens."""
+        mine, theirs = (run.samples.sort_values(SAMPLE, ignore_index=True) for run in (self, other))
+        return mine.equals(theirs)
 
-    def layers(self, measure: str, chosen: Sequence[int] = ()) -> list[int]:
+    def layers(self, measure: str, chosen: Sequence[int] = (), option: str = "--layers ") -> list[int]:
         """Layers that have a measure: all, or the chosen ones, from -1 for the last one backwards."""
-        known = sorted(int(layer) for layer in self._rows(self._heads, measure)["layer"].unique())
-        meant = {number: layer_of(number, self.run.manifest["attention_layers"]) for number in chosen}
-        if unknown := [number for number, layer in meant.items() if layer not in known]:
-            raise UsageError(f"--layers {unknown[0]}: {self._label} has {measure} of layers {known[0]} to {known[-1]}")
-        return [*dict.fromkeys(layer for layer in meant.values() if layer is not None)] or known
+        known = sorted(map(int, self._rows(self.documents, measure)["layer"].unique()))
+        return chosen_layers(chosen, self.run.manifest["attention_layers"], known, option)
 
     def values(
         self, measure: str, band: Band, layers: Sequence[int] = (), keys: Sequence[str] = ("layer",)
@@ -74,12 +86,12 @@ class AnalysedRun:
         """Return the values of a measure in the chosen layers, by layer or by layer and position of the query.
 
         With the band "heads" of each head: head, value (mean over documents) and n (documents). With "samples" of each
-        document: `SAMPLE` and value (mean over heads, of a rank the median).
+        document: `SAMPLE` and value (mean over continuations of `documents`).
         """
-        rows = self._rows(self._documents if band == "samples" else self._heads, measure, "position" in keys)
+        rows = self._rows(self.documents if band == "samples" else self._heads, measure, "position" in keys)
         rows = rows[rows["layer"].isin(self.layers(measure, layers))]
         if band == "samples":
-            return with_values(rows).groupby([*keys, *SAMPLE], observed=True)["value"].mean().reset_index()
+            return rows.groupby([*keys, *SAMPLE], observed=True)["value"].mean().reset_index()
         rows = rows.assign(value=rows["mean"] * rows["n"])
         sums = rows.groupby([*keys, "head"], observed=True)[["value", "n"]].sum()
         return sums.assign(value=sums["value"] / sums["n"]).reset_index()
@@ -94,17 +106,11 @@ class AnalysedRun:
         about = {"run": self.name, "id": self.run.manifest["id"], "measure": measure}
         return pd.DataFrame(about, values.index).join(values)
 
-    def _rows(self, table: pd.DataFrame, measure: str, by_position: bool | None = None) -> pd.DataFrame:
-        rows = table[table["measure"] == measure]
-        if by_position is not None:
-            rows = rows[rows["position"].notna() == by_position]
-            rows = rows.astype({"position": "int64"} if by_position else {})
+    def _rows(self, table: pd.DataFrame, measure: str, by_position: bool = False) -> pd.DataFrame:
+        rows = table[(table["measure"] == measure) & (table["position"].notna() == by_position)]
+        rows = rows.astype({"position": "int64"} if by_position else {})
         if rows.empty:
-            group = MEASURES[measure].group
-            raise UsageError(
-                f"{self._label} has no {measure}; compute it with evalkit attention … --measures {group}, on documents "
-                "to which it applies"
-            )
+            raise UsageError(f"{self._label} has no {measure}; compute it with --measures {MEASURES[measure].group}")
         return rows
 
 
@@ -118,15 +124,12 @@ def spread_of(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 def share_above(first: AnalysedRun, other: AnalysedRun, measure: str, layers: Sequence[int]) -> pd.DataFrame:
     """Return the share of documents with a larger value than in the first run, and its standard error, by layer."""
     both = f"runs {first.run.folder.name} and {other.run.folder.name} have"
-    if not first.samples.equals(other.samples):
-        raise UsageError(
-            f"{both} other documents, or other tokens, so their ranks cannot be paired; analyse the same sample with "
-            "the same tokenizer"
-        )
+    if not first.has_documents_of(other):
+        raise UsageError(f"{both} other documents, or tokens, so their ranks cannot be paired; analyse the same sample")
     mine, theirs = (run.values(measure, "samples", layers) for run in (first, other))
     pairs = mine.merge(theirs, on=["layer", *SAMPLE], suffixes=("", "_other"))
     if pairs.empty:
-        raise UsageError(f"{both} {measure} of no layer in common; analyse the same with evalkit attention … --layers")
+        raise UsageError(f"{both} {measure} of no layer in common; analyse the same --layers")
     above = pairs.assign(above=pairs["value_other"] > pairs["value"]).groupby("layer")["above"]
     share, n = above.mean(), above.size()
     return pd.DataFrame({"value": share, "spread": np.sqrt(share * (1 - share) / n), "n": n}).reset_index()
@@ -137,25 +140,75 @@ def run_differences(runs: Sequence[AnalysedRun]) -> list[str]:
     first, *others = runs
     values_of: dict[str, list[str]] = {}
     for other in others:
-        for name, mine, theirs in _differing(first, other):
-            values_of.setdefault(name, [f"{mine} ({short_name(first.name)})"])
-            values_of[name].append(f"{theirs} ({short_name(other.name)})")
+        pairs = differences(first.run, other.run)
+        differing = [(mine.name, mine.value, theirs.value) for mine, theirs in pairs if mine.refused]
+        mine, theirs = _settings(first), _settings(other)
+        differing += [(name, mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]]
+        if not differing and not first.has_documents_of(other):
+            own, another = (f"{int(run.samples['tokens'].sum()):,} tokens" for run in (first, other))
+            differing.append(("documents", own, another))
+        for name, own, another in differing:
+            values_of.setdefault(name, [f"{own} ({short_name(first.name)})"])
+            values_of[name].append(f"{another} ({short_name(other.name)})")
     listed = "; ".join(f"{name}: {', '.join(values)}" for name, values in values_of.items())
     return [printable(f"The runs differ in more than their models: {listed}.")] if listed else []
 
 
-def _differing(first: AnalysedRun, other: AnalysedRun) -> list[tuple[str, str, str]]:
-    """Return (what, the first run's value, the other's) of each difference."""
-    differing = [
-        (mine.name, mine.value, theirs.value) for mine, theirs in differences(first.run, other.run) if mine.refused
-    ]
-    specifications = [run.run.manifest["specification"] for run in (first, other)]
-    for key, name in _COMPARED.items():
-        mine, theirs = ("none" if about.get(key) is None else str(about[key]) for about in specifications)
-        differing += [(name, mine, theirs)] if mine != theirs else []
-    if first.tasks != other.tasks:
-        differing.append(("tasks", " ".join(first.tasks), " ".join(other.tasks)))
-    if not differing and not first.samples.equals(other.samples):
-        mine, theirs = (f"{int(run.samples['tokens'].sum()):,} tokens" for run in (first, other))
-        differing.append(("documents", mine, theirs))
-    return differing
+def _settings(analysed: AnalysedRun) -> dict[str, str]:
+    """Return what changes numbers, beside the traits of every run."""
+    about = analysed.run.manifest["specification"]
+    values = {name: "none" if about.get(key) is None else str(about[key]) for key, name in _COMPARED.items()}
+    return values | {"tasks": " ".join(analysed.tasks)}
+
+
+class AttentionDocuments(Comparable):
+    checked = ("sequence",)
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._analysed = AnalysedRun(run.folder.name, run)
+        self.groups = {"Average": self._analysed.tasks}
+        self.group_sizes = {"Average": len(self._analysed.tasks)}
+
+    @property
+    def documents(self) -> pd.DataFrame:
+        """One row for each document; of several continuations, `sequence` is the sum of theirs."""
+        return self._analysed.samples.rename(columns={"cluster": CLUSTER})
+
+    @property
+    def rules(self) -> Sequence[str]:
+        return self._analysed.measures
+
+    def by_rule(self, rule: str) -> Floats:
+        """Return [documents] values of a measure, or [documents, layers] of "MEASURE@all"."""
+        name, given, layers = self._parsed(rule)
+        values = self._analysed.values(name, "samples", layers).astype({"task": str, "subtask": str})
+        wide = values.pivot(index=SAMPLE, columns="layer", values="value")
+        by_layer = wide.reindex(pd.MultiIndex.from_frame(self.documents[SAMPLE]))
+        if absent := by_layer.index[by_layer.isna().any(axis=1)].tolist():
+            _, subtask, doc_id = absent[0]
+            run, place = f"run {self.run.folder.name}", f"{subtask} document {doc_id}, which is too short"
+            raise UsageError(f"{run} has no {name} of {len(absent)} documents, such as {place}")
+        scores: Floats = (by_layer if given == _EVERY else by_layer.mean(axis=1)).to_numpy(float)
+        return scores
+
+    def measure(self, rule: str) -> Measure:
+        name, given, layers = self._parsed(rule)
+        info = MEASURES[name]
+        averaged = "" if given else described_layers(layers, self.run.manifest["attention_layers"])
+        where = f"mean over {averaged}" if averaged else "by layer" if given == _EVERY else f"layer {layers[0]}"
+        words = f"{info.words}; {where}{'; in %' if info.in_percent else ''}"
+        every = tuple(layers) if given == _EVERY else ()
+        return Measure(words, True, rule, info.bounds, None, every, averaged=averaged)
+
+    def _parsed(self, rule: str) -> tuple[str, str, list[int]]:
+        """Measure of a rule, its layer as given ("all", or "" for the mean), and the layers read."""
+        name, at, given = rule.partition("@")
+        if name == ATTENTION:
+            known = ", ".join(self.rules)
+            raise UsageError(f"name a measure of attention with --rule: {known}; with @LAYER or @all by layer")
+        if name not in self.rules:
+            raise UnknownNameError(f"measure of run {self.run.folder.name}", name, self.rules)
+        option = f"--rule {name}@"
+        numbers = parsed_layers([given], option) if at and given != _EVERY else ()
+        return name, given, self._analysed.layers(name, numbers, option)

@@ -70,7 +70,7 @@ def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
             dotted = ". Dotted: 50 %, as of random signs"
             return _by_layer(runs, [request.measure_of(name)], band, layers, 1, dotted, reference=0.5)
         case "summary":
-            measures = [measure for measure in _SUMMARY if all(run.has(measure) for run in runs)]
+            measures = [measure for measure in _SUMMARY if all(measure in run.measures for run in runs)]
             return _by_layer(runs, measures or _SUMMARY, band, layers, 2)
         case "rank":
             return _rank(runs, request.measure_of(name), layers)
@@ -92,15 +92,13 @@ def write(figure: Figure, runs: Runs, paths: Sequence[Path]) -> list[Path]:
     if numbers.is_file():
         with numbers.open(encoding="utf-8", errors="replace") as file:
             if not file.readline().startswith("panel,run,id,"):
-                raise UsageError(
-                    f"{numbers} exists and is not of a figure, and the drawn numbers go there; choose another --output"
-                )
+                raise UsageError(f"{numbers} exists and is not of a figure; choose another --output")
     for path in paths:
         draw(figure, runs, path)
-    joined = pd.concat([panel.table.assign(panel=panel.title) for panel in figure.panels], ignore_index=True)
+    titled = [panel.table.assign(panel=panel.title) for panel in figure.panels]
+    joined = pd.concat(titled, ignore_index=True).astype(object)
     joined.insert(0, "panel", joined.pop("panel"))
-    rows = joined.astype(object).where(joined.notna(), None).to_dict("records")
-    records = [{str(name): value for name, value in row.items()} for row in rows]
+    records: Any = joined.where(joined.notna(), None).to_dict("records")
     try:
         replace_file(numbers, f"{records_csv(records)}\n".encode())
     except OSError as error:
@@ -167,9 +165,8 @@ def _categories(runs: Runs, band: Band, layers: Sequence[int], paper: bool) -> F
     for run in runs:
         sums = pd.DataFrame()
         for title, names in _FOUR.items():
-            values = pd.concat([run.values(f"{kind}_{name}", band, layers) for name in names])
-            grouped = values.groupby(keys, observed=True)
-            sums[title] = grouped["value"].sum()
+            values = _joined(run.values(f"{kind}_{name}", band, layers) for name in names)
+            sums[title] = (grouped := values.groupby(keys, observed=True))["value"].sum()
         if paper:  # softmax over the four kinds
             powers = sums.sub(sums.max(axis=1), axis=0).map(math.exp)
             sums = powers.div(powers.sum(axis=1), axis=0)

@@ -39,11 +39,6 @@ class MeasureInfo:
     """The measure of |weights| that it equals where no weight is negative; empty: none."""
 
     @property
-    def median(self) -> bool:
-        """Whether heads are summarised by their median, as the paper does for the rank; else by their mean."""
-        return self.group == RANK
-
-    @property
     def in_percent(self) -> bool:
         return self.bounds == _SHARE
 
@@ -100,31 +95,26 @@ class AttentionRow(NamedTuple):
     value: float
 
 
-def parsed_layers(given: Sequence[str]) -> tuple[int, ...]:
+def parsed_layers(given: Sequence[str], option: str = "--layers ") -> tuple[int, ...]:
     try:
         return tuple(dict.fromkeys(map(int, given)))
     except ValueError:
-        raise UsageError(
-            f"--layers {','.join(given)}: expected numbers of layers, from 0, or from -1 for the last one backwards"
-        ) from None
+        raise UsageError(f"{option}{','.join(given)}: expected numbers, from 0, or from -1 backwards") from None
 
 
-def layer_of(number: int, layers: Sequence[int]) -> int | None:
-    """Return the layer that a number means (from -1: backwards) of a model's layers with attention; None if none."""
-    if number >= 0:
-        return number if number in layers else None
-    return layers[number] if -number <= len(layers) else None
+def chosen_layers(
+    given: Sequence[int], layers: Sequence[int], measured: Sequence[int] = (), option: str = "--layers "
+) -> list[int]:
+    """Return the layers that numbers mean, ascending; all for no numbers.
 
-
-def chosen_layers(given: Sequence[int], layers: Sequence[int]) -> list[int]:
-    """Return the layers that numbers mean (`layer_of`), ascending; all for no numbers."""
-    meant = {number: layer_of(number, layers) for number in given}
-    if unknown := [number for number, layer in meant.items() if layer is None]:
-        raise UsageError(
-            f"--layers: the model has no attention layer {unknown[0]}; its layers are {layers[0]} to {layers[-1]}, or "
-            f"-1 to {-len(layers)}"
-        )
-    return sorted({layer for layer in meant.values() if layer is not None}) or list(layers)
+    From -1 backwards they are of `layers`, the model's layers with attention. Where some of them are `measured`, only
+    these can be chosen.
+    """
+    known = list(measured or layers)
+    meant = {number: layers[number] if -len(layers) <= number < 0 else number for number in given}
+    if unknown := [number for number, layer in meant.items() if layer not in known]:
+        raise UsageError(f"{option}{unknown[0]}: not among the layers {known[0]} to {known[-1]}, from -1 backwards")
+    return sorted(set(meant.values())) or known
 
 
 def described_layers(measured: Sequence[int], layers: Sequence[int]) -> str:
@@ -187,13 +177,10 @@ class FigureRequest:
         if name not in KINDS:
             raise UnknownNameError("figure", name, KINDS)
         kind = KINDS[name]
-        unused = {
-            "--band": self.band is not None and kind.band is None,
-            "--measure": self.measure is not None and not kind.measures,
-            "--paper": self.paper and not kind.as_in_paper,
-        }
-        if wrong := [option for option, is_wrong in unused.items() if is_wrong]:
-            raise UsageError(f"{wrong[0]} does not apply to figure {name}; leave it out")
+        given = ("--band", self.band, kind.band), ("--measure", self.measure, kind.measures)
+        for option, value, applies in (*given, ("--paper", self.paper, kind.as_in_paper)):
+            if value and not applies:
+                raise UsageError(f"{option} does not apply to figure {name}; leave it out")
         if self.measure is not None and self.measure not in kind.measures:
             raise UnknownNameError(f"measure of figure {name}", self.measure, kind.measures)
         if name == "categories" and self.paper and self.band == "samples":

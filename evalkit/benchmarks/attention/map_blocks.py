@@ -49,10 +49,7 @@ def attention_modules(model: Any) -> dict[int, Any]:
     """
     kind: Any = model.can_record_outputs.get("attentions")
     if getattr(kind, "__name__", "") == "DiffLlamaAttention":
-        raise CheckpointError(
-            "DiffLlama returns the two softmax maps of each pair and not their difference; "
-            "convert it to an evalkit checkpoint with `evalkit models convert`"
-        )
+        raise CheckpointError("DiffLlama returns two maps and not their difference; run `evalkit models convert` on it")
     modules: dict[int, Any] = {}
     if returns_maps(model):
         modules = {module.layer_idx: module for module in model.modules() if isinstance(module, kind)}

@@ -41,6 +41,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
@@ -50,7 +51,6 @@ from evalkit.benchmarks.attention.documents import AnalysedSequence, Reading
 from evalkit.benchmarks.attention.groups import (
     CATEGORIES,
     FINISHED,
-    GROUPS,
     MASS,
     RANK,
     RANKED_LAYERS,
@@ -80,17 +80,13 @@ _CHECKED_TOKENS = 48
 
 
 def measures_of(blocks: MapBlocks, reading: Reading, groups: Collection[str]) -> dict[str, Floats]:
-    """Compute groups of measures of one layer, of `GROUPS`; a `ValueError` if the reading does not fit the map.
+    """Compute groups of measures of one layer, of `GROUPS`; a `ValueError` if a position is not in the map.
 
     Returns [heads] by name, and [heads, bins] for names that end in `_by_position`, with the bins of `position_edges`.
     """
-    if unknown := sorted(set(groups) - set(GROUPS)):
-        raise ValueError(f"no group of measures '{unknown[0]}'; there are {', '.join(GROUPS)}")
     positions = np.append(reading.readers, reading.last)
     if positions.min() < 0 or positions.max() >= blocks.tokens:
         raise ValueError(f"a position of the reading is outside of the sequence's {blocks.tokens} tokens")
-    if MASS in groups and (reading.categories is None or len(reading.categories) != blocks.tokens):
-        raise ValueError(f"the measures of mass need the categories of {blocks.tokens} tokens")
     measured = {} if set(groups) == {RANK} else _MapSums(blocks, reading, groups).measures()
     if RANK in groups:
         # Head by head, so that one head's map is in memory
@@ -292,47 +288,28 @@ class Analysis:
                 raise
             label, tokens = f"{sequence.subtask} document {sequence.doc_id}", f"{len(sequence.tokens):,} tokens"
             refuse_to_split(f"{label}, {tokens}")
-            raise ScoringError(
-                f"{label}: out of memory on {tokens}; leave rank out of --measures, give fewer --layers, or a smaller "
-                "--context"
-            ) from error
+            raise ScoringError(f"{label}: out of memory on {tokens}; leave rank out of --measures") from error
         return by_layer
 
 
 def rows_of(measured: Sequence[tuple[AnalysedSequence, Mapping[int, Mapping[str, Floats]]]]) -> pa.Table:
     """Return the rows of some sequences, each with layer → its measures, as of `measures_of`."""
-    finished = {FINISHED: np.zeros(1)}
-    tables = [_layer_rows(sequence, 0, finished) for sequence, _ in measured]
-    tables += [
-        _layer_rows(sequence, layer, values)
-        for sequence, by_layer in measured
-        for layer, values in by_layer.items()
-        if values
-    ]
-    return pa.concat_tables(tables)
-
-
-def _layer_rows(sequence: AnalysedSequence, layer: int, measured: Mapping[str, Floats]) -> pa.Table:
-    tokens = len(sequence.tokens)
-    names: list[str] = []
-    positions: list[int | None] = []
-    values: list[Floats] = []
-    for name, of_heads in measured.items():
-        bins = position_edges(tokens)[:-1] if name.endswith(_BY_POSITION) else (None,)
-        names.extend([name.removesuffix(_BY_POSITION)] * len(bins))
-        positions.extend(bins)
-        values.extend(of_heads.reshape(len(of_heads), -1).T)
+    rows: list[tuple[Any, ...]] = [(*_key(sequence), 0, FINISHED, None, np.zeros(1)) for sequence, _ in measured]
+    for sequence, by_layer in measured:
+        for layer, values_of in by_layer.items():
+            for name, values in values_of.items():
+                bins = position_edges(len(sequence.tokens))[:-1] if name.endswith(_BY_POSITION) else (None,)
+                about = *_key(sequence), layer, name.removesuffix(_BY_POSITION)
+                rows += [(*about, *of_bin) for of_bin in zip(bins, values.reshape(len(values), -1).T, strict=True)]
+    columns = [name for name in AttentionRow._fields if name != "head"]
+    table = pd.DataFrame(rows, columns=columns).explode("value")
     # Rounded as in the final table: the journal's compression halves
-    table = np.stack(values).astype(np.float32).astype(np.float64)
-    measures, heads = table.shape
-    of_measure = pa.array(np.repeat(np.arange(measures), heads))
-    of_sequence = {name: getattr(sequence, name) for name in ("subtask", "doc_id", "choice", "cluster", "truncated")}
-    of_sequence |= {"sequence": zlib.crc32(sequence.tokens.tobytes()), "tokens": tokens, "layer": layer}
-    columns = {name: pa.repeat(value, table.size) for name, value in of_sequence.items()}
-    columns |= {
-        "head": pa.array(np.tile(np.arange(heads), measures)),
-        "measure": pa.array(names).take(of_measure),
-        "position": pa.array(positions, pa.int64()).take(of_measure),
-        "value": pa.array(table.reshape(-1)),
-    }
-    return pa.table(columns, schema=schema_of(AttentionRow))
+    rounded = table["value"].astype(np.float32).astype(np.float64)
+    table = table.assign(head=table.groupby(level=0).cumcount(), value=rounded)
+    return pa.Table.from_pandas(table, schema_of(AttentionRow), preserve_index=False)
+
+
+def _key(sequence: AnalysedSequence) -> tuple[Any, ...]:
+    checksum, tokens = zlib.crc32(sequence.tokens.tobytes()), len(sequence.tokens)
+    about = sequence.subtask, sequence.doc_id, sequence.choice, sequence.cluster
+    return *about, checksum, tokens, sequence.truncated

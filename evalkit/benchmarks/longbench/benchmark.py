@@ -11,33 +11,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks import generated
+from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
 from evalkit.benchmarks.longbench import results
 from evalkit.benchmarks.longbench.official import generation_requests, score_prediction
-from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, TASKS, SuiteName, find_task, suite_tasks
+from evalkit.benchmarks.longbench.protocol import GROUPS, SUITES, TASKS, SuiteName, find_task, suite_tasks
 from evalkit.benchmarks.outcomes import Label, Measure, Metric
 from evalkit.benchmarks.request import DocumentRequest
 from evalkit.display import Say, doing
-from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
+from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
-from evalkit.inputs.validated import Stored
 from evalkit.models.context.extension import configured_window
 from evalkit.models.loading.locate import Checkpoint
 from evalkit.models.loading.spec import ModelSpec, config_of, context_settings
-from evalkit.runs.folder import LONGBENCH, Run, StoredTask
+from evalkit.runs.folder import LONGBENCH, Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.longbench.data import LongBenchDocument
     from evalkit.data import HubSplit
-    from evalkit.reporting.figures import RunFigure
     from evalkit.reporting.report import Report
 
 _PAPER_CONTEXT = 8192
@@ -65,27 +64,14 @@ class LongBenchRequest(DocumentRequest):
     default_texts: ClassVar[Mapping[str, str]] = {"context": "8192, as in the paper, where it was trained on fewer"}
 
 
-class _Scored(Stored):
-    n: int
-    score: float | None
-
-
-class _LongBenchTask(StoredTask):
-    all: _Scored
-
-
-class _LongBenchResults(Stored):
-    tasks: list[_LongBenchTask]
-
-
 class LongBench(generated.GeneratedBenchmark):
     kind = LONGBENCH
     request = LongBenchRequest
-    results_form = _LongBenchResults
     files = (results.GENERATIONS,)
     checked = ("answers",)
     # Truncation at another length makes another prompt
     prompt_settings: ClassVar = {"prompt tokens": "max_prompt_tokens"}
+    figures = lazy("evalkit.benchmarks.longbench.results:run_figures")
 
     def plan(self, request: LongBenchRequest, say: Say) -> DocumentPlan:
         """Make the plan; its manifest's optional "left_out" has a line for each reason why tasks are left out."""
@@ -103,11 +89,8 @@ class LongBench(generated.GeneratedBenchmark):
                 with doing("reading documents"):
                     loaded[name] = load_rows(known[name], request.data_dir, request.selection, request.suite, say)
             except DataError as error:
-                tasks_by_error.setdefault(str(error).replace(name, "<task>"), []).append(name)
-        left_out = [
-            error.replace("<task>", names[0]) if len(names) == 1 else f"{', '.join(names)}: {error}"
-            for error, names in tasks_by_error.items()
-        ]
+                tasks_by_error.setdefault(str(error), []).append(name)
+        left_out = [f"{', '.join(names)}: {error}" for error, names in tasks_by_error.items()]
         if not loaded:
             raise DataError("; ".join(left_out))
         for line in left_out:
@@ -144,8 +127,7 @@ class LongBench(generated.GeneratedBenchmark):
         }
 
     def results(self, plan: DocumentPlan, table: pd.DataFrame) -> dict[str, Any]:
-        official = results.official_tasks(plan.manifest)
-        scores = results.score_generations(table, plan.request.suite, official=official)
+        scores = results.score_generations(table, plan.request.suite, documents=plan.manifest["documents"])
         averages = [
             {"name": mean["name"], "accuracy": (mean["all"]["score"] or 0.0) / 100, "stderr": None}
             for mean in (scores["plain_mean"], scores["mean_of_groups"])
@@ -154,11 +136,11 @@ class LongBench(generated.GeneratedBenchmark):
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         self.refuse_rule(run, rule)
-        official, metrics = results.official_tasks(run.manifest), []
+        metrics = []
         for task in run.stored["tasks"]:
-            about = {"truncated": task.get("truncated"), "official": official[task["task"]]}
             # The official code prints no standard error
-            scored = (task["task"], self.metric_of(task["task"]), task["all"]["n"], task["all"]["score"], None)
+            scored = (task["task"], task["metric"], task["all"]["n"], task["all"]["score"], None)
+            about = {"truncated": task["truncated"], "official": task["official"]}
             metrics.append(Metric(*scored, bounds=(0.0, 100.0), **about))
         return metrics
 
@@ -173,18 +155,15 @@ class LongBench(generated.GeneratedBenchmark):
         return _groups(run.suite)
 
     def answers(self, run: Run) -> pd.DataFrame:
-        table = results.load_generations(run, ("task", "id", results.SOURCE, "answers", "score"))
+        table = run.table(results.GENERATIONS)
         return table.assign(references=table["answers"].map(json.loads)).rename(columns={"prediction": "answer"})
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         self.refuse_rule(run, rule)
         return results.report_of(run)
 
-    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-        return results.run_figures(runs, names)
-
     def label(self, run: Run, task: str) -> Label:
-        return Label(*[LABELS.get(task, task)] * 2)
+        return Label(*[find_task(task).label] * 2)
 
     def dataset(self, run: Run, task: str) -> HubSplit:
         from evalkit.data import HubSplit
@@ -226,11 +205,7 @@ def _paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelS
     default = (
         f"--context {_PAPER_CONTEXT} is LongBench's default, as in the paper; --context none leaves the model as it is"
     )
-    try:
-        extension = extended.extension(checkpoint)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error} ({default})") from error
-    if extension is not None:
+    if (extension := extended.extension(checkpoint)) is not None:
         say(f"{extension.describe()} ({default})")
     return extended
 
@@ -247,8 +222,5 @@ def max_prompt_tokens(requested: int | None, context: int, most_new: int) -> int
         # The margin would leave almost nothing of a short window
         return _OFFICIAL.get(context, max(context - _MARGIN, min(context // 2, most)))
     if not least <= requested <= most:
-        raise UsageError(
-            f"--max-prompt-tokens {requested}: the model takes {context} tokens, of which an answer may need "
-            f"{most_new}; give a --max-prompt-tokens of {least} to {most}, or another --context"
-        )
+        raise UsageError(f"--max-prompt-tokens {requested}: give {least} to {most}, or a longer --context")
     return requested

@@ -23,7 +23,7 @@ import numpy as np
 
 from evalkit.benchmarks.generated import GenerationRequest
 from evalkit.benchmarks.longbench.protocol import Task
-from evalkit.errors import DataError, TemplateError, UsageError
+from evalkit.errors import DataError, TemplateError
 from evalkit.generation.prompts import Prompt, Stops, as_message
 from evalkit.inputs.reading import read_task_file
 
@@ -53,17 +53,15 @@ _PARAGRAPH = re.compile(r"Paragraph (\d+)")
 def template(task: Task) -> str:
     """Return the official prompt template, with fields {context} and (most tasks) {input}."""
     # Not imported, since that takes seconds
-    spec = find_spec("lm_eval")
-    if spec is None or spec.origin is None:
-        raise TemplateError(f"LongBench's prompts are read from lm-eval, which is not installed: {_INSTALL}")
-    path = Path(spec.origin).parent / "tasks" / "longbench" / f"{task.name}.yaml"
+    origin: Any = getattr(find_spec("lm_eval"), "origin", "")
+    path = Path(origin).parent / "tasks" / "longbench" / f"{task.name}.yaml"
     content = read_task_file(path, lambda reason: TemplateError(f"{reason}; {_INSTALL}"), "LongBench's prompt")
     text = str(content.get("doc_to_text") if isinstance(content, dict) else None)
     text = text.replace("{{context}}", "{context}").replace("{{question}}", "{input}")
     if task.name in _REPAIRED:
         text = text.replace("\n{input}", "\n\n{input}")
     text += _ENDINGS.get(task.name, "")
-    if hashlib.sha256(text.encode()).hexdigest() != task.prompt_sha256:
+    if not hashlib.sha256(text.encode()).hexdigest().startswith(task.prompt_hash):
         raise TemplateError(f"{path}: the prompt is not the official one of {task.name}; {_INSTALL}")
     return text
 
@@ -142,8 +140,6 @@ def score_prediction(
     variant: EditVariant = "difflib",
 ) -> float:
     """Score a prediction, text without special tokens, from 0 to 1: the maximum over the gold answers."""
-    if not row_answers:
-        raise DataError(f"{task.name}: a row without gold answers cannot be scored")
     if task.first_line_only:
         prediction = first_line(prediction)
     if task.metric == "edit_similarity":
@@ -259,10 +255,7 @@ def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> 
 
 def retrieval(prediction: str, answer: str) -> float:
     """Return the fraction of numbers in the prediction that equal the gold paragraph's number; 0 without numbers."""
-    gold = _PARAGRAPH.search(answer)
-    if gold is None:
-        raise DataError(f"expected an answer like 'Paragraph 3', found {ascii(answer)[:60]}")
-    return count(prediction, gold[1])
+    return count(prediction, _PARAGRAPH.findall(answer)[0])
 
 
 def count(prediction: str, answer: str) -> float:
@@ -285,8 +278,6 @@ def edit_similarity(prediction: str, answer: str, backend: EditVariant = "diffli
         return 0.0
     if backend == "difflib":
         return round(100 * SequenceMatcher(None, prediction, answer).ratio()) / 100
-    try:
-        from rapidfuzz.distance import Indel
-    except ImportError:
-        raise UsageError("the edit similarity 'rapidfuzz' needs the package: pip install rapidfuzz") from None
+    from rapidfuzz.distance import Indel
+
     return round(100 * float(Indel.normalized_similarity(prediction, answer))) / 100

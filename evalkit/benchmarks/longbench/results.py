@@ -21,14 +21,14 @@ import numpy as np
 
 from evalkit.benchmarks.generated import about_run
 from evalkit.benchmarks.longbench.official import EditVariant, score_prediction
-from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, TASKS, SuiteName, Task, find_task, suite_tasks
+from evalkit.benchmarks.longbench.protocol import GROUPS, TASKS, SuiteName, Task, find_task, suite_tasks
 from evalkit.display import doing
-from evalkit.errors import DataError, RunError
+from evalkit.errors import DataError, reading_as
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.figures import RunFigure, check_figure_path, line_look, new_figure, save_figure
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.runs.folder import LONGBENCH, Run
+from evalkit.runs.folder import Run
 from evalkit.stats.estimates import Floats, error_of_mean, percentile_interval, resampled_means
 
 if TYPE_CHECKING:
@@ -53,22 +53,11 @@ _METRICS = {
 }
 
 
-def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.DataFrame:
-    """Return the generations table of a finished LongBench run; `columns` have to be in it."""
-    if run.kind != LONGBENCH:
-        raise RunError(f"{run.folder} is not a LongBench run")
-    return run.table(GENERATIONS, columns)
-
-
-def official_tasks(manifest: Mapping[str, Any]) -> dict[str, bool]:
-    return {task: about["official"] for task, about in manifest["documents"].items()}
-
-
 def score_generations(
     generations: pd.DataFrame,
     suite: SuiteName = "longbench",
     variant: EditVariant = "difflib",
-    official: Mapping[str, bool] | None = None,
+    documents: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Score a generations table, with a variant of the edit similarity.
 
@@ -76,7 +65,7 @@ def score_generations(
     LongBench paper) and `plain_mean` (over tasks). Each has `all` and, for LongBench-E, `buckets` in the order of
     `BUCKETS`, with `n` rows; `score` in percent, rounded to two decimals, None without rows, also of a part of a
     mean; `low` and `high`, the bounds of the interval, None for fewer than two documents. The name of a mean has
-    "(2 of 3 tasks)" if tasks are missing. `official`, of the documents, is None for a task that is not in the argument.
+    "(2 of 3 tasks)" if tasks are missing. `official` is that of `documents`, a manifest's; None without them.
     """
     if generations.empty:
         raise DataError("there are no generations to score")
@@ -99,9 +88,14 @@ def score_generations(
         )
         sizes_of[task.name] = [int(part.sum()) for part in parts]
         about = {"task": task.name, "group": task.group, "metric": task.metric}
-        truncated = int(rows["truncated"].astype(bool).sum())
-        known = {"truncated": truncated, "official": (official or {}).get(task.name)}
-        tasks[task.name] = about | _scores(sizes_of[task.name], means[task.name]) | known
+        tasks[task.name] = (
+            about
+            | _scores(sizes_of[task.name], means[task.name])
+            | {
+                "truncated": int(rows["truncated"].astype(bool).sum()),
+                "official": documents[task.name]["official"] if documents else None,
+            }
+        )
 
     def mean(name: str, members: Collection[str], parts: Collection[Floats], size: int) -> dict[str, Any]:
         """Return the unweighted mean of rounded scores, which readers can recompute; NaN if a part has no rows."""
@@ -130,11 +124,9 @@ def _score_rows(task: Task, rows: pd.DataFrame, variant: EditVariant) -> Floats:
     scores = np.empty(len(rows))
     columns = zip(rows["prediction"], rows["answers"], rows["all_classes"], strict=True)
     for number, (prediction, answers, classes) in enumerate(columns):
-        try:
-            labels = json.loads(classes or "null") or ()
+        with reading_as(f"generations of {task.name}, row {number + 1}", "a prediction", DataError):
+            labels = json.loads(classes) or ()
             scores[number] = score_prediction(task, prediction, json.loads(answers), labels, variant)
-        except (DataError, ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"generations of {task.name}, row {number + 1} cannot be scored: {error}") from error
     return scores
 
 
@@ -163,9 +155,8 @@ def _scores(sizes: Sequence[int], means: Floats) -> dict[str, Any]:
 
 
 def report_of(run: Run, variant: EditVariant = "difflib") -> Report:
-    columns = ("task", "id", "prediction", "answers", "all_classes", "length", "truncated")
-    suite, official = run.manifest["specification"]["suite"], official_tasks(run.manifest)
-    results = score_generations(load_generations(run, columns), suite, variant, official)
+    suite: Any = run.suite
+    results = score_generations(run.table(GENERATIONS), suite, variant, run.manifest["documents"])
     return longbench_report(results, about_run(run), {"run": run.manifest["id"], "folder": str(run.folder)})
 
 
@@ -183,10 +174,10 @@ def longbench_report(
     truncated = any(task["truncated"] for task in tasks)
     cells = []
     for line in lines + means:
-        name = LABELS.get(line["name"], str(line["name"])) + "*" * (line["official"] is False)
+        name = TASKS[line["name"]].label if line["kind"] == "task" else line["name"]
         interval = "–" if line["low"] is None else f"{fixed(line['low'], 2)} to {fixed(line['high'], 2)}"
-        row = [name, _METRICS.get(line["metric"], ""), f"{line['n']:,}", fixed(line["score"], 2), interval]
-        row += [fixed(line[f"score_{bucket}"], 2) for bucket in buckets]
+        row = [name + "*" * (line["official"] is False), _METRICS.get(line["metric"], ""), f"{line['n']:,}"]
+        row += [fixed(line["score"], 2), interval, *(fixed(line[f"score_{bucket}"], 2) for bucket in buckets)]
         cells.append(row + ([str(line["truncated"] or "")] if truncated else []))
     headers = ["task", "metric", "n", "score", "95 % interval", *buckets, *(["cut"] if truncated else [])]
     footnotes = {
@@ -219,29 +210,25 @@ def scores_by_length(
 ) -> dict[str, list[tuple[int, float, float | None]]]:
     """Return task → (index in `BANDS`, mean score in percent, standard error) of each band with rows.
 
-    Tasks are in the paper's order; the error is None for a single row.
+    The error is None for a single row.
     """
     if generations["length"].isna().any():
         raise DataError("scores by length: some predictions have no field 'length'; leave out --plot")
-    points: dict[str, list[tuple[int, float, float | None]]] = {}
-    for name, task in TASKS.items():
-        rows = generations[generations["task"] == name]
-        scores = 100 * _score_rows(task, rows, variant)
+    points = {}
+    for name, rows in generations.groupby("task", sort=False):
+        scores = 100 * _score_rows(TASKS[str(name)], rows, variant)
         bands = np.searchsorted(_BAND_EDGES, rows["length"].to_numpy(), side="right")
-        for band in np.unique(bands).tolist():
-            part = scores[bands == band]
-            points.setdefault(name, []).append((band, float(part.mean()), error_of_mean(part)))
+        parts = [(band, scores[bands == band]) for band in np.unique(bands).tolist()]
+        points[str(name)] = [(band, float(part.mean()), error_of_mean(part)) for band, part in parts]
     return points
 
 
 def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-    """Return the scores by length of each run whose documents have lengths."""
     figures = []
     for run, name in zip(runs, names, strict=True):
         words = f"Scores of the tasks of {run.suite} by the length of their documents, with standard errors: {name}."
-        table = load_generations(run)
-        if "length" in table and table["length"].notna().all():
-            figures.append(RunFigure(f"lengths-{run.manifest['id']}", words, partial(draw_by_length, table)))
+        draw = partial(draw_by_length, run.table(GENERATIONS))
+        figures.append(RunFigure(f"lengths-{run.manifest['id']}", words, draw))
     return figures
 
 
@@ -264,7 +251,7 @@ def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant =
             offset = 0.1 * (line - (len(drawn) - 1) / 2)  # so that error bars do not overlap
             positions, halves = [band + offset for band in bands], [error or 0.0 for error in errors]
             look = line_look(members.index(name))
-            axes.errorbar(positions, means, halves, ms=4, lw=1.4, capsize=2, label=LABELS[name], **look)
+            axes.errorbar(positions, means, halves, ms=4, lw=1.4, capsize=2, label=TASKS[name].label, **look)
         axes.set_title(group, fontsize=10)
         axes.set_xticks(range(len(BANDS)), BANDS)
         axes.set_xlim(-0.4, len(BANDS) - 0.6)

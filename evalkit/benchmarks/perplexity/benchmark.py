@@ -7,31 +7,29 @@ be in several batches, which are in the order of documents and do not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Batch, Batches, Benchmark, Budget, Planned
+from evalkit.benchmarks.base import Batch, Batches, Benchmark, Budget, Planned, lazy
 from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
-from evalkit.benchmarks.perplexity import results, windows
+from evalkit.benchmarks.perplexity import windows
 from evalkit.benchmarks.perplexity.windows import LONG, PerplexityFacts, PositionRow, TextDocument, windows_of
 from evalkit.benchmarks.request import DocumentRequest, TaskTokens, numerics, plain_manifest, spread
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
-from evalkit.inputs.validated import Stored
 from evalkit.models.loading.spec import window_of
-from evalkit.reporting.figures import RunFigure
-from evalkit.reporting.report import Report
-from evalkit.runs.folder import Run, StoredTask
+from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
 from evalkit.runs.traits import BatchDevice, place_of
-from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from evalkit.models.loading.load import LoadedModel
 
 PERPLEXITY = "perplexity"
@@ -57,22 +55,6 @@ _MEASURE = Measure(
     None,
     False,
 )
-
-
-class _PerplexityTask(StoredTask):
-    n: int
-    bits_per_byte: float
-    stderr: float | None
-
-
-class _StoredBin(Stored):
-    first: int
-
-
-class _PerplexityResults(Stored):
-    tasks: list[_PerplexityTask]
-    whole: dict[str, Any]
-    positions: list[_StoredBin]
 
 
 @dataclass(frozen=True)
@@ -105,7 +87,11 @@ class Perplexity(Benchmark):
     key = windows.KEY
     request = PerplexityRequest
     facts = PerplexityFacts
-    results_form = _PerplexityResults
+
+    finish = lazy("evalkit.benchmarks.perplexity.results:finish")
+    headline = lazy("evalkit.benchmarks.perplexity.results:headline")
+    report = lazy("evalkit.benchmarks.perplexity.results:perplexity_report")
+    figures = lazy("evalkit.benchmarks.perplexity.results:run_figures")
 
     def suites(self) -> Mapping[str, str]:
         return {PERPLEXITY: "bits per byte of texts, by document and position"}
@@ -136,7 +122,7 @@ class Perplexity(Benchmark):
         first = replace(documents[0], text=documents[0].text[:_CHECKED_CHARACTERS])
         # Where a document is short, its window is scored alone too
         is_long = len(documents) == 1 or all(len(document.content) >= _BYTES_PER_TOKEN * LONG for document in documents)
-        return first, _requested(plan), plan.request.stride, is_long
+        return first, plan.manifest["specification"]["windows"]["tokens"], plan.request.stride, is_long
 
     def computer(self, setup: _Setup, loaded: LoadedModel, budget: Budget, say: Say) -> _WindowScoring:
         return _WindowScoring(setup, loaded, budget, say)
@@ -151,22 +137,17 @@ class Perplexity(Benchmark):
 
     def token_counts(self, plan: DocumentPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
-        window = min(window, _requested(plan) or window)
-        prefix = next(token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None)
-        facts = PerplexityFacts(window, window, prefix, tokenizer.decode(prefix))
+        window = min(window, plan.manifest["specification"]["windows"]["tokens"] or window)
         stride = min(plan.request.stride or window, window)
         counts = []
         for task, documents in plan.tasks.items():
             sampled = [documents[index] for index in spread(len(documents), sample)]
-            cut = chain.from_iterable(windows_of(document, tokenizer, facts, stride) for document in sampled)
-            lengths = [len(part.tokens) - 1 for part in cut]
+            sizes = [len(tokenizer(document.text, verbose=False)["input_ids"]) for document in sampled]
+            lengths = [stop - start - 1 for size in sizes for start, _, stop in windows.spans(size, window, stride)]
             scale = len(documents) / len(sampled)
             tokens = scale * sum(lengths)
             counts.append(TaskTokens(task, len(documents), len(sampled), scale * len(lengths), tokens, tokens))
         return counts
-
-    def finish(self, plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> None:
-        results.write_results(plan.tasks, finished, writer)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         if rule not in (None, PERPLEXITY):
@@ -179,25 +160,16 @@ class Perplexity(Benchmark):
 
     def comparable(self, run: Run) -> GradedAnswers:
         groups = {"Average": tuple(run.manifest["documents"])}
-        return GradedAnswers(run, lambda: results.scored_documents(run), ("bytes",), groups, {PERPLEXITY: _MEASURE})
+        return GradedAnswers(run, lambda: _scored(run), ("bytes",), groups, {PERPLEXITY: _MEASURE})
 
-    def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
-        return results.headline(run)
 
-    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        return results.perplexity_report(run)
-
-    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-        return results.run_figures(runs, names)
+def _scored(run: Run) -> pd.DataFrame:
+    table = run.table("documents.parquet")
+    return table.assign(id=table["document"], source=table["document"], score=table["bits_per_byte"])
 
 
 def _documents(plan: DocumentPlan) -> list[TextDocument]:
     return list(chain.from_iterable(plan.tasks.values()))
-
-
-def _requested(plan: DocumentPlan) -> int | None:
-    window: int | None = plan.manifest["specification"]["windows"]["tokens"]
-    return window
 
 
 def _is_finished(document: TextDocument, finished: FinishedRows) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, run_content
-from evalkit.benchmarks.perplexity.windows import WIDTH, TextDocument
+from evalkit.benchmarks.perplexity.windows import WIDTH
 from evalkit.errors import RunError
 from evalkit.escape import counted
 from evalkit.models.context.extension import Extension
@@ -33,6 +33,8 @@ from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, error_of_mean,
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from evalkit.benchmarks.generated import DocumentPlan
 
 DOCUMENTS, POSITIONS = "documents.parquet", "positions.parquet"
 DOCUMENT_COLUMNS = ("task", "document", "place", "bytes", "words", "tokens", "windows", "nats", "bits_per_byte")
@@ -63,13 +65,11 @@ class PositionBin(NamedTuple):
     freedom: float | None
 
 
-def write_results(
-    documents_of: Mapping[str, Sequence[TextDocument]], finished: FinishedRows, writer: RunWriter
-) -> None:
+def finish(plan: DocumentPlan, finished: FinishedRows, writer: RunWriter) -> None:
     import pandas as pd
 
     documents, positions = [], []
-    for task, members in documents_of.items():
+    for task, members in plan.tasks.items():
         rows = finished.table(task).to_pandas()
         sums = rows.groupby("document").agg(
             tokens=("tokens", "sum"), scored=("bytes", "sum"), windows=("window", "nunique"), nats=("nats", "sum")
@@ -116,7 +116,7 @@ def summary(documents: pd.DataFrame) -> dict[str, Any]:
         "windows": int(documents["windows"].sum()),
         "nats": float(nats),
         "bits_per_byte": whole.value,
-        "stderr": None if math.isnan(whole.variance) else whole.stderr,
+        "stderr": _known(whole.stderr),
         "byte_perplexity": math.exp(nats / size),
         # None beyond the range of floats, as for the one "word" of a text without spaces
         "word_perplexity": math.exp(nats / words) if nats / words < _MOST_NATS else None,
@@ -127,8 +127,13 @@ def summary(documents: pd.DataFrame) -> dict[str, Any]:
 
 
 def ratio(values: Floats, weights: Floats) -> Estimate:
-    """Estimate the ratio of two sums over documents, [documents] each; its variance is NaN of one document."""
+    """Estimate the ratio of two sums over documents, [documents] each; its variance is NaN of one document.
+
+    All is NaN where the weights are 0.
+    """
     total = float(weights.sum())
+    if not total:
+        return Estimate(math.nan, math.nan, math.nan)
     value = float(values.sum()) / total
     residuals = mean((values - value * weights) * len(values) / total)
     return Estimate(value, residuals.variance, residuals.freedom)
@@ -142,31 +147,30 @@ def position_bins(tables: Sequence[pd.DataFrame], most: int = _TABLE_BINS) -> li
     width = WIDTH
     while max(table["position"].max() for table in tables) > most * width:
         width *= 2
-    bins: list[list[PositionBin]] = []
-    for table in tables:
-        groups = table.assign(bin=(table["position"] - 1) // width)
-        sums = groups.groupby(["bin", "task", "document"], sort=True)[["tokens", "bytes", "nats"]].sum().reset_index()
-        bins.append([])
-        for _, members in sums.groupby("bin"):
-            size, nats, first = int(members["bytes"].sum()), members["nats"], int(members["bin"].iloc[0]) * width + 1
-            value = stderr = freedom = None
-            if size:
-                bits = ratio(nats.to_numpy(np.float64) / math.log(2), members["bytes"].to_numpy(np.float64))
-                value = bits.value
-                if not math.isnan(bits.variance):
-                    stderr, freedom = bits.stderr, bits.freedom
-            counts = (len(members), int(members["tokens"].sum()), size, float(nats.sum()))
-            bins[-1].append(PositionBin(first, first + width - 1, *counts, value, stderr, freedom))
-    return bins
+    return [
+        [_bin(int(number) * width + 1, width, documents) for number, documents in _by_bin(table, width)]
+        for table in tables
+    ]
 
 
-def scored_documents(run: Run) -> pd.DataFrame:
-    """Return the documents of a finished run, with their bits per byte as `score`."""
-    table = run.table(DOCUMENTS, DOCUMENT_COLUMNS)
-    return table.assign(id=table["document"], source=table["document"], score=table["bits_per_byte"])
+def _by_bin(table: pd.DataFrame, width: int) -> Any:
+    """Return the sums over each document's tokens, grouped by the number of their bin."""
+    keys = [((table["position"] - 1) // width).rename("bin"), table["task"], table["document"]]
+    return table.groupby(keys)[["tokens", "bytes", "nats"]].sum().groupby(level="bin")
 
 
-def headline(run: Run) -> tuple[float, str]:
+def _bin(first: int, width: int, documents: pd.DataFrame) -> PositionBin:
+    tokens, size, nats = documents["tokens"].sum(), documents["bytes"].sum(), documents["nats"].sum()
+    bits = ratio(documents["nats"].to_numpy(float) / math.log(2), documents["bytes"].to_numpy(float))
+    numbers = map(_known, (bits.value, bits.stderr, bits.freedom))
+    return PositionBin(first, first + width - 1, len(documents), int(tokens), int(size), float(nats), *numbers)
+
+
+def _known(number: float) -> float | None:
+    return None if math.isnan(number) else number
+
+
+def headline(run: Run, rule: str | None = None) -> tuple[float, str]:
     """Return bits per byte over all documents; as the sort key negative, since lower is better."""
     whole = run.stored["whole"]
     value, error = _value(whole["bits_per_byte"], whole["stderr"])
@@ -174,7 +178,7 @@ def headline(run: Run) -> tuple[float, str]:
     return -whole["bits_per_byte"], f"{shown} bits per byte"
 
 
-def perplexity_report(run: Run) -> Report:
+def perplexity_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
     lines, ruled = [(task["task"], task) for task in run.stored["tasks"]], set[int]()
     if len(lines) > 1:
         ruled = {len(lines)}
@@ -286,15 +290,17 @@ def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[figures.RunFi
 
 def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
     """Draw bits per byte by position into a .png, .pdf or .svg file, a line with a 95 % band for each run."""
+    import pandas as pd
+
     lines = figures.wrapped(_figure_notes(runs), _WIDTH)
     figure = figures.new_figure(_WIDTH, _HEIGHT + figures.notes_height(lines))
     panel = figure.subplots()
     by_run = position_bins([run.table(POSITIONS, POSITION_COLUMNS) for run in runs], _FIGURE_BINS)
     for number, (name, bins) in enumerate(zip(names, by_run, strict=True)):
-        kept = [bin for bin in bins if bin.bits_per_byte is not None]
-        middles = [(bin.first + bin.last) / 2 for bin in kept]
-        values = np.array([bin.bits_per_byte for bin in kept], float)
-        halves = np.array([_half_interval(bin) for bin in kept])
+        kept = pd.DataFrame(bins).astype(float).dropna(subset="bits_per_byte")
+        middles, values = (kept["first"] + kept["last"]) / 2, kept["bits_per_byte"]
+        # NaN of one document
+        halves = kept["stderr"] * kept["freedom"].map(partial(t_quantile, (1 + CONFIDENCE) / 2))
         style: dict[str, Any] = {"linewidth": 1.5, "markersize": 3.5, "linestyle": figures.dashes(number)}
         style |= figures.line_look(number)
         panel.plot(middles, values, label=figures.short_name(name), **style)
@@ -313,12 +319,6 @@ def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> Non
         text.set(**figures.PLAIN)
     figures.write_notes(figure, lines)
     figures.save_figure(figure, path)
-
-
-def _half_interval(bin: PositionBin) -> float:
-    if bin.stderr is None or bin.freedom is None:  # of one document
-        return math.nan
-    return t_quantile((1 + CONFIDENCE) / 2, bin.freedom) * bin.stderr
 
 
 def _figure_notes(runs: Sequence[Run]) -> str:

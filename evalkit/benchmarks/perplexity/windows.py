@@ -77,6 +77,8 @@ def read_texts(given: Sequence[Path], key: str) -> dict[str, TaskDocuments]:
             raise UsageError(f"--text {path} and {tasks[name].source} would both be task {name}; rename one")
         documents = []
         for number, (text, place) in enumerate(_texts(files, name, key)):
+            if not isinstance(text, str) or not text:
+                raise DataError(f"--text {place}: no text (of .jsonl files: under '{key}', see --key); remove it")
             check_text(text, f"--text {place}")
             documents.append(TextDocument(name, number, text, place))
         if not documents:
@@ -102,22 +104,14 @@ def _sources(given: Sequence[Path]) -> Iterator[tuple[Path, list[Path]]]:
         yield from ((file, [file]) for file in lines)
 
 
-def _texts(files: Sequence[Path], task: str, key: str) -> Iterator[tuple[str, str]]:
+def _texts(files: Sequence[Path], task: str, key: str) -> Iterator[tuple[object, str]]:
     for path in files:
         if path.suffix == ".jsonl":
             for line, record in read(path, task):
-                text = record.get(key) if isinstance(record, dict) else None
-                if not isinstance(text, str) or not text:
-                    raise DataError(
-                        f"--text {path}, {line}: expected an object with a text under '{key}', found {record!r:.60}; "
-                        "name the key of the text with --key, and remove empty documents"
-                    )
-                yield text, f"{path}, {line}"
+                yield record.get(key) if isinstance(record, dict) else None, f"{path}, {line}"
         else:  # a byte order mark is not a part of the text
-            text = read_as(path, DataError, "--text", MOST_TEXT_BYTES, decoded).removeprefix("\ufeff")
-            if not text:
-                raise DataError(f"--text {path}: the file is empty; give a file with a text")
-            yield text, str(path)
+            text = read_as(path, DataError, "--text", MOST_TEXT_BYTES, decoded)
+            yield text.removeprefix("\ufeff"), str(path)
 
 
 def token_bytes(text: str, spans: NDArray[np.int64], added: NDArray[np.bool_], pieces: Sequence[str]) -> Counts:
@@ -259,15 +253,13 @@ def packed(windows: Iterable[TextWindow], budget: int) -> Iterator[tuple[TextWin
     tokens = 0
     for window in windows:
         size = len(window.tokens) - 1
-        alone = size >= longest_shared(budget)
-        if members and (alone or tokens + size > budget):
+        if size >= longest_shared(budget):
+            size = budget  # a batch by itself
+        if members and tokens + size > budget:
             yield tuple(members)
             members, tokens = [], 0
-        if alone:
-            yield (window,)
-        else:
-            members.append(window)
-            tokens += size
+        members.append(window)
+        tokens += size
     if members:
         yield tuple(members)
 

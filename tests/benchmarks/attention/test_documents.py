@@ -63,8 +63,8 @@ def words(texts: Any) -> dict[str, list[Word]]:
 @pytest.mark.parametrize("continuation", ["gold", "all"])
 def test_sequences_are_those_that_are_scored(of_documents: dict[str, Any], tokenizer: Any, continuation: str) -> None:
     plan = plan_of(**of_documents, tasks="winogrande,boolq,arc_easy", sample=3, continuation=continuation)
-    prompter = Prompter(plan.choices.template, tokenizer, 4096)
-    for batch, (task, questions) in zip(batches(plan, tokenizer), plan.questions.items(), strict=True):
+    prompter = Prompter(plan.template, tokenizer, 4096)
+    for batch, (task, questions) in zip(batches(plan, tokenizer), plan.tasks.items(), strict=True):
         assert (batch.task, batch.documents) == (task, len(questions))
         chosen = [
             (asked, choice)
@@ -83,7 +83,7 @@ def test_sequences_are_those_that_are_scored(of_documents: dict[str, Any], token
 def test_categories_of_added_tokens_markers_and_words(of_documents: dict[str, Any], tokenizer: Any) -> None:
     """EOS, which stands in for BOS without a context, is no BOS."""
     plan = plan_of(**of_documents, tasks="piqa", sample=1)
-    prompter = Prompter(plan.choices.template, tokenizer, 4095, characters=True)
+    prompter = Prompter(plan.template, tokenizer, 4095, characters=True)
     asked = [question("two red 77 hens", ["lay 5 eggs"])]
     for bos, has in ((tokenizer.eos_token_id, False), (None, False), (tokenizer.bos_token_id, True)):
         [sequence] = sequences_of(plan, prompter, asked, words, bos)
@@ -101,7 +101,7 @@ def test_a_long_document_is_cut_to_the_window(of_documents: dict[str, Any], toke
     long = question("hen " * 300, ["eggs"])
 
     def cut(window: int) -> Any:
-        prompter = Prompter(plan.choices.template, tokenizer, window - 1, characters=True)
+        prompter = Prompter(plan.template, tokenizer, window - 1, characters=True)
         [sequence] = sequences_of(plan, prompter, [long], words, 0)
         return sequence
 
@@ -115,7 +115,7 @@ def test_a_long_document_is_cut_to_the_window(of_documents: dict[str, Any], toke
 
 def test_finished_documents_are_left_out_by_whole_batches(of_documents: dict[str, Any], tokenizer: Any) -> None:
     plan = plan_of(**of_documents, tasks="piqa,boolq", sample=4)
-    finished = {("piqa", asked.subtask, asked.doc_id) for asked in plan.questions["piqa"]}
+    finished = {("piqa", asked.subtask, asked.doc_id) for asked in plan.tasks["piqa"]}
     assert [batch.key for batch in batches(plan, tokenizer, finished=finished)] == [("boolq", 0)]
     finished.pop()
     assert [batch.key for batch in batches(plan, tokenizer, finished=finished)] == [("piqa", 0), ("boolq", 0)]
@@ -184,18 +184,16 @@ def test_settings_that_change_numbers_change_the_id(of_documents: dict[str, Any]
 def test_costs_are_the_tokens_and_the_time_of_the_ranks(
     of_documents: dict[str, Any], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a time that grows as the cube of the length, of at least 64: its sum over sequences, layers and heads."""
-    monkeypatch.setattr("evalkit.benchmarks.attention.documents._timed", lambda size: size**3 * 1e-9)
+    """Its sum over sequences, layers and heads grows as the cube of the length."""
+    monkeypatch.setattr("evalkit.benchmarks.attention.documents._timed", lambda: 1.0)
     plan = plan_of(**of_documents, tasks="piqa,mmlu", sample=12, measures="bos,rank")
     lengths = [len(sequence.tokens) for batch in batches(plan, tokenizer) for sequence in batch.content]
     costs = task_costs(plan, tokenizer, 1000, silent)
     assert (sum(cost.rows for cost in costs), sum(cost.alone for cost in costs)) == (len(lengths), sum(lengths))
     maps = 2 * 4  # layers and heads
-    expected = 1e-9 * maps * sum(max(64.0, length) ** 3 for length in lengths)
+    expected = maps * sum((length / 256) ** 3 for length in lengths)
     assert sum(cost.seconds for cost in costs) == pytest.approx(expected)
     assert not any(cost.seconds for cost in task_costs(plan_of(**of_documents, sample=2), tokenizer, 9, silent))
-    monkeypatch.setattr("evalkit.benchmarks.attention.documents._SIZES", (8, 16))
-    monkeypatch.setattr("evalkit.benchmarks.attention.documents._timed", lambda size: 1.0 if size == 16 else 0.5)
     (tmp_path / "book.txt").write_text("word and word " * 200, encoding="utf-8")
     of_text = {"checkpoint": of_documents["checkpoint"], "text": tmp_path / "book.txt", "sample": 2, "measures": "rank"}
     [[short], [long]] = (task_costs(plan_of(**of_text, context=c), tokenizer, 9, silent) for c in (32, 64))

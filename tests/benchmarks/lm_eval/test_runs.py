@@ -19,7 +19,7 @@ from evalkit.benchmarks.document_views import AnswerView, ChoiceView
 from evalkit.benchmarks.lm_eval.requests import RequestRow
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import evaluate, planned
-from evalkit.comparison.comparison import compare
+from evalkit.comparison.comparison import compare_pairing
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.data import Library
@@ -334,7 +334,7 @@ def test_a_random_sample_has_the_whole_runs_prompts_and_scores(run: Evaluate, wh
         for task in pairing.tasks:
             [mine], [theirs] = pairing.scores(task, "log_loss")
             np.testing.assert_allclose(mine, theirs, rtol=1e-4)
-        assert compare(pairing).average.difference == 0.0
+        assert compare_pairing(pairing).average.difference == 0.0
 
 
 def test_other_examples_are_another_prompt(run: Evaluate, tmp_path: Path) -> None:

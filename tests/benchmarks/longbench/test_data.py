@@ -127,7 +127,7 @@ def test_the_hub_serves_what_the_folder_lacks(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     failing = Hub()
     for task in ("trec", "lcc"):
-        with pytest.raises(DataError, match=rf"{task}\.jsonl.*cut off.*--data-dir"):
+        with pytest.raises(DataError, match=r"<task>\.jsonl.*cut off.*--data-dir"):
             served(task, failing, tmp_path)
     assert len(asked) == 1
 
@@ -177,7 +177,7 @@ def test_files_of_predictions(tmp_path: Path) -> None:
         ([file, write(tmp_path / "lcc_e.jsonl", [prediction("x", ["x"])])], "longbench", "lcc"),
         ([write(tmp_path / "empty" / "lcc.jsonl", [b""])], "longbench", r"lcc\.jsonl"),
         ([write(tmp_path / "hotpot.jsonl", [])], "longbench", "hotpotqa"),
-        ([write(tmp_path / "run" / "manifest.json", [{}]).parent], "longbench", "rescore"),
+        ([write(tmp_path / "run" / "manifest.json", [{}]).parent], "longbench", "predictions"),
     ):
         with pytest.raises(EvalkitError, match=noun):
             read_predictions(paths, suite)

@@ -57,12 +57,13 @@ def test_constants_and_templates_are_the_official_ones() -> None:
     assert list(TASKS) == list(expected["tasks"])
     for name, task in TASKS.items():
         fact = expected["tasks"][name]
-        keys = ("group", "metric", "max_new_tokens", "documents", "prompt_sha256")
+        keys = ("group", "metric", "max_new_tokens", "documents")
         assert [getattr(task, key) for key in keys] == [fact[key] for key in keys]
         assert task.chat == (name not in expected["chat_wrapper_skipped"])
         assert task.first_line_only == (name in expected["first_line_only"])
         assert task.newline_ends == (name == "samsum")
         text = template(task)
+        assert fact["prompt_sha256"].startswith(task.prompt_hash) and len(task.prompt_hash) == 16
         assert hashlib.sha256(text.encode()).hexdigest() == fact["prompt_sha256"]
         fields = ("context",) if name in ("gov_report", "multi_news", "passage_count", "lcc") else ("context", "input")
         assert sorted(re.findall(r"\{(\w+)\}", text)) == list(fields)
@@ -199,8 +200,6 @@ def test_closed_forms() -> None:
         assert classification(prediction, "Other entity", ["City", "Other", "entity", "Other entity"]) == score
     for prediction, score in (("Paragraph 3", 1.0), ("3, 4 and 3", 2 / 3), ("03 13 three", 0.0)):
         assert retrieval(prediction, "Paragraph 3") == count(prediction, "3") == score
-    with pytest.raises(DataError, match="Paragraph"):
-        retrieval("3", "three")
     assert code_line("\n\n    return x\nmore") == "    return x"
     assert code_line("```python\n# why\nx = 1") == "x = 1"
     assert code_line("// why\n\nx = 1") == code_line("# only") == ""  # a blank line counts
@@ -212,8 +211,6 @@ def test_closed_forms() -> None:
     assert score_prediction(TASKS["trec"], "\nPerson\nPlace", ["Person"], ["Person", "Place"]) == 1
     assert score_prediction(TASKS["triviaqa"], "\nparis\nis it", ["Paris"]) == 1
     assert score_prediction(TASKS["hotpotqa"], "paris\nlondon", ["paris"]) == pytest.approx(2 / 3)
-    with pytest.raises(DataError, match="hotpotqa"):
-        score_prediction(TASKS["hotpotqa"], "cat", [])
 
 
 @given(CODE, CODE)

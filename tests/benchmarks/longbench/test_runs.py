@@ -16,7 +16,7 @@ from evalkit.benchmarks.generated import DocumentPlan
 from evalkit.benchmarks.longbench.benchmark import LongBench, LongBenchRequest, max_prompt_tokens
 from evalkit.benchmarks.longbench.official import prompt_text, score_prediction
 from evalkit.benchmarks.longbench.protocol import TASKS, suite_tasks
-from evalkit.benchmarks.longbench.results import load_generations, report_of
+from evalkit.benchmarks.longbench.results import report_of
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
@@ -64,7 +64,7 @@ def made(plan: DocumentPlan) -> Run:
 
 def compare_with_transformers(run: Run, plan: DocumentPlan) -> pd.DataFrame:
     """Compare every answer with transformers' generation after the same tokens; return the table."""
-    table, most = load_generations(run), plan.manifest["specification"]["max_prompt_tokens"]
+    table, most = run.table("generations.parquet"), plan.manifest["specification"]["max_prompt_tokens"]
     loaded = load_folder(Path(plan.request.model.model), dtype="float32")
     newline = loaded.tokenizer("\n", add_special_tokens=False).input_ids[-1]
     for name, documents in plan.tasks.items():
@@ -171,7 +171,7 @@ def test_tasks_without_documents_are_left_out(evalkit: Command, model: Path, tmp
     for _ in range(2):
         outcome = evalkit("longbench", model, "--data-dir", inner, "--tasks", "qasper,trec", "--context", "none")
         assert (outcome.code, "Mean of groups (1 of 16 tasks)" in outcome.out) == (1, True)
-    assert f"left out: data-dir {inner / 'trec.jsonl'}, line 2 (trec)" in outcome.err.splitlines()[-1]
+    assert f"left out: trec: data-dir {inner / 'trec.jsonl'}, line 2 (trec)" in outcome.err.splitlines()[-1]
 
 
 def test_windows() -> None:
@@ -223,7 +223,7 @@ def test_the_papers_context_is_the_default(model: Path, rows: Path, tmp_path: Pa
     assert planned(model, rows, context=1024, context_method="dynamic-yarn").manifest["context"] == 1024
     own = tiny_checkpoint(tmp_path / "own", window=2048)
     edit_config(own, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
-    with pytest.raises(CheckpointError, match=r"config\.json.*--context none.*--context 8192"):
+    with pytest.raises(CheckpointError, match=r"--context 8192: config\.json.*--context none"):
         planned(own, rows, context=None)
     assert planned(own, rows).manifest["context"] == 2048
     edit_config(own, "max_position_embeddings")
