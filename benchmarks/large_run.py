@@ -80,9 +80,9 @@ def measure(arguments: argparse.Namespace, folder: Path) -> tuple[float, float, 
     """Return (seconds, CPU seconds, bytes of memory, bytes of the file) of one step."""
     specification = {"suite": TASK, "dtype": "float32", "limit": None, "checkpoint": {}}
     manifest = {
-        "id": specification_id(specification), "specification": specification, "rule": TASK, "groups": {},
-        "group_sizes": {}, "documents": {}, "template": "none", "created": "2026-01-01T00:00:00+00:00", "model": "none",
-        "revision": None, "versions": {},
+        "id": specification_id(specification), "kind": "multiple_choice", "specification": specification, "rule": TASK,
+        "groups": {}, "group_sizes": {}, "documents": {}, "template": "none", "created": "2026-01-01T00:00:00+00:00",
+        "model": "none", "revision": None, "versions": {},
     }  # fmt: skip
     key = ("document",) if arguments.key == "document" else ("document", "layer", "head", "measure")
     numbers = np.random.default_rng(0)

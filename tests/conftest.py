@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import nullcontext
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from evalkit import plugins
 from evalkit.benchmarks.run import evaluate
 from evalkit.data.wheels import demo_checkpoint
 from evalkit.display import Progress
@@ -27,6 +29,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fixed", settings.get_profile("random"), derandomize=True)
 settings.load_profile("fixed")
+
+# The user's own packages that add rules, exports or benchmarks are left out; those that tests install are not
+_INSTALLED = {
+    entry for group in ("evalkit.rules", "evalkit.exports", "evalkit.benchmarks") for entry in entry_points(group=group)
+}
+
+
+def _installed_by_tests(*, group: str) -> list[EntryPoint]:
+    return [entry for entry in entry_points(group=group) if entry not in _INSTALLED]
+
+
+plugins.entry_points = _installed_by_tests  # type: ignore[attr-defined, assignment]
 
 
 @pytest.fixture(autouse=True)

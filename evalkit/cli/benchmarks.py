@@ -161,9 +161,7 @@ def needle(
 
 
 @command(
-    kind="attention",
-    order="ORIGIN CONTEXT ... output COMPUTING TRUST dry workers printer",
-    without=("token_budget",),
+    kind="attention", order="ORIGIN CONTEXT ... output COMPUTING TRUST dry workers printer", without=("token_budget",)
 )
 def attention(
     *,

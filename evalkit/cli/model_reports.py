@@ -25,18 +25,17 @@ def models_report() -> Report:
     """Return the models shipped with evalkit, one row each."""
     rows, content = [], list[dict[str, Any]]()
     for model in models():
-        shape = model.shape
-        variant, attention = shape.variant, shape.attention
+        shape, variant = model.shape, model.shape.variant
+        layers, heads = shape.attention.layers, shape.attention.heads
         signals = variant.settings.signals if isinstance(variant.settings, Integral) else None
         total, ranges = parameters(shape).total, layer_ranges(variant.layers)
         content.append({
             "name": model.name, "description": model.description, "backbone": shape.backbone, "attention": variant.name,
-            "layers": list(variant.layers), "of_layers": attention.layers, "heads": attention.heads, "signals": signals,
+            "layers": list(variant.layers), "of_layers": layers, "heads": heads, "signals": signals,
             "parameters": total,
         })  # fmt: skip
-        layers = f"{ranges}/{attention.layers}" if variant.layers else ""
-        heads = f"{attention.heads} × {signals}" if signals else str(attention.heads)
-        rows.append([model.name, shape.backbone, variant.name, layers, model.description, heads, f"{total:,}"])
+        rows.append([model.name, shape.backbone, variant.name, f"{ranges}/{layers}" if variant.layers else "",
+                     model.description, f"{heads} × {signals}" if signals else str(heads), f"{total:,}"])  # fmt: skip
     headers = ("name", "backbone", "attention", "layers", "of the paper's", "heads × signals", "parameters")
     records = [record | {"layers": layer_ranges(record["layers"])} for record in content]
     return Report((simple_table("models", headers, rows, texts=5),), content=content, records=records)

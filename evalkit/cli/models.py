@@ -43,23 +43,23 @@ def list_(
     if what and what not in _LISTS:
         raise UnknownNameError("list", what, _LISTS)
     require("evalkit ls runs", what == "runs", sort=sort, filter=text)
+    from evalkit.benchmarks.run_listing import list_found, runs_report
     from evalkit.reporting.report import Report
 
-    reports: dict[str, Report] = {}
-    for name in [what] if what else _LISTS:
-        if name == "runs":
-            from evalkit.benchmarks.run_listing import list_found, runs_report
-
-            reports[name] = runs_report(list_found(output, sort or "date", text or ""), output, text or "")
-        else:
+    def report_of(name: str) -> Report:
+        if name != "runs":
             from evalkit.cli import listing
 
-            reports[name] = getattr(listing, name)()
+            return getattr(listing, name)()  # type: ignore[no-any-return]
+        return runs_report(list_found(output, sort or "date", text or ""), output, text or "")
+
     if what:
-        printer(reports[what])
+        printer(report_of(what))
         return
-    titled = tuple(replace(report, verdict=(name, *report.verdict)) for name, report in reports.items())
-    printer(Report((), parts=titled))
+    reports = {name: report_of(name) for name in _LISTS}
+    printer(
+        Report((), parts=tuple(replace(report, verdict=(name, *report.verdict)) for name, report in reports.items()))
+    )
 
 
 @command()

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -39,6 +39,7 @@ SETTINGS = {
 }
 
 
+# Settings that are beside each other in `--help`
 _GROUPS = {
     "ORIGIN": ("revision", "tokenizer"),
     "SELECTION": ("sample", "seed", "limit"),
@@ -46,7 +47,6 @@ _GROUPS = {
     "CONTEXT": ("context", "context_method", "context_original", "context_config"),
     "TRUST": ("allow_pickle", "trust_remote_code"),
 }
-"""Settings that are beside each other in `--help`."""
 
 
 class Commands(click.Group):
@@ -68,35 +68,20 @@ class Command(click.Command):
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        kind: str | None,
-        order: str,
-        without: Sequence[str],
+        self, function: Callable[..., Any], name: str, kind: str = "", order: str = "", without: Sequence[str] = ()
     ) -> None:
         self.function, self.kind, self.without = function, kind, without
         self.order = [name for word in order.split() for name in _GROUPS.get(word, (word,))]
-        self._params: list[click.Parameter] | None = None
         super().__init__(name, callback=self._call, help=inspect.cleandoc(function.__doc__ or ""))
+        del self.params  # click's empty list
 
-    @property
-    def params(self) -> list[click.Parameter]:
-        if self._params is None:
-            self._params = [_CONFIG] if self.kind else []
-            self._params += [_parameter(declared) for declared in self._declared()]
-        return self._params
-
-    @params.setter
-    def params(self, _: list[click.Parameter]) -> None:
-        """Do not keep click's empty list."""
-
-    @property
-    def _hints(self) -> dict[str, Any]:
-        return get_type_hints(self.function)
+    @cached_property
+    def params(self) -> list[click.Parameter]:  # type: ignore[override]
+        declared = [_parameter(setting) for setting in self._declared()]
+        return [_CONFIG, *declared] if self.kind else declared
 
     def _declared(self) -> Iterator[Setting]:
-        hints, own = self._hints, dict[str, list[Setting]]()
+        hints, own = get_type_hints(self.function), dict[str, list[Setting]]()
         for name, parameter in inspect.signature(self.function).parameters.items():
             if parameter.default is not parameter.empty:
                 own[name] = [setting_of(name, hints[name], parameter.default)]
@@ -110,23 +95,19 @@ class Command(click.Command):
                 yield from own.get(name) or [known[name]]
 
     def _call(self, **given: Any) -> Any:
-        for name, hint in self._hints.items():
+        for name, hint in get_type_hints(self.function).items():
             if is_dataclass(hint) and isinstance(hint, type):
                 given[name] = hint(**{field: given.pop(field) for field in settings_of(hint)})
         return self.function(**given)
 
 
 def command(
-    group: click.Group | None = None,
-    name: str = "",
-    kind: str | None = None,
-    order: str = "",
-    without: Sequence[str] = (),
+    group: click.Group | None = None, name: str = "", **declared: Any
 ) -> Callable[[Callable[..., Any]], Command]:
     """Make a command of a function, in a group if one is given; arguments as of `Command`."""
 
     def made(function: Callable[..., Any]) -> Command:
-        new = Command(function, name or function.__name__, kind, order, without)
+        new = Command(function, name or function.__name__, **declared)
         if group is not None:
             group.add_command(new)
         return new
@@ -242,16 +223,14 @@ def _check_plot(_: click.Context, __: click.Parameter, path: Path | None) -> Pat
     from evalkit.reporting.figures import check_figure_path
 
     if path is not None:
-        try:
-            check_figure_path(path)
-        except UsageError as error:
-            raise UsageError(f"--plot {error}") from error
+        check_figure_path(path)
     return path
 
 
 _CHECKS: dict[str, Any] = {"output": _check_output, "plot": _check_plot}
 
 
+# Option or argument → its known names: an object or a function of other rooms. A file is accepted in place of any
 _COMPLETED = {
     "--suite": "evalkit.benchmarks.registry:suite_names",
     "--rule": "evalkit.runs.rules:all_rules",
@@ -267,7 +246,6 @@ _COMPLETED = {
     "run": "evalkit.runs.finding:root_of_runs",
     "runs": "evalkit.runs.finding:root_of_runs",
 }
-"""Option or argument → its known names: an object or a function of other rooms. A file is accepted in place of any."""
 
 
 def _names_of(parameter: str, study: Path | None) -> Iterable[str]:

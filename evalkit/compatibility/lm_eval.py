@@ -17,9 +17,6 @@ from evalkit.compatibility import names
 
 _PACKAGE = "lm-eval"
 
-Build = Callable[[Any, dict[str, Any] | None], Any]
-"""(entry of the index, overriding keys of its task file) → task."""
-
 
 class CatalogueEntry(NamedTuple):
     """An entry of lm-eval's index of task files, serialisable as JSON."""
@@ -106,15 +103,6 @@ def replace_index(manager: Any, index: dict[str, Any]) -> None:
     """
     names.attribute(_PACKAGE, manager, "_index")
     manager._index = index
-
-
-def wrap_building(manager: Any, wrap: Callable[[Build], Build]) -> None:
-    """Wrap the function with which a `TaskManager` builds each task, e.g. to add context to its errors.
-
-    The public `load` builds all tasks of a group in one call, and its errors do not say which one failed.
-    """
-    factory = names.attribute(_PACKAGE, manager, "_factory")
-    factory._build_task = wrap(names.attribute(_PACKAGE, factory, "_build_task"))
 
 
 @contextmanager

@@ -40,29 +40,19 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
     `RunError`.
     """
     folder = output or run.folder / form
+    if rule is not None and form in (_COPIED, _PUBLISHED):
+        raise UsageError(f"--to {form} contains every rule; omit --rule")
     if form == _COPIED:
-        if rule is not None:
-            raise UsageError("lm-eval's format contains every rule; omit --rule")
         files = {Path(name).name: run.read(name) for name in sorted(run.files) if name.startswith("lm_eval/")}
         if not files:
             raise UsageError(f"run {run.folder} of {run.kind} has no files in lm-eval's format; use every_eval_ever")
     elif form == _PUBLISHED:
-        if rule is not None:
-            raise UsageError("a run to publish contains every rule; omit --rule")
         if (target := folder / run.folder.name).exists() and target.samefile(run.folder):
             raise UsageError(f"--output {folder} holds the run itself, which would be replaced; choose another folder")
         files = published_files(run)
     else:
-        content = content_of(run, rule)
-        make = _OWN.get(form)
-        texts = (
-            make(content) if make else call_added(f"export {form}", load_added(GROUP, form, "export", FORMS), content)
-        )
-        if not isinstance(texts, Mapping) or not all(isinstance(part, str) for pair in texts.items() for part in pair):
-            raise UsageError(
-                f"export {form} returned a {type(texts).__name__}; it must return file names and their texts"
-            )
-        files = {name: text.encode() for name, text in texts.items()}
+        make, content = _OWN.get(form) or load_added(GROUP, form, "export", FORMS), content_of(run, rule)
+        files = call_added(f"export {form}", lambda: {name: text.encode() for name, text in make(content).items()})
     for path, data in ((folder / name, data) for name, data in files.items()):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +65,7 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
 
 _PATHS = frozenset(
     ("command", "config_source", "data_dir", "data_files", "include_path", "model", "model_args", "model_name", "path",
-     "pretrained")
+     "pretrained", "source")
 )  # fmt: skip
 """Keys of paths, and of words of a command."""
 _NAME = r"[^\s/\\,;:=|'\"`()\[\]{}]+"
@@ -101,11 +91,9 @@ _ROOT = r"""(?x:
 """The beginning of a path whose parts may contain spaces."""
 
 
-def _values(word: str) -> re.Pattern[str]:
-    return re.compile(rf"((?:^|[=,;]\s*){word})({_ROOT}.*?)(?=[,;]\s*{word}{_ROOT}|$)", re.DOTALL)
-
-
-_VALUES, _SOURCES = _values(""), _values(r"(?:[\w.-]+\s)?")
+_WORD = r"(?:[\w.-]+\s)?"
+_VALUES = re.compile(rf"((?:^|[=,;]\s*){_WORD})({_ROOT}.*?)(?=[,;]\s*{_WORD}{_ROOT}|$)", re.DOTALL)
+"""A path, or a path after a word, which says where documents are from."""
 
 
 def without_folders(value: Any, paths: re.Pattern[str] | None = None) -> Any:
@@ -123,8 +111,7 @@ def without_folders(value: Any, paths: re.Pattern[str] | None = None) -> Any:
     content: dict[str, Any] = {}
     for key, item in value.items():
         short = _IN_TEXT.sub(r"\1", key)
-        # Where documents are from: a path, or a path after a word
-        of_key = _SOURCES if key == "source" else _VALUES if key in _PATHS else paths
+        of_key = _VALUES if key in _PATHS else paths
         content[f"{short} ({len(content) + 1})" if short in content else short] = without_folders(item, of_key)
     return content
 

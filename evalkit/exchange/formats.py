@@ -87,7 +87,6 @@ class Content:
 def content_of(run: Run, rule: str | None) -> Content:
     """Collect what is exported; an `UnknownNameError` if the run was not scored for that rule."""
     benchmark, of_run, documents = benchmark_of(run), traits(run, rule), run.manifest["documents"]
-    datasets = {task: benchmark.dataset(run, task) for task in documents}
     protocol = {
         **({"rule": of_run["rule"].value} if run.rule else {"benchmark": run.kind}),
         "template": of_run["template"].value,
@@ -109,7 +108,7 @@ def content_of(run: Run, rule: str | None) -> Content:
         count, source = documents[metric.task]["count"], documents[metric.task]["source"]
         part = [f"{metric.n:,} of {count:,} documents"] if metric.n < count else []
         about = (*caveats(run.manifest, metric.task), *part)
-        scores.append(ExportedScore(metric, datasets[metric.task], count, about, source, distinct))
+        scores.append(ExportedScore(metric, benchmark.dataset(run, metric.task), count, about, source, distinct))
     return Content(run, protocol.get("rule", run.kind), tuple(scores), protocol)
 
 

@@ -18,7 +18,7 @@ from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, DocumentSelecti
 from evalkit.display import Say
 from evalkit.errors import DataError, UsageError, reading_as
 from evalkit.escape import printable
-from evalkit.exchange.logs import LoggedTask, part_of_request
+from evalkit.exchange.logs import LoggedTask
 from evalkit.inputs.reading import parse_json
 from evalkit.runs.finding import folder_name
 from evalkit.runs.folder import Run, json_bytes, load_run, specification_id
@@ -49,76 +49,50 @@ class LoggedPlaces(NamedTuple):
     strata: Sequence[str]
     """[documents of the task] stratum of each."""
 
-    def are(self, selection: DocumentSelection) -> bool:
-        """Return whether these are the documents of a selection."""
-        total = len(self.strata)
-        if len(self.places) != (total if selection.count is None else min(selection.count, total)):
-            return False
-        return len(self.places) == total or self.places == selection.places(self.task, self.strata)
-
 
 def model_of(logs: Sequence[LoggedTask], model: str | None) -> str:
     """Return the user's name for the evaluated model, otherwise the only name in the results files."""
-    logged = {log.results.model_name or None: log for log in reversed(logs)}
-    unnamed = logged.pop(None, None)
-    if len(logged) > 1:
-        named = " and ".join(f"{log.path} is of {name}" for name, log in logged.items())
-        raise UsageError(f"{named}; import the files of one model at a time")
-    if model is None and unnamed:
-        beside = unnamed.results_path.name
-        raise UsageError(
-            f"{unnamed.path}: no results file beside it names its model; put {beside} there, or give --model NAME"
-        )
-    return str(model or next(iter(logged)))[:_LONGEST_MODEL]
+    logged = shared_value(logs, "model", lambda log: log.results.model_name or None)
+    if unnamed := [log for log in logs if not log.results.model_name and model is None]:
+        raise UsageError(f"{unnamed[0].path}: no results file beside it names its model; give --model NAME")
+    return str(model or logged)[:_LONGEST_MODEL]
 
 
 def shared_value(logs: Sequence[LoggedTask], what: str, read: Callable[[LoggedTask], Value | None]) -> Value | None:
     """Return a setting that all sample files of a run have, named `what` in messages; None if no file says it."""
     known = [(log.task, value) for log in logs if (value := read(log)) is not None]
-    for pair in known[1:]:
-        if pair[1] != known[0][1]:
-            first, other = (f"{task} has {printable(str(value))[:60]}" for task, value in (known[0], pair))
-            raise UsageError(f"{what}: {first} and {other}; import tasks with the same settings together")
+    if others := [pair for pair in known if pair[1] != known[0][1]]:
+        first, other = (f"{task} has {printable(str(value))[:60]}" for task, value in (known[0], others[0]))
+        raise UsageError(f"{what}: {first} and {other}; import the files of one model at a time, and of one setting")
     return known[0][1] if known else None
 
 
 def import_run(
     request: Import,
-    kind: str,
     logs: Sequence[LoggedTask],
     names: tuple[str, str],
     specification: Mapping[str, Any],
     about: Mapping[str, Any],
     finish: Callable[[RunWriter], None],
-    parts: Sequence[str] | None = None,
 ) -> Run:
     """Write the run of some logs; return the existing run if the same logs were imported before.
 
-    `kind` is the benchmark of the run, with its entries of the specification and, `about`, of the manifest; `names` are
-    suite and template in the folder's name; `finish` writes the run's files, the results last; `parts` are notes about
-    documents that the log lacks.
+    `names` are suite and template in the folder's name; `specification` and `about` are the benchmark's entries of the
+    specification and of the manifest; `finish` writes the run's files, the results last.
     """
-    manifest = _manifest(request.model, kind, logs, specification, about)
-    if parts is not None:
-        manifest["imported"]["parts"] = parts
+    manifest = _manifest(request.model, logs, specification, about)
     model = next((part for part in reversed(request.model.replace("\\", "/").split("/")) if part), "model")
-    name = folder_name(model, *names, manifest["specification"]["dtype"], manifest["id"])
-
-    def imported() -> Run | None:
-        return find_finished(request.output / name, manifest, lambda run: run.complete, request.say, "auto")
-
-    if (run := imported()) is None:
-        with open_run(request.output, name, manifest, request.say) as writer:
-            # Another process may have imported it before this one had the lock
-            if (run := imported()) is None:
-                finish(writer)
-                return load_run(request.output / name)
-    request.say(f"this log is imported already: {run.folder}")
-    return run
+    folder = request.output / folder_name(model, *names, manifest["specification"]["dtype"], manifest["id"])
+    if run := find_finished(folder, manifest, lambda run: run.complete, request.say, "auto"):
+        request.say(f"this log is imported already: {folder}")
+        return run
+    with open_run(request.output, folder.name, manifest, request.say) as writer:
+        finish(writer)
+        return load_run(folder)
 
 
 def _manifest(
-    model: str, kind: str, logs: Sequence[LoggedTask], specification: Mapping[str, Any], about: Mapping[str, Any]
+    model: str, logs: Sequence[LoggedTask], specification: Mapping[str, Any], about: Mapping[str, Any]
 ) -> dict[str, Any]:
     versions = {
         "lm-eval": shared_value(logs, "version of lm-eval", lambda log: log.results.lm_eval_version),
@@ -127,28 +101,29 @@ def _manifest(
     known = {name: printable(version)[:40] for name, version in versions.items() if version}
     dtype = shared_value(logs, "dtype", lambda log: log.results.config.model_dtype)
     dtype = UNKNOWN if dtype is None else printable(dtype).removeprefix("torch.")[:20]
-    parameters = shared_value(logs, "parameters", lambda log: _count(log.results.config.model_num_parameters))
-    window = shared_value(logs, "context window", lambda log: _count(log.results.max_length))
+    parameters = shared_value(logs, "parameters", lambda log: log.results.config.model_num_parameters)
+    window = shared_value(logs, "context window", lambda log: log.results.max_length)
     whole = {
         "import": IMPORT_VERSION,
-        "imported": {log.task: _digests(log) for log in logs},
+        "imported": {log.task: log.digests for log in logs},
         "checkpoint": {"model's name in the log": model},
         "dtype": dtype,
         "context_extension": None,
         "versions": known,
         **specification,
     }
-    harness = " ".join(["lm-eval", *([known["lm-eval"]] if "lm-eval" in known else [])])
+    harness = f"lm-eval {known.get('lm-eval', '')}".rstrip()
     by_evalkit = any(log.results.evalkit is not None for log in logs)
+    imported = {
+        "origin": f"a log of evalkit in the format of {harness}" if by_evalkit else f"a log of {harness}",
+        "files": {log.path.name: log.digests[0] for log in logs},
+    }
     return {
         "id": specification_id(whole),
-        "kind": kind,
+        "kind": about["kind"],
         "specification": whole,
         **about,
-        "imported": {
-            "origin": f"a log of evalkit in the format of {harness}" if by_evalkit else f"a log of {harness}",
-            "files": {log.path.name: log.digest for log in logs},
-        },
+        "imported": imported | about.get("imported", {}),
         "model": model,
         "path": None,
         "revision": None,
@@ -159,20 +134,12 @@ def _manifest(
     }
 
 
-def _digests(log: LoggedTask) -> list[str]:
-    return [log.digest, *([] if log.results_data is None else [hashlib.sha256(log.results_data).hexdigest()])]
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and value > 0 else None
-
-
 def selection_specification(logs: Sequence[LoggedTask], tasks: Sequence[LoggedPlaces]) -> dict[str, Any]:
     """Return the specification's entries about which documents of the tasks are in the logs of a run."""
-    claimed = shared_value(logs, "random sample", lambda log: log.results.selection)
-    samples: list[DocumentSelection] = [claimed] if isinstance(claimed, DocumentSample) else []
+    entry = shared_value(logs, "random sample", lambda log: log.results.evalkit)
+    samples: list[DocumentSelection] = [DocumentSample(entry.sample, entry.seed)] if entry and entry.sample else []
     for selection in (*samples, ALL_DOCUMENTS, FirstDocuments(max(len(task.places) for task in tasks))):
-        if all(task.are(selection) for task in tasks):
+        if all(task.places == selection.places(task.task, task.strata) for task in tasks):
             return selection.specification
     return selection_hash([(task.task, task.places) for task in tasks])
 
@@ -191,24 +158,15 @@ def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, t
     for log, names in logs:
         with reading_as(log.path, "a sample file", DataError):
             data = log.path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != log.digest:
+        if hashlib.sha256(data).hexdigest() != log.digests[0]:
             raise DataError(f"{log.path} was changed while it was imported; import it again")
         lines: dict[str, list[bytes]] = defaultdict(list)
         for sample, line in zip(log.samples, data.removesuffix(b"\n").split(b"\n"), strict=True):
             task, number = names[sample.doc_id]
-            lines[task].append(_stored_line(line, number) + b"\n")
+            is_same = number == sample.doc_id
+            lines[task].append((line if is_same else json_bytes(parse_json(line) | {"doc_id": number})) + b"\n")
         for task, members in lines.items():
             writer.save_bytes(f"lm_eval/samples_{task}_{log.time}.jsonl", b"".join(members))
     for name, content in {log.results_path.name: log.results_data for log, _ in logs}.items():
         if content is not None:
             writer.save_bytes(f"lm_eval/{name}", content)
-
-
-def _stored_line(line: bytes, number: int) -> bytes:
-    content = parse_json(line)
-    arguments = {
-        name: {key: part_of_request(part) for key, part in request.items()}
-        for name, request in content["arguments"].items()
-    }
-    stored = content | {"doc_id": number, "arguments": arguments}
-    return line if stored == content else json_bytes(stored)

@@ -18,7 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from evalkit.benchmarks.lm_eval.outcomes import choice_rows, compared_metric, document_scores, write_tables
+from evalkit.benchmarks.lm_eval.results import (
+    DocumentScore,
+    choice_rows,
+    compared_metric,
+    document_scores,
+    metric_entries,
+    write_tables,
+)
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.data import Library
 from evalkit.display import Say
@@ -36,7 +43,7 @@ from evalkit.exchange.imported_runs import (
 from evalkit.exchange.logs import LoggedSample, LoggedTask, MetricValue, read_logs
 from evalkit.exchange.pinned_runs import import_choices, match
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.score_table import ScoreRow
+from evalkit.runs.score_table import ScoreRow, score_table, uncounted, unsized
 from evalkit.runs.writing import RunWriter
 
 _TOLERANCE = 1e-6
@@ -69,35 +76,26 @@ def import_logs(paths: Sequence[Path], model: str | None, output: Path, library:
         raise UsageError("name one or more sample files: evalkit import samples_*.jsonl")
     logs = read_logs(paths)
     request = Import(model_of(logs, model), output, say)
-    matched, others = match(logs, library, say)
+    matched, others = match(logs, library)
     metrics = {log.task: _recomputed(log) for log in logs}
-    runs = [import_choices(matched, request, library)] if matched else []
     rows = {log.task: _choice_rows(log) for log in others}
+    runs = [import_choices(matched, request, library)] if matched else []
     kinds = [log for log in others if rows[log.task]], [log for log in others if not rows[log.task]]
     return [*runs, *(_import(members, rows, metrics, request) for members in kinds if members)]
 
 
-def _logged_values(log: LoggedTask) -> dict[tuple[str, str], float]:
-    values = {}
-    for key, value in log.results.results.get(log.task, {}).items():
-        metric, comma, rule = key.rpartition(",")
-        if comma and isinstance(value, (int, float)) and not metric.endswith("_stderr"):
-            values[metric, rule] = float(value)
-    return values
-
-
-def _recomputed(log: LoggedTask) -> list[dict[str, Any]]:
-    """Return filter, name, value and standard error of the metrics that can be computed from those of the documents.
+def _recomputed(log: LoggedTask) -> dict[str, Any]:
+    """Return the metrics that can be computed from those of the documents, in the form of lm-eval's results.
 
     Without a results file, these are the metrics whose values are shares; with one, a metric that it does not call a
     mean is one if its value is the mean. Raises `DataError` if the results file has another value.
     """
-    values: dict[tuple[str, str], list[MetricValue]] = {}
+    by_metric: dict[tuple[str, str], list[MetricValue]] = {}
     for sample in log.samples:
         for metric, value in sample.metrics.items():
-            values.setdefault((metric, sample.filter), []).append(value)
-    logged, metrics = _logged_values(log), []
-    for (metric, rule), members in values.items():
+            by_metric.setdefault((metric, sample.filter), []).append(value)
+    logged, values = log.results.results.get(log.task, {}), dict[str, Any]()
+    for (metric, rule), members in by_metric.items():
         # lm-eval's name of how the values are combined; None if it is unknown
         entries = [entry.get("aggregation") for entry in log.config.metric_list or () if entry.get("metric") == metric]
         default = "mean" if metric.startswith(_MEANS) else _DEFAULTS.get(metric)
@@ -108,16 +106,16 @@ def _recomputed(log: LoggedTask) -> list[dict[str, Any]]:
             continue
         numbers = [number for number in members if isinstance(number, float)] if kind in (None, "mean") else []
         are_shares = kind is not None or all(0 <= number <= 1 for number in numbers)
-        expected = logged.get((metric, rule), value if are_shares else math.nan)
+        expected = logged.get(f"{metric},{rule}", value if are_shares else math.nan)
         if math.isclose(value, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
             error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
-            metrics.append({"filter": rule, "metric": metric, "value": value, "stderr": error})
+            values |= {f"{metric},{rule}": value, f"{metric}_stderr,{rule}": error}
         elif kind is not None:
             raise DataError(
                 f"{log.results_path} has {printable(metric)[:60]} {expected:.6g} for {log.task}, but the documents in "
                 f"{log.path.name} have {value:.6g}; a file was changed, so restore the original"
             )
-    return metrics
+    return values
 
 
 def _per_weight(values: Sequence[Any]) -> float:
@@ -136,42 +134,53 @@ _AGGREGATIONS: Mapping[str, Callable[[Sequence[Any]], float]] = {
 def _import(
     logs: Sequence[LoggedTask],
     rows: Mapping[str, list[ScoreRow]],
-    metrics: Mapping[str, list[dict[str, Any]]],
+    metrics: Mapping[str, Mapping[str, Any]],
     request: Import,
 ) -> Run:
-
     def finish(writer: RunWriter) -> None:
-        scores = {}
-        for log in logs:
-            samples = (sample._asdict() | sample.metrics for sample in _by_number(log.samples))
-            scores[log.task] = list(document_scores(log.task, samples))
-        write_tables(
-            writer,
-            [row for log in logs for row in rows[log.task]],
-            {},
-            [score for log in logs for score in scores[log.task]],
-            counted=False,
-            without_sizes=[log.task for log in logs if _delimiter(log) is None],
-        )
-        save_logs(writer, [(log, {sample.doc_id: (log.task, sample.doc_id) for sample in log.samples}) for log in logs])
+        choices = [row for log in logs for row in rows[log.task]]
+        without_sizes = [log.task for log in logs if _delimiter(log) is None]
+        table = unsized(uncounted(score_table(choices, {})), without_sizes) if choices else None
+        documents: list[DocumentScore] = []
         entries = []
         for log in logs:
-            compared = compared_metric(scores[log.task], log.results.higher_is_better.get(log.task, {}))
-            entries.append(_entry(log, metrics[log.task], request) | {"compared": compared})
+            samples = sorted(log.samples, key=lambda sample: sample.doc_id)
+            scores = list(document_scores(log.task, (dict(sample) | sample.metrics for sample in samples)))
+            documents += scores
+            logged, better = log.results.results.get(log.task, {}), log.results.higher_is_better.get(log.task, {})
+            if missing := [
+                key for key in logged if "," in key and "_stderr," not in key and key not in metrics[log.task]
+            ]:
+                names = "; ".join(sorted(missing))
+                request.say(f"{log.path}: {names} of {log.task} cannot be computed from the documents and is left out")
+            entries.append(
+                {
+                    "task": log.task,
+                    "alias": str(logged.get("alias", log.task)),
+                    "n": len(log.documents),
+                    "num_fewshot": log.shots,
+                    "version": log.results.versions.get(log.task),
+                    "metrics": metric_entries(metrics[log.task], better),
+                    "documents": _count(log),
+                    "seconds": None,
+                    "compared": compared_metric(scores, better),
+                }
+            )
+        write_tables(writer, table, documents)
+        save_logs(writer, [(log, {sample.doc_id: (log.task, sample.doc_id) for sample in log.samples}) for log in logs])
         writer.save_results({"tasks": entries, "groups": [], "averages": [], "samples": True})
 
     tasks: dict[str, dict[str, Any]] = {}
     for log in logs:
         digest = hashlib.sha256()
-        for sample in _by_number(log.documents):
+        for sample in sorted(log.documents, key=lambda sample: sample.doc_id):
             digest.update(json.dumps(sample.doc, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass"))
         version = log.results.versions.get(log.task)
         tasks[log.task] = {"version": version, "num_fewshot": log.shots, "documents": digest.hexdigest()}
     # How many documents a task has, only the results file says
     if any(log.count is None for log in logs):
-        selection = selection_hash([(name, task["documents"]) for name, task in tasks.items()]) | {
-            "complete": "unknown"
-        }
+        contents = [(name, task["documents"]) for name, task in tasks.items()]
+        selection = selection_hash(contents) | {"complete": "unknown"}
     else:
         numbers = {log.task: sorted(sample.doc_id for sample in log.documents) for log in logs}
         places = [LoggedPlaces(log.task, numbers[log.task], [log.task] * _count(log)) for log in logs]
@@ -185,6 +194,7 @@ def _import(
         "num_fewshot": shots.pop() if len(shots) == 1 else None,
     }
     about = {
+        "kind": LM_EVAL,
         # Set to the rule of the multiple-choice tasks when their score table is written
         "rule": "acc",
         "groups": {},
@@ -192,32 +202,11 @@ def _import(
         "documents": {log.task: {"source": "log", "official": None, "count": _count(log)} for log in logs},
         "template": asdict(load_template("plain")),
     }
-    return import_run(request, LM_EVAL, logs, (LM_EVAL, "+".join(tasks)), specification, about, finish)
-
-
-def _by_number(samples: Sequence[LoggedSample]) -> list[LoggedSample]:
-    return sorted(samples, key=lambda sample: sample.doc_id)
+    return import_run(request, logs, (LM_EVAL, "+".join(tasks)), specification, about, finish)
 
 
 def _count(log: LoggedTask) -> int:
     return max(log.count or 0, len(log.documents))
-
-
-def _entry(log: LoggedTask, metrics: Sequence[dict[str, Any]], request: Import) -> dict[str, Any]:
-    if missing := sorted(_logged_values(log).keys() - {(metric["metric"], metric["filter"]) for metric in metrics}):
-        names = ", ".join(f"{metric},{rule}" for metric, rule in missing)
-        request.say(f"{log.path}: {names} of {log.task} cannot be computed from the documents and is left out")
-    better = log.results.higher_is_better.get(log.task, {})
-    return {
-        "task": log.task,
-        "alias": str(log.results.results.get(log.task, {}).get("alias", log.task)),
-        "n": len(log.documents),
-        "num_fewshot": log.shots,
-        "version": log.results.versions.get(log.task),
-        "metrics": [metric | {"higher_is_better": better.get(metric["metric"])} for metric in metrics],
-        "documents": _count(log),
-        "seconds": None,
-    }
 
 
 def _choice_rows(log: LoggedTask) -> list[ScoreRow]:
@@ -237,7 +226,7 @@ def _choice_rows(log: LoggedTask) -> list[ScoreRow]:
 
 
 def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
-    likelihoods, gold = sample.likelihoods, sample.gold
+    likelihoods = sample.likelihoods
     # For mutual information, lm-eval appends the choices without their context
     count = len(likelihoods) // (2 if "acc_mutual_info" in sample.metrics else 1)
     requests = sample.requests[:count]
@@ -246,19 +235,18 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
             f"{sample.where} has {len(sample.requests)} requests, but {len(likelihoods)} log-likelihoods; the file "
             "was changed"
         )
-    if count < 2 or "acc" not in sample.metrics or any(len(texts) < 2 for texts in requests):
+    is_index = sample.target in map(str, range(count))
+    if count < 2 or not is_index or "acc" not in sample.metrics or any(len(texts) < 2 for texts in requests):
         return []
-    if gold is None or gold >= count or not np.isfinite(likelihoods).all():
-        return []
-    values, delimiter = np.array(likelihoods[:count]), _delimiter(log)
+    gold, values, delimiter = int(sample.target), np.array(likelihoods[:count]), _delimiter(log)
     options = [texts[1].removeprefix(delimiter or "") for texts in requests]
     sizes = {"acc": np.ones(count)}
     if delimiter is not None:
         sizes["acc_norm"] = np.array([len(option) for option in options])
         sizes["acc_bytes"] = np.array([len(option.encode("utf-8", "surrogatepass")) for option in options])
+    if any(not size.all() for size in sizes.values()):
+        return []
     for metric, size in sizes.items():
-        if not size.all():
-            return []
         logged, expected = sample.metrics.get(metric), float(np.argmax(values / size) == gold)
         if logged not in (None, expected):
             # A target may also be the text of the gold option, such as "2", and not its number

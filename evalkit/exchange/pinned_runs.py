@@ -1,14 +1,12 @@
 """Imported runs of the tasks of zeroshot8, whose documents are pinned: score tables in the form of evalkit's own runs.
 
-In: `LoggedTask`s. Out: those that are of the pinned documents, matched by number and content, as `MatchedTask`s; and of
-these a finished run. A log has no token counts, and no prompts but in its requests.
+In: `LoggedTask`s. Out: those of pinned tasks, matched by number and content, as `MatchedTask`s; and of these a finished
+run. A log has no token counts, and no prompts but in its requests.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -16,14 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.lm_eval.outcomes import choice_rows
+from evalkit.benchmarks.lm_eval.results import choice_rows
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, label_of, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.tasks import Question, pinned_questions
 from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
 from evalkit.benchmarks.request import DEFAULT_SUITE
 from evalkit.data import SUBJECTS, TASKS, Library
 from evalkit.data.sampling import ALL_DOCUMENTS
-from evalkit.display import Say
 from evalkit.errors import DataError, UsageError
 from evalkit.escape import printable
 from evalkit.exchange.imported_runs import (
@@ -59,113 +56,81 @@ class MatchedTask(NamedTuple):
     """Whether the requests are those of template `plain`, with as many solved examples as the log says."""
 
 
-def match(logs: Sequence[LoggedTask], library: Library, say: Say) -> tuple[list[MatchedTask], list[LoggedTask]]:
+def match(logs: Sequence[LoggedTask], library: Library) -> tuple[list[MatchedTask], list[LoggedTask]]:
     """Return the pinned tasks, in the suite's order, and the other sample files.
 
-    `say` is called about tasks that have only the name of a pinned task. A document that is not the pinned document of
-    its number though its task has pinned documents, or a line that contradicts its pinned document, is a `DataError`.
+    A document that is not the pinned document of its number, or a line that contradicts it, is a `DataError`.
     """
     of_mmlu = {_POOLED, *(f"mmlu_{subject}" for subject in SUBJECTS)}
     by_task: dict[str, list[LoggedTask]] = {task: [] for task in load_suite(DEFAULT_SUITE).tasks}
     others: list[LoggedTask] = []
     for log in logs:
         by_task.get("mmlu" if log.task in of_mmlu else log.task, others).append(log)
-    matched: list[MatchedTask] = []
-    for task, members in by_task.items():
-        pinned = _PinnedTask(task, library) if members else None
-        for log in members:
-            assert pinned is not None
-            if isinstance(result := pinned.match(log), MatchedTask):
-                matched.append(result)
-            else:
-                say(f"{log.path}: {result}, so {log.task} is imported with lm-eval's own metrics")
-                others.append(log)
-    return matched, others
+    return [part for task, members in by_task.items() if members for part in _matched(task, members, library)], others
 
 
-class _PinnedTask:
-    def __init__(self, task: str, library: Library) -> None:
-        self._task, self._library = task, library
-        self._suite = suite_of("documents", [task])
-        self._questions = pinned_questions(self._suite, library, ALL_DOCUMENTS)[task]
-        self._data = TASKS[self._suite.documents.get(task, task)]
-        self._contents = [self._content(question.doc) for question in self._questions]
-        self._without_gold = {json.dumps(content[:-1]) for content in self._contents}
+def _matched(task: str, logs: Sequence[LoggedTask], library: Library) -> list[MatchedTask]:
+    suite = suite_of("documents", [task])
+    questions = pinned_questions(suite, library, ALL_DOCUMENTS)[task]
+    data, strata = TASKS[suite.documents.get(task, task)], [question.subtask for question in questions]
 
-    def match(self, log: LoggedTask) -> MatchedTask | str:
-        """Return a sample file with its questions; or, if it is of other documents or choices, why."""
-        contents = [self._content(sample.doc) for sample in log.documents]
-        if not any(json.dumps(content[:-1]) in self._without_gold for content in contents):
-            return f"none of its documents is one of the pinned documents of {self._task}"
-        numbered = self._numbered(log.task)
-        samples: dict[int, LoggedSample] = {}
-        for sample, content in zip(log.documents, contents, strict=True):
-            number = numbered[sample.doc_id] if sample.doc_id < len(numbered) else None
-            if number is None or content != self._contents[number]:
-                texts = [value for value in sample.doc.values() if isinstance(value, str) and len(value) > 1]
-                beginning = repr(printable(max(texts, key=len, default=""))[:_SHOWN])
-                raise DataError(
-                    f"{sample.where} ({beginning}) is not document {sample.doc_id} of the {len(numbered):,} "
-                    f"pinned documents of {log.task}, by its content with the gold answer; the log is of another "
-                    "dataset or version of it"
-                )
-            samples[number] = sample
-        places = sorted(samples)
-        pairs = [(samples[number], self._questions[number]) for number in places]
-        if not all(_has_choices(sample, question) for sample, question in pairs):
-            return f"its choices are not those of {self._task}"
-        for sample, question in pairs:
-            _check(sample, question)
-        strata = [question.subtask for question in self._questions]
-        return MatchedTask(self._task, log, pairs, places, strata, self._is_plain(log, samples))
-
-    def _content(self, doc: dict[str, Any]) -> list[Any]:
-        """Return what determines a document's evaluation, the gold answer last; [] for another kind of document."""
+    def content_of(doc: dict[str, Any]) -> list[Any] | None:
+        """Return what determines a document's evaluation; None for another kind of document."""
         try:
-            return self._data.essence(self._data.canonical(doc))
+            return data.essence(data.canonical(doc))
         except DataError:
-            return []
+            return None
 
-    def _numbered(self, leaf: str) -> list[int]:
-        if leaf != _POOLED:
-            return [number for number, question in enumerate(self._questions) if question.subtask == leaf]
-        seen: Counter[str] = Counter()
-        turns = []
-        for question in self._questions:
-            turns.append(seen[question.subtask])
-            seen[question.subtask] += 1
-        return sorted(range(len(turns)), key=turns.__getitem__)
-
-    def _is_plain(self, log: LoggedTask, samples: dict[int, LoggedSample]) -> bool:
-        questions = self._questions
+    matched = []
+    for log in logs:
+        numbers = _numbers(log.task, questions)
+        samples: dict[int, LoggedSample] = {}
+        for sample in log.documents:
+            place = numbers[sample.doc_id] if sample.doc_id < len(numbers) else None
+            if place is None or content_of(sample.doc) != content_of(questions[place].doc):
+                raise DataError(
+                    f"{sample.where} is not document {sample.doc_id} of the {len(numbers):,} pinned documents of "
+                    f"{log.task}, by its content with the gold answer; the log is of another dataset or version of it"
+                )
+            _check(sample, questions[place])
+            samples[place] = sample
+        shown = questions
         if log.shots:
-            if self._task not in self._suite.fewshot or log.shots > self._suite.fewshot[self._task].most:
-                return False
-            suite = with_fewshot(self._suite, log.shots)
-            questions = pinned_questions(suite, self._library, ALL_DOCUMENTS)[self._task]
-        for number, sample in samples.items():
-            question = questions[number]
-            pairs = zip(question.contexts, question.continuations, strict=True)
-            if sample.requests != tuple((context, question.delimiter + text) for context, text in pairs):
-                return False
-        return True
+            most = suite.fewshot[task].most if task in suite.fewshot else 0
+            few = with_fewshot(suite, log.shots) if log.shots <= most else None
+            shown = pinned_questions(few, library, ALL_DOCUMENTS)[task] if few else []
+        plain = bool(shown) and all(sample.requests == _plain(shown[place]) for place, sample in samples.items())
+        places = sorted(samples)
+        pairs = [(samples[place], questions[place]) for place in places]
+        matched.append(MatchedTask(task, log, pairs, places, strata, plain))
+    return matched
 
 
-def _has_choices(sample: LoggedSample, question: Question) -> bool:
-    requests, choices = len(sample.requests), len(question.continuations)
-    if requests != choices:
-        raise DataError(f"{sample.where} has {requests} requests, but its pinned document has {choices} choices")
-    logged = [texts[-1].strip() for texts in sample.requests if len(texts) > 1]
-    return logged == [continuation.strip() for continuation in question.continuations]
+def _numbers(leaf: str, questions: Sequence[Question]) -> list[int]:
+    """Return the place among the questions of each document of a leaf task."""
+    if leaf != _POOLED:
+        return [place for place, question in enumerate(questions) if question.subtask == leaf]
+    return sorted(range(len(questions)), key=lambda place: questions[place].doc_id)
+
+
+def _plain(question: Question) -> tuple[tuple[str, str], ...]:
+    pairs = zip(question.contexts, question.continuations, strict=True)
+    return tuple((context, question.delimiter + continuation) for context, continuation in pairs)
 
 
 def _check(sample: LoggedSample, question: Question) -> None:
+    """Raise a `DataError` if a line has other choices, or another result, than its pinned document."""
+    choices = [continuation.strip() for continuation in question.continuations]
+    if [texts[-1].strip() for texts in sample.requests] != choices:
+        raise DataError(
+            f"{sample.where} has {len(sample.requests)} requests, but its pinned document has the {len(choices)} "
+            f"choices {', '.join(choices)[:_SHOWN]}"
+        )
     likelihoods, sizes = np.array(sample.likelihoods), [len(choice) for choice in question.choices]
     if len(likelihoods) != len(sizes):
         raise DataError(f"{sample.where} must have a log-likelihood for each of its {len(sizes)} choices")
-    if wrong := [value for value in sample.likelihoods if not np.isfinite(value)]:
-        raise DataError(f"{sample.where} has the log-likelihood {wrong[0]}; it must be a finite number")
-    if len(set(question.contexts)) == 1 and sample.target.isdigit() and sample.gold != question.gold:
+    is_number = len(set(question.contexts)) == 1 and sample.target.isdigit()
+    if is_number and sample.target != str(question.gold):
         raise DataError(
             f"{sample.where} has the target {sample.target[:_SHOWN]}, but the gold answer of its pinned document is "
             f"{question.gold}"
@@ -200,6 +165,7 @@ def import_choices(matched: Sequence[MatchedTask], request: Import, library: Lib
         **selection_specification(logs, tasks),
     }
     about = {
+        "kind": "multiple_choice",
         "rule": _RULE,
         "groups": {group: list(members) for group, members in suite.groups.items()},
         "group_sizes": {group: suite.sizes[group] for group in suite.groups},
@@ -208,12 +174,10 @@ def import_choices(matched: Sequence[MatchedTask], request: Import, library: Lib
             for task, loaded in documents.items()
         },
         "template": template,
+        "imported": {"parts": [note for task, members in by_task.items() for note in _part(task, members)]},
     }
     names = (suite.name, template if isinstance(template, str) else str(template["name"]))
-    parts = [note for task, members in by_task.items() for note in _part(task, members)]
-    return import_run(
-        request, "multiple_choice", logs, names, specification, about, lambda writer: _write(writer, matched), parts
-    )
+    return import_run(request, logs, names, specification, about, lambda writer: _write(writer, matched))
 
 
 def _write(writer: RunWriter, matched: Sequence[MatchedTask]) -> None:
@@ -251,16 +215,14 @@ def _template(matched: Sequence[MatchedTask]) -> tuple[Any, str]:
     """
     logs = [part.log for part in matched]
     plain = all(part.plain for part in matched)
-    named = shared_value(logs, "template", lambda log: log.results.template)
+    named = shared_value(logs, "template", lambda log: log.results.evalkit and log.results.evalkit.template)
     if named is None and plain and not any(log.samples[0].by_evalkit for log in logs):
         named = "plain"
-    if named == "plain" and not plain:
-        named = None
-    if named in template_names():
+    if named in template_names() and (plain or named != "plain"):
         template = load_template(str(named))
         return asdict(template), template.content_hash
     digest = hashlib.sha256()
     for part in matched:
         for sample, _ in part.documents:
             digest.update(repr(sample.requests).encode("utf-8", "surrogatepass") + b"\n")
-    return printable(named or _LOGGED)[:50], digest.hexdigest()
+    return _LOGGED if named in (None, "plain") else printable(str(named))[:50], digest.hexdigest()

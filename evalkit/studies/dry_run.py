@@ -17,7 +17,7 @@ from evalkit.display import Say, clock, doing, imports
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import counted
 from evalkit.models.loading.locate import silent
-from evalkit.models.loading.spec import config_of, tokenizer_alone, window_of
+from evalkit.models.loading.spec import tokenizer_alone
 from evalkit.models.zoo.shapes import BYTES, parameter_count
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
@@ -26,12 +26,12 @@ from evalkit.studies.running import plan_runs
 from evalkit.studies.status import share_of
 from evalkit.studies.study import Study
 
+# Share of the matrix product's speed that scoring is assumed to reach
 _EFFICIENCY = 0.5
-"""Share of the matrix product's speed that scoring is assumed to reach."""
+# Seconds of timing for each of the two products
 _LONGEST = 0.3
-"""Seconds of timing for each of the two products."""
+# Documents of each task that are tokenised; a quarter of them where answers are generated
 _SAMPLE = 80
-"""Documents of each task that are tokenised; a quarter of them where answers are generated."""
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,10 @@ def _estimates(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estim
 
 
 def _sampled_tokens(plan: Plan, say: Say) -> list[TaskTokens]:
-    """Estimate the tokens of a run, once for checkpoints whose prompts are the same."""
-    specification, checkpoint = plan.manifest["specification"], plan.checkpoint
-    digest = specification["checkpoint"]["tokenizer"]
+    checkpoint, digest = plan.checkpoint, plan.manifest["specification"]["checkpoint"]["tokenizer"]
     tokenizer = remembered("tokenizer", digest, lambda: tokenizer_alone(checkpoint, say))
-    kind, config = benchmark(plan.manifest["kind"]), config_of(checkpoint, silent)
-    # What the prompts of two checkpoints with one tokenizer may differ in
-    about = {name: value for name, value in specification.items() if name not in ("checkpoint", "dtype", "attention")}
-    limit, window = getattr(plan.request, "limit", None), window_of(plan.request.model, checkpoint, tokenizer, silent)
-    heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    key = digest, kind.kind, repr(about), repr((limit, window, heads))
-    return remembered("tokens", key, lambda: kind.token_counts(plan, tokenizer, _SAMPLE, silent), most=64)
+    counts: list[TaskTokens] = benchmark(plan.manifest["kind"]).token_counts(plan, tokenizer, _SAMPLE, silent)
+    return counts
 
 
 def _measured_speed(device: str, dtype: str) -> tuple[float, float]:
@@ -170,6 +163,7 @@ def _short(value: float) -> str:
     return f"{value:,.0f} P"
 
 
+# Key of the records → heading and form of the values
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "parameters": ("parameters", _short),
     "runs": ("runs", "{:,}".format),
@@ -180,7 +174,6 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "generated_tokens": ("generated", lambda count: f"≤ {_short(count)}" if count else ""),
     "seconds": ("time", clock),
 }
-"""Key of the records → heading and form of the values."""
 
 
 def _shown(record: Mapping[str, Any], key: str) -> str:

@@ -26,8 +26,8 @@ from evalkit.paths import replace_file
 from evalkit.runs.folder import RESULTS, Run, load_run
 
 _RECORDS = ".studies"
+# Most bytes of a record
 _LARGEST = 1 << 20
-"""Most bytes of a record."""
 
 
 @dataclass(frozen=True)
@@ -146,14 +146,14 @@ class Study:
             raise UnknownNameError(f"benchmark of study {self.path}", name, known)
         return known[name] if name is not None else self.benchmarks[0]
 
-    def members(self, name: str) -> dict[int | None, list[StudyCheckpoint]]:
-        """Return seed → checkpoints by step of a model; raise `UnknownNameError` if it has none."""
+    def members(self, name: str) -> dict[int | None, dict[int | None, StudyCheckpoint]]:
+        """Return seed → step → checkpoint of a model; raise `UnknownNameError` if there is none."""
         if name not in self.names:
             raise UnknownNameError(f"checkpoint of study {self.path}", name, self.names)
-        seeds: dict[int | None, list[StudyCheckpoint]] = {}
+        seeds: dict[int | None, dict[int | None, StudyCheckpoint]] = {}
         for checkpoint in self.checkpoints:
             if checkpoint.name == name:
-                seeds.setdefault(checkpoint.seed, []).append(checkpoint)
+                seeds.setdefault(checkpoint.seed, {})[checkpoint.step] = checkpoint
         return seeds
 
 
@@ -184,30 +184,26 @@ def select(study: Study, given: str) -> Selected:
     if given in study.names or name not in study.names or not sign:
         name, asked = given, ""
     seeds = study.members(name).values()
-    steps_of = [{checkpoint.step for checkpoint in seed} for seed in seeds]
-    common = sorted(step for step in set.intersection(*steps_of) if step is not None)
-    if asked:
-        if asked not in map(str, common):
-            known = [f"{name}@{step}" for step in common]
-            raise UnknownNameError(f"step of study {study.path}", given, known or [f"{name} (it has no steps)"])
-        step: int | None = int(asked)
-    elif not common and None not in steps_of[0]:
+    common = {str(step): step for step in set.intersection(*map(set, seeds))}
+    if not common:
         raise UsageError(f"study {study.path}: the seeds of {name} have no training step in common; list such steps")
-    else:
-        step = common[-1] if common else None
-    chosen = [checkpoint for seed in seeds for checkpoint in seed if checkpoint.step == step]
-    return Selected(printable(given), step, tuple(chosen))
+    if asked and asked not in common:
+        known = [f"{name}@{step}" for step in common.values() if step is not None]
+        raise UnknownNameError(f"step of study {study.path}", given, known)
+    step = common[asked] if asked else max(common.values(), key=lambda step: step or 0)
+    return Selected(printable(given), step, tuple(seed[step] for seed in seeds))
 
 
 def trainings(study: Study, name: str) -> list[tuple[str, list[StudyCheckpoint]]]:
     """Return (name, checkpoints by step) of each seed of a model; raise `UsageError` if it has no steps."""
     seeds = study.members(name)
-    if any(checkpoint.step is None for seed in seeds.values() for checkpoint in seed):
+    if any(None in seed for seed in seeds.values()):
         raise UsageError(
             f"study {study.path}: {name} has no training steps, so it has no curve; list the checkpoints of its "
             "training under 'steps'"
         )
-    return [(printable(name if seed is None else f"{name} seed {seed}"), steps) for seed, steps in seeds.items()]
+    named = {seed: name if seed is None else f"{name} seed {seed}" for seed in seeds}
+    return [(printable(named[seed]), list(steps.values())) for seed, steps in seeds.items()]
 
 
 class Record(Stored):

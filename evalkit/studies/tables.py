@@ -48,14 +48,11 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
     """
     check_options(request)
     study, name = results.study, request.name
-    beside = study.path.parent / name
-    if name.endswith(_YAML) and beside.is_file() and not Path(name).is_file():
-        name = str(beside)
+    given = study.tables.get(name, StudyTable())
     if name.endswith(_YAML):  # a file is the same by any path
+        path = Path(name) if Path(name).is_file() else study.path.parent / name
         files = {(study.path.parent / key).resolve(): table for key, table in study.tables.items()}
-        given = files.get(Path(name).resolve(), StudyTable())
-    else:
-        given = study.tables.get(name, StudyTable())
+        name, given = str(path), files.get(path.resolve(), StudyTable())
     layout = requested_layout(replace(request, name=name))
     where = f"study {study.path}, table '{layout.name}'"
     layout = layout.retitled(given.caption, given.titles, where)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 import torch
 import transformers
@@ -89,14 +89,6 @@ class _Processes:
 _log = logging.getLogger(__name__)
 
 
-class _Outcome(NamedTuple):
-    """What became of an evaluation; the same in all processes."""
-
-    metrics: dict[str, float]
-    error: str
-    """Why it failed; empty: it did not."""
-
-
 class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
     """Evaluate the model of a `transformers.Trainer` every n steps; weights, optimizer and random numbers stay equal.
 
@@ -171,9 +163,9 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Plan an evaluation before the first step, so that invalid options and missing documents are found."""
         self._evaluated, self._processes = None, _Processes()
-        outcome = self._processes.from_main(lambda: self._attempt(self._plan))
-        if outcome.error:
-            raise self._error or EvalkitError(outcome.error)
+        _, error = self._processes.from_main(lambda: self._attempt(self._plan))
+        if error:
+            raise self._error or EvalkitError(error)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Evaluate the model if it is time for it; gradients of the step are already applied and removed."""
@@ -188,17 +180,15 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Evaluate the last step if it is not evaluated yet."""
-        if self._at_end and self._evaluated != state.global_step:
-            if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-                # The weights are those of another step by now
-                if state.is_world_process_zero:
-                    _log.warning(
-                        "step %s, the last one, is not evaluated: the trainer has loaded %s",
-                        f"{state.global_step:,}",
-                        state.best_model_checkpoint,
-                    )
-            else:
-                self._evaluate(state, control)
+        is_due = self._at_end and self._evaluated != state.global_step
+        best = state.best_model_checkpoint if args.load_best_model_at_end else None
+        if is_due and best is None:
+            self._evaluate(state, control)
+        elif is_due and state.is_world_process_zero:
+            # The weights are those of another step by now
+            _log.warning(
+                "step %s, the last one, is not evaluated: the trainer has loaded %s", f"{state.global_step:,}", best
+            )
         if self._processes is not None:
             self._processes.close()
             self._processes = None
@@ -209,28 +199,29 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if self._processes is None or self._evaluated == step:
             return
         self._evaluated = step
-        outcome = self._processes.from_main(lambda: self._attempt(lambda: self._run(step)))
-        if outcome.metrics:
+        metrics, error = self._processes.from_main(lambda: self._attempt(lambda: self._run(step)))
+        if metrics:
             # Logging tells the trainer that its own numbers of this step are logged, too, which they are not
             should_log = control.should_log
-            self._trainer.log(dict(outcome.metrics))
+            self._trainer.log(dict(metrics))
             control.should_log = should_log
-        if outcome.error and self._raises:
-            raise self._error or EvalkitError(outcome.error)
-        if outcome.error and state.is_world_process_zero:
+        if error and self._raises:
+            raise self._error or EvalkitError(error)
+        if error and state.is_world_process_zero:
             unexpected = None if isinstance(self._error, EvalkitError) else self._error
             message = "the evaluation of step %s failed and is left out; the training goes on: %s"
-            _log.warning(message, f"{step:,}", outcome.error, exc_info=unexpected)
+            _log.warning(message, f"{step:,}", error, exc_info=unexpected)
         self._error = None
 
-    def _attempt(self, work: Callable[[], dict[str, float]]) -> _Outcome:
+    def _attempt(self, work: Callable[[], dict[str, float]]) -> tuple[dict[str, float], str]:
+        """Return metrics, the same in all processes, or none and why the work failed."""
         self._error = None
         try:
-            return _Outcome(work(), "")
+            return work(), ""
         except Exception as error:  # whatever fails, the training is not to be lost
             self._error = error
             named = isinstance(error, EvalkitError)
-            return _Outcome({}, str(error) if named else f"{type(error).__name__}: {first_line(error)}")
+            return {}, str(error) if named else f"{type(error).__name__}: {first_line(error)}"
 
     def _run(self, step: int) -> dict[str, float]:
         name = f"{self._name} step {step}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 from pathlib import Path
 
@@ -28,13 +28,15 @@ from evalkit.runs.finding import list_runs
 from evalkit.runs.folder import Run
 
 
+@dataclass
 class GrowingCurve:
     """Runs of one training by step, and their figure in `plot`, if that is given."""
 
-    def __init__(self, folder: Path, plot: Path | None, say: Say) -> None:
-        self._folder, self._plot, self._say = folder, plot, say
-        self._runs: dict[int, Run] = {}
-        self._rule: str | None = None
+    folder: Path
+    plot: Path | None
+    say: Say
+    _runs: dict[int, Run] = field(default_factory=dict)
+    _rule: str | None = None
 
     def add(self, step: int, run: Run, rule: str) -> str | None:
         """Add a finished run under the rule of its plan; return its line, or None if it is there already."""
@@ -55,7 +57,7 @@ class GrowingCurve:
     def _earlier(self, run: Run) -> dict[int, Run]:
         """Return the newest run, under the same settings, of each checkpoint that is no longer in the folder."""
         earlier: dict[int, Run] = {}
-        folder = str(self._folder.resolve())
+        folder = str(self.folder.resolve())
         for other in sorted(list_runs(run.folder.parent), key=lambda known: str(known.manifest["created"])):
             path = other.manifest.get("path")
             is_gone = path is not None and str(Path(path).parent) == folder and not Path(path).exists()
@@ -75,15 +77,15 @@ class GrowingCurve:
         return f"; {unit.difference(average.difference)}{unit.points} [{low}, {high}] since step {before:,}"
 
     def _draw(self) -> None:
-        if self._plot is None or len(self._runs) < 2:
+        if self.plot is None or len(self._runs) < 2:
             return
         from evalkit.comparison.plots import curves
 
         runs = tuple(run for _, run in sorted(self._runs.items()))
         try:
-            curves([curve(Side(printable(self._folder.resolve().name), runs), self._rule)], self._plot)
+            curves([curve(Side(printable(self.folder.resolve().name), runs), self._rule)], self.plot)
         except EvalkitError as error:
-            self._say(f"{self._plot} is not drawn: {error}")
+            self.say(f"{self.plot} is not drawn: {error}")
 
 
 def _are_alike(run: Run, other: Run) -> bool:
@@ -96,8 +98,8 @@ def _are_alike(run: Run, other: Run) -> bool:
     return first == second
 
 
+# Names of folders that are renamed when they are complete
 _TEMPORARY = re.compile(r"[._]|te?mp|.*(\.|_|-)(te?mp|part|partial|incomplete|writing)$|.*~$", re.IGNORECASE)
-"""Names of folders that are renamed when they are complete."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class _Candidate:
     named: bool = False
 
 
+@dataclass
 class Watcher:
     """Iterates over the checkpoints of a folder as they become complete.
 
@@ -137,21 +140,18 @@ class Watcher:
             the end.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        until: int | None = None,
-        idle: float | None = None,
-        allow_pickle: bool = False,
-        say: Say = silent,
-        settled: float = 5.0,
-        poll: float = 2.0,
-        stalled: float = 60.0,
-    ) -> None:
-        self._folder, self._say, self._allow_pickle = folder, say, allow_pickle
-        self._until, self._idle = inf if until is None else until, inf if idle is None else idle
-        self._settled, self._poll, self._stalled = settled, poll, stalled
+    folder: Path
+    _: KW_ONLY
+    until: int | None = None
+    idle: float | None = None
+    allow_pickle: bool = False
+    say: Say = silent
+    settled: float = 5.0
+    poll: float = 2.0
+    stalled: float = 60.0
+
+    def __post_init__(self) -> None:
+        self._until, self._idle = inf if self.until is None else self.until, inf if self.idle is None else self.idle
         self._known: dict[str, _Candidate] = {}
         self._active = time.monotonic()
         self._is_away = False
@@ -168,7 +168,7 @@ class Watcher:
             elif self._is_over():
                 return
             else:
-                time.sleep(self._poll)
+                time.sleep(self.poll)
 
     @property
     def incomplete(self) -> dict[str, str]:
@@ -187,16 +187,16 @@ class Watcher:
     def _look(self) -> None:
         known = {}
         try:
-            folders = [path for path in self._folder.iterdir() if path.is_dir() and not _TEMPORARY.match(path.name)]
+            folders = [path for path in self.folder.iterdir() if path.is_dir() and not _TEMPORARY.match(path.name)]
             self._is_away = False
         except OSError as error:
             # A file system that is away for a while does not end hours of waiting
             if not self._is_away:
-                self._say(f"{self._folder} cannot be read ({error.strerror or error}); trying again")
+                self.say(f"{self.folder} cannot be read ({error.strerror or error}); trying again")
             folders, self._is_away = [], True
         for folder in folders:
             # A link to a checkpoint of the same folder, such as "latest", is not another one
-            is_link = folder.is_symlink() and folder.resolve().parent == self._folder.resolve()
+            is_link = folder.is_symlink() and folder.resolve().parent == self.folder.resolve()
             if is_link or not is_begun(states := file_states(folder)):
                 continue
             candidate = known[folder.name] = self._known.get(folder.name) or _Candidate(folder)
@@ -210,12 +210,12 @@ class Watcher:
         """Return step → complete checkpoint that was not yielded in its present state."""
         ready: dict[int, _Candidate] = {}
         for _, candidate in sorted(self._known.items()):
-            if candidate.yielded == candidate.states or self._is_unsettled(candidate, self._settled):
+            if candidate.yielded == candidate.states or self._is_unsettled(candidate, self.settled):
                 continue
-            candidate.reason = candidate.reason or why_incomplete(candidate.folder, allow_pickle=self._allow_pickle)
+            candidate.reason = candidate.reason or why_incomplete(candidate.folder, allow_pickle=self.allow_pickle)
             twins = (other for other in self._known.values() if other.yielded and other.step == candidate.step)
             if candidate.reason or candidate.step is None:
-                if not self._is_unsettled(candidate, self._stalled):
+                if not self._is_unsettled(candidate, self.stalled):
                     lacking = "has no training step in its name (checkpoint-1000) or trainer_state.json"
                     self._name(candidate, f"is skipped until it changes: {candidate.reason or lacking}")
             elif self._is_late(candidate):
@@ -230,7 +230,7 @@ class Watcher:
     def _name(self, candidate: _Candidate, why: str) -> None:
         if not candidate.named:
             candidate.named = True
-            self._say(f"{candidate.folder.name} {why}")
+            self.say(f"{candidate.folder.name} {why}")
 
     def _is_late(self, candidate: _Candidate) -> bool:
         return candidate.step is not None and candidate.step > self._until
@@ -242,17 +242,17 @@ class Watcher:
     def _is_over(self) -> bool:
         known = self._known.values()
         # A change may complete a checkpoint, which is seen when it has settled
-        changed = max((candidate.changed + self._settled for candidate in known), default=0.0)
+        changed = max((candidate.changed + self.settled for candidate in known), default=0.0)
         if time.monotonic() - max(self._active, changed) > self._idle:
             return True
         # Earlier steps may still be written or in use
         early = [candidate for candidate in known if not self._is_late(candidate)]
         new = [candidate for candidate in early if candidate.yielded != candidate.states]
-        is_waiting = any(self._is_unsettled(candidate, self._stalled) for candidate in new)
+        is_waiting = any(self._is_unsettled(candidate, self.stalled) for candidate in new)
         return not is_waiting and any(map(self._is_last, known))
 
     def _is_last(self, candidate: _Candidate) -> bool:
         """Return whether a candidate is a complete checkpoint of the last step or a later one."""
-        if candidate.step is None or candidate.step < self._until or self._is_unsettled(candidate, self._settled):
+        if candidate.step is None or candidate.step < self._until or self._is_unsettled(candidate, self.settled):
             return False
         return candidate.yielded is not None or not why_incomplete(candidate.folder, allow_pickle=True)

@@ -17,7 +17,7 @@ COMMANDS = {
     "run --watch . --model demo": ["--model", "--watch"],
     "run --watch . --show-prompts 1": ["--show-prompts", "--watch"],
     "run --watch . --format json": ["--format", "--watch"],
-    "run --watch . --plot curve.txt": ["--plot curve.txt", ".pdf"],
+    "run --watch . --plot curve.txt": ["curve.txt", ".pdf"],
     "run --watch . --suite zeroshot9": ["'zeroshot9'"],
     "run demo --until 5": ["--until", "--watch"],
     "run --model CKPT --template isnt": ["'isnt'", "'inst'"],

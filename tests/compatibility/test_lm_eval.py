@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import Any
 
 import lm_eval.api.metrics
 import lm_eval.api.task
@@ -29,7 +28,6 @@ from evalkit.compatibility.lm_eval import (
     rolling_windows,
     task_configs,
     without_bars,
-    wrap_building,
 )
 
 BASE = """
@@ -92,21 +90,6 @@ def test_a_stored_index_is_lm_evals(folder: Path) -> None:
     replace_index(other, index)
     for name in ("made_group", "made_tag"):
         assert set(other.load([name])["tasks"]) == {"made_one", "made_two"}
-
-
-def test_every_task_is_made_through_the_wrapper(folder: Path) -> None:
-    seen = []
-
-    def wrap(build: Any) -> Any:
-        def watching(entry: Any, overrides: dict[str, Any] | None) -> Any:
-            seen.append(entry.name)
-            return build(entry, overrides)
-
-        return watching
-
-    made = manager(folder)
-    wrap_building(made, wrap)
-    assert set(made.load(["made_group"])["tasks"]) == {"made_one", "made_two"} == set(seen)
 
 
 def test_a_template_is_compiled_once() -> None:

@@ -91,7 +91,7 @@ CHANGES: list[tuple[Callable[[Line], Any], str]] = [
     (lambda line: line.update(filtered_resps=[]), "log-likelihood"),
     (lambda line: line.update(arguments={}), "'arguments'"),
     (lambda line: line.update(arguments={"a": {"arg_0": "x"}}), "gen_args_0"),
-    (lambda line: line["arguments"].update(gen_args_0={"arg_0": 1}), "gen_args_0"),
+    (lambda line: line["arguments"].update(gen_args_0={"arg_0": 1}), "'arguments'"),
     (lambda line: line.pop("doc_hash"), "'doc_hash'"),  # earlier versions of lm-eval wrote no hashes
     (lambda line: line.update(doc_id=10**200), "'doc_id'"),
 ]

@@ -34,6 +34,10 @@ SMALL_BATCHES = ("--tasks", "piqa,boolq", "--token-budget", 64)
 """Options of several batches."""
 
 
+MESSAGES: dict[str, tuple[str, str]] = {}
+"""Of the guards checked in this process: id → its sentence, and the last line on standard error."""
+
+
 class Outcome(NamedTuple):
     """Outcome of a command or of a call."""
 
@@ -66,6 +70,10 @@ class Guard(NamedTuple):
         if outcome is None:
             return
         assert outcome.code == self.code, (self.text, outcome)
+        MESSAGES[self.id] = (
+            self.text,
+            outcome.said.replace(f"{bench.place}/", "").replace(f"{bench.shared.model.parent}/", ""),
+        )
         assert "Traceback" not in outcome.err
         assert not self.code or outcome.said.startswith("evalkit: "), outcome
         for noun in self.nouns:

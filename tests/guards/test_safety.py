@@ -154,9 +154,6 @@ def _chat(template: str) -> Callable[[Bench], Outcome]:
 
 GUARDS.add("chat-code", "A chat template reaches nothing outside of itself: transformers' sandbox.",
     _chat("{{ cycler.__init__.__globals__.os.mkdir('sprung') }}{{ messages }}"), "chat template")  # fmt: skip
-GUARDS.add("chat-endless", "A chat template that does not end is stopped.",
-    _chat("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),
-    "chat template runs for more than", marks=pytest.mark.slow)  # fmt: skip
 
 
 # Code of tasks, templates and files

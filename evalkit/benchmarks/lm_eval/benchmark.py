@@ -14,44 +14,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, lazy
-from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, unanswered
+from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, rows_of, stored_rows
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import UsageError
-from evalkit.inputs.validated import Stored
-from evalkit.runs.folder import LM_EVAL, Run, StoredTask
+from evalkit.runs.folder import LM_EVAL, Run
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.data import HubSplit
     from evalkit.runs.journal import FinishedRows
-
-
-class _LMEvalMetric(Stored):
-    filter: str
-    metric: str
-    value: Any
-    stderr: float | None
-    higher_is_better: bool | None
-
-
-class _LMEvalGroup(StoredTask):
-    n: int
-    num_fewshot: int | None
-    metrics: list[_LMEvalMetric]
-
-
-class _LMEvalTask(_LMEvalGroup):
-    seconds: float | None
-    """None for an imported log."""
-    compared: str | None
-    """Metric and filter by which documents are compared, if there is one."""
-
-
-class _LMEvalResults(Stored):
-    tasks: list[_LMEvalTask]
-    groups: list[_LMEvalGroup]
-    samples: bool
 
 
 class LMEval(Benchmark):
@@ -60,16 +32,15 @@ class LMEval(Benchmark):
     kind = LM_EVAL
     row = RequestRow
     key = KEY
-    results_form = _LMEvalResults
 
     request = lazy("evalkit.benchmarks.request:SuiteRequest")
     plan = lazy("evalkit.benchmarks.lm_eval.plan:plan_tasks")
     facts = lazy("evalkit.benchmarks.lm_eval.batches:RequestFacts")
     setup = lazy("evalkit.benchmarks.lm_eval.batches:candidates")
     batches = lazy("evalkit.benchmarks.lm_eval.batches:planned")
-    computer = lazy("evalkit.benchmarks.lm_eval.harness:Answering")
-    comparable = lazy("evalkit.benchmarks.lm_eval.outcomes:task_outcomes")
-    token_counts = lazy("evalkit.benchmarks.lm_eval.batches:estimated")
+    computer = lazy("evalkit.benchmarks.lm_eval.harness:computer_of")
+    comparable = lazy("evalkit.benchmarks.lm_eval.views:task_outcomes")
+    token_counts = lazy("evalkit.benchmarks.lm_eval.plan:estimated")
     finish = lazy("evalkit.benchmarks.lm_eval.results:finish")
     views = lazy("evalkit.benchmarks.lm_eval.views:task_views")
     report = lazy("evalkit.benchmarks.lm_eval.views:metrics_report")
@@ -77,7 +48,8 @@ class LMEval(Benchmark):
     prompts = lazy("evalkit.benchmarks.lm_eval.views:shown_requests")
 
     def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:
-        return any(unanswered(finished, members) for members in plan.requests.values())
+        rows = stored_rows(finished, plan.requests)
+        return any(not rows_of(request, rows) for members in plan.requests.values() for request in members)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Return every numeric metric, as lm-eval computed it; a given rule is a `UsageError`."""

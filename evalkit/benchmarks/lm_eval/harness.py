@@ -1,7 +1,7 @@
 """evalkit as an lm-eval model: lm-eval's Hugging Face class with evalkit's tokenisation, scoring and generation.
 
 In: a checkpoint. Out: a `Harness` for `lm_eval.simple_evaluate(model=…)`, with the same tokens, windows and stopping
-criteria as lm-eval's own class; prefixes are shared. `Answering` computes the batches of a run with it.
+criteria as lm-eval's own class; prefixes are shared. It also computes the batches of a run.
 """
 
 from __future__ import annotations
@@ -20,36 +20,39 @@ from lm_eval.models.huggingface import HFLM
 from evalkit.benchmarks.base import Batch, Budget
 from evalkit.benchmarks.keywords import LoadingSettings
 from evalkit.benchmarks.lm_eval.batches import (
+    Encoding,
+    RequestBatch,
     RequestFacts,
     TextFacts,
     answer_text,
-    items_of,
+    contents_of,
+    first_sequences,
     prompts_of,
-    validate_generation,
 )
 from evalkit.benchmarks.lm_eval.requests import (
     GENERATED,
-    Encoding,
+    ROLLING,
+    AnswersFromRows,
     ModelRequest,
     RequestRow,
-    continuations_of,
+    answer_in,
     requests_of,
+    rows_of,
 )
 from evalkit.benchmarks.lm_eval.tasks import log_from
 from evalkit.benchmarks.session import prefetched
 from evalkit.compatibility.transformers import quiet
 from evalkit.display import Say, news
-from evalkit.errors import CheckpointError, UsageError
+from evalkit.errors import CheckpointError, ScoringError, UsageError
 from evalkit.escape import brief
-from evalkit.generation.prompts import Prompt
-from evalkit.inputs.settings import check_names, with_settings
+from evalkit.generation.prompts import Decoding
+from evalkit.inputs.settings import check_names, settings_of, with_settings
 from evalkit.inputs.values import switch, whole
+from evalkit.models.context.extension import refuse_generation
 from evalkit.models.loading.load import LoadedModel
-from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import UNSTRETCHED, ModelSpec, model_spec
 from evalkit.runs.traits import BatchDevice, place_of
 from evalkit.scoring.architecture import auto_budget
-from evalkit.scoring.pack import TreeBatch, plan
 
 
 @with_settings(LoadingSettings, ModelSpec)
@@ -92,13 +95,16 @@ def harness(
 
 
 @register_model("evalkit")
-class Harness(HFLM):  # type: ignore[misc]
-    """lm-eval's `HFLM` with a checkpoint that evalkit loads; see `harness`.
+class Harness(AnswersFromRows, HFLM):  # type: ignore[misc]
+    """lm-eval's `HFLM` with a checkpoint that evalkit loads; see `harness`. For a run it is the `Computer`.
 
     Args:
         pretrained: a checkpoint as in `--model`, or a loaded model.
         **model: how the checkpoint is loaded; the fields of `ModelSpec`.
     """
+
+    facts: RequestFacts
+    about: dict[str, Any]
 
     def __init__(
         self,
@@ -114,14 +120,12 @@ class Harness(HFLM):  # type: ignore[misc]
         # lm-eval's command line passes strings, and "no" would be truthy
         if add_bos_token is not None:
             switch("add_bos_token", add_bos_token)
-        if max_batch_size is not None:
-            whole("max_batch_size", max_batch_size, 1)
         check_names(model, ModelSpec)
         if isinstance(pretrained, LoadedModel):
             loaded = pretrained
-            for name, value in model.items():
-                if str(value) not in ("None", "False", "auto", UNSTRETCHED) or (name, value) == ("device_map", "auto"):
-                    raise UsageError(f"{loaded.name}: the model is already loaded; leave out {name}, or give its path")
+            known = settings_of(ModelSpec)
+            if given := [key for key, value in model.items() if value not in (None, UNSTRETCHED, known[key].default)]:
+                raise UsageError(f"{loaded.name}: the model is already loaded; leave out {given[0]}, or give its path")
         else:
             spec = model_spec(pretrained, **model)
             checkpoint = spec.locate(say)
@@ -145,8 +149,8 @@ class Harness(HFLM):  # type: ignore[misc]
         """Whether the model is unmodified since loading, so that the start-up check may reuse its stored result."""
         self.files: str | None = None
         """See `Engine`; None where other code could change the weights."""
-        given = token_budget not in (None, "auto")
-        self._given_budget = whole("token_budget", token_budget, 1, ", or auto") if given else None
+        given_budget = token_budget not in (None, "auto")
+        self._given_budget = whole("token_budget", token_budget, 1, ", or auto") if given_budget else None
         self.token_budget = self._given_budget or auto_budget(loaded.model)
 
     def __repr__(self) -> str:
@@ -165,63 +169,79 @@ class Harness(HFLM):  # type: ignore[misc]
 
         return generator_of(self.loaded, self._say)
 
-    def text_facts(self, budget: int | None) -> TextFacts:
-        """Return the facts for batches of at most `budget` tokens of keys and values; None: as many as fit."""
+    def prepare(self, requests: Sequence[ModelRequest], kept: int | None) -> RequestFacts:
+        """Check the model on some requests, before any is computed, and return the facts for their batches.
+
+        `kept` is the most tokens of keys and values in a batch; None: as many as fit. Invalid or unsupported
+        generation_kwargs are a `ScoringError`.
+        """
+        generated = {repr(request.arguments[1]): request for request in requests if request.kind == GENERATED}
+        texts = self._text_facts([*generated.values()], kept) if generated else None
+        engine, encoding = self.engine, self.encoding
+        if not engine.checked and (sequences := first_sequences(requests, encoding)):
+            engine.check(sequences)
+        prefix = (encoding.prefix_id, encoding.prefix_text)
+        return RequestFacts(engine.budget, engine.shares, encoding.window, *prefix, texts)
+
+    def _text_facts(self, requests: Sequence[ModelRequest], kept: int | None) -> TextFacts:
         from evalkit.generation.prompts import capacity_of, end_tokens
+        from evalkit.generation.rows import check_settings
 
-        capacity = capacity_of(self.generator, budget, self.max_length)
+        if self.loaded.extension is not None:
+            refuse_generation(self.loaded.extension, requests[0].label)
+        model, capacity = self.loaded.model, capacity_of(self.generator, kept, self.max_length)
         most = min(capacity.most_rows, self._most_texts or capacity.most_rows)
-        ends = end_tokens(self.loaded.model, self.tokenizer)
-        most_new = self.loaded.model.generation_config.max_new_tokens
-        return TextFacts(tuple(sorted(ends)), most_new, replace(capacity, most_rows=most))
+        ends = tuple(sorted(end_tokens(model, self.tokenizer)))
+        facts = TextFacts(ends, model.generation_config.max_new_tokens, replace(capacity, most_rows=most))
+        for request, prompt in zip(requests, prompts_of(requests, self.encoding, facts), strict=True):
+            try:
+                check_settings(model, (prompt.decoding or Decoding()).settings)
+            except UsageError as error:
+                raise ScoringError(
+                    f"{request.label}: its generation_kwargs, with the model's generation config, are not supported: "
+                    f"{error}"
+                ) from error
+        return facts
 
-    def score(self, batch: TreeBatch) -> list[tuple[float, bool]]:
-        """Return each sequence's (log-likelihood in nats, summed in float64; is greedy), in order."""
-        return [
-            (float(scores.logprobs[scored].astype(np.float64).sum()), bool(scores.greedy[scored].all()))
-            for item, (_, sequences) in zip(batch.sets, self.engine.score(batch), strict=True)
-            for scored, scores in zip(item.is_scored, sequences, strict=True)
-        ]
+    def computed(self, content: RequestBatch) -> list[RequestRow]:
+        """Return the rows of a batch with their answers: log-likelihoods in nats, summed in float64; or texts."""
+        if content.prompts is not None:
+            generations = self.generator.generate(content.prompts, self._say)
+            pairs = zip(content.prompts, generations, strict=True)
+            texts = [answer_text(self.tokenizer, prompt, generation.tokens) for prompt, generation in pairs]
+            return [row._replace(text=text) for row, text in zip(content.rows, texts, strict=True)]
+        if content.sequences is None:
+            return content.rows
+        members = [scores for _, sequences in self.engine.score(content.sequences) for scores in sequences]
+        rows = []
+        for row, scores in zip(content.rows, members, strict=True):
+            continuation = slice(row.context_tokens, None)
+            likelihood = float(scores.logprobs[continuation].astype(np.float64).sum())
+            rows.append(row._replace(likelihood=likelihood, greedy=bool(scores.greedy[continuation].all())))
+        return rows
 
-    def texts(self, prompts: Sequence[Prompt]) -> list[str]:
-        generations = self.generator.generate(prompts, self._say)
-        pairs = zip(prompts, generations, strict=True)
-        return [answer_text(self.tokenizer, prompt, generation.tokens) for prompt, generation in pairs]
-
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        return [answer for [answer] in self._answers(requests)]
-
-    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of each text, summed over lm-eval's windows, in order."""
-        return [float(sum(likelihood for likelihood, _ in windows)) for windows in self._answers(requests)]
-
-    def _answers(self, instances: Sequence[Any]) -> list[list[tuple[float, bool]]]:
-        items, members = items_of(continuations_of(requests_of(instances), self.encoding, self._say))
-        if len(items) and not self.engine.checked:
-            self.engine.check(items)
-        answers: list[dict[int, tuple[float, bool]]] = [{} for _ in instances]
-        must_fit = self.engine.shares and self._given_budget == self.engine.budget
-        batches = (planned.of(items) for planned in plan(items, self.engine.budget, must_fit))
-        for batch in prefetched(batches, _build_tree):
-            parts = [part for item in batch.items for part in members[item]]
-            for part, answer in zip(parts, self.score(batch), strict=True):
-                answers[part.position][part.window] = answer
-                if not part.is_window:  # lm-eval does not cache windows of a longer text
-                    self.cache_hook.add_partial("loglikelihood", instances[part.position].args, answer)
-        return [[windows[number] for number in sorted(windows)] for windows in answers]
-
-    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the generated text of each request, in order; all are validated first."""
-        to_generate = requests_of(requests)
+    def rows(self, instances: list[Any]) -> list[list[RequestRow]]:
+        """Compute lm-eval's requests of one kind; see `AnswersFromRows`."""
+        requests = requests_of(instances)
+        distinct = list({request.key(): request for request in requests}.values())
+        rows: dict[Any, RequestRow] = {}
         with quiet(), log_from(logging.ERROR):
-            validate_generation(to_generate, self.loaded, self.max_length)
-            facts = self.text_facts(self._given_budget)
-            texts: dict[int, str] = {}
-            for batch in facts.capacity.batches(prompts_of(to_generate, self.encoding, facts)):
-                for prompt, text in zip(batch, self.texts(batch), strict=True):
-                    texts[prompt.index] = text
-                    self.cache_hook.add_partial("generate_until", requests[prompt.index].args, text)
-        return [texts[number] for number in range(len(requests))]
+            facts = self.prepare(distinct, self._given_budget)
+            batches = contents_of(distinct, facts, self.encoding, self._given_budget, self._say)
+            for _, members, content in prefetched(batches, lambda batch: batch[2].warm()):
+                for request, row in zip(members, self.computed(content), strict=True):
+                    rows[request.key(row.part - request.sample)] = row
+                    if request.kind != ROLLING:  # lm-eval does not cache windows of a longer text
+                        self.cache_hook.add_partial(request.kind, request.arguments, answer_in(row))
+        return [rows_of(request, rows) for request in requests]
+
+    def compute(self, batch: Batch) -> list[RequestRow]:
+        return self.computed(batch.content)
+
+    def place(self, batch: Batch | None = None) -> BatchDevice:
+        if batch is None or batch.content.prompts is not None:
+            return place_of(self.loaded.device, self.loaded.attention)
+        return place_of(self.loaded.device, str(self.engine.kernel) if self.engine.shares else "alone")
 
     def get_model_info(self) -> dict[str, Any]:
         """Return lm-eval's description of the model, without `HFLM`'s request to the hub."""
@@ -229,50 +249,15 @@ class Harness(HFLM):  # type: ignore[misc]
         return {**about, "model_revision": "", "model_sha": ""}
 
 
-def _build_tree(batch: TreeBatch) -> None:
-    _ = batch.tree
-
-
-class Answering:
-    """A `Computer` for lm-eval's requests; `setup` is of `batches.candidates`."""
-
-    def __init__(self, setup: Sequence[ModelRequest], loaded: LoadedModel, budget: Budget, say: Say) -> None:
-        self._harness = harness = Harness(loaded, token_budget=budget.scored, say=say)
-        harness.remembers, harness.files = loaded.stock, loaded.files
-        # Validated before anything is scored, not at their batch
-        generated = [request for request in setup if request.kind == GENERATED]
-        validate_generation(generated, loaded, harness.max_length)
-        encoding, engine = harness.encoding, harness.engine
-        # The start-up check uses a real sequence: the first that has a token
-        for request in setup:
-            if request.kind != GENERATED and (continuations := continuations_of([request], encoding, silent)):
-                engine.check(items_of(continuations)[0])
-                break
-        texts = harness.text_facts(budget.kept) if generated else None
-        prefix = (encoding.prefix_id, encoding.prefix_text)
-        self.facts = RequestFacts(engine.budget, engine.shares, encoding.window, *prefix, texts)
-        self.about = {
-            "token_budget": engine.budget,
-            "kept_tokens": texts.capacity.tokens if texts else None,
-            "loaded": loaded.facts() | {"window": encoding.window, "prefix_id": encoding.prefix_id},
-            **({"sharing": engine.describe()} if engine.checked else {}),
-        }
-
-    def place(self, batch: Batch | None = None) -> BatchDevice:
-        loaded, engine = self._harness.loaded, self._harness.engine
-        if batch is None or batch.content.prompts is not None:
-            return place_of(loaded.device, loaded.attention)
-        return place_of(loaded.device, str(engine.kernel) if engine.shares else "alone")
-
-    def compute(self, batch: Batch) -> list[RequestRow]:
-        rows: list[RequestRow] = batch.content.rows
-        if batch.content.prompts is not None:
-            texts = self._harness.texts(batch.content.prompts)
-            return [row._replace(text=text) for row, text in zip(rows, texts, strict=True)]
-        if batch.content.sequences is not None:
-            answers = self._harness.score(batch.content.sequences)
-            return [
-                row._replace(likelihood=likelihood, greedy=greedy)
-                for row, (likelihood, greedy) in zip(rows, answers, strict=True)
-            ]
-        return rows
+def computer_of(setup: Sequence[ModelRequest], loaded: LoadedModel, budget: Budget, say: Say) -> Harness:
+    """Return the `Computer` of a run; `setup` is of `batches.candidates`."""
+    harness = Harness(loaded, token_budget=budget.scored, say=say)
+    harness.remembers, harness.files = loaded.stock, loaded.files
+    harness.facts = facts = harness.prepare(setup, budget.kept)
+    harness.about = {
+        "token_budget": facts.token_budget,
+        "kept_tokens": facts.texts.capacity.tokens if facts.texts else None,
+        "loaded": loaded.facts() | {"window": facts.window, "prefix_id": facts.prefix_id},
+        **({"sharing": harness.engine.describe()} if harness.engine.checked else {}),
+    }
+    return harness

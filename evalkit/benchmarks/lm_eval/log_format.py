@@ -93,3 +93,11 @@ def _leaves(name: str, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
         yield name
     for member in groups.get(name, ()):
         yield from _leaves(member, groups)
+
+
+def texts_of_requests(arguments: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield the texts of each request in a line of a sample file. A chat for an API is a list of its only text."""
+    for number in range(len(arguments)):
+        parts = arguments[f"gen_args_{number}"].values()
+        texts = (part[0] if isinstance(part, list) and len(part) == 1 else part for part in parts)
+        yield tuple(text for text in texts if isinstance(text, str))

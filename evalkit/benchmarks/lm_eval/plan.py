@@ -18,33 +18,38 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
-from evalkit.benchmarks.lm_eval.requests import GENERATED, ModelRequest, group_by_task
+from evalkit.benchmarks.lm_eval.batches import Encoding, TextFacts, continuations_of, prompts_of
+from evalkit.benchmarks.lm_eval.requests import GENERATED, ModelRequest, group_by_task, requests_of
 from evalkit.benchmarks.lm_eval.tasks import (
-    SUPPORTED,
     RandomState,
     TaskSet,
     load_tasks,
     quiet_lm_eval,
     random_state,
-    task_errors,
 )
 from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.benchmarks.request import SuiteRequest, numerics, provenance, shared_library
+from evalkit.benchmarks.request import SuiteRequest, TaskTokens, numerics, plain_manifest, shared_library, spread
+from evalkit.compatibility.names import replaced
 from evalkit.data import Library
 from evalkit.display import Say, doing
-from evalkit.errors import DataError, ScoringError, UsageError
-from evalkit.inputs.reading import MOST_BYTES, Unreadable, read_bytes
+from evalkit.errors import DataError, UsageError, reading_as
+from evalkit.generation.prompts import Capacity
+from evalkit.inputs.reading import MOST_BYTES, read_bytes
 from evalkit.models.context.extension import Extension, refuse_generation
 from evalkit.models.loading.files import generation_settings
 from evalkit.models.loading.fingerprint import stable
-from evalkit.models.loading.locate import Checkpoint
+from evalkit.models.loading.locate import Checkpoint, silent
+from evalkit.models.loading.spec import window_of
 from evalkit.runs.finding import run_folder
-from evalkit.runs.folder import LM_EVAL, specification_id
+from evalkit.runs.folder import LM_EVAL
+from evalkit.scoring.pack import SampledGroup, estimated_tokens
 
 SEEDS = {"random": 0, "numpy": 1234, "torch": 1234, "fewshot": 1234}
 """lm-eval's default seeds."""
 
+_BLOCK = 4
+"""Documents next to each other in a sample for estimates."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """The memory address in the repr of a function, which differs in every process."""
 
@@ -63,11 +68,9 @@ class TaskPlan:
     def requests(self) -> dict[str, list[ModelRequest]]:
         """The distinct requests by the journal's task names, which lm-eval builds and keeps as `task.instances`."""
         self.randomness.restore()
-        tasks = self.tasks.tasks
-        with quiet_lm_eval(), doing("building requests"):
-            for task in tasks.values():
-                _build_requests(task, self.request.limit)
-        return group_by_task(instance for task in tasks.values() for instance in task.instances)
+        with doing("building requests"):
+            tasks = self.tasks.tasks.values()
+            return group_by_task(instance for task in tasks for instance in build_requests(task, self.request.limit))
 
     @property
     def folder(self) -> Path:
@@ -80,12 +83,9 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
     refuse_duplicate_tasks(request.tasks)
     # Template plain has lm-eval's prompts
-    template = None if request.template == "plain" else request.template
-    for name, value in (("template", template), ("rule", request.rule), ("vary", request.vary)):
-        if value:
-            raise UsageError(
-                f"--{name}: suite lm_eval has its tasks' own prompts and rules; leave out --suite lm_eval, or --{name}"
-            )
+    given = {"template": request.template not in (None, "plain"), "rule": request.rule, "vary": request.vary}
+    if names := [name for name, value in given.items() if value]:
+        raise UsageError(f"suite lm_eval has its tasks' own prompts and rules; leave it out, or --{names[0]}")
     library = shared_library(request, say)
     set_seeds()
     with doing("loading lm-eval's tasks"):
@@ -102,25 +102,21 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
             task.set_config(key="num_fewshot", value=request.num_fewshot or 0)
         if request.sample is not None:
             _restrict(task, request.selection.places(name, [name] * len(task.eval_docs)))
-        _check_first_request(task)
+        # Errors of a task occur before a model is loaded
+        requests_of(build_requests(task, 1))
         if request.log_samples:
             _check_name_of_file(name)
     checkpoint = request.model.locate(say)
     with doing("hashing the tasks' documents"):
         specification = _specification(request, tasks, checkpoint, say)
-    manifest = {
-        "id": specification_id(specification),
-        "kind": LM_EVAL,
-        "specification": specification,
-        "rule": "acc",
-        # Set to the multiple-choice tasks when their score table is written
-        "groups": {},
-        "group_sizes": {},
-        "documents": {name: source_of(task, name in tasks.pinned, library) for name, task in tasks.tasks.items()},
-        "template": asdict(load_template("plain")),
-        "include_path": str(request.include_path) if request.include_path else None,
-        **provenance(request.model, checkpoint),
-    }
+    manifest = plain_manifest(
+        *(LM_EVAL, request.model, checkpoint, specification),
+        # The rule of the multiple-choice tasks, which become a group when their score table is written
+        rule="acc",
+        documents={name: source_of(task, name in tasks.pinned, library) for name, task in tasks.tasks.items()},
+        template=asdict(load_template("plain")),
+        include_path=str(request.include_path) if request.include_path else None,
+    )
     return TaskPlan(request, checkpoint, tasks, manifest, random_state())
 
 
@@ -142,43 +138,23 @@ def _restrict(task: Any, numbers: Collection[int]) -> None:
     task.doc_iterator = restricted
 
 
-def _build_requests(task: Any, limit: int | None) -> None:
-    """Let lm-eval build the requests of a task, those of sampled documents as in a run of all documents."""
-    # Again, since the sampler's state changes with every document
-    task.set_fewshot_seed(SEEDS["fewshot"])
-    # A document's examples depend on those drawn before it, so they are drawn for all documents
-    restricted = vars(task).pop("doc_iterator", None) if task.config.num_fewshot else None
-    with task_errors(task.task_name, "build its requests"):
-        task.build_all_requests(limit=limit, rank=0, world_size=1)
-    if restricted is not None:
-        task.doc_iterator = restricted
-        sampled = {number for number, _ in restricted()}
-        task.instances[:] = [instance for instance in task.instances if instance.doc_id in sampled]
-
-
-def first_requests(task: Any, count: int, places: Collection[int] | None = None) -> list[Any]:
-    """Return lm-eval's requests for the first documents of a task, or for those at some places among them."""
-    task.set_fewshot_seed(SEEDS["fewshot"])
-    instances: list[Any] = []
-    for position, (doc_id, doc) in enumerate(task.doc_iterator(rank=0, limit=count, world_size=1)):
-        if places is not None and position not in places:
-            continue
-        with task_errors(task.task_name, f"build the request of document {doc_id}"):
-            shots = task.config.num_fewshot or 0
-            context = task.fewshot_context(doc, num_fewshot=shots, gen_prefix=task.doc_to_prefix(doc))
-            built = task.construct_requests(doc=doc, ctx=context, metadata=(task.task_name, doc_id, 1))
-            instances += built if isinstance(built, list) else [built]
-    return instances
-
-
-def _check_first_request(task: Any) -> None:
-    """Build the requests of one document, so that errors of a task occur before a model is loaded."""
-    for instance in first_requests(task, 1):
-        if instance.request_type not in SUPPORTED or len(instance.args) > 2:
-            raise ScoringError(
-                f"task {task.task_name} has requests of type '{instance.request_type}' with {len(instance.args)} "
-                f"arguments; evalkit supports {', '.join(SUPPORTED)} on text"
-            )
+def build_requests(task: Any, limit: int | None, places: Collection[int] | None = None) -> list[Any]:
+    """Let lm-eval build the requests of a task's first documents, or of those at some places among them."""
+    with quiet_lm_eval(), reading_as(f"task {task.task_name}", "documents to request", DataError):
+        chosen = list(task.doc_iterator(rank=0, limit=limit, world_size=1))
+        if places is not None:
+            chosen = [document for place, document in enumerate(chosen) if place in places]
+        visited = chosen
+        if task.config.num_fewshot and places is None and "doc_iterator" in vars(task):
+            # A document's examples depend on those drawn before it, so for a sample they are drawn for all before it
+            visited = list(type(task).doc_iterator(task, rank=0, limit=chosen[-1][0] + 1, world_size=1))
+        # Again, since the sampler's state changes with every document
+        task.set_fewshot_seed(SEEDS["fewshot"])
+        with replaced("lm-eval", task, doc_iterator=lambda _: lambda **_: visited):
+            task.build_all_requests(rank=0, world_size=1)
+    numbers = {number for number, _ in chosen}
+    task.instances[:] = [instance for instance in task.instances if instance.doc_id in numbers]
+    return list(task.instances)
 
 
 def _check_name_of_file(name: str) -> None:
@@ -248,13 +224,11 @@ def _hash(things: Iterable[Any]) -> str:
 def code_hash(folder: Path) -> str:
     """Return a hash of the Python files in a folder of task files, whose imports a task's config does not show."""
     hashed: list[Sequence[str]] = []
-    try:
-        for path in sorted(path for path in folder.rglob("*.py") if path.is_file()):
+    for path in sorted(path for path in folder.rglob("*.py") if path.is_file()):
+        with reading_as(path, "Python code", DataError):
             text = read_bytes(path, MOST_BYTES).decode("utf-8", "replace")
-            # Line ends as Python reads source files
-            hashed.append([path.relative_to(folder).as_posix(), text.replace("\r\n", "\n").replace("\r", "\n")])
-    except (OSError, Unreadable) as error:
-        raise DataError(f"--include-path {folder}: a Python file in it cannot be read ({error})") from error
+        # Line ends as Python reads source files
+        hashed.append([path.relative_to(folder).as_posix(), text.replace("\r\n", "\n").replace("\r", "\n")])
     return _hash(hashed)
 
 
@@ -268,3 +242,30 @@ def source_of(task: Any, pinned: bool, library: Library) -> dict[str, Any]:
     listed = files.values() if isinstance(files, dict) else [files] if files else []
     origin = " ".join(str(part) for part in (config.dataset_path or "its own code", config.dataset_name) if part)
     return {"source": f"{origin} {', '.join(map(str, listed))}".strip(), "official": True, "count": count}
+
+
+def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+    """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
+    window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
+    prefix = next(token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None)
+    encoding = Encoding(tokenizer, prefix, window)
+    estimates = []
+    plan.randomness.restore()
+    for name, task in plan.tasks.tasks.items():
+        documents = len(plan.request.selection.places(name, [name] * len(task.eval_docs)))
+        numbers = spread(documents, sample, _BLOCK)
+        scale = documents / len(numbers)
+        for requests in group_by_task(build_requests(task, documents, set(numbers))).values():
+            if requests[0].kind == GENERATED:
+                prompts = prompts_of(requests, encoding, TextFacts((), None, Capacity(window, 1, 1, 0)))
+                alone = scale * sum(len(prompt.tokens) for prompt in prompts)
+                new = scale * sum(prompt.max_new_tokens for prompt in prompts)
+                counts, members = (alone, alone, new), len(requests)
+            else:
+                parts = continuations_of(requests, encoding, silent)
+                sequences = [part.tokens for part in parts if len(part.tokens)]
+                group = SampledGroup(sequences, len(numbers), documents)
+                counts = (*(estimated_tokens([group]) if sequences else (0.0, 0.0)), 0.0)
+                members = len(sequences)
+            estimates.append(TaskTokens(name, documents, len(numbers), scale * members, *counts))
+    return estimates

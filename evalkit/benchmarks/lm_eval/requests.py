@@ -1,33 +1,26 @@
-"""lm-eval's requests: their texts, their tokens as `HFLM` splits them, and their answers as the journal stores them.
+"""lm-eval's requests, and their answers as the journal stores them.
 
-In: lm-eval's `Instance`s, and a tokenizer. Out: `ModelRequest`s, those without an answer, and the `Continuation`s of
-those that are scored. An answer is stored with the digest of its request's texts, so that it is never used for another
-text. lm-eval itself is not imported.
+In: lm-eval's `Instance`s. Out: `ModelRequest`s; and from rows of the journal the answers that lm-eval's models return.
+An answer is stored with the digest of its request's texts, so that it is never used for another text. lm-eval itself is
+not imported.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from evalkit.compatibility.lm_eval import rolling_windows
-from evalkit.display import Say
 from evalkit.errors import ScoringError
-from evalkit.inputs.values import check_text, in_calls
+from evalkit.inputs.values import check_text
 from evalkit.runs.journal import FinishedRows, Key
 
 GENERATED, ROLLING = "generate_until", "loglikelihood_rolling"
+KINDS = ("loglikelihood", ROLLING, GENERATED)
 _PER_TEXT = 2000
 """Cost of generating one text, in scored characters."""
-_AT_ONCE = 20_000
-"""Texts in one call of the tokenizer, which bounds memory."""
 
 
 class RequestRow(NamedTuple):
@@ -50,6 +43,7 @@ class RequestRow(NamedTuple):
 
 KEY = RequestRow._fields[:4]
 """Columns that identify a row within its task."""
+Rows = Mapping[Key, RequestRow]
 
 
 class ModelRequest(NamedTuple):
@@ -92,179 +86,68 @@ class ModelRequest(NamedTuple):
 
 
 def requests_of(instances: Iterable[Any]) -> list[ModelRequest]:
-    """Return lm-eval's requests, in order. Repetitions are separate samples only where text is generated."""
+    """Return lm-eval's requests, in order. Repetitions are separate samples only where text is generated.
+
+    Raises a `ScoringError` for another kind of request, and for a text that is too long or not valid Unicode.
+    """
     seen: Counter[tuple[Any, ...]] = Counter()
     requests = []
     for instance in instances:
         identity = (instance.request_type, instance.task_name, instance.doc_id, instance.idx)
+        if instance.request_type not in KINDS or len(instance.args) > 2:
+            raise ScoringError(
+                f"task {instance.task_name} has requests of type '{instance.request_type}' with {len(instance.args)} "
+                f"arguments; evalkit supports {', '.join(KINDS)} on text"
+            )
         sample = seen[identity] if instance.request_type == GENERATED else 0
         seen[identity] += 1
         text = json.dumps(list(instance.args), sort_keys=True, default=str)
-        requests.append(ModelRequest(*identity, sample, instance.args, hashlib.sha256(text.encode()).hexdigest()[:16]))
+        request = ModelRequest(*identity, sample, instance.args, hashlib.sha256(text.encode()).hexdigest()[:16])
+        check_text("".join(part for part in instance.args if isinstance(part, str)), request.label)
+        requests.append(request)
     return requests
 
 
 def group_by_task(instances: Iterable[Any]) -> dict[str, list[ModelRequest]]:
     """Return the task name in the journal → its distinct requests, in lm-eval's order, one kind after the other."""
-    requests = requests_of(instance for instance in instances for _ in range(instance.repeats or 1))
+    repeated = (instance for instance in instances for _ in range(instance.repeats or 1))
+    requests = {request.key(): request for request in requests_of(repeated)}.values()
     kinds = list(dict.fromkeys(request.kind for request in requests))
-    grouped: dict[str, dict[tuple[Any, ...], ModelRequest]] = {}
+    grouped: dict[str, list[ModelRequest]] = {}
     for request in sorted(requests, key=lambda request: kinds.index(request.kind)):
-        grouped.setdefault(request.journal, {}).setdefault(request[:5], request)
-    return {journal: list(members.values()) for journal, members in grouped.items()}
+        grouped.setdefault(request.journal, []).append(request)
+    return grouped
 
 
-def unanswered(finished: FinishedRows, requests: Sequence[ModelRequest]) -> list[ModelRequest]:
-    """Return the requests of a task whose answers in the journal are missing, or lack a window."""
-    windows: dict[Key, int] = {}
-    if requests and requests[0].kind == ROLLING:
-        journal = requests[0].journal
-        windows = {(journal, *row[: len(KEY)]): row.parts for row in finished.rows(journal)}
-    return [
-        request
-        for request in requests
-        if any(request.key(window) not in finished for window in range(max(1, windows.get(request.key(), 1))))
-    ]
+def stored_rows(finished: FinishedRows, journals: Iterable[str]) -> dict[Key, RequestRow]:
+    return {(journal, *row[: len(KEY)]): row for journal in journals for row in finished.rows(journal)}
 
 
-Text = tuple[str, bool]
-"""A text, and whether special tokens are added to it."""
+def rows_of(request: ModelRequest, rows: Rows) -> list[RequestRow]:
+    """Return the rows of a request, one for each window of its text; none if a window is missing."""
+    first = rows.get(request.key())
+    windows = range(max(1, first.parts)) if first else ()
+    members = [row for window in windows if (row := rows.get(request.key(window))) is not None]
+    return members if len(members) == len(windows) else []
 
 
-@dataclass(frozen=True)
-class Encoding:
-    """The tokenizer and the tokenisation settings of an `HFLM`."""
-
-    tokenizer: Any
-    prefix_id: int
-    """The token that precedes a text without context: BOS, or EOS if there is no BOS."""
-    window: int
-    add_bos: bool | None = None
-    """Whether texts begin with the BOS token; None: the tokenizer's default."""
-
-    @cached_property
-    def prefix_text(self) -> str:
-        return str(self.tokenizer.decode(self.prefix_id))
-
-    def special(self, text: str, prefix: str | None) -> Text:
-        """Return a text to which special tokens are added unless it already begins with the prefix."""
-        begins = prefix is not None and text.startswith(prefix)
-        return text, not begins and (True if self.add_bos is None else self.add_bos)
-
-    def ids(self, texts: Iterable[Text]) -> dict[Text, list[int]]:
-        encoded: dict[Text, list[int]] = {}
-        distinct = dict.fromkeys(texts)
-        with _tokenizer_threads():
-            for special in (True, False):
-                for part in in_calls([text for text, added in distinct if added is special], str, _AT_ONCE):
-                    ids = self.tokenizer(part, add_special_tokens=special, return_attention_mask=False, verbose=False)
-                    encoded.update(zip(((text, special) for text in part), ids["input_ids"], strict=True))
-        return encoded
+def answer_in(row: RequestRow) -> Any:
+    """Return the generated text, or the log-likelihood and whether it is greedy."""
+    return (row.likelihood, bool(row.greedy)) if row.text is None else row.text
 
 
-@contextmanager
-def _tokenizer_threads() -> Iterator[None]:
-    """Enable the tokenizer's threads. A variable that was not set stays: the library would warn about later forks."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
+class AnswersFromRows:
+    """The methods of an lm-eval model, whose answers are rows of the journal."""
 
+    def rows(self, instances: list[Any]) -> list[list[RequestRow]]:
+        """Return the rows of each request, one for each window of its text."""
+        raise NotImplementedError
 
-class Continuation(NamedTuple):
-    """Tokens to score after their context: the continuation of a request, or one window of its text."""
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+        return [answer_in(row) for [row] in self.rows(requests)]
 
-    request: ModelRequest
-    position: int
-    """Index of the request among those that were encoded together."""
-    window: int
-    windows: int
-    context: Sequence[int]
-    """Never empty."""
-    continuation: Sequence[int]
-    """Never empty."""
-    cut: int = 0
-    """Context tokens truncated on the left to fit the context window."""
+    generate_until = loglikelihood
 
-    @property
-    def is_window(self) -> bool:
-        """Whether it is a part of a text, without a context of the task's."""
-        return self.request.kind == ROLLING
-
-    @property
-    def owner(self) -> Hashable:
-        """The document whose consecutive continuations stay in one batch; windows, and what has no task, are alone."""
-        alone = self.is_window or self.request.task is None
-        return (self.position, self.window) if alone else (self.request.task, self.request.doc_id)
-
-    @property
-    def row(self) -> RequestRow:
-        return self.request.row(len(self.context), len(self.continuation), self.cut, self.window, self.windows)
-
-
-def continuations_of(requests: Sequence[ModelRequest], encoding: Encoding, say: Say) -> list[Continuation]:
-    """Encode requests of one kind that is scored; a text without tokens has no windows.
-
-    White space at the end of a context moves to the continuation. Both are encoded together and split at the length of
-    the context's own encoding. An empty context becomes the prefix token. Two cases that fail an assertion in lm-eval
-    0.4.13 are supported: if one token spans the boundary and no token is left for the continuation, the continuation is
-    encoded without its context (as in lm-eval's pull request 4055), which `say` reports once; a context of white space
-    only is treated as empty. A continuation without tokens, or longer than the context window, is a `ScoringError`.
-    """
-    for request in requests:
-        check_text("".join(request.arguments), request.label)
-    if requests and requests[0].kind == ROLLING:
-        return _windows(requests, encoding)
-    moved = []
-    for request in requests:
-        context, continuation = request.arguments
-        kept = context.rstrip()
-        moved.append((kept, context[len(kept) :] + continuation))
-
-    def of_context(text: str) -> Text:
-        return encoding.special(text, encoding.prefix_text)
-
-    joined = [of_context(text) for context, rest in moved if context for text in (context + rest, context)]
-    ids = encoding.ids([*joined, *((continuation, False) for context, continuation in moved if not context)])
-    continuations, spanned = [], []
-    for index, (request, (context, continuation)) in enumerate(zip(requests, moved, strict=True)):
-        if context:
-            head = ids[of_context(context)]
-            tail = ids[of_context(context + continuation)][len(head) :]
-            if not tail and continuation:
-                [tail] = encoding.ids([(continuation, False)]).values()
-                spanned.append(request)
-        else:
-            tail = ids[continuation, False]
-            # Its own first token is the context if it is the prefix token
-            head, tail = (tail[:1], tail[1:]) if tail[:1] == [encoding.prefix_id] else ([encoding.prefix_id], tail)
-        if not tail:
-            raise ScoringError(f"{request.label}: its continuation has no tokens, so there is nothing to score")
-        if len(tail) > encoding.window:
-            raise ScoringError(
-                f"{request.label}: its continuation has {len(tail)} tokens, more than the model's window of "
-                f"{encoding.window}"
-            )
-        # The last token is only predicted, so one more than the window fits
-        cut = max(0, len(head) + len(tail) - encoding.window - 1)
-        continuations.append(Continuation(request, index, 0, 1, head[cut:], tail, cut))
-    if spanned:
-        say(
-            f"{len(spanned)} continuation(s) end inside a token that begins in their context, {spanned[0].label} "
-            "for one; they are encoded without their context (lm-eval 0.4.13 fails on them)"
-        )
-    return continuations
-
-
-def _windows(requests: Sequence[ModelRequest], encoding: Encoding) -> list[Continuation]:
-    texts = [encoding.special(request.arguments[0], encoding.prefix_text) for request in requests]
-    ids = encoding.ids(texts)
-    continuations = []
-    for index, (request, text) in enumerate(zip(requests, texts, strict=True)):
-        windows = rolling_windows(ids[text], encoding.prefix_id, encoding.window)
-        for number, (context, continuation) in enumerate(windows):
-            continuations.append(Continuation(request, index, number, len(windows), context, continuation))
-    return continuations
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Return the log-likelihood of each text, summed over lm-eval's windows, in order."""
+        return [float(sum(row.likelihood or 0.0 for row in windows)) for windows in self.rows(requests)]

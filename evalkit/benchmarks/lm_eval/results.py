@@ -1,84 +1,158 @@
-"""lm-eval's evaluation of a run: the answers in the journal, its metrics, and the files of the results.
+"""Results of a run of lm-eval's tasks: lm-eval's evaluation of the answers in the journal, and the files of the run.
 
 In: the plan's tasks and the finished rows. Out: results.json, lm-eval's own files, the documents' scores, and the score
 table of the multiple-choice tasks with one gold answer, so that evalkit's rules and statistics apply to them as to a
-suite's.
+suite's. Imported logs are written with the same parts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import lm_eval.evaluator
-from lm_eval.api.model import LM
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite, nan
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.lm_eval.log_format import Evaluated, write_lm_eval
-from evalkit.benchmarks.lm_eval.outcomes import choice_rows, compared_metric, document_scores, write_tables
-from evalkit.benchmarks.lm_eval.plan import TaskPlan
-from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, requests_of
-from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval, task_errors
+from evalkit.benchmarks.lm_eval.requests import AnswersFromRows, RequestRow, Rows, requests_of, rows_of, stored_rows
+from evalkit.benchmarks.lm_eval.tasks import quiet_lm_eval
 from evalkit.compatibility.lm_eval import as_texts, hash_of, json_value
-from evalkit.data.sampling import SHARED, clusters_of
-from evalkit.errors import EvalkitError, RunError, first_line
-from evalkit.runs.journal import FinishedRows
-from evalkit.runs.score_table import ScoreRow
-from evalkit.runs.writing import RunWriter
+from evalkit.data.sampling import clusters_of
+from evalkit.errors import DataError, reading_as
+from evalkit.runs.folder import LM_EVAL, SCORES
+from evalkit.runs.score_table import ScoreRow, score_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evalkit.benchmarks.lm_eval.plan import TaskPlan
+    from evalkit.runs.journal import FinishedRows
+    from evalkit.runs.writing import RunWriter
+
+DOCUMENTS = "documents.parquet"
 
 
-class StoredAnswers(LM):  # type: ignore[misc]
-    """An lm-eval model that returns the answers in the journal, for lm-eval's `evaluate`."""
-
-    def __init__(self, finished: FinishedRows) -> None:
-        super().__init__()
-        self._finished = finished
-        self._journal = ""
-        self._rows: dict[tuple[Any, ...], RequestRow] = {}
-        """Rows of the current task; lm-eval requests one task after the other."""
-
-    def rows(self, instances: Sequence[Any]) -> Iterator[list[RequestRow]]:
-        """Yield the rows of each request: one, or one for each window of its text."""
-        for request in requests_of(instances):
-            if request.journal != self._journal:
-                self._journal, self._rows = request.journal, {}
-                for row in self._finished.rows(request.journal):
-                    self._rows.setdefault(row[: len(KEY)], row)
-            first = self._rows[request.key()[1:]]
-            yield [first, *(self._rows[request.key(window)[1:]] for window in range(1, first.parts))]
-
-    def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-        return [(_likelihood(row), bool(row.greedy)) for [row] in self.rows(requests)]
-
-    def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-        return [sum(map(_likelihood, rows)) for rows in self.rows(requests)]
-
-    def generate_until(self, requests: list[Any]) -> list[str]:
-        return [str(row.text) for [row] in self.rows(requests)]
+class DocumentScore(NamedTuple):
+    task: str
+    doc_id: int
+    content: str
+    """Hash of the document; of documents with the same content the later ones have their count after it."""
+    filter: str
+    metric: str
+    value: float
+    """NaN if it is not a number, such as the pair that a perplexity is computed from."""
 
 
-def _likelihood(row: RequestRow) -> float:
-    return float(row.likelihood or 0.0)
+def document_scores(task: str, samples: Iterable[Mapping[str, Any]]) -> Iterator[DocumentScore]:
+    """Yield the values of a leaf task's documents from lm-eval's samples, in which each metric's name is a key."""
+    contents: dict[int, str] = {}
+    seen: Counter[str] = Counter()
+    for sample in samples:
+        doc_id = int(sample["doc_id"])
+        if doc_id not in contents:
+            text = json.dumps(sample["doc"], sort_keys=True, ensure_ascii=False, default=json_value)
+            digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+            seen[digest] += 1
+            contents[doc_id] = digest if seen[digest] == 1 else f"{digest}/{seen[digest]}"
+        for metric in sample["metrics"]:
+            value = _number(sample[metric])
+            yield DocumentScore(task, doc_id, contents[doc_id], str(sample["filter"]), metric, value)
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value) if not isinstance(value, (str, list, tuple)) else nan
+    except (TypeError, ValueError):
+        return nan
+    return number if isfinite(number) else nan
+
+
+def compared_metric(scores: Sequence[DocumentScore], higher_is_better: Mapping[str, bool | None]) -> str | None:
+    """Return the first "metric,filter" with values from 0 to 1 of which lower is not better; None if there is none."""
+    excluded = {(score.metric, score.filter) for score in scores if not 0 <= score.value <= 1}
+    names = dict.fromkeys((score.metric, score.filter) for score in scores)
+    shares = [name for name in names if name not in excluded and higher_is_better.get(name[0]) is not False]
+    return ",".join(shares[0]) if shares else None
+
+
+def choice_rows(
+    task: str, subtask: str, doc_id: int, gold: int, choices: Sequence[str], likelihoods: Sequence[float | None]
+) -> list[ScoreRow]:
+    """Return a document's score rows with the choices' log-likelihoods, [choices], alone; all token counts are 0."""
+    return [
+        ScoreRow(
+            *(task, subtask, doc_id, number, len(choices), gold),
+            *(None, None, None, likelihood, None),
+            *(0, 0, 0, 0, 0),
+            None,
+            *(len(choice), len(choice.encode("utf-8", "surrogatepass")), 0, 0),
+        )
+        for number, (choice, likelihood) in enumerate(zip(choices, likelihoods, strict=True))
+    ]
+
+
+def metric_entries(values: Mapping[str, Any], better: Mapping[str, bool | None]) -> list[dict[str, Any]]:
+    """Return the metrics of a task in results.json from lm-eval's values, named "metric,filter" and "…_stderr,…"."""
+    metrics = []
+    for key, value in values.items():
+        metric, comma, rule = key.rpartition(",")
+        if comma and not metric.endswith("_stderr"):
+            error = values.get(f"{metric}_stderr,{rule}")
+            stderr = float(error) if isinstance(error, (int, float)) and isfinite(error) else None
+            about = {"filter": rule, "metric": metric, "value": value, "stderr": stderr}
+            metrics.append(about | {"higher_is_better": better.get(metric)})
+    return metrics
+
+
+def write_tables(writer: RunWriter, scores: pd.DataFrame | None, documents: Sequence[DocumentScore]) -> None:
+    """Write the score table, with its tasks in the manifest, and the documents' table; an empty one is not written.
+
+    Without a score table, no rule applies to the run.
+    """
+    if scores is None:
+        writer.save_manifest(rule=LM_EVAL)
+    else:
+        tasks = scores["task"].unique().tolist()
+        writer.save_manifest(groups={"Average": tasks}, group_sizes={"Average": len(tasks)})
+        writer.save_table(SCORES, scores)
+    if documents:
+        import pandas as pd
+
+        writer.save_table(DOCUMENTS, pd.DataFrame(documents, columns=list(DocumentScore._fields)))
+
+
+class StoredAnswers(AnswersFromRows):
+    """The answers in the journal, as the model of lm-eval's `evaluate`."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self, stored: Rows) -> None:
+        self._stored = stored
+
+    def rows(self, instances: list[Any]) -> list[list[RequestRow]]:
+        return [rows_of(request, self._stored) for request in requests_of(instances)]
 
 
 def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
     """Let lm-eval evaluate the answers, and write every result file of a run, results.json last."""
     tasks, with_samples = plan.tasks.tasks, plan.request.log_samples
-    answers = StoredAnswers(finished)
+    answers = StoredAnswers(stored_rows(finished, plan.requests))
     results = _evaluated(plan, answers, writer)
     samples = results.pop("samples")
     scores = {name: list(document_scores(name, members)) for name, members in samples.items()}
-    all_scores = [score for members in scores.values() for score in members]
-    rows = [row for name, task in tasks.items() for row in _task_rows(name, task, answers)]
+    rows: list[ScoreRow] = []
+    clusters: dict[tuple[str, int], int] = {}
+    for name, task in tasks.items():
+        rows += _task_rows(name, task, answers, clusters)
     # pmi needs an unconditional pass for every row; lm-eval makes it only for tasks that measure mutual information
     if any(row.ll_unconditional is None for row in rows):
         rows = [row._replace(ll_unconditional=None) for row in rows]
-    write_tables(writer, rows, _clusters(tasks), all_scores)
-    seconds: Counter[str] = Counter()
+    table = score_table(rows, clusters) if rows else None
+    write_tables(writer, table, [score for members in scores.values() for score in members])
+    seconds: dict[str, float] = defaultdict(float)
     for journal, spent in finished.seconds.items():
-        seconds[journal.partition(" ")[2]] += spent  # type: ignore[assignment]
+        seconds[journal.partition(" ")[2]] += spent
     # lm-eval's hash of a task's documents, prompts and targets
     parts = ("doc_hash", "prompt_hash", "target_hash")
     hashes = {
@@ -86,16 +160,13 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
         for name, members in samples.items()
     }
     lines = {name: map(_sample, members) for name, members in samples.items()} if with_samples else {}
-    seeds = writer.manifest["specification"]["seeds"]
+    specification = writer.manifest["specification"]
     settings = {
         "batch_size": "auto",
         "device": writer.manifest.get("loaded", {}).get("device"),
-        "limit": writer.manifest["specification"]["limit"],
+        "limit": specification["limit"],
         "bootstrap_iters": 100000,
-        "random_seed": seeds["random"],
-        "numpy_seed": seeds["numpy"],
-        "torch_seed": seeds["torch"],
-        "fewshot_seed": seeds["fewshot"],
+        **{f"{name}_seed": seed for name, seed in specification["seeds"].items()},
     }
     write_lm_eval(writer, Evaluated(results, settings, sum(seconds.values(), 0.0), lines, hashes=hashes))
     entries = {name: _entry(name, results) for name in results["results"]}
@@ -103,7 +174,7 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
         entries[name] |= {
             "output_type": task.OUTPUT_TYPE,
             "documents": results["n-samples"][name]["original"],
-            "seconds": round(seconds.get(name, 0.0), 3),
+            "seconds": round(seconds[name], 3),
             "compared": compared_metric(scores.get(name, []), results["higher_is_better"].get(name, {})),
         }
     groups = [entries[name] | {"tasks": results["group_subtasks"].get(name, [])} for name in results.get("groups", {})]
@@ -114,36 +185,34 @@ def finish(plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
 
 
 def _evaluated(plan: TaskPlan, answers: StoredAnswers, writer: RunWriter) -> dict[str, Any]:
+    import lm_eval.evaluator
+
     tasks = plan.tasks
-    _ = plan.requests
     for name, task in tasks.tasks.items():
-        # `evaluate` would build the requests again
+        # The plan has built the requests; `evaluate` would build them again
         task.build_all_requests = lambda **_: None
-        task.process_results = task_errors(name, "measure a document")(task.process_results)
-    with quiet_lm_eval(writer.say):
-        try:
-            loaded = {"tasks": tasks.tasks, "groups": tasks.groups}
-            return dict(lm_eval.evaluator.evaluate(answers, loaded, limit=plan.request.limit, log_samples=True))
-        except EvalkitError:
-            raise
-        except Exception as error:
-            raise RunError(
-                f"lm-eval cannot evaluate {', '.join(tasks.names)} ({type(error).__name__}: {first_line(error)}); "
-                f"the finished answers are kept in {writer.folder}"
-            ) from error
+        task.process_results = reading_as(f"task {name}", "answers to measure", DataError)(task.process_results)
+    loaded = {"tasks": tasks.tasks, "groups": tasks.groups}
+    with quiet_lm_eval(writer.say), reading_as(f"tasks {', '.join(tasks.names)}", "answers to evaluate", DataError):
+        return dict(lm_eval.evaluator.evaluate(answers, loaded, limit=plan.request.limit, log_samples=True))
 
 
-def _task_rows(name: str, task: Any, answers: StoredAnswers) -> list[ScoreRow]:
-    """Return the score rows of a multiple-choice task with one gold answer each; of others, and own metrics, none."""
+def _task_rows(name: str, task: Any, answers: StoredAnswers, clusters: dict[tuple[str, int], int]) -> list[ScoreRow]:
+    """Return the score rows of a multiple-choice task with one gold answer each, and add its documents' clusters.
+
+    Of another task, and of one with its own metrics, there are none.
+    """
     custom = getattr(task.config, "process_results", None)
     if task.OUTPUT_TYPE != "multiple_choice" or callable(custom) or getattr(task, "multiple_target", 0):
         return []
-    by_document: dict[int, list[Any]] = {}
-    for instance in task.instances:
-        by_document.setdefault(instance.doc_id, []).append(instance)
+    by_document: dict[int, list[Any]] = defaultdict(list)
+    for instance in sorted(task.instances, key=lambda instance: instance.idx):
+        by_document[instance.doc_id].append(instance)
     rows: list[ScoreRow] = []
-    for instances in by_document.values():
-        instances.sort(key=lambda instance: instance.idx)
+    ids = list(by_document)
+    of_documents = clusters_of([by_document[doc_id][0].doc for doc_id in ids], task.config.metadata or {})
+    for doc_id, cluster in zip(ids, of_documents, strict=True):
+        instances = by_document[doc_id]
         doc = instances[0].doc
         choices = task.doc_to_choice(doc)
         gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
@@ -157,6 +226,7 @@ def _task_rows(name: str, task: Any, answers: StoredAnswers) -> list[ScoreRow]:
         if not is_index or len(instances) not in (len(choices), 2 * len(choices)):
             return []
         rows += _document_rows(name, int(gold), choices, [row for [row] in answers.rows(instances)])
+        clusters[name, doc_id] = ids[cluster]
     return rows
 
 
@@ -175,36 +245,15 @@ def _document_rows(name: str, gold: int, choices: Sequence[str], answers: Sequen
         )
 
 
-def _clusters(tasks: Mapping[str, Any]) -> dict[tuple[str, int], int]:
-    """Return (task, document) → cluster, for tasks whose metadata says which documents share a source."""
-    by_document: dict[tuple[str, int], int] = {}
-    for name, task in tasks.items():
-        metadata = task.config.metadata or {}
-        if SHARED & metadata.keys():
-            documents = {request.doc_id: request.doc for request in task.instances}
-            clusters = clusters_of(list(documents.values()), metadata)
-            ids = list(documents)
-            by_document |= {(name, doc_id): ids[first] for doc_id, first in zip(documents, clusters, strict=True)}
-    return by_document
-
-
 def _entry(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    values, better = results["results"][name], results["higher_is_better"].get(name, {})
-    metrics = []
-    for key, value in values.items():
-        metric, comma, rule = key.rpartition(",")
-        if comma and not metric.endswith("_stderr"):
-            error = values.get(f"{metric}_stderr,{rule}")
-            known = isinstance(error, (int, float)) and math.isfinite(error)
-            about = {"filter": rule, "metric": metric, "value": value, "stderr": float(error) if known else None}
-            metrics.append(about | {"higher_is_better": better.get(metric)})
+    values = results["results"][name]
     return {
         "task": name,
         "alias": values["alias"],
         "n": values["sample_len"],
         "num_fewshot": results["n-shot"].get(name),
         "version": results["versions"].get(name),
-        "metrics": metrics,
+        "metrics": metric_entries(values, results["higher_is_better"].get(name, {})),
     }
 
 

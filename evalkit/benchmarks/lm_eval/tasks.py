@@ -1,4 +1,4 @@
-"""lm-eval's tasks, loaded by name; and calls of lm-eval without its output, with errors that name a task.
+"""lm-eval's tasks, loaded by name; and calls of lm-eval without its output.
 
 In: names of tasks, groups or tags. Out: a `TaskSet`. Names are looked up in the user's folder (`--include-path`), in
 evalkit's own task files, whose documents are pinned by hash, and in lm-eval's catalogue, in this order. A user's files
@@ -12,7 +12,7 @@ import contextlib
 import io
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR
 from evalkit.cache import read_cached, write_cached
 from evalkit.compatibility.lm_eval import (
-    Build,
     CatalogueEntry,
     compiled_once,
     index_of,
@@ -29,12 +28,11 @@ from evalkit.compatibility.lm_eval import (
     replace_index,
     task_configs,
     without_bars,
-    wrap_building,
 )
 from evalkit.compatibility.names import replaced
 from evalkit.data import Library
 from evalkit.display import Say, doing, imports
-from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError, first_line
+from evalkit.errors import DataError, UnknownNameError, UsageError, reading_as
 from evalkit.inputs.reading import read_task_file
 from evalkit.models.loading.locate import silent
 from evalkit.paths import resource
@@ -42,9 +40,10 @@ from evalkit.paths import resource
 SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 """Supported output types: all of lm-eval's text types."""
 _CACHE = "lm-eval-tasks"
-_LOCAL = ("json", "parquet", "csv", "text", "arrow", "pandas")
-"""Builders of the `datasets` library that read files; any other value is a name on the hub or a folder."""
 _SOURCES = {"dataset_path", "custom_dataset"}
+_LOCAL = ("", "json", "parquet", "csv", "text", "arrow", "pandas")
+"""Builders of the `datasets` library that read files; any other `dataset_path` is a name on the hub or a folder."""
+_UNSUPPORTED = "has images or audio, or runs generated code, which evalkit does not support"
 
 
 @contextlib.contextmanager
@@ -77,18 +76,6 @@ def log_from(level: int) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-@contextlib.contextmanager
-def task_errors(task: str, step: str) -> Iterator[None]:
-    """Turn any error of a task's code or of lm-eval's into a `DataError` that names the task and the step."""
-    try:
-        yield
-    except EvalkitError:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
-        raise DataError(f"task {task}: lm-eval cannot {step} ({reason})") from error
 
 
 @dataclass(frozen=True)
@@ -128,7 +115,7 @@ def load_tasks(
     names: Sequence[str], include_path: Path | None, num_fewshot: int | None, library: Library, say: Say
 ) -> TaskSet:
     """Load tasks, groups and tags by name, with their documents; unknown, unsupported and repeated names are errors."""
-    with quiet_lm_eval():
+    with quiet_lm_eval(), contextlib.ExitStack() as after:
         own = _manager(resource(*TASK_DIR), {"library": library, "num_fewshot": num_fewshot or 0})
         users = _users_manager(include_path)
         if include_path is not None and not users.task_index:
@@ -143,29 +130,25 @@ def load_tasks(
         for task, config in configs.items():
             _check_supported(task, config)
         loaded = TaskSet(tuple(names))
-        with _documents(users, configs, say):
-            for name in names:
-                with task_errors(name, "load it"):
-                    content = (own if name in pinned else users).load([name])
-                if twice := content["tasks"].keys() & loaded.tasks.keys():
-                    raise UsageError(f"task {min(twice)} is named twice, the second time by '{name}'; name it once")
-                if name in pinned:
-                    # What only loading needs of the metadata, which lm-eval copies and writes
-                    configs_of_tasks = [task.config for task in content["tasks"].values()]
-                    for holder in (*configs_of_tasks, *content.get("groups", {}).values()):
-                        for key in ("library", "num_fewshot"):
-                            (holder.metadata or {}).pop(key, None)
-                    loaded.pinned |= content["tasks"].keys()
-                loaded.tasks |= content["tasks"]
-                loaded.groups |= content.get("groups", {})
+        after.enter_context(_only_cached(configs.values(), say))
+        for name in names:
+            with reading_as(f"task {name}", "one of lm-eval's tasks", DataError):
+                content = (own if name in pinned else users).load([name])
+            if twice := content["tasks"].keys() & loaded.tasks.keys():
+                raise UsageError(f"task {min(twice)} is named twice, the second time by '{name}'; name it once")
+            if name in pinned:
+                # What only loading needs of the metadata, which lm-eval copies and writes
+                configs_of_tasks = [task.config for task in content["tasks"].values()]
+                for holder in (*configs_of_tasks, *content.get("groups", {}).values()):
+                    for key in ("library", "num_fewshot"):
+                        (holder.metadata or {}).pop(key, None)
+                loaded.pinned |= content["tasks"].keys()
+            loaded.tasks |= content["tasks"]
+            loaded.groups |= content.get("groups", {})
         # Only a task's Python class may show that it is not supported
         for name, task in loaded.tasks.items():
-            if getattr(task, "MULTIMODAL", False):
-                raise UsageError(f"task {name} has images or audio; evalkit evaluates text only")
-            if getattr(task, "UNSAFE_CODE", False):
-                raise UsageError(f"task {name} runs generated code, which evalkit does not support")
-            if not len(task.eval_docs):
-                raise DataError(f"task {name}: no documents found")
+            if getattr(task, "MULTIMODAL", False) or getattr(task, "UNSAFE_CODE", False):
+                raise UsageError(f"task {name} {_UNSUPPORTED}")
         return loaded
 
 
@@ -214,7 +197,7 @@ def _users_manager(folder: Path | None) -> Any:
 
 def _configs(names: Sequence[str], users: Any, own: Any, say: Say) -> dict[str, dict[str, Any]]:
     def described(name: str) -> dict[str, dict[str, Any]]:
-        with task_errors(name, "load it"):
+        with reading_as(f"task {name}", "one of lm-eval's tasks", DataError):
             return task_configs(users, name)
 
     known = [name for name in names if name in users.task_index]
@@ -231,50 +214,25 @@ def _configs(names: Sequence[str], users: Any, own: Any, say: Say) -> dict[str, 
 
 
 def _check_supported(task: str, config: Mapping[str, Any]) -> None:
-    if any(config.get(key) is not None for key in ("doc_to_image", "doc_to_audio")):
-        raise UsageError(f"task {task} has images or audio; evalkit evaluates text only")
-    if config.get("unsafe_code"):
-        raise UsageError(
-            f"task {task} runs generated code, which evalkit does not support; use lm_eval with "
-            "--confirm_run_unsafe_code, inside a sandbox"
-        )
+    if any(config.get(key) not in (None, False) for key in ("doc_to_image", "doc_to_audio", "unsafe_code")):
+        raise UsageError(f"task {task} {_UNSUPPORTED}")
     output = config.get("output_type", "generate_until")
     if "class" not in config and output not in SUPPORTED:
         raise UsageError(f"task {task} has the output type '{output}'; evalkit supports {', '.join(SUPPORTED)}")
 
 
 @contextlib.contextmanager
-def _documents(manager: Any, configs: Mapping[str, Mapping[str, Any]], say: Say) -> Iterator[None]:
+def _only_cached(configs: Iterable[Mapping[str, Any]], say: Say) -> Iterator[None]:
+    """If documents are on the hub, and it cannot be reached within seconds, let only its cache be read in the block."""
     import datasets
     import huggingface_hub.constants
 
     from evalkit.data.sources import reach
 
-    # Tasks whose documents are neither files nor made by code
-    remote = {
-        task: name
-        for task, config in configs.items()
-        if (name := str(config.get("dataset_path") or ""))
-        and not (name in _LOCAL or "custom_dataset" in config or Path(name).exists())
-    }
-    problem = reach() if remote else None
-
-    def named(build: Build) -> Build:
-        def build_named(entry: Any, overrides: dict[str, Any] | None) -> Any:
-            step = "load it"
-            if problem is not None and entry.name in remote:
-                step = (
-                    f"load its documents ({remote[entry.name]}) from the cache, and the hub cannot be reached "
-                    f"({problem}); fix this, or use a task file with local files and --include-path"
-                )
-            with task_errors(entry.name, step):
-                return build(entry, overrides)
-
-        return build_named
-
-    wrap_building(manager, named)
+    paths = [str(config.get("dataset_path") or "") for config in configs if "custom_dataset" not in config]
+    is_remote = any(path not in _LOCAL and not Path(path).exists() for path in paths)
     with contextlib.ExitStack() as after:
-        if problem is not None:
+        if is_remote and (problem := reach()) is not None:
             say(f"the Hugging Face hub cannot be used ({problem}); only its cache is used")
             for owner in (datasets.config, huggingface_hub.constants):
                 after.enter_context(replaced("datasets", owner, HF_HUB_OFFLINE=lambda _: True))

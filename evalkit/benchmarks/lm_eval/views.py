@@ -1,12 +1,15 @@
-"""A finished run of lm-eval's tasks as people read it: the report of its metrics, and its documents.
+"""A finished run of lm-eval's tasks as it is read: the report of its metrics, its documents, and their comparison.
 
-In: a run; texts and answers are in its sample files. Out: a `Report`, texts of choices, or answered documents.
+In: a run; texts and answers are in its sample files. Out: a `Report`, texts of choices, or answered documents; or a
+`Comparable`: of a run with multiple-choice tasks, their choices under evalkit's rules; of any other run, the value of
+each task's own metric.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +25,18 @@ from evalkit.benchmarks.document_views import (
     TaskView,
     choice_text,
 )
-from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, run_content
+from evalkit.benchmarks.lm_eval.log_format import texts_of_requests
+from evalkit.benchmarks.lm_eval.results import DOCUMENTS, DocumentScore
+from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
+from evalkit.benchmarks.outcomes import (
+    CONTENT,
+    LOWER_IS_BETTER,
+    LOWER_NOTE,
+    Comparable,
+    GradedAnswers,
+    Measure,
+    run_content,
+)
 from evalkit.display import Say
 from evalkit.escape import printable
 from evalkit.inputs.reading import parse_json
@@ -30,8 +44,8 @@ from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
-from evalkit.runs.folder import Run
-from evalkit.runs.traits import mixture, origin_notes
+from evalkit.runs.folder import LM_EVAL, Run
+from evalkit.runs.traits import documents_read, is_imported, mixture, origin_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +63,7 @@ def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]
         choices = dict(zip(rows["doc_id"].tolist(), rows["choices"].tolist(), strict=True))
         for sample in _samples(run, str(subtask)):
             # For tasks that measure mutual information, lm-eval appends the choices without their context
-            pairs = list(islice(_arguments(sample), choices.get(sample["doc_id"], 0)))
+            pairs = list(islice(texts_of_requests(sample["arguments"]), choices.get(sample["doc_id"], 0)))
             options = [continuation.strip() for _, continuation in pairs]
             sequences = [_pieces(*pair) for pair in pairs]
             texts.setdefault((str(subtask), sample["doc_id"]), choice_text(sequences, options))
@@ -79,7 +93,7 @@ def task_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]
 
 def _answered(task: str, sample: Mapping[str, Any], metric: str) -> AnsweredDocument:
     score = sample.get(metric)
-    context, *rest = next(_arguments(sample), ("",))
+    context, *rest = next(texts_of_requests(sample["arguments"]), ("",))
     # One of several values is a log-likelihood and whether it is greedy
     answers = [", ".join(map(str, a)) if isinstance(a, list) else str(a) for a in sample["filtered_resps"]]
     return AnsweredDocument(
@@ -97,12 +111,6 @@ def _pieces(context: str, continuation: str) -> tuple[Piece, ...]:
     return tuple(piece for piece in both if piece.text)
 
 
-def _arguments(sample: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for number in range(len(sample["arguments"])):
-        request = sample["arguments"][f"gen_args_{number}"]
-        yield tuple(part for part in request.values() if isinstance(part, str))
-
-
 def _samples(run: Run, task: str) -> Iterator[dict[str, Any]]:
     pattern = re.compile(rf"lm_eval/samples_{re.escape(task)}_\d{{4}}-[\dT.-]+\.jsonl")
     for name in filter(pattern.fullmatch, run.files):
@@ -112,11 +120,11 @@ def _samples(run: Run, task: str) -> Iterator[dict[str, Any]]:
 
 def shown_requests(plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
     """Yield the first requests of each task as lm-eval builds them; see `Benchmark.prompts`."""
-    from evalkit.benchmarks.lm_eval.plan import first_requests
+    from evalkit.benchmarks.lm_eval.plan import build_requests
 
     for task in plan.tasks.tasks.values():
         lines = []
-        for request in first_requests(task, count):
+        for request in build_requests(task, count):
             name = f"{request.task_name} document {request.doc_id}, {request.request_type}"
             context, rest = ("", request.args[0]) if len(request.args) == 1 else request.args
             shown = rest if isinstance(rest, str) else f"  generated: {rest}"
@@ -130,29 +138,30 @@ def shown_requests(plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
 
 def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
     """Return a report of every metric of every task and group, as lm-eval computed it; see `Benchmark.report`."""
-    stored, manifest = run.stored, run.manifest
-    entries = [*stored["tasks"], *stored["groups"]]
-    filters = {metric["filter"] for entry in entries for metric in entry["metrics"]}
-    unofficial = {name for name, source in manifest["documents"].items() if not source["official"]}
-    rows = [row for entry in entries for row in _rows(entry, len(filters) > 1, entry["task"] in unofficial)]
-    texts = ["task", *(["filter"] if len(filters) > 1 else []), "metric"]
-    headers = [*texts, "n", "n-shot", "value", "± SE", "seconds"]
+    manifest, documents = run.manifest, run.manifest["documents"]
+    entries = [*run.stored["tasks"], *run.stored["groups"]]
+    unofficial = {name for name, source in documents.items() if not source["official"]}
+    rows = [row for entry in entries for row in _rows(entry, entry["task"] in unofficial)]
+    metrics = [metric for entry in entries for metric in entry["metrics"]]
+    headers = ["task", "filter", "metric", "n", "n-shot", "value", "± SE", "seconds"]
+    if shared := len({metric["filter"] for metric in metrics}) < 2:
+        rows, headers = [[row[0], *row[2:]] for row in rows], [headers[0], *headers[2:]]
     notes = ["metrics as lm-eval " + str(manifest["versions"]["lm-eval"]) + " computes them"]
     if extension := manifest["specification"].get("context_extension"):
         notes.append(Extension(**extension).describe())
     notes += [*origin_notes(manifest), *mixture(manifest)]
-    if any(metric["higher_is_better"] is False for entry in entries for metric in entry["metrics"]):
+    if any(metric["higher_is_better"] is False for metric in metrics):
         notes.append(LOWER_NOTE)
-    sources = sorted({source["source"] for source in manifest["documents"].values()})
+    sources = sorted({source["source"] for source in documents.values()})
     notes.append("documents: " + "; ".join(sources[:5]) + ("; …" if len(sources) > 5 else ""))
     if unofficial:
         notes.append("*: not the official documents of the task")
     return Report(
-        (simple_table("lm_eval", headers, rows, texts=len(texts)),),
+        (simple_table("lm_eval", headers, rows, texts=2 if shared else 3),),
         notes=tuple(notes),
-        content=run_content(run, documents=manifest["documents"]),
+        content=run_content(run, documents=documents),
         records=[
-            {"task": entry["task"], "n": entry["n"], "num_fewshot": entry["num_fewshot"]}
+            {name: entry[name] for name in ("task", "n", "num_fewshot")}
             | metric
             | {"official": entry["task"] not in unofficial}
             for entry in entries
@@ -163,12 +172,11 @@ def metrics_report(run: Run, rule: str | None = None, detail: bool = False) -> R
 
 def headline(run: Run, rule: str | None = None) -> tuple[float | None, str]:
     """Return the first metric of the first group, or of the first task if there are no groups."""
-    if not (entries := run.stored["groups"] or run.stored["tasks"]):
-        return None, ""
-    first, *others = entries
+    entries = run.stored["groups"] or run.stored["tasks"]
     values = [metric["value"] for entry in entries for metric in entry["metrics"]]
-    shown = [f"{metric['metric']} {_number(metric['value'])}" for metric in first["metrics"][:1]]
-    summary = " ".join([first["task"], *shown, *([f"and {len(others)} more"] if others else [])])
+    first = [f"{metric['metric']} {_number(metric['value'])}" for metric in entries[0]["metrics"][:1]]
+    more = [f"and {len(entries) - 1} more"] if len(entries) > 1 else []
+    summary = " ".join([entries[0]["task"], *first, *more])
     return next((value for value in values if isinstance(value, float)), None), summary
 
 
@@ -176,17 +184,94 @@ def _number(value: Any) -> str:
     return fixed(value, 4) if isinstance(value, (int, float)) else str(value)
 
 
-def _rows(entry: Mapping[str, Any], with_filter: bool, unofficial: bool) -> Iterator[list[str]]:
-    shots = "" if entry["num_fewshot"] is None else str(entry["num_fewshot"])
-    for index, metric in enumerate(entry["metrics"]):
-        first = index == 0
-        yield [
-            entry["task"] + "*" * unofficial if first else "",
-            *([metric["filter"]] if with_filter else []),
-            metric["metric"] + (LOWER_IS_BETTER if metric["higher_is_better"] is False else ""),
-            str(entry["n"]) if first else "",
-            shots if first else "",
-            _number(metric["value"]),
-            "–" if metric["stderr"] is None else f"± {fixed(metric['stderr'], 4)}",
-            fixed(entry["seconds"], 1) if first and entry.get("seconds") is not None else "",
-        ]
+def _rows(entry: Mapping[str, Any], unofficial: bool) -> Iterator[list[str]]:
+    shots, seconds = entry["num_fewshot"], entry.get("seconds")
+    of_task = [
+        entry["task"] + "*" * unofficial,
+        str(entry["n"]),
+        "" if shots is None else str(shots),
+        "" if seconds is None else fixed(seconds, 1),
+    ]
+    for metric in entry["metrics"]:
+        name = metric["metric"] + (LOWER_IS_BETTER if metric["higher_is_better"] is False else "")
+        error = "–" if metric["stderr"] is None else f"± {fixed(metric['stderr'], 4)}"
+        task, n, shown_shots, shown_seconds = of_task
+        yield [task, metric["filter"], name, n, shown_shots, _number(metric["value"]), error, shown_seconds]
+        of_task = [""] * 4
+
+
+def task_outcomes(run: Run) -> Comparable:
+    if not run.manifest["groups"] and any(task.get("compared") for task in run.stored["tasks"]):
+        return TaskMetrics(run)
+    return TaskChoices(run)
+
+
+class _TaskDocuments(Comparable):
+    """Documents of lm-eval's tasks; those without a metric have no content hashes and are paired by number."""
+
+    @property
+    def has_contents(self) -> bool:
+        return DOCUMENTS in self.run.files
+
+    def must_agree(self, task: str) -> dict[str, str]:
+        """See `Comparable`; an imported run's documents are paired by content, whatever their order and number."""
+        specification = self.run.manifest["specification"]
+        about = specification["tasks"][task]
+        shots = about["num_fewshot"]
+        if is_imported(self.run.manifest):
+            known = {"number of examples": "" if shots is None else str(shots)}
+            return {"limit": "", **known, "documents": "", "examples": "", "task's definition": ""}
+        return {
+            "limit": documents_read(specification) or "none",
+            "number of examples": str(shots),
+            "documents": str(about["documents"]),
+            "examples": str(about.get("examples") or "") if shots else "none",
+            "task's definition": str(about["config"]),
+        }
+
+
+class TaskChoices(_TaskDocuments, ComparableChoices):
+    """The multiple-choice scores of a run of lm-eval's tasks."""
+
+    lacking = "no multiple-choice scores; run it without multiple-choice tasks to compare its own metric"
+
+    @cached_property
+    def documents(self) -> pd.DataFrame:
+        """One row for each document, with its content hash if the run has it."""
+        documents = super().documents
+        if not self.has_contents:
+            return documents
+        names = ["task", "doc_id"]
+        table = self.run.table(DOCUMENTS, DocumentScore._fields).drop_duplicates(names)
+        return documents.merge(table[[*names, CONTENT]], "left", names)
+
+
+class TaskMetrics(_TaskDocuments, GradedAnswers):
+    """The value of each task's own metric, between 0 and 1, of a run without multiple-choice tasks."""
+
+    lacking = "no metric that is a share of each document"
+
+    def __init__(self, run: Run) -> None:
+        compared = {task["task"]: task for task in run.stored["tasks"] if task.get("compared")}
+        self._metrics = {name: task["compared"] for name, task in compared.items()}
+        shown = "; ".join(f"{metric.replace(',none', '')} of {task}" for task, metric in self._metrics.items())
+        # A metric of which lower is better is never compared, but an imported log may not say it
+        directions = {
+            (name, f"{metric['metric']},{metric['filter']}"): metric["higher_is_better"]
+            for name, task in compared.items()
+            for metric in task["metrics"]
+        }
+        known = all(directions.get(task) is True for task in self._metrics.items())
+        unknown = "" if known else "; whether higher or lower is better is not known, so neither is"
+        words = f"each task's own metric ({shown}), in %{unknown}"
+        measure = Measure(words, True, higher_is_better=True if known else None)
+        super().__init__(run, self._scores, (CONTENT,), {"Average": list(compared)}, {LM_EVAL: measure})
+
+    def must_agree(self, task: str) -> dict[str, str]:
+        return {**super().must_agree(task), "metric": self._metrics.get(task, "")}
+
+    def _scores(self) -> pd.DataFrame:
+        table = self.run.table(DOCUMENTS, DocumentScore._fields)
+        chosen = table["metric"] + "," + table["filter"] == table["task"].map(self._metrics)
+        names = {"doc_id": "id", "value": "score"}
+        return table[chosen].rename(columns=names).assign(source=lambda scores: scores["id"]).reset_index(drop=True)

@@ -22,19 +22,19 @@ from evalkit.errors import EvalkitError, UsageError, first_line
 
 INSTALL = "pip install 'evalkit-checkpoints[ray]'"
 _ATTEMPT = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+# Failed requests after which Ray gives up, about a second each, and seconds in which a cluster must answer
 _ATTEMPTS, _ANSWER_SECONDS = "5", 30.0
-"""Failed requests after which Ray gives up, about a second each, and seconds in which a cluster must answer."""
+# Bytes of the object store of a cluster on this machine; batches are small
 _STORE = 256 << 20
-"""Bytes of the object store of a cluster on this machine; batches are small."""
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+# Token of the clusters that this process starts; the same for all, since Ray's library keeps the first
 _TOKEN = secrets.token_hex(32)
-"""Token of the clusters that this process starts; the same for all, since Ray's library keeps the first."""
 _MODE, _TOKEN_VARIABLES = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+# File of a user's token in the home folder
 _TOKEN_FILE = Path(".ray", "auth_token")
-"""File of a user's token in the home folder."""
+# What Ray says if a cluster rejects the token, or the lack of one
 _REJECTED = re.compile("InvalidAuthToken|AuthenticationError")
-"""What Ray says if a cluster rejects the token, or the lack of one."""
-_VERSIONS = re.compile(r"\b(Ray|Python): (\S+)")
+_EXCEPTION = re.compile(r"\n(?=[\w.]+: )")
 
 
 @contextmanager
@@ -92,22 +92,19 @@ def _check_answer(address: str) -> None:
     """Connect to a running cluster in another process; raise `EvalkitError` with the reason if that fails."""
     command = [sys.executable, "-c", _ATTEMPT, address]
     environment = {**os.environ, "RAY_NUM_REDIS_GET_RETRIES": _ATTEMPTS}
-    reason = f"no Ray cluster answers there within {_ANSWER_SECONDS:.0f} s; start one with ray start --head"
+    unanswered = f"no Ray cluster answers there within {_ANSWER_SECONDS:.0f} s; start one with ray start --head"
     try:
         attempt = subprocess.run(command, env=environment, capture_output=True, timeout=_ANSWER_SECONDS, check=False)
         if attempt.returncode == 0:
             return
-        log = attempt.stderr.decode(errors="replace").strip()
-        reason = log.rpartition("\n")[2] or reason
+        log = attempt.stderr.decode(errors="replace")
+        # The traceback ends with the message, which for other versions has several lines
+        reason = " ".join(_EXCEPTION.split(log)[-1].split())
     except subprocess.TimeoutExpired as error:
-        log = (error.stderr or b"").decode(errors="replace")
-    versions = _VERSIONS.findall(log)
+        log, reason = (error.stderr or b"").decode(errors="replace"), unanswered
     if _REJECTED.search(log):
         reason = (
             f"the cluster requires its authentication token; set {_MODE}=token, and unless the token is in "
             f"~/{_TOKEN_FILE.as_posix()}, {' or '.join(_TOKEN_VARIABLES)}"
         )
-    elif [name for name, _ in versions] == ["Ray", "Python"] * 2:
-        cluster, here = (" and ".join(map(" ".join, versions[start : start + 2])) for start in (0, 2))
-        reason = f"the cluster has {cluster}, this process has {here}; install the same versions everywhere"
     raise EvalkitError(f"--ray {address}: {reason}")

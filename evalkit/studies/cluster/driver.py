@@ -27,11 +27,9 @@ from evalkit.studies.cluster.worker import Answer, ComputedBatch, PreparedRun, W
 from evalkit.studies.cluster.workers import IN_HANDS, MOST_LOSSES, WorkerHandle, WorkerPool
 from evalkit.studies.running import Job, Outcome, once, why_failed
 
-_TICK, _BUSY_TICK = 0.5, 0.02
-"""Seconds that the loop waits for an answer at most; the second while something is planned or written."""
+# Seconds that the loop waits for an answer at most: something may be planned or written meanwhile
+_TICK = 0.05
 _TRACE_LINES = 6
-_SAME_TIME = 10.0
-"""Seconds within which workers of a machine are lost for one reason."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class ClusterRunner:
                 )
             short = f", not {options.workers}: the cluster {has}" if room < (options.workers or 0) else ""
             progress.say(f"{counted(room, 'worker')} of {pool.needs}{' each' * (room != 1)}{short}")
-            return Driver(pool, JobQueue(jobs, progress, done, pool.put if options.ship else None)).run()
+            return Driver(pool, JobQueue(jobs, progress, done, ray.put if options.ship else None)).run()
 
 
 class Driver:
@@ -99,7 +97,7 @@ class Driver:
                 self.pool.tend()
                 self._check_able()
                 self._give_work()
-                self.pool.serve(_BUSY_TICK if self.queue.is_busy else _TICK)
+                self.pool.serve(_TICK)
                 self.queue.advance(self.pool.holders)
         except BaseException as caught:
             error = caught
@@ -206,10 +204,9 @@ class Driver:
     def _lose(self, worker: WorkerHandle, why: str) -> None:
         if (job := worker.preparing) is not None:
             self._progress.say(f"{worker} was lost while it loaded {job.label} ({why})")
-            host = worker.description.host if worker.description else ""
-            if self.pool.now - job.lost_at.get(host, -_SAME_TIME) >= _SAME_TIME:
-                job.losses += 1
-            job.lost_at[host] = self.pool.now
+            # Of workers that loaded it at the same time, which a machine may have lost together, one counts
+            if worker.since >= job.lost_at:
+                job.losses, job.lost_at = job.losses + 1, self.pool.now
             if job.losses >= MOST_LOSSES:
                 message = f"workers were lost {MOST_LOSSES} times while they loaded it, the last one: {why}"
                 self.queue.end(job, "failed", message)
@@ -236,8 +233,7 @@ class Driver:
             # It may have unloaded what it had, and has nothing instead
             worker.model = None
             worker.prepared.clear()
-            others = any(other.number not in job.refusals for other in self.pool.usable) or self.pool.may_grow
-            if others and job.phase != "ended":
+            if job.phase != "ended":
                 self._progress.say(f"{worker} is refused for {job.label}: {content.message}")
             return
         worker.prepared.add(job.number)
@@ -245,10 +241,9 @@ class Driver:
         self._loading.append(content.seconds)
         kind = content.prepared.device.kind
         if job.device_kinds and kind not in job.device_kinds:
-            known = " and ".join(map(" ".join, sorted(job.device_kinds)))
             self._progress.say(
-                f"warning: {job.label} is computed on {known}, and by {worker} on {' '.join(kind)}, which round "
-                "differently; manifest.json lists the batches of each"
+                f"warning: {job.label} is also computed on {' '.join(kind)}, by {worker}, which rounds differently; "
+                "manifest.json lists the batches of each"
             )
         job.device_kinds.add(kind)
         self.queue.prepared(job, content)

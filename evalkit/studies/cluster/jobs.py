@@ -28,12 +28,12 @@ from evalkit.runs.columns import Rows
 from evalkit.studies.cluster.worker import ComputedBatch, PreparedRun, Recipe, packed, portable
 from evalkit.studies.running import Job, Outcome, why_failed
 
+# Planned batches for each worker of a job
 _AHEAD = 4
-"""Planned batches for each worker of a job."""
+# Batches that may wait for the disk; the loop waits before it takes more
 _MOST_UNWRITTEN = 256
-"""Batches that may wait for the disk; the loop waits before it takes more."""
+# Seconds between two estimates of the time left
 _ESTIMATE_EVERY = 0.5
-"""Seconds between two estimates of the time left."""
 
 
 @dataclass
@@ -65,9 +65,7 @@ class TrackedJob:
     phase: Literal["waiting", "opening", "unprepared", "computing", "ended"] = "waiting"
     outcome: Outcome | None = None
     steps: Generator[list[Batch], Any, None] | None = None
-    """See `JobQueue._steps`."""
     is_planning: bool = False
-    """Whether the planning thread takes a step."""
     is_planned: bool = False
     stack: ExitStack = field(default_factory=ExitStack)
     """Closes the folder; only in the planning thread, when no batch is to be written any more."""
@@ -83,9 +81,8 @@ class TrackedJob:
     refusals: dict[int, str] = field(default_factory=dict)
     """Worker → why it cannot prepare the job."""
     losses: int = 0
-    """Times that workers were lost while they prepared it; those of one machine at one time count once."""
-    lost_at: dict[str, float] = field(default_factory=dict)
-    """Machine → when it last lost a worker that prepared the job."""
+    """Times that workers were lost while they prepared it; those that did so at the same time count once."""
+    lost_at: float = 0.0
     device_kinds: set[tuple[str, str]] = field(default_factory=set)
     total: float = 0.0
     """Work of the whole run; the unit is the benchmark's."""
@@ -173,11 +170,6 @@ class JobQueue:
     def is_empty(self) -> bool:
         """Return whether every job has its outcome."""
         return all(job.phase == "ended" for job in self.jobs)
-
-    @property
-    def is_busy(self) -> bool:
-        """Return whether one of the threads has something to do."""
-        return bool(self._tasks)
 
     def outcomes(self) -> list[Outcome]:
         """Return the outcomes so far, in the order of the jobs."""

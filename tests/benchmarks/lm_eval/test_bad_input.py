@@ -54,7 +54,7 @@ def refused(
         ({"doc_to_image": "picture"}, 2, "images"),
         ({"output_type": "rank"}, 2, "'rank'"),
         ({"doc_to_text": "{{ question.nothing.here }}"}, 1, "made_bad"),
-        ({"num_fewshot": 3}, 1, "document 0"),
+        ({"num_fewshot": 3}, 1, "request"),
         ({"dataset_path": "nobody/nothing", "dataset_kwargs": None}, 1, "nobody/nothing"),
     ],
 )

@@ -21,9 +21,9 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
-from evalkit.benchmarks.lm_eval.batches import NEW_TOKENS
+from evalkit.benchmarks.lm_eval.batches import NEW_TOKENS, Continuation, continuations_of
 from evalkit.benchmarks.lm_eval.harness import Harness
-from evalkit.benchmarks.lm_eval.requests import Continuation, continuations_of, requests_of
+from evalkit.benchmarks.lm_eval.requests import requests_of
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, ScoringError, UsageError
 from evalkit.models.loading.load import LoadedModel
@@ -121,13 +121,18 @@ def encoded(ours: Harness, *texts: tuple[str, str], say: Say = silent) -> list[C
     return continuations_of(requests_of(requests("loglikelihood", *texts)), ours.encoding, say)
 
 
+def split(part: Continuation) -> tuple[list[int], list[int]]:
+    tokens = part.tokens.tolist()
+    return tokens[: part.row.context_tokens], tokens[part.row.context_tokens :]
+
+
 def test_the_tokens_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
     with_context = [text for text in PAIRS if text[0]]
     for text, part in zip(with_context, encoded(ours, *with_context), strict=True):
         context, continuation = theirs._encode_pair(*text)
-        assert part.continuation == continuation
-        assert part.context + part.continuation == (context + continuation)[-(WINDOW + 1) :]
-        assert part.cut == max(0, len(context) + len(continuation) - WINDOW - 1)
+        assert split(part)[1] == continuation
+        assert part.tokens.tolist() == (context + continuation)[-(WINDOW + 1) :]
+        assert part.row.cut == max(0, len(context) + len(continuation) - WINDOW - 1)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -142,7 +147,7 @@ def test_the_tokens_are_lm_evals_whatever_the_text(
         moved = context[len(context.rstrip()) :] + continuation
         tail = theirs.tok_encode(moved, add_special_tokens=False)
     [part] = encoded(ours, (context, continuation))
-    assert (part.context, part.continuation, part.cut) == (head, tail, 0)
+    assert (*split(part), part.row.cut) == (head, tail, 0)
 
 
 def test_the_scores_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
@@ -161,7 +166,7 @@ def test_the_scores_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
     )
     greedy = [is_greedy for _, is_greedy in ours.loglikelihood(tokens)]
     assert greedy == [is_greedy for _, is_greedy in theirs.loglikelihood(tokens, disable_tqdm=True)]
-    alone = [encoded(ours, request.args)[0].continuation == [best] for request in tokens]
+    alone = [split(encoded(ours, request.args)[0])[1] == [best] for request in tokens]
     assert all(is_greedy for is_greedy, is_best in zip(greedy, alone, strict=True) if is_best) and not all(greedy)
 
 
@@ -190,8 +195,7 @@ def test_a_token_over_the_boundary_is_reported(ours: Harness) -> None:
     said: list[str] = []
     context, continuation = next(t for t in ours.tokenizer.get_vocab() if len(t) == 2 and t.isascii() and t.isalpha())
     [part] = encoded(ours, (context, continuation), say=said.append)
-    assert part.context == ours.tok_encode(context)
-    assert part.continuation == ours.tok_encode(continuation, add_special_tokens=False)
+    assert split(part) == (ours.tok_encode(context), ours.tok_encode(continuation, add_special_tokens=False))
     assert len(said) == 1 and "made document 0" in said[0]
 
 

@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 def computing(method: str = "compute") -> psutil.Process:
     """Wait for a worker that does something."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for process in workers():
             if f"BatchWorker.{method}" in " ".join(process.cmdline()):
