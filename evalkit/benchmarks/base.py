@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from evalkit.benchmarks.outcomes import Label, metrics_report
 from evalkit.display import Say
-from evalkit.errors import UsageError
+from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.reporting.decimals import percent
 from evalkit.runs.folder import StoredResults
@@ -200,6 +200,10 @@ class Benchmark(ABC):
     """Schema of its results.json, beyond the keys that every benchmark has."""
     files: ClassVar[tuple[str, ...]] = ()
     """Files of a finished run, beside those that every run has; a run that lacks one is computed or written again."""
+
+    def refuse_rule(self, run: Run, rule: str | None) -> None:
+        if rule not in (None, self.kind):
+            raise UnknownNameError(f"rule of run {run.folder}", rule, (self.kind,))
 
     def suites(self) -> Mapping[str, str]:
         """Return suite name, as in `evalkit run --suite` → description in one line."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from evalkit.reporting.decimals import fixed
@@ -36,15 +37,14 @@ class ChoiceText:
     options: tuple[str, ...]
 
 
+def common_prefix(sequences: Sequence[Any]) -> Any:
+    """Return what all texts, or all sequences, begin with."""
+    return commonprefix(sequences)  # noqa: RUF071 (no paths)
+
+
 def choice_text(sequences: Sequence[Sequence[Piece]], options: Sequence[str]) -> ChoiceText:
-    common = 0
-    for column in zip(*sequences, strict=False):
-        if column.count(column[0]) < len(column):
-            break
-        common += 1
-    return ChoiceText(
-        tuple(sequences[0][:common]), tuple(tuple(pieces[common:]) for pieces in sequences), tuple(options)
-    )
+    common = tuple(common_prefix(sequences))
+    return ChoiceText(common, tuple(tuple(pieces[len(common) :]) for pieces in sequences), tuple(options))
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,6 @@ class AnswerView:
 
 
 TaskView: TypeAlias = ChoiceView | AnswerView
-
-
-def common_prefix(texts: Sequence[str]) -> str:
-    """Return the characters that all texts begin with: what the first and the last in order have in common."""
-    first, last = min(texts), max(texts)
-    differing = (index for index, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
-    return first[: next(differing, len(first))]
 
 
 _ENDS = {"end": "end token", "enough": "stop text", "length": "maximum length"}

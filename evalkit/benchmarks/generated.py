@@ -18,7 +18,7 @@ from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure
 from evalkit.benchmarks.request import DocumentRequest, Request, TaskTokens, numerics, plain_manifest, spread
 from evalkit.data.sampling import DocumentSelection
 from evalkit.display import Say
-from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.errors import RunError, UsageError
 from evalkit.models.context.extension import MOST_TOKENS, Extension, configured_window, refuse_generation
 from evalkit.models.loading.files import generation_settings
 from evalkit.models.loading.locate import Checkpoint, silent
@@ -272,10 +272,6 @@ class GeneratedBenchmark(Benchmark):
 
     def draw(self, results: Mapping[str, Any], folder: Path) -> None:
         """Draw the figures of the run folder; the results are saved already. By default none."""
-
-    def refuse_rule(self, run: Run, rule: str | None) -> None:
-        if rule not in (None, self.kind):
-            raise UnknownNameError(f"rule of run {run.folder}", rule, (self.kind,))
 
     def comparable(self, run: Run) -> Comparable:
         return _ComparableAnswers(self, run)

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.errors import UnknownNameError
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
@@ -210,24 +210,14 @@ class GradedAnswers(Comparable):
 
     def by_rule(self, rule: str) -> Floats:
         name, layers = "score" if rule == self.run.kind else rule, self.measure(rule).layers
-        columns = [f"{name} {layer}" for layer in layers] or [name]
-        if absent := [column for column in columns if column not in self._table]:
-            raise RunError(
-                f"run {self.run.folder} has no '{absent[0]}' of its documents: an earlier version made it; "
-                "run its command again with a new --output"
-            )
-        scores: Floats = self._table[columns if layers else name].to_numpy(float)
+        columns = [f"{name} {layer}" for layer in layers]
+        scores: Floats = self._table[columns or name].to_numpy(float)
         return scores
 
     def measure(self, rule: str) -> Measure:
-        if rule in self._measures:
-            return self._measures[rule]
-        if len(self._measures) > 1:
-            raise UnknownNameError(f"measure of run {self.run.folder.name}", rule, self._measures)
-        raise UsageError(
-            f"run {self.run.folder.name} is of {self.run.kind}, whose tasks have their own metrics; "
-            f"leave out {rule} (--rule or --outcome)"
-        )
+        if rule not in self._measures:
+            raise UnknownNameError(f"measure of {self.run.kind} run {self.run.folder.name}", rule, self._measures)
+        return self._measures[rule]
 
 
 def run_content(run: Run, **more: Any) -> dict[str, Any]:

@@ -187,12 +187,11 @@ _COLUMNS = ("n", "sources", "dropped", "official", "score_a", "score_b", "differ
 
 def comparison_report(comparisons: Sequence[Comparison]) -> Report:
     """Build the report of comparisons with the same baseline, whose sides are called by letters."""
-    letters = [chr(ord("A") + n) if n < 26 else str(n) for n in range(1, len(comparisons) + 1)]
-    parts = tuple(_one_comparison(compared, letter) for compared, letter in zip(comparisons, letters, strict=True))
-    content = [
-        {"verdict": headline(compared)} | asdict(compared) | {"notes": list(part.notes)}
-        for compared, part in zip(comparisons, parts, strict=True)
-    ]
+    letters = (chr(ord("A") + n) if n < 26 else str(n) for n in range(1, len(comparisons) + 1))
+    parts = tuple(map(_one_comparison, comparisons, letters))
+    content = []
+    for compared, part in zip(comparisons, parts, strict=True):
+        content.append({"verdict": headline(compared)} | asdict(compared) | {"notes": list(part.notes)})
     records = [record for compared in comparisons for record in _records(compared)]
     return Report((), content={"comparisons": content}, records=records, parts=parts)
 
@@ -211,17 +210,13 @@ def _one_comparison(compared: Comparison, b: str) -> Report:
 
 
 def _records(compared: Comparison) -> Iterator[dict[str, Any]]:
+    columns = ("layer", *_COLUMNS) if compared.measure.layers else _COLUMNS
+    about = {"a": compared.a, "b": compared.b, "rule": compared.rule}
     for row in (*compared.tasks, *compared.averages):
-        yield {
-            "a": compared.a,
-            "b": compared.b,
-            "rule": compared.rule,
-            "kind": "task" if isinstance(row, TaskDifference) else "average",
-            "name": row.name,
-            **({"layer": getattr(row, "layer", None)} if compared.measure.layers else {}),
-            **{column: getattr(row, column, None) for column in _COLUMNS},
-            **{f"variance_{part}": getattr(row.spread, part, None) for part in ("seeds", "documents", "shared")},
-        }
+        kind = "task" if isinstance(row, TaskDifference) else "average"
+        numbers = {column: getattr(row, column, None) for column in columns}
+        parts = {f"variance_{part}": getattr(row.spread, part, None) for part in ("seeds", "documents", "shared")}
+        yield {**about, "kind": kind, "name": row.name, **numbers, **parts}
 
 
 def _differences(compared: Comparison, b: str) -> Table:

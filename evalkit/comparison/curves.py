@@ -91,12 +91,10 @@ def _by_step(runs: Sequence[Run], steps: Sequence[int | None]) -> dict[int, Run]
     by_step: dict[int, Run] = {}
     for run, step in zip(runs, steps, strict=True):
         if step is None:
-            expected = "step1000 or checkpoint-500 in its model's folder or revision, or a trainer_state.json"
-            raise UsageError(f"run {run.folder.name} has no training step; expected {expected}")
-        if step in by_step:
-            both = f"{by_step[step].folder.name} and {run.folder.name}"
-            raise UsageError(f"runs {both} both have step {step:,}; remove one")
-        by_step[step] = run
+            expected = "none in its model's name, such as step1000, nor in a trainer_state.json"
+            raise UsageError(f"run {run.folder.name} has no training step: {expected}")
+        if (other := by_step.setdefault(step, run)) is not run:
+            raise UsageError(f"runs {other.folder.name} and {run.folder.name} both have step {step:,}; remove one")
     if len(by_step) < 2:
         raise UsageError("a curve needs two checkpoints or more; name more runs")
     return dict(sorted(by_step.items()))

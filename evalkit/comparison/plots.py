@@ -7,17 +7,15 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from evalkit.comparison.comparison_report import Unit, headline, label, p_text, page_unit
 from evalkit.comparison.curves import Curve, curve_unit
 from evalkit.comparison.differences import DOWN, UNDECIDED, UP, Comparison, Difference, TaskDifference
 from evalkit.reporting.figures import GREY, INK, PLAIN, line_look, new_figure, save_figure, short_name, style_axes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 COLOURS = dict.fromkeys(UP, "#0072B2") | dict.fromkeys(DOWN, "#D55E00") | {UNDECIDED: GREY}
 """Colours by verdict, distinguishable with red-green colour blindness."""

@@ -66,14 +66,12 @@ Group: TypeAlias = tuple[str, Sequence[Run]]
 
 def find_sides(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
     """Find the sides of a comparison, in their order: runs (`finding.find_run`), then groups "NAME=run,run,…"."""
-    named = list(map(read_group, groups))
-    singles = [find_run(text, root) for text in given]
-    return sides_of(singles, [(name, [find_run(run, root) for run in runs]) for name, runs in named])
+    return sides_of([find_run(text, root) for text in given], _find_groups(groups, root))
 
 
 def find_trainings(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
     """Find the trainings of a curve: all single runs are one training, and each group is one."""
-    trainings: list[Group] = [(name, [find_run(run, root) for run in runs]) for name, runs in map(read_group, groups)]
+    trainings = _find_groups(groups, root)
     if singles := [find_run(text, root) for text in given]:
         folders = {str(run.manifest["model"]).rstrip("/").rpartition("/")[0].rpartition("/")[2] for run in singles}
         common = folders.pop() if len(folders) == 1 else ""
@@ -81,6 +79,10 @@ def find_trainings(given: Sequence[str], groups: Sequence[str], root: Path) -> l
     if not trainings:
         raise UsageError("name the runs of a training's checkpoints: evalkit compare --curve RUN RUN RUN")
     return sides_of([], trainings)
+
+
+def _find_groups(groups: Sequence[str], root: Path) -> list[Group]:
+    return [(name, [find_run(run, root) for run in runs]) for name, runs in list(map(read_group, groups))]
 
 
 def read_group(text: str) -> tuple[str, list[str]]:
@@ -153,8 +155,8 @@ def claim_of(a: Side, b: Side) -> Claim:
     """
     for side in (a, b):
         if pair := same_checkpoint(side.runs):
-            first, second = (run.folder.name for run in pair)
-            raise UsageError(f"group {side.name}: runs {first} and {second} have the same checkpoint; remove one")
+            runs = " and ".join(run.folder.name for run in pair)
+            raise UsageError(f"group {side.name}: runs {runs} have the same checkpoint; remove one")
         check_uniform(side)
     settings, counts = _differing(a, b), (len(a.runs), len(b.runs))
     if {checkpoint_of(run) for run in a.runs} == {checkpoint_of(run) for run in b.runs}:

@@ -279,8 +279,6 @@ def _check_criteria(outcomes: InRuns, criteria: Collection[str], words: Sequence
 def show_document(runs: Sequence[Run], name: str, rule: str | None, say: Say) -> SelectedDocument:
     """Return one document in each run, such as "arc_easy/17", "mmlu/mmlu_astronomy/3" or "mmlu_astronomy/3"."""
     head, _, rest = name.partition("/")
-    if not rest:
-        raise UsageError(f"--document {name}: write TASK/DOCUMENT, such as arc_easy/17 or mmlu/mmlu_astronomy/3")
     task, subtask = _find_task(runs[0], head)
     [outcomes] = _outcomes(runs, task, rule, say)
     document = _find_document(outcomes[0], subtask, rest)

@@ -66,15 +66,9 @@ def list_report(selection: Selection, limit: int, names: Sequence[str]) -> Repor
         facts += [f"{letter}: {name}" for letter, name in zip("AB", names, strict=False)]
     rule = next((first.rule for first, *_ in tasks if first.rule), None)
     notes = tuple(_list_notes(selection, rule))
-    content = {
-        "runs": [of_run.run.manifest["id"] for of_run in tasks[0]],
-        "rule": rule,
-        "tasks": [first.view.task for first, *_ in tasks],
-        "count": len(selected),
-        "of": selection.searched,
-        "notes": notes,
-        "documents": list(map(_document_record, shown)),
-    }
+    ids, listed = [of_run.run.manifest["id"] for of_run in tasks[0]], [first.view.task for first, *_ in tasks]
+    content: dict[str, Any] = {"runs": ids, "rule": rule, "tasks": listed, "count": len(selected)}
+    content |= {"of": selection.searched, "notes": notes, "documents": list(map(_document_record, shown))}
     tables = (_list_table(shown, begins, len(names)),)
     return Report(tables, (), tuple(facts), notes, content, list(map(_flat_record, shown, begins)))
 

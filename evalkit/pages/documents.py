@@ -93,17 +93,9 @@ def document_data(
         of_kind = _choices if first.decided is not None else _answers
         about, header, arrays = of_kind(members, documents, "; ".join(problems))
         subtasks = list(dict.fromkeys(subtask for subtask, _ in documents))
-        tasks.append({
-            "task": task,
-            "label": label,
-            "official": first.run.manifest["documents"].get(first.view.task, {}).get("official"),
-            "documents": len(documents),
-            "of": len(every),
-            "subtasks": subtasks,
-            **about,
-            "block": len(blocks),
-            "runs": numbers,
-        })  # fmt: skip
+        official = first.run.manifest["documents"].get(first.view.task, {}).get("official")
+        entry = {"task": task, "label": label, "official": official, "documents": len(documents), "of": len(every)}
+        tasks.append({**entry, "subtasks": subtasks, **about, "block": len(blocks), "runs": numbers})
         in_subtasks = np.array([subtasks.index(subtask) for subtask, _ in documents], np.int64)
         blocks.append(encoded(header, {"subtask": ("u2", in_subtasks)} | arrays))
         for problem in problems:
@@ -138,13 +130,10 @@ _Parts: TypeAlias = tuple[dict[str, Any], dict[str, Any], Arrays]
 def _choices(members: Sequence[_Member], names: Sequence[DocumentName], problem: str) -> _Parts:
     """Return the parts of a task whose choices were scored: texts, log-likelihoods, decisions."""
     texts = [next(filter(None, (_text(made, name) for _, made in members)), None) for name in names]
-    header = {
-        "ids": [int(identity) for _, identity in names],
-        # None where each choice's text shows its option
-        "options": [[] if text is None or _shows_options(text) else list(text.options) for text in texts],
-        "prompts": _prompts(members, names),
-        "problem": problem,
-    }
+    # None where each choice's text shows its option
+    options = [[] if text is None or _shows_options(text) else list(text.options) for text in texts]
+    ids = [int(identity) for _, identity in names]
+    header = {"ids": ids, "options": options, "prompts": _prompts(members, names), "problem": problem}
     # Gold answer and number of choices of each document, in which the runs must agree
     known = dict.fromkeys(("gold", "choices"), np.full(len(names), -1, np.int64))
     placed = []
@@ -158,8 +147,8 @@ def _choices(members: Sequence[_Member], names: Sequence[DocumentName], problem:
             of_run = np.where(places >= 0, view.scores[column].to_numpy()[decided.starts[places]], before)
             if (wrong := (before >= 0) & (before != of_run)).any():
                 subtask, identity = names[int(np.argmax(wrong))]
-                runs = f"run {outcomes.run.folder} than in run {members[0][1].run.folder}"
-                raise RunError(f"{subtask} document {identity} has other choices or another gold answer in {runs}")
+                document = f"{subtask} document {identity} than run {members[0][1].run.folder}"
+                raise RunError(f"run {outcomes.run.folder} has other choices or another gold answer of {document}")
             known[column] = of_run
     arrays: Arrays = {column: ("u2", values) for column, values in known.items()}
     choices, columns = known["choices"], [f"{kind}_{segment}" for kind in ("ll", "n") for segment in SEGMENTS]
@@ -189,10 +178,10 @@ def _text(outcomes: TaskOutcomes, name: DocumentName) -> ChoiceText | None:
 
 
 def _shows_options(text: ChoiceText) -> bool:
-    return all(
-        any(piece.segment == "continuation" and piece.text.strip() == option.strip() for piece in pieces)
-        for pieces, option in zip(text.choices, text.options, strict=True)
-    )
+    for pieces, option in zip(text.choices, text.options, strict=True):
+        if ("continuation", option.strip()) not in [(piece.segment, piece.text.strip()) for piece in pieces]:
+            return False
+    return True
 
 
 def _prompts(members: Sequence[_Member], names: Sequence[DocumentName]) -> list[dict[str, Any]]:
@@ -225,22 +214,17 @@ def _answers(members: Sequence[_Member], names: Sequence[DocumentName], problem:
     by_run = {run: {name: made.answer for name, made in outcomes.documents.items()} for run, outcomes in members}
     first = [next(filter(None, (answers.get(name) for answers in by_run.values()))) for name in names]
     prompts = [_indexed(document.prompt) for document in first]
-    header: dict[str, Any] = {
-        "ids": [identity for _, identity in names],
-        "references": [list(document.references) for document in first],
-        "prompts": prompts if any(prompts) else [],
-        "problem": problem,
-        "runs": {},
-    }
+    header = {"ids": [identity for _, identity in names], "references": [list(each.references) for each in first]}
+    header |= {"prompts": prompts if any(prompts) else []}
+    runs: dict[str, Any] = {}
     arrays: Arrays = {}
     for run, answers in by_run.items():
         ordered = [answers.get(name) for name in names]
-        header["runs"][str(run)] = {
-            "answers": [answer and answer.answer for answer in ordered],
-            "facts": [dict(answer.facts) if answer else {} for answer in ordered],
-        }
+        facts = [dict(answer.facts) if answer else {} for answer in ordered]
+        runs[str(run)] = {"answers": [answer and answer.answer for answer in ordered], "facts": facts}
         scores = [answer and answer.score for answer in ordered]
         arrays[f"{run}/score"] = ("f8", np.array(scores, float))  # None becomes NaN
     view = members[0][1].view
     assert isinstance(view, AnswerView)
-    return {"kind": "answers", "rules": [], "metric": view.metric}, header, arrays
+    about = {"kind": "answers", "rules": [], "metric": view.metric}
+    return about, {**header, "problem": problem, "runs": runs}, arrays

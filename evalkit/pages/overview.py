@@ -112,10 +112,9 @@ def _notes(runs: Sequence[Run], names: Sequence[str], metrics: Sequence[Metric],
 
 def _run_panel(run: Run, name: str) -> Panel:
     run.require_finished()
-    report, address = benchmark_of(run).report(run), f"run-{anchor(str(run.manifest['id']))}"
-    shown = [table.name for table in report.tables]
-    detailed = benchmark_of(run).report(run, detail=True).tables
-    subjects = tuple(table for table in detailed if table.name not in shown)
+    report, detailed = (benchmark_of(run).report(run, detail=detail) for detail in (False, True))
+    shown, address = [table.name for table in report.tables], f"run-{anchor(str(run.manifest['id']))}"
+    subjects = tuple(table for table in detailed.tables if table.name not in shown)
     panels = (Panel(f"{address}-subjects", "Results by subject", (Report(subjects),)),) if subjects else ()
     title = name if name.endswith(f" on {run.suite}") else f"{name}: {run.suite}"
     return Panel(address, title, (report,), panels=(*panels, _provenance_panel(run, f"{address}-made")))
@@ -265,7 +264,7 @@ def _dataset(run: Run, task: str) -> tuple[str, str, str, str]:
     if split is None:
         return "–", "–", "see the source", "–"
     described = ", ".join(part for part in (split.path, split.config, split.split) if part)
-    if (licence := LICENCES.get(split.path)) is None:
-        return described, "–", "see the dataset's page", f"https://huggingface.co/datasets/{split.path}"
-    name = f"{licence.name} ({licence.limits})" if licence.limits else licence.name
+    unknown = Licence("see the dataset's page", f"https://huggingface.co/datasets/{split.path}", "–")
+    licence = LICENCES.get(split.path, unknown)
+    name = licence.name + f" ({licence.limits})" * bool(licence.limits)
     return described, licence.authors, name, licence.url

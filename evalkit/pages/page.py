@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -141,6 +140,5 @@ def _json(content: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c"))
 
 
-@cache
 def _asset(name: str) -> str:
     return _SOURCE_MAP.sub("", (_ASSETS / name).read_text(encoding="utf-8"))

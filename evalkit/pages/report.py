@@ -22,7 +22,7 @@ from evalkit.comparison.comparison_report import comparison_report, headline, p_
 from evalkit.comparison.curves import Curve, curve, curve_report
 from evalkit.comparison.differences import UNDECIDED, Comparison
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
-from evalkit.comparison.sides import Side, check_unique, names, sides_of
+from evalkit.comparison.sides import Group, Side, check_unique, names, sides_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import doing
 from evalkit.errors import EvalkitError, RunError, UsageError
@@ -62,10 +62,7 @@ class PageContents:
 
 
 def contents_of_runs(
-    singles: Sequence[Run],
-    groups: Sequence[tuple[str, Sequence[Run]]] = (),
-    rule: str | None = None,
-    given_names: Sequence[str] = (),
+    singles: Sequence[Run], groups: Sequence[Group] = (), rule: str | None = None, given_names: Sequence[str] = ()
 ) -> PageContents:
     """Return the contents of a page of finished runs, `singles` and named groups, each a side of comparisons.
 
@@ -97,13 +94,11 @@ def contents_of_runs(
 
 def _own_names(runs: Sequence[Run]) -> list[str]:
     """Return a name for each run, unique in its suite; with its suite where suites share names."""
-    short = [""] * len(runs)
+    short = dict[int, str]()
     for numbers in by_suite(runs).values():
-        for number, name in zip(numbers, names([runs[number] for number in numbers]), strict=True):
-            short[number] = name
-    if len(set(short)) == len(short):
-        return short
-    return [f"{name} on {run.suite}" for name, run in zip(short, runs, strict=True)]
+        short |= zip(numbers, names([runs[number] for number in numbers]), strict=True)
+    several = len(set(short.values())) < len(short)
+    return [short[number] + f" on {run.suite}" * several for number, run in enumerate(runs)]
 
 
 def _rules(runs: Sequence[Run], rule: str | None) -> dict[str, str | None]:

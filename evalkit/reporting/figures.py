@@ -146,11 +146,10 @@ def save_figure(figure: Figure, path: Path) -> None:
     check_figure_path(path)
     form = path.suffix[1:].lower()
     drawn = io.BytesIO()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), rc_context(_SETTINGS):
         # A character without a glyph is drawn as a box
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        with rc_context(_SETTINGS):
-            figure.savefig(drawn, dpi=_DPI, format=form, facecolor="white", metadata=_METADATA.get(form, {}))
+        figure.savefig(drawn, dpi=_DPI, format=form, facecolor="white", metadata=_METADATA.get(form, {}))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, drawn.getvalue())
@@ -253,14 +252,13 @@ def _draw_lines(axis: Axes, panel: FigurePanel, runs: Sequence[str]) -> None:
 def _draw_legend(figure: Figure, runs: Sequence[str], in_row: int) -> None:
     from matplotlib.lines import Line2D
 
-    lines = [
-        Line2D([], [], linestyle=dashes(n), linewidth=1.3, markersize=3.5, label=short_name(run), **line_look(n))
-        for n, run in enumerate(runs)
-    ]
-    legend = figure.legend(
-        handles=lines, loc="outside upper left", ncols=min(in_row, len(lines)), frameon=False, fontsize=_LEGEND_SIZE,
-        handlelength=3.2, borderpad=0.2, labelspacing=0.3,
-    )  # fmt: skip
+    lines = []
+    for number, run in enumerate(runs):
+        look = {"linestyle": dashes(number), "linewidth": 1.3, "markersize": 3.5} | line_look(number)
+        lines.append(Line2D([], [], label=short_name(run), **look))
+    form: dict[str, Any] = {"loc": "outside upper left", "ncols": min(in_row, len(lines)), "frameon": False}
+    form |= {"handlelength": 3.2, "borderpad": 0.2, "labelspacing": 0.3, "fontsize": _LEGEND_SIZE}
+    legend = figure.legend(handles=lines, **form)
     for text in legend.get_texts():
         text.set_parse_math(False)
 

@@ -21,11 +21,9 @@ def latex_comments(lines: Iterable[str]) -> str:
 
 
 def latex_document(body: str) -> str:
-    preamble = PACKAGES.replace(" ", "\n")
-    return (
-        f"\\documentclass[11pt]{{article}}\n{preamble}\n\\usepackage[margin=2.5cm]{{geometry}}\n\\usepackage{{times}}\n"
-        f"\\pagestyle{{empty}}\n\\begin{{document}}\n{body}\n\\end{{document}}"
-    )
+    preamble = [r"\documentclass[11pt]{article}", *PACKAGES.split(" "), r"\usepackage[margin=2.5cm]{geometry}"]
+    document = [r"\usepackage{times}", r"\pagestyle{empty}", r"\begin{document}", body, r"\end{document}"]
+    return "\n".join([*preamble, *document])
 
 
 def latex_table(table: Table) -> str:

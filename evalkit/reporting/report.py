@@ -77,8 +77,8 @@ def render(report: Report, form: Format, *, standalone: bool = False, width: int
         return latex_document(body) if standalone else f"% needs {PACKAGES}\n{body}"
     sentences, listed = partial(formats.html_lines, element="p"), partial(formats.html_lines, element="ul")
     body = "\n".join(block for part in parts for block in _blocks(part, sentences, listed, formats.html_table))
-    names = [table.name for part in parts for table in part.tables]
-    return formats.html_page(names[0] if names else "evalkit", body) if standalone else body
+    title = next((table.name for part in parts for table in part.tables), "evalkit")
+    return formats.html_page(title, body) if standalone else body
 
 
 _Lines: TypeAlias = Callable[[Sequence[str]], str]

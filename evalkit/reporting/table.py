@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from evalkit.errors import TableError
 from evalkit.escape import printable
@@ -138,14 +138,11 @@ class Table(NamedTuple):
         return (line for section in self.sections for line in section.lines)
 
 
+Row: TypeAlias = Sequence[str]
+
+
 def simple_table(
-    name: str,
-    headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    texts: int = 1,
-    ruled: Collection[int] = (),
-    title: str = "",
+    name: str, headers: Row, rows: Sequence[Row], *, texts: int = 1, ruled: Collection[int] = (), title: str = ""
 ) -> Table:
     """Build a table from strings without markup: `texts` text columns, then numbers or short words.
 

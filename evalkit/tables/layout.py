@@ -49,6 +49,7 @@ def _labelled(items: object) -> object:
 
 
 Mark = Literal["bold", "underline"]
+MarkRule = Literal["highest in section", "lowest in section", "highest in table", "lowest in table"]
 Markup = Annotated[Text, PlainValidator(_markup)]
 OneOrMore = Annotated[Listed[NonEmpty], BeforeValidator(lambda names: [names] if isinstance(names, str) else names)]
 BySize = Annotated[Named[OneOrMore], BeforeValidator(lambda names: names if isinstance(names, dict) else {"": names})]
@@ -93,9 +94,7 @@ class _LayoutFile(FileSettings):
     facts: Named[Markup] = Field(default_factory=dict)
     decimals: Annotated[int, Field(ge=0, le=9)] = 1
     unit: str = ""
-    marks: dict[Mark, Literal["highest in section", "lowest in section", "highest in table", "lowest in table"]] = (
-        Field(default_factory=dict)
-    )
+    marks: dict[Mark, MarkRule] = Field(default_factory=dict)
     pairs: Named[PairedSize] = Field(default_factory=dict)
     rows: Annotated[Listed[Group], Field(min_length=1)]
     columns: Annotated[Listed[Group], Field(min_length=1)]

@@ -120,9 +120,8 @@ def _notes(
         first_key, first = flat[0]
         differing = differences(first, run, rule)
         if refused := next(((mine, theirs) for mine, theirs in differing if mine.refused and not mixed), None):
-            other = f"row '{first_key}' (run {first.folder}) with {refused[0].words}"
-            measured = f"run {run.folder} was measured with {refused[1].words}, {other}"
-            raise UsageError(f"row '{key}': {measured}; mark such rows with --allow-mixed")
+            rows_differ = f"row '{key}' (run {run.folder}) was measured with {refused[1].words}, row '{first_key}'"
+            raise UsageError(f"{rows_differ} with {refused[0].words}; mark such rows with --allow-mixed")
         remarks = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing if mine.name != "origin"]
         if layout.suite != run.suite:
             benchmark = benchmark_of(run)
@@ -144,8 +143,7 @@ def _row_numbers(
     for name, tasks in ({task: (task,) for task in layout.tasks} | layout.averages).items():
         if all(task in seed for seed in seeds for task in tasks):
             means = [mean([seed[task][0] for task in tasks]) for seed in seeds]
-            error = error_of_average([seeds[0][task][1] for task in tasks])
-            numbers[name] = _over_seeds(means, error)
+            numbers[name] = _over_seeds(means, error_of_average([seeds[0][task][1] for task in tasks]))
     return numbers
 
 
@@ -161,16 +159,15 @@ def _values(layout: TableLayout, path: Path) -> dict[str, dict[str, Number]]:
         if row not in layout.model_items:
             raise UnknownNameError(f"row of {path}", row, layout.model_items)
         if unknown := [column for column in values if column not in layout.tasks]:
-            why = ": averages are computed, never given" if unknown[0] in layout.averages else ""
-            raise TableError(f"{path}: {UnknownNameError('column', unknown[0], layout.tasks)}{why}")
+            raise TableError(f"{path}: {UnknownNameError('column', unknown[0], layout.tasks)}")
     return numbers
 
 
 def _paired_numbers(layout: TableLayout, runs: Mapping[str, tuple[Run, ...]]) -> dict[str, dict[str, Number]]:
     """Row → measure → share of documents in percent, of the runs of each row, size and baseline."""
     for key, size in without_baseline(layout, runs).items():
-        baseline = f"{' or '.join(layout.pairs[size].baseline)} (row '{run_key(BASELINE, size)}')"
-        raise UsageError(f"table {layout.name}: row '{key}' has a run, but its baseline has none; give one: {baseline}")
+        baseline = f"{' or '.join(layout.pairs[size].baseline)}; give its run (row '{run_key(BASELINE, size)}')"
+        raise UsageError(f"table {layout.name}: row '{key}' has a run, but its baseline has none: {baseline}")
     graded: dict[str, Comparable] = {}
     numbers: dict[str, dict[str, Number]] = {}
     for row in layout.model_items:
@@ -183,7 +180,10 @@ def _paired_numbers(layout: TableLayout, runs: Mapping[str, tuple[Run, ...]]) ->
                 documents = f"the same documents of {', '.join(lost)} as its baseline {runs[baseline][0].folder.name}"
                 raise UsageError(f"row '{key}': run {runs[key][0].folder.name} was not measured on {documents}")
             for measure, rule in compared.measures.items():
-                numbers.setdefault(row, {})[measure] = _exceeding_share(pairing, rule)
+                try:
+                    numbers.setdefault(row, {})[measure] = _exceeding_share(pairing, rule)
+                except UsageError as error:
+                    raise UsageError(f"table {layout.name}, '{measure}' of row '{key}': {error}") from error
     return numbers
 
 

@@ -112,8 +112,7 @@ def made_of_runs(layout: TableLayout, mapping: RunMapping, request: TableRequest
         if not layout.model_items:
             raise UsageError(f"table {layout.name}: no row has a run, so --drop-empty leaves nothing to print")
     if request.significance and (layout.pairs or "bold" not in layout.marks):
-        why = "shows shares of documents, not means" if layout.pairs else "marks no best numbers"
-        raise UsageError(f"table {layout.name} {why}, so --significance has nothing to test; omit it")
+        raise UsageError(f"table {layout.name} marks no best means, so --significance has nothing to test; omit it")
     significant = significant_leads(layout, measured) if request.significance else ()
     notes = (*measured.notes, *map(literal, (*_legend(request, measured), *remarks)))
     return fill(layout, measured.numbers, published, None, significant, request.spreads, measured.row_marks, notes)

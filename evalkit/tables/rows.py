@@ -164,7 +164,5 @@ def _words(facts: Mapping[str, Any], count: int) -> str:
     signals = f" of {facts['num_signals']} signals" if "num_signals" in facts else ""
     domain = " (of probabilities)" if facts.get("signal_domain") == "probabilities" else ""
     layers = f" in layers {layer_ranges(facts['variant_layers'])} of {facts['num_hidden_layers']}"
-    return (
-        f"{facts['backbone']} of {count:,} parameters and {facts['num_attention_heads']} heads with "
-        f"{facts['attention_variant']} attention{signals}{domain}{layers if facts['variant_layers'] else ''}"
-    )
+    attention = f"{facts['attention_variant']} attention{signals}{domain}{layers if facts['variant_layers'] else ''}"
+    return f"{facts['backbone']} of {count:,} parameters and {facts['num_attention_heads']} heads with {attention}"

@@ -24,7 +24,7 @@ def test_invalid_options(command: Command, tmp_path: Path) -> None:
     runs = [three_tasks(tmp_path / "runs", name) for name in "ab"]
     for options, nouns in (
         (["--group", "x="], ["--group x="]),
-        (["--plot", "forest.gif"], ["--plot forest.gif", ".png, .pdf or .svg"]),
+        (["--plot", "forest.gif"], ["forest.gif", ".png, .pdf or .svg"]),
         (["--curve", "--fail-if-worse"], ["--fail-if-worse", "--curve"]),
         (["--rule", "acc_nrm"], ["'acc_nrm'", "'acc_norm'"]),
         (["--curve"], ["training step", "trainer_state.json"]),

@@ -256,7 +256,7 @@ def test_better_under_all_prompts(tmp_path: Path) -> None:
         assert said in prompts_sentence(compared(first, other))
     for noun, other in {
         "prompt b": prompted(tmp_path, "two", shares(0.3, 0.4)),
-        "another text": prompted(tmp_path, "texts", three, "text"),
+        "prompt base": prompted(tmp_path, "texts", three, "text"),
         "several prompts": load_run(make_run(tmp_path, {"piqa": scores_of("piqa", [1] * LONG)}, model="ordinary")),
     }.items():
         for pair in ((a, other), (other, a)):

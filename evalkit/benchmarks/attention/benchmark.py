@@ -14,7 +14,6 @@ from evalkit.benchmarks.attention.groups import MEASURES, AttentionRow
 from evalkit.benchmarks.base import Benchmark, lazy
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of
 from evalkit.benchmarks.outcomes import Label, Metric
-from evalkit.errors import UnknownNameError
 from evalkit.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ class Attention(Benchmark):
         return dict(plan.manifest["specification"])
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        if rule not in (None, ATTENTION):
-            raise UnknownNameError(f"rule of run {run.folder}", rule, (ATTENTION,))
+        self.refuse_rule(run, rule)
         return [
             Metric(
                 task["task"],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import timeit
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -28,11 +28,9 @@ from evalkit.benchmarks.attention.categories import (
 )
 from evalkit.benchmarks.attention.groups import GROUPS, MASS, RANK, RANKED_LAYERS, chosen_layers, parsed_layers
 from evalkit.benchmarks.base import Batch, Batches, Planned
-from evalkit.benchmarks.generated import DocumentPlan
-from evalkit.benchmarks.multiple_choice.plan import plan_suite
+from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite
 from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, END, SPECIAL, Prompter
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-from evalkit.benchmarks.multiple_choice.templates import Template
 from evalkit.benchmarks.request import (
     DEFAULT_SUITE,
     Request,
@@ -48,8 +46,9 @@ from evalkit.errors import ScoringError, UnknownNameError, UsageError
 from evalkit.inputs.reading import read_given_text
 from evalkit.inputs.settings import setting
 from evalkit.inputs.values import check_text
-from evalkit.models.loading.locate import silent
+from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.loading.spec import config_of, window_of
+from evalkit.runs.finding import run_folder
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.measures import AttentionFacts
@@ -96,12 +95,25 @@ class AttentionRequest(Request):
 
 
 @dataclass(frozen=True)
-class AttentionPlan(DocumentPlan):
-    """A plan whose documents are questions; of a text there are none, since its windows are known after planning."""
+class AttentionPlan:
+    """A validated request with its documents and manifest."""
 
-    template: Template | None = None
-    """Of the prompts; None for a text."""
+    request: AttentionRequest
+    checkpoint: Checkpoint
+    manifest: dict[str, Any]
+    choices: ChoicePlan | None
+    """Plan of the suite whose documents are read; None for a text."""
     text: str = ""
+
+    @property
+    def tasks(self) -> Mapping[str, Sequence[Question]]:
+        """Built at the first use. A text has none, since its windows are known after planning."""
+        return {TEXT: ()} if self.choices is None else self.choices.questions
+
+    @property
+    def folder(self) -> Path:
+        template = self.manifest["template"]["name"]
+        return run_folder(self.request.output, self.checkpoint, ATTENTION, template, self.manifest)
 
     @property
     def work(self) -> dict[Key, int]:
@@ -116,7 +128,7 @@ def _key(question: Question) -> Key:
 
 def is_missing(plan: AttentionPlan, finished: FinishedRows) -> bool:
     """Return whether a document has no rows. Of a text it is true, since its windows are known after planning only."""
-    return plan.template is None or any(key not in finished for key in plan.work)
+    return plan.choices is None or any(key not in finished for key in plan.work)
 
 
 def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
@@ -145,7 +157,7 @@ def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
     names = ("documents", "template", "labels", "short")
     more = {name: choices.manifest[name] for name in names if name in choices.manifest}
     manifest = plain_manifest(ATTENTION, request.model, choices.checkpoint, settings, **more)
-    return AttentionPlan(request, choices.checkpoint, choices.questions, manifest, choices.template)
+    return AttentionPlan(request, choices.checkpoint, manifest, choices)
 
 
 def _plan_text(request: AttentionRequest, path: Path, settings: dict[str, Any], say: Say) -> AttentionPlan:
@@ -162,7 +174,7 @@ def _plan_text(request: AttentionRequest, path: Path, settings: dict[str, Any], 
         settings["window"] = int(request.model.context)
     about = {"documents": {TEXT: {"source": str(path), "official": None, "count": 1}}, "template": {"name": TEXT}}
     manifest = plain_manifest(ATTENTION, request.model, checkpoint, settings, **about)
-    return AttentionPlan(request, checkpoint, {TEXT: ()}, manifest, text=text)
+    return AttentionPlan(request, checkpoint, manifest, None, text)
 
 
 @dataclass(frozen=True)
@@ -200,7 +212,7 @@ def planned_batches(
 ) -> Planned:
     """Plan the batches of the documents that have no rows; work is counted in characters, of a text in tokens."""
     work = plan.work
-    if plan.template is None:
+    if plan.choices is None:
         windows = _windows(plan, facts.window, tokenizer)
         work = {(TEXT, TEXT, sequence.doc_id): len(sequence.tokens) for sequence, *_ in windows}
     done = sum(size for key, size in work.items() if key in finished)
@@ -210,13 +222,13 @@ def planned_batches(
 def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: FinishedRows, say: Say) -> Batches:
     """Yield the batches that have documents without rows, task by task."""
     tagger = load_tagger(say) if MASS in plan.manifest["specification"]["measures"] else None
-    if plan.template is None:
+    if plan.choices is None:
         for part in _windows(plan, window, tokenizer):
             if (TEXT, TEXT, part[0].doc_id) not in finished:
                 [sequence] = _categorised([part], tagger)
                 yield Batch(TEXT, sequence.doc_id, (sequence,), float(len(sequence.tokens)), 1)
         return
-    prompter, work = Prompter(plan.template, tokenizer, window - 1, say, characters=True), plan.work
+    prompter, work = Prompter(plan.choices.template, tokenizer, window - 1, say, characters=True), plan.work
     for task, questions in plan.tasks.items():
         for number, start in enumerate(range(0, len(questions), _BATCH)):
             members = questions[start : start + _BATCH]
@@ -299,11 +311,11 @@ def _windows(plan: AttentionPlan, window: int, tokenizer: Any) -> list[Tokenised
 def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
     """Estimate the costs of each task from at most `sample` of its documents; a text's tokens are counted."""
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
-    if plan.template is None:
+    if plan.choices is None:
         window = min(window, plan.manifest["specification"].get("window", window))
         lengths = [len(sequence.tokens) - sequence.bos for sequence, *_ in _windows(plan, window, tokenizer)]
         return [_costs(plan, TEXT, lengths, len(lengths), len(lengths))]
-    prompter = Prompter(plan.template, tokenizer, window - 1, say)
+    prompter = Prompter(plan.choices.template, tokenizer, window - 1, say)
     costs = []
     for task, questions in plan.tasks.items():
         sampled = [questions[number] for number in spread(len(questions), sample)]

@@ -187,8 +187,8 @@ class AttentionDocuments(Comparable):
         by_layer = wide.reindex(pd.MultiIndex.from_frame(self.documents[SAMPLE]))
         if absent := by_layer.index[by_layer.isna().any(axis=1)].tolist():
             _, subtask, doc_id = absent[0]
-            run, place = f"run {self.run.folder.name}", f"{subtask} document {doc_id}, which is too short"
-            raise UsageError(f"{run} has no {name} of {len(absent)} documents, such as {place}")
+            run, document = f"run {self.run.folder.name}", f"{subtask} document {doc_id}, which is too short"
+            raise UsageError(f"{run} has no {name} of {len(absent)} documents, such as {document}")
         scores: Floats = (by_layer if given == _EVERY else by_layer.mean(axis=1)).to_numpy(float)
         return scores
 

@@ -20,10 +20,12 @@ from evalkit.benchmarks import generated
 from evalkit.benchmarks.base import lazy
 from evalkit.benchmarks.generated import DocumentPlan, GeneratedAnswer, GenerationRequest, TaskDocuments
 from evalkit.benchmarks.longbench import results
+from evalkit.benchmarks.longbench.data import LongBenchDocument, load_rows
 from evalkit.benchmarks.longbench.official import generation_requests, score_prediction
 from evalkit.benchmarks.longbench.protocol import GROUPS, SUITES, TASKS, SuiteName, find_task, suite_tasks
 from evalkit.benchmarks.outcomes import Label, Measure, Metric
 from evalkit.benchmarks.request import DocumentRequest
+from evalkit.data import HubSplit
 from evalkit.display import Say, doing
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.inputs.settings import setting
@@ -35,8 +37,6 @@ from evalkit.runs.folder import LONGBENCH, Run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.longbench.data import LongBenchDocument
-    from evalkit.data import HubSplit
     from evalkit.reporting.report import Report
 
 _PAPER_CONTEXT = 8192
@@ -75,8 +75,6 @@ class LongBench(generated.GeneratedBenchmark):
 
     def plan(self, request: LongBenchRequest, say: Say) -> DocumentPlan:
         """Make the plan; its manifest's optional "left_out" has a line for each reason why tasks are left out."""
-        from evalkit.benchmarks.longbench.data import load_rows
-
         checkpoint = request.model.locate(say)
         known = {task.name: task for task in suite_tasks(request.suite)}
         for name in request.tasks:
@@ -166,8 +164,6 @@ class LongBench(generated.GeneratedBenchmark):
         return Label(*[find_task(task).label] * 2)
 
     def dataset(self, run: Run, task: str) -> HubSplit:
-        from evalkit.data import HubSplit
-
         e = "_e" * (run.suite == "longbench-e")
         return HubSplit(path="THUDM/LongBench", config=f"{task}{e}", split="test")
 

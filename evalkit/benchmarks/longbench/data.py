@@ -133,8 +133,8 @@ def load_rows(
         raise DataError(f"{source}: this is the official file of {official_name}, where {name}'s was expected")
     most = selection.count if isinstance(selection, FirstDocuments) else None
     documents: dict[str, LongBenchDocument] = {}
-    for place, record in _records(content, source, task, most):
-        document = _document(task, record, place, documents, official_name is not None)
+    for where, record in _records(content, source, task, most):
+        document = _document(task, record, where, documents, official_name is not None)
         documents[document.id] = document
     loaded = TaskDocuments([*documents.values()], source, digest, official_name is not None)
     return loaded.selected(task.name, selection)
@@ -168,7 +168,7 @@ def blob_hash(content: bytes) -> str:
 
 
 def _records(content: bytes, source: str, task: Task, most: int | None = None) -> list[tuple[str, Any]]:
-    """Return the first `most` records of JSON lines, each after its place in messages."""
+    """Return the first `most` records of JSON lines, each after file, line and task for messages."""
     records = list(islice(json_lines(content, source, task.name), most))
     if not records:
         raise DataError(f"{source} ({task.name}): expected JSON lines, found none")
@@ -176,20 +176,20 @@ def _records(content: bytes, source: str, task: Task, most: int | None = None) -
 
 
 def _document(
-    task: Task, record: Any, place: str, known: Mapping[str, LongBenchDocument], official: bool
+    task: Task, record: Any, where: str, known: Mapping[str, LongBenchDocument], official: bool
 ) -> LongBenchDocument:
     """Return the document of a record; `known`: those before, by the id that a resumed run finds them by."""
     if not official:
-        _reject_another_or_reworked(task, validated(record, dict[str, Any], DataError, place), place)
-    row = validated(record, _Row, DataError, place)
+        _reject_another_or_reworked(task, validated(record, dict[str, Any], DataError, where), where)
+    row = validated(record, _Row, DataError, where)
     if not any(answer.strip() for answer in row.answers):
-        raise DataError(f"{place}: 'answers' has no gold answer")
+        raise DataError(f"{where}: 'answers' has no gold answer")
     if task.metric == "classification" and not set(row.answers) <= set(row.all_classes or ()):
-        raise DataError(f"{place}: 'all_classes' lacks the gold answer {row.answers!a:.60}")
+        raise DataError(f"{where}: 'all_classes' lacks the gold answer {row.answers!a:.60}")
     if task.metric == "retrieval" and not all("Paragraph " in answer for answer in row.answers):
-        raise DataError(f"{place}: 'answers' is {row.answers!a:.60}; expected 'Paragraph' and a number")
+        raise DataError(f"{where}: 'answers' is {row.answers!a:.60}; expected 'Paragraph' and a number")
     if row.id in known and not official:
-        raise DataError(f"{place}: '_id' {row.id!a:.60} is that of an earlier row; were rows appended?")
+        raise DataError(f"{where}: '_id' {row.id!a:.60} is that of an earlier row; were rows appended?")
     content = json.dumps([task.name, row.context, row.input, row.answers])
     identity = row.id or f"content-{hashlib.sha256(content.encode('ascii')).hexdigest()[:24]}"
     names = (identity if copy == 1 else f"{identity}-{copy}" for copy in count(1))
@@ -199,11 +199,11 @@ def _document(
     )
 
 
-def _reject_another_or_reworked(task: Task, record: Mapping[str, Any], place: str) -> None:
+def _reject_another_or_reworked(task: Task, record: Mapping[str, Any], where: str) -> None:
     """Reject another task's rows, and re-worked copies, whose prompts would have the instruction twice or no cue."""
     stored = record.get("dataset", task.name)
     if stored not in (task.name, f"{task.name}_e"):  # LongBench-E's rows have either
-        raise DataError(f"{place}: 'dataset' is {stored!a:.60}, expected '{task.name}': another task's file")
+        raise DataError(f"{where}: 'dataset' is {stored!a:.60}, expected '{task.name}': another task's file")
     start, cue = template(task).split("{context}")[0].rstrip(), _CUES.get(task.name, "")
     if names := [name for name in _REWORKED if name in record]:
         reason = f"it has a field '{names[0]}', official rows do not"
@@ -213,7 +213,7 @@ def _reject_another_or_reworked(task: Task, record: Mapping[str, Any], place: st
         reason = f"its 'input' does not end with '{cue}'"
     else:
         return
-    raise DataError(f"{place}: a re-worked copy of LongBench ({reason}); use the files of data.zip from {REPOSITORY}")
+    raise DataError(f"{where}: a re-worked copy of LongBench ({reason}); use the files of data.zip from {REPOSITORY}")
 
 
 def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> tuple[pd.DataFrame, list[str]]:
@@ -262,12 +262,12 @@ def _predictions(task: Task, path: Path, suite: SuiteName) -> list[dict[str, Any
     with reading_as(f"{path} ({task.name})", "predictions", DataError):
         content = read_bytes(path, MOST_DOCUMENT_BYTES)
     rows = []
-    for index, (place, record) in enumerate(_records(content, str(path), task)):
-        line = validated(record, _Prediction, DataError, place)
+    for index, (where, record) in enumerate(_records(content, str(path), task)):
+        line = validated(record, _Prediction, DataError, where)
         if task.metric == "classification" and not line.all_classes:
-            raise DataError(f"{place}: 'all_classes' lacks the labels of {task.name}")
+            raise DataError(f"{where}: 'all_classes' lacks the labels of {task.name}")
         if suite == "longbench-e" and line.length is None:  # of which LongBench-E has buckets
-            raise DataError(f"{place}: it lacks 'length'")
+            raise DataError(f"{where}: it lacks 'length'")
         about = {"task": task.name, "id": str(index), "index": index, "length": line.length, "prediction": line.pred}
         texts = {"answers": json.dumps(line.answers), "all_classes": json.dumps(line.all_classes)}
         rows.append(about | texts | {"truncated": 0})

@@ -88,14 +88,9 @@ def score_generations(
         )
         sizes_of[task.name] = [int(part.sum()) for part in parts]
         about = {"task": task.name, "group": task.group, "metric": task.metric}
-        tasks[task.name] = (
-            about
-            | _scores(sizes_of[task.name], means[task.name])
-            | {
-                "truncated": int(rows["truncated"].astype(bool).sum()),
-                "official": documents[task.name]["official"] if documents else None,
-            }
-        )
+        truncated = int(rows["truncated"].astype(bool).sum())
+        known = {"truncated": truncated, "official": documents[task.name]["official"] if documents else None}
+        tasks[task.name] = about | _scores(sizes_of[task.name], means[task.name]) | known
 
     def mean(name: str, members: Collection[str], parts: Collection[Floats], size: int) -> dict[str, Any]:
         """Return the unweighted mean of rounded scores, which readers can recompute; NaN if a part has no rows."""

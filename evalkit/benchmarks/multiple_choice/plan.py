@@ -140,15 +140,10 @@ def _check_data_dir(request: SuiteRequest, suite: Suite, library: Library) -> No
     if request.data_dir is None:
         return
     names = {suite.documents.get(task, task) for task in suite.pinned}
-    if not names:
-        raise UsageError(
-            f"--data-dir {request.data_dir}: is for evalkit's own tasks, and none of these is one "
-            f"({', '.join(suite.tasks)}); leave it out, since a task file names its own documents"
-        )
     if all(library.where(name).source != "data-dir" for name in names):
         raise DataError(
-            f"--data-dir {request.data_dir} has no documents of {', '.join(sorted(names))}; "
-            "expected files named <task>.jsonl"
+            f"--data-dir {request.data_dir} has no documents of {', '.join(sorted(names) or suite.tasks)}; expected "
+            "files named <task>.jsonl of evalkit's own tasks"
         )
 
 
@@ -161,11 +156,10 @@ def _documents(
     for kind in ("documents", "examples") if suite.num_fewshot else ("documents",):
         hashes[kind], sources[kind] = {}, {}
         for task in suite.pinned:
-            is_document = kind == "documents"
-            loaded = library.load(suite.documents.get(task, task) if is_document else suite.fewshot[task].documents)
+            name = suite.fewshot[task].documents if kind == "examples" else suite.documents.get(task, task)
+            loaded = library.load(name)
             hashes[kind][task] = loaded.content_hash
-            about = {"source": loaded.source, "official": loaded.official, "count": len(loaded.records)}
-            sources[kind][task] = about
+            sources[kind][task] = {"source": loaded.source, "official": loaded.official, "count": len(loaded.records)}
     for task, other in others.items():
         from evalkit.benchmarks.multiple_choice.tasks import identity_of
 

@@ -200,21 +200,19 @@ def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) 
     """Return the parts of the tokenizer's chat template, found by rendering it with placeholders."""
 
     def refused(why: str) -> TemplateError:
-        return TemplateError(f"template {template.name}: the tokenizer{why}; use another --template")
+        return TemplateError(f"template {template.name}: the tokenizer's chat template {why}; use another --template")
 
-    if not tokenizer.chat_template:
-        raise refused(" has no chat template")
     fields = {"system": "system", "context": "user", "continuation": "assistant"}
     placeholders = {field: f"\ue000{field}\ue001" for field in fields}
     turns = [{"role": role, "content": placeholders[field]} for field, role in fields.items()]
-    fixed: dict[str, Any] = {"tokenize": False, "chat_template": _FIXED_DATE + tokenizer.get_chat_template()}
     try:
+        fixed: dict[str, Any] = {"tokenize": False, "chat_template": _FIXED_DATE + tokenizer.get_chat_template()}
         text = tokenizer.apply_chat_template(turns, **fixed)
     except Exception as first:  # a Jinja template may raise anything, and many reject a system turn
         try:
             text = tokenizer.apply_chat_template(turns[1:], **fixed)
         except Exception:
-            raise refused(f"'s chat template fails: {first}") from first
+            raise refused(f"fails: {first}") from first
     if placeholders["system"] not in text:
         say("the tokenizer's chat template has no system turn: the instruction is left out")
         del placeholders["system"]
@@ -222,7 +220,7 @@ def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) 
     for field, placeholder in placeholders.items():
         before, mark, text = text.partition(placeholder)
         if not mark:
-            raise refused(f"'s chat template omits the {field}")
+            raise refused(f"omits the {field}")
         parts += [_literal("special", before), Part("instruction" if field == "system" else field, f"{{{field}}}")]
     eos = tokenizer.eos_token
     end = text[: text.index(eos) + len(eos)] if eos and eos in text else text

@@ -110,13 +110,8 @@ def stored_template(content: Mapping[str, Any]) -> Template:
 
 
 def _checked_part(part: dict[Segment, str]) -> dict[Segment, str]:
-    if len(part) != 1:
-        raise ValueError(f"a part is one 'segment: text', but this has {len(part)}")
     [(segment, text)] = part.items()
-    try:
-        fields = [entry[1:] for entry in string.Formatter().parse(text) if entry[1] is not None]
-    except ValueError as error:
-        raise ValueError(f"{error}; write a literal brace twice") from error
+    fields = [entry[1:] for entry in string.Formatter().parse(text) if entry[1] is not None]
     for field, form, conversion in fields:
         if field not in FIELDS:
             raise ValueError(str(UnknownNameError("field", str(field), FIELDS)))

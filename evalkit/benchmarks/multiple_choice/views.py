@@ -93,27 +93,21 @@ def _texts(run: Run, task: str, table: pd.DataFrame, say: Say) -> tuple[Texts, s
     # The prompts of an imported run are none of evalkit's, or its documents a selection
     if isinstance(run.manifest["template"], str) or "selection" in run.manifest["specification"]:
         return stored_texts(run, table), "the texts are those of the imported log"
-    if task in pinned_tasks():
-        try:
-            questions = _questions(run, task, say)
-            # They differ after a change of a task file or of lm-eval
-            first = table[table["choice"] == 0]
-            stored = zip(*(first[name].tolist() for name in ("subtask", "doc_id", "choices", "gold")), strict=True)
-            built = [
-                (question.subtask, question.doc_id, len(question.choices), question.gold) for question in questions
-            ]
-            sizes = [len(option) for question in questions for option in question.choices]
-            if built != list(stored) or sizes != table["chars"].tolist():
-                raise DataError(f"this version of evalkit builds other questions of {task} than those that were scored")
-        except EvalkitError as error:
-            problem = str(error)
-        else:
-            return _rendered(run, questions, table), _WITHOUT_MARKERS if run.manifest["template"].get("chat") else ""
-    else:
-        problem = f"the task files of {task} are not evalkit's own, so its documents are not read again"
-    if texts := stored_texts(run, table):
-        return texts, f"{problem}; {_WITHOUT_TEMPLATE}"
-    return {}, f"{problem}; {NO_SAMPLES}"
+    try:
+        questions = _questions(run, task, say)
+        # They differ after a change of a task file or of lm-eval
+        built = [
+            (question.subtask, question.doc_id, choice, len(question.choices), question.gold, len(option))
+            for question in questions
+            for choice, option in enumerate(question.choices)
+        ]
+        columns = ["subtask", "doc_id", "choice", "choices", "gold", "chars"]
+        if built != list(table[columns].itertuples(index=False, name=None)):
+            raise DataError(f"this version of evalkit builds other questions of {task} than those that were scored")
+        return _rendered(run, questions, table), _WITHOUT_MARKERS if run.manifest["template"].get("chat") else ""
+    except EvalkitError as error:
+        texts = stored_texts(run, table)
+        return texts, f"{error}; {_WITHOUT_TEMPLATE if texts else NO_SAMPLES}"
 
 
 def _rendered(run: Run, questions: Sequence[Question], table: pd.DataFrame) -> Texts:
@@ -152,6 +146,8 @@ def _questions(run: Run, task: str, say: Say) -> list[Question]:
     """Return the questions of a pinned task as the run had them, from a local source; nothing is downloaded."""
     from evalkit.benchmarks.multiple_choice.tasks import pinned_questions
 
+    if task not in pinned_tasks():
+        raise DataError(f"the task files of {task} are not evalkit's own, so its documents are not read again")
     specification = run.manifest["specification"]
     suite = with_fewshot(suite_of("documents", [task]), specification.get("num_fewshot", 0))
     expected = {suite.documents.get(task, task): specification["documents"][task]}

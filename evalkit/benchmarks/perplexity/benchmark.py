@@ -20,7 +20,7 @@ from evalkit.benchmarks.perplexity import windows
 from evalkit.benchmarks.perplexity.windows import LONG, PerplexityFacts, PositionRow, TextDocument, windows_of
 from evalkit.benchmarks.request import DocumentRequest, TaskTokens, numerics, plain_manifest, spread
 from evalkit.display import Say
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, UsageError
 from evalkit.inputs.settings import setting
 from evalkit.models.loading.spec import window_of
 from evalkit.runs.folder import Run
@@ -88,6 +88,7 @@ class Perplexity(Benchmark):
     request = PerplexityRequest
     facts = PerplexityFacts
 
+    computer = lazy("evalkit.benchmarks.perplexity.benchmark:_WindowScoring")
     finish = lazy("evalkit.benchmarks.perplexity.results:finish")
     headline = lazy("evalkit.benchmarks.perplexity.results:headline")
     report = lazy("evalkit.benchmarks.perplexity.results:perplexity_report")
@@ -124,9 +125,6 @@ class Perplexity(Benchmark):
         is_long = len(documents) == 1 or all(len(document.content) >= _BYTES_PER_TOKEN * LONG for document in documents)
         return first, plan.manifest["specification"]["windows"]["tokens"], plan.request.stride, is_long
 
-    def computer(self, setup: _Setup, loaded: LoadedModel, budget: Budget, say: Say) -> _WindowScoring:
-        return _WindowScoring(setup, loaded, budget, say)
-
     def batches(
         self, plan: DocumentPlan, facts: PerplexityFacts, tokenizer: Any, finished: FinishedRows, say: Say
     ) -> Planned:
@@ -150,8 +148,7 @@ class Perplexity(Benchmark):
         return counts
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        if rule not in (None, PERPLEXITY):
-            raise UnknownNameError(f"rule of run {run.folder}", rule, (PERPLEXITY,))
+        self.refuse_rule(run, rule)
         return [
             Metric(task["task"], name, task["n"], task[name], task[error] if error else None, False, None)
             for task in run.stored["tasks"]

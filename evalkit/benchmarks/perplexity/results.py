@@ -183,7 +183,7 @@ def perplexity_report(run: Run, rule: str | None = None, detail: bool = False) -
     if len(lines) > 1:
         ruled = {len(lines)}
         lines.append(("all", run.stored["whole"]))
-    rows = [[name, *_sums(values)] for name, values in lines]
+    rows = [_sums(name, values) for name, values in lines]
     tables = (simple_table("perplexity", ["task", *_SUMS], rows, ruled=ruled), _positions({"": run}))
     records = [{"task": name} | dict(values) for name, values in lines]
     return Report(tables, notes=tuple(_notes(run)), content=run_content(run), records=records)
@@ -191,7 +191,7 @@ def perplexity_report(run: Run, rule: str | None = None, detail: bool = False) -
 
 def methods_report(runs: Mapping[str, Run]) -> Report:
     """Return a report on the same documents under several methods of context extension, each with its run."""
-    rows = [[name, *_sums(run.stored["whole"])] for name, run in runs.items()]
+    rows = [_sums(name, run.stored["whole"]) for name, run in runs.items()]
     tables = (simple_table("methods", ["method", *_SUMS], rows), _positions(runs))
     records = [{"method": name, "folder": str(run.folder)} | dict(run.stored["whole"]) for name, run in runs.items()]
     notes = (
@@ -208,23 +208,23 @@ def _value(bits: float | None, stderr: float | None) -> tuple[str, str]:
     return fixed(bits, _PLACES), "–" if stderr is None else f"± {fixed(stderr, _PLACES)}"
 
 
-def _sums(values: Mapping[str, Any]) -> list[str]:
-    counts = [f"{values[name]:,}" for name in ("n", "bytes", "tokens")]
+def _sums(name: str, values: Mapping[str, Any]) -> list[str]:
+    counts = [f"{values[count]:,}" for count in ("n", "bytes", "tokens")]
     perplexities = [fixed(values[f"{unit}_perplexity"], 3) for unit in ("byte", "word", "token")]
-    return [*counts, *_value(values["bits_per_byte"], values["stderr"]), *perplexities]
+    return [name, *counts, *_value(values["bits_per_byte"], values["stderr"]), *perplexities]
 
 
 def _positions(runs: Mapping[str, Run]) -> Table:
     """Return bits per byte by position: of one run with more columns, of several a column each."""
-    by_run = position_bins([run.table(POSITIONS, POSITION_COLUMNS) for run in runs.values()])
+    by_run = position_bins([run.table(POSITIONS) for run in runs.values()])
     longest = max(by_run, key=len)
     trained = min((window for run in runs.values() if (window := _trained_window(run))), default=math.inf)
     rows = [[f"{bin.first:,}–{bin.last:,}" + "*" * (bin.first > trained)] for bin in longest]
     if len(runs) == 1:
         headers = ["positions", "documents", "tokens", _BITS, "± SE", "nats/token"]
         for row, bin in zip(rows, longest, strict=True):
-            row += [f"{bin.documents:,}", f"{bin.tokens:,}", *_value(bin.bits_per_byte, bin.stderr)]
-            row.append(fixed(bin.nats / bin.tokens, 3))
+            value = _value(bin.bits_per_byte, bin.stderr)
+            row += [f"{bin.documents:,}", f"{bin.tokens:,}", *value, fixed(bin.nats / bin.tokens, 3)]
     else:
         headers = ["positions", "tokens", *(f"{name}{LOWER_IS_BETTER}" for name in runs)]
         values = [{bin.first: fixed(bin.bits_per_byte, _PLACES) for bin in bins} for bins in by_run]
@@ -295,7 +295,7 @@ def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> Non
     lines = figures.wrapped(_figure_notes(runs), _WIDTH)
     figure = figures.new_figure(_WIDTH, _HEIGHT + figures.notes_height(lines))
     panel = figure.subplots()
-    by_run = position_bins([run.table(POSITIONS, POSITION_COLUMNS) for run in runs], _FIGURE_BINS)
+    by_run = position_bins([run.table(POSITIONS) for run in runs], _FIGURE_BINS)
     for number, (name, bins) in enumerate(zip(names, by_run, strict=True)):
         kept = pd.DataFrame(bins).astype(float).dropna(subset="bits_per_byte")
         middles, values = (kept["first"] + kept["last"]) / 2, kept["bits_per_byte"]

@@ -84,9 +84,7 @@ class VariedResults(Stored):
         return content | {"tasks": [{"task": task.pop("name")} | task for task in content["tasks"]]}
 
 
-class VariedResultsFile(Stored):
-    tasks: list[VariedAccuracy]
-    averages: list[VariedAccuracy]
+class VariedResultsFile(VariedResults):
     rules: dict[str, VariedResults]
 
 
@@ -103,14 +101,14 @@ class PromptTables:
     def __init__(self, table: pd.DataFrame) -> None:
         self.by_prompt = {str(name): rows for name, rows in table.groupby(PROMPT, sort=False)}
         self.prompts = tuple(self.by_prompt)
-        base, *_ = self.by_prompt.values()
-        self.documents = base.loc[base["choice"] == 0, [*_DOCUMENT, "choices", CLUSTER]].reset_index(drop=True)
-        tasks = [rows["task"].unique() for rows in self.by_prompt.values()]
-        self.has = np.stack([self.documents["task"].isin(of_prompt).to_numpy() for of_prompt in tasks])
+        # A document is truncated if its context is under some prompt
+        starts = table.assign(truncated=table.groupby(_DOCUMENT)["truncated"].transform("max")).query("choice == 0")
+        by_prompt = [rows.reset_index(drop=True) for _, rows in starts.groupby(PROMPT, sort=False)]
+        self.documents = by_prompt[0][[*_DOCUMENT, "choices", "truncated", CLUSTER]]
+        self.has = np.stack([self.documents["task"].isin(rows["task"].unique()).to_numpy() for rows in by_prompt])
         """[prompts, documents] whether the document has the prompt."""
-        for (prompt, rows), has in zip(self.by_prompt.items(), self.has, strict=True):
-            documents = rows.loc[rows["choice"] == 0, _DOCUMENT].to_numpy()
-            if not np.array_equal(documents, self.documents.loc[has, _DOCUMENT].to_numpy()):
+        for prompt, rows, has in zip(self.prompts, by_prompt, self.has, strict=True):
+            if not np.array_equal(rows[_DOCUMENT].to_numpy(), self.documents.loc[has, _DOCUMENT].to_numpy()):
                 raise RunError(f"the table of prompts is damaged: prompt {prompt} has other documents than the first")
         self.graded = lru_cache(maxsize=None)(self._graded)
 
@@ -140,14 +138,6 @@ class PromptTables:
                 else document_outcomes(rows, outcome[0], find_rule(outcome[1] or "acc"))
             )
         return graded
-
-    def is_truncated(self) -> NDArray[np.bool_]:
-        """Return [documents] whether the context is truncated under some prompt."""
-        truncated = np.zeros(len(self.documents), bool)
-        for has, rows in zip(self.has, self.by_prompt.values(), strict=True):
-            starts = np.flatnonzero(rows["choice"].to_numpy() == 0)
-            truncated[has] |= np.maximum.reduceat(rows["truncated"].to_numpy(), starts) > 0
-        return truncated
 
 
 def prompt_tables(run: Run) -> PromptTables:
@@ -193,7 +183,7 @@ def _accuracy(tables: PromptTables, name: str, rule: str, chosen: NDArray[np.boo
         by_chance=expected_deviation(answers),
         prompts=prompts,
         chance=float((1 / tables.documents["choices"].to_numpy()[chosen]).mean()),
-        truncated=int(tables.is_truncated()[chosen].sum()),
+        truncated=int((tables.documents["truncated"][chosen] > 0).sum()),
     )
 
 
@@ -269,15 +259,11 @@ class ComparablePrompts(ComparableChoices):
         if not isinstance(other, ComparablePrompts):
             raise UsageError(f"run {first} has several prompts and run {second} has one; run both with the same --vary")
         for task, own in self.prompts.items():
-            others = other.prompts.get(task, own)
-            for prompt in (*own, *others):
-                if own.get(prompt) == others.get(prompt):
-                    continue
-                has, lacks = (first, second) if prompt in own else (second, first)
-                what = f"run {has} has prompt {prompt}, which run {lacks} does not have"
-                if prompt in own and prompt in others:
-                    what = f"prompt {prompt} of run {has} has another text than that of run {lacks}"
-                raise UsageError(f"task {task}: {what}; run both with the same --vary and --template")
+            if differing := own.items() ^ other.prompts.get(task, own).items():
+                raise UsageError(
+                    f"task {task}: prompt {min(differing)[0]} of run {first} is not that of run {second}; run both "
+                    "with the same --vary and --template"
+                )
 
     def beside(self, rule: str) -> str | None:
         """Return bits per byte under the same prompts."""

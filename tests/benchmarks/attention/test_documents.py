@@ -63,7 +63,7 @@ def words(texts: Any) -> dict[str, list[Word]]:
 @pytest.mark.parametrize("continuation", ["gold", "all"])
 def test_sequences_are_those_that_are_scored(of_documents: dict[str, Any], tokenizer: Any, continuation: str) -> None:
     plan = plan_of(**of_documents, tasks="winogrande,boolq,arc_easy", sample=3, continuation=continuation)
-    prompter = Prompter(plan.template, tokenizer, 4096)
+    prompter = Prompter(plan.choices.template, tokenizer, 4096)
     for batch, (task, questions) in zip(batches(plan, tokenizer), plan.tasks.items(), strict=True):
         assert (batch.task, batch.documents) == (task, len(questions))
         chosen = [
@@ -83,7 +83,7 @@ def test_sequences_are_those_that_are_scored(of_documents: dict[str, Any], token
 def test_categories_of_added_tokens_markers_and_words(of_documents: dict[str, Any], tokenizer: Any) -> None:
     """EOS, which stands in for BOS without a context, is no BOS."""
     plan = plan_of(**of_documents, tasks="piqa", sample=1)
-    prompter = Prompter(plan.template, tokenizer, 4095, characters=True)
+    prompter = Prompter(plan.choices.template, tokenizer, 4095, characters=True)
     asked = [question("two red 77 hens", ["lay 5 eggs"])]
     for bos, has in ((tokenizer.eos_token_id, False), (None, False), (tokenizer.bos_token_id, True)):
         [sequence] = sequences_of(plan, prompter, asked, words, bos)
@@ -101,7 +101,7 @@ def test_a_long_document_is_cut_to_the_window(of_documents: dict[str, Any], toke
     long = question("hen " * 300, ["eggs"])
 
     def cut(window: int) -> Any:
-        prompter = Prompter(plan.template, tokenizer, window - 1, characters=True)
+        prompter = Prompter(plan.choices.template, tokenizer, window - 1, characters=True)
         [sequence] = sequences_of(plan, prompter, [long], words, 0)
         return sequence
 

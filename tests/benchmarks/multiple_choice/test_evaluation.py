@@ -168,7 +168,7 @@ def test_a_window_or_budget_that_is_too_small(small: Evaluate, tmp_path: Path) -
     assert int(str(error.value).split("give at least ")[1].split(",")[0]) > 20
 
 
-def test_an_invalid_request_leaves_nothing(small: Evaluate, documents: Path, tmp_path: Path) -> None:
+def test_an_invalid_request_leaves_nothing(small: Evaluate, tmp_path: Path) -> None:
     for changes, noun in (
         ({"token_budget": "lots"}, "--token-budget"),
         ({"tasks": ("piqa", "piqa")}, "piqa"),

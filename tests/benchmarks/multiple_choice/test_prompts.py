@@ -219,7 +219,7 @@ def test_the_tokenizers_chat_template(tmp_path: Path) -> None:
     own.chat_template = "{{ strftime_now('%d %b %Y') }} " + CHAT
     assert text_of(own, encode(own, template, ICE)[0], SPECIAL).startswith("26 Jul 2024 ")
     for broken, noun in (
-        (None, "no chat template"),
+        (None, "chat template"),
         ("{{ raise_exception('never') }}", "never"),
         (CHAT.replace("{{ m.content }}", ""), "context"),
     ):
