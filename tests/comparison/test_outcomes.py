@@ -203,7 +203,8 @@ def prompted(root: Path, model: str, answers: Mapping[str, Mapping[str, Sequence
     pd.concat(rows).to_parquet(folder / PROMPTS, index=False)
     results = sealed.read(folder, "results.json")
     more = {"spread": None, "by_chance": None, "prompts": [], "truncated": 0}
-    sealed.write(folder, "results.json", results | {"tasks": [task | more for task in results["tasks"]]})
+    tasks = [task | more for task in results["tasks"]]
+    sealed.write(folder, "results.json", results | {"rule": "acc", "tasks": tasks})
     sealed.reseal(folder)
     return load_run(folder)
 
@@ -256,7 +257,7 @@ def test_better_under_all_prompts(tmp_path: Path) -> None:
         assert said in prompts_sentence(compared(first, other))
     for noun, other in {
         "prompt b": prompted(tmp_path, "two", shares(0.3, 0.4)),
-        "prompt base": prompted(tmp_path, "texts", three, "text"),
+        "prompt a": prompted(tmp_path, "texts", three, "text"),
         "several prompts": load_run(make_run(tmp_path, {"piqa": scores_of("piqa", [1] * LONG)}, model="ordinary")),
     }.items():
         for pair in ((a, other), (other, a)):
