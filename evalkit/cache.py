@@ -59,14 +59,12 @@ def write_cached(kind: str, key: str, content: Any) -> None:
 def read_cached_bytes(kind: str, key: str) -> memoryview | None:
     """Return the bytes that `write_cached_bytes` stored under a key; None if there are none, or they are damaged."""
     file = _file(kind, key)
-    try:
+    with suppress(OSError, Unreadable):
         content = memoryview(read_bytes(file, _MAX_VALUE_BYTES))
-    except (OSError, Unreadable):
-        return None
-    if content[:_SEAL] != _seal(kind, key, content[_SEAL:]):
-        return None
-    mark_used(file)
-    return content[_SEAL:]
+        if content[:_SEAL] == _seal(kind, key, content[_SEAL:]):
+            mark_used(file)
+            return content[_SEAL:]
+    return None
 
 
 def write_cached_bytes(kind: str, key: str, content: bytes | memoryview) -> None:

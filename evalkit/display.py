@@ -39,8 +39,8 @@ class _Status:
         self._on = False
         self._activities: list[str] = []
         self._printed: set[str] = set()
-        # The activity on the terminal's last line, and the columns that it may use
-        self._line, self._columns = "", 0
+        self._on_line = ""
+        """The activity on the terminal's last line."""
         self._timer: threading.Timer | None = None
         self._last = time.monotonic()  # of output
 
@@ -53,28 +53,28 @@ class _Status:
         """
         with self._lock:
             self._activities.append(printable(what))
-            self._schedule(at_once=slow)
+            self._schedule()
+            if slow:
+                self._show()
         try:
             yield
         finally:
             with self._lock:
                 self._activities.pop()
-                if self._activities[-1:] != [self._line]:
-                    self._erase()
                 self._schedule()
 
     def news(self, line: str) -> None:
-        """Print a line on standard error, above the activity that is shown."""
         with self._lock:
             self._erase()
-            print(line, file=sys.stderr, flush=True)
+            print(printable(line), file=sys.stderr, flush=True)
             self._last = time.monotonic()
             self._schedule()
 
     @contextmanager
     def shown(self, on: bool) -> Iterator[None]:
         """Show activities within the block, or hide them."""
-        before = self._switch(on)
+        before = self._on
+        self._switch(on)
         try:
             yield
         finally:
@@ -82,47 +82,37 @@ class _Status:
             if on:
                 self._printed.clear()
 
-    def _switch(self, on: bool) -> bool:
+    def _switch(self, on: bool) -> None:
         with self._lock:
-            before, self._on = self._on, on
+            self._on = on
             self._last = time.monotonic()
-            self._erase()
             self._schedule()
-            return before
 
-    def _schedule(self, at_once: bool = False) -> None:
-        """Show the innermost activity, at once or after `_SILENCE` seconds without output."""
+    def _schedule(self) -> None:
+        """Show the innermost activity after `_SILENCE` seconds without output; erase one that has ended."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if not self._on or not self._activities or self._activities[-1] == self._line:
-            return
-        if at_once:
-            self._show()
-            return
-        delay = max(_SHORTEST, _SILENCE - (time.monotonic() - self._last))
-        self._timer = threading.Timer(delay, self._show_late)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _show_late(self) -> None:
-        with self._lock:
-            # Another activity may have started while this timer waited for the lock
-            if self._timer is threading.current_thread():
-                self._show()
+        innermost = self._activities[-1] if self._on and self._activities else ""
+        if self._on_line != innermost:
+            self._erase()
+        if innermost not in ("", self._on_line):
+            delay = max(_SHORTEST, _SILENCE - (time.monotonic() - self._last))
+            self._timer = threading.Timer(delay, self._show)
+            self._timer.daemon = True
+            self._timer.start()
 
     def _show(self) -> None:
-        activity = self._activities[-1]
         # A closed standard error is not a reason to stop
-        with suppress(OSError, ValueError, AttributeError):
+        with self._lock, suppress(OSError, ValueError, AttributeError):
+            if not (self._on and self._activities):
+                return
+            activity = self._activities[-1]
             if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-                self._erase()
-                from wcwidth import clip, wcswidth  # some characters take two columns
+                from rich.cells import set_cell_size  # some characters take two columns
 
-                self._line, self._columns = activity, shutil.get_terminal_size().columns - 1
-                line = f"{activity} …"
-                fits = wcswidth(line) <= self._columns
-                sys.stderr.write(line if fits else clip(line, 0, self._columns - 1) + "…")
+                self._erase()
+                self._on_line = activity
+                sys.stderr.write(set_cell_size(f"{activity} …", shutil.get_terminal_size().columns - 1))
             elif activity not in self._printed:
                 self._printed.add(activity)
                 sys.stderr.write(f"{activity} …\n")
@@ -130,19 +120,24 @@ class _Status:
             self._last = time.monotonic()
 
     def _erase(self) -> None:
-        if self._line:
+        if self._on_line:
             with suppress(OSError, ValueError, AttributeError):
-                sys.stderr.write(f"\r{' ' * self._columns}\r")
+                sys.stderr.write("\r\x1b[K")
                 sys.stderr.flush()
-            self._line = ""
+            self._on_line = ""
 
 
 _status = _Status()
-doing, news = _status.doing, _status.news
+doing = _status.doing
 shown_activity = partial(_status.shown, True)
 """Show activities on standard error within a block."""
 hidden_activity = partial(_status.shown, False)
 """Show no activities within a block, while a progress bar uses the terminal's last line."""
+
+
+def news(line: str) -> None:
+    """Print a message that is not a result on standard error, above the activity that is shown."""
+    _status.news(line)
 
 
 class Progress:
@@ -163,24 +158,33 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_bar()
+        self._bar = None
+        self._after.close()
 
     def say(self, line: str) -> None:
         """Print a message on one line, above the bar."""
-        line = printable(line)
         if self._bar is not None:
-            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
         else:
             news(line)
 
     def start(self, total: float, done: float) -> None:
         """Start, with `done` of `total` finished in an earlier session; ends the bar of the work before."""
-        self._end_bar()
+        self.__exit__()
         self._total, self._done, self._skipped, self._documents = total, done, done, 0
         self._started = self._last_line = time.monotonic()
         self._end = None
         if self._live:
-            self._start_bar()
+            from rich.console import Console
+            from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            columns = (TextColumn("{task.description:<14}"), BarColumn(), TaskProgressColumn(),
+                       TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[left]}"))  # fmt: skip
+            # From now on the bar uses the terminal's last line
+            self._after.enter_context(hidden_activity())
+            self._bar = self._after.enter_context(Bar(*columns, console=Console(stderr=True)))
+            self._bar.add_task("", total=total, completed=done, rate="", left="")
 
     def task(self, label: str) -> None:
         self._label = printable(label)
@@ -192,7 +196,7 @@ class Progress:
         self._draw()
         if self._bar is None and time.monotonic() - self._last_line >= _LINE_EVERY:
             self._last_line = time.monotonic()
-            self.say(self.line())
+            news(self.line())
 
     def expect(self, done: float, total: float, seconds: float | None) -> None:
         """Replace finished (perhaps less than before) and total work, and the time left; None: by the rate so far."""
@@ -223,34 +227,14 @@ class Progress:
         elapsed = time.monotonic() - self._started
         return f"{self._documents / elapsed:.1f} documents/s" if elapsed > 0 else "–"
 
-    def _time(self) -> str:
-        """Return the time left; when all is finished, the time that it took."""
-        finished = self._done >= self._total
-        seconds = time.monotonic() - self._started if finished else self.seconds_left()
-        return "-:--:--" if seconds is None else clock(seconds)
-
-    def _start_bar(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-        from rich.progress import Progress as Bar
-
-        columns = (TextColumn("{task.description:<14}"), BarColumn(), TaskProgressColumn(),
-                   TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[left]}"))  # fmt: skip
-        self._bar = Bar(*columns, console=Console(stderr=True))
-        self._bar.add_task("", total=self._total, completed=self._done, rate="", left="")
-        # From now on the bar uses the terminal's last line
-        self._after.enter_context(hidden_activity())
-        self._bar.start()
-        self._after.callback(self._bar.stop)
-
     def _draw(self) -> None:
         if self._bar is not None:
-            of_all = {"completed": self._done, "total": self._total, "rate": self._rate(), "left": self._time()}
-            self._bar.update(self._bar.task_ids[0], description=self._label, **of_all)
-
-    def _end_bar(self) -> None:
-        self._bar = None
-        self._after.close()
+            # When all is finished, the time that it took
+            finished = self._done >= self._total
+            seconds = time.monotonic() - self._started if finished else self.seconds_left()
+            left = "-:--:--" if seconds is None else clock(seconds)
+            fields = {"completed": self._done, "total": self._total, "rate": self._rate(), "left": left}
+            self._bar.update(self._bar.task_ids[0], description=self._label, **fields)
 
 
 def clock(seconds: float) -> str:

@@ -27,9 +27,6 @@ from typing import ClassVar
 
 from evalkit.escape import printable
 
-_MAX_LISTED = 200
-"""Largest number of known names of which a message lists some."""
-
 
 def first_line(error: BaseException) -> str:
     """Return the first line of another library's error message, after a heading ("…:") the next one too.
@@ -74,9 +71,7 @@ class UnknownNameError(UsageError):
         names = sorted(known)
         near = get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else "no known name is similar."
-        # lm-eval has thousands of tasks: listing the first twenty would not help
-        many = len(names) > _MAX_LISTED
-        shown = f"{len(names):,} names" if many else ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+        shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
         known_names = f"{hint} Known: {shown}" if names else "there is none; leave it out"
         super().__init__(f"unknown {kind} '{name}': {known_names}")
 

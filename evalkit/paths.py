@@ -77,9 +77,7 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
             with suppress(NotImplementedError):
                 lock.acquire(timeout=0)
         except OSError as error:
-            raise CheckpointError(
-                f"no temporary folder can be created in {root} ({error.strerror}); set TMPDIR to a writable folder"
-            ) from error
+            raise CheckpointError(f"no folder can be created in {root} ({error.strerror}); set TMPDIR") from error
         stack.callback(lock.release)
         yield folder
 

@@ -25,13 +25,7 @@ def load_added(group: str, name: str, what: str, own: tuple[str, ...]) -> Any:
     entries = added(group)
     if name not in entries:
         raise UnknownNameError(what, name, {*own, *entries})
-    try:
-        return entries[name].load()
-    except Exception as error:  # another package's code
-        raise UsageError(
-            f"{what} '{name}' ({entries[name].value}) cannot be loaded ({type(error).__name__}: {first_line(error)}); "
-            "repair or uninstall the package that provides it"
-        ) from error
+    return call_added(f"loading {what} '{name}' ({entries[name].value})", entries[name].load)
 
 
 def call_added(what: str, function: Callable[..., Result], *arguments: Any) -> Result:

@@ -72,12 +72,14 @@ def on_terminal(script: str, columns: int = 40) -> str:
 
 
 def screen(output: str) -> list[str]:
-    """Return the lines that remain after carriage returns."""
+    """Return the lines that remain after carriage returns and erasures."""
     lines = []
     for line in output.replace("\r\n", "\n").split("\n"):
         cells: list[str] = []
         for part in line.split("\r"):
-            cells[: len(part)] = part
+            if part.startswith("\x1b[K"):
+                cells.clear()
+            cells[: len(part)] = part.removeprefix("\x1b[K")
         lines.append("".join(cells).rstrip())
     return lines
 

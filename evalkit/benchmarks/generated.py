@@ -26,7 +26,7 @@ from evalkit.models.loading.spec import ModelSpec, config_of
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import FinishedRows
-from evalkit.runs.traits import BatchDevice, max_prompt_tokens, mixture, place_of
+from evalkit.runs.traits import BatchDevice, mixture, place_of
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def about_run(run: Run) -> tuple[str, ...]:
     """Return the notes below a run's results: checkpoint, precision, prompts and context."""
     manifest, specification = run.manifest, run.manifest["specification"]
     parts = [str(manifest["model"]), specification["dtype"], f"{run.template} prompts"]
-    if (most := max_prompt_tokens(specification)) is not None:
+    if (most := specification.get("max_prompt_tokens")) is not None:
         parts.append(f"cut above {most:,} tokens of a context of {manifest['context']:,}")
     extension = specification["context_extension"]
     return (", ".join(parts), *([Extension(**extension).describe()] if extension else []), *mixture(manifest))

@@ -181,11 +181,10 @@ def init(
     evalkit models init llama-125m-intg --output CKPT --train-tokenizer corpus.txt
     evalkit models init my_models.yaml:mine --output CKPT --tokenizer org/name --dtype bfloat16
     """
-    from evalkit.data.wheels import say_on_stderr
     from evalkit.models.zoo.named import named_model, write_random
 
     named = named_model(model)
-    write_random(named, output, seed=seed, dtype=dtype, tokenizer=tokenizer, texts=texts, say=say_on_stderr)
+    write_random(named, output, seed=seed, dtype=dtype, tokenizer=tokenizer, texts=texts, say=news)
     click.echo(printable(f"{named.name}, random weights of seed {seed}, {dtype}: {output}"))
 
 
@@ -215,15 +214,13 @@ def convert_model(
 
     SOURCE is transformers' DiffLlama, or a Llama with the attention of the differential transformer's authors.
     """
-    from evalkit.data.wheels import say_on_stderr
     from evalkit.models.zoo.convert import convert
 
-    convert(_located(source, allow_pickle), output, rope=rope, pairing=pairing, say=say_on_stderr)
+    convert(_located(source, allow_pickle), output, rope=rope, pairing=pairing, say=news)
     click.echo(printable(f"{output}: model type evalkit_llama, differential attention"))
 
 
 def _located(checkpoint: str, allow_pickle: bool) -> Any:
-    from evalkit.data.wheels import say_on_stderr
     from evalkit.models.loading.locate import locate
 
-    return locate(checkpoint, allow_pickle=allow_pickle, say=say_on_stderr)
+    return locate(checkpoint, allow_pickle=allow_pickle, say=news)

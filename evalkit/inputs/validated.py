@@ -7,32 +7,19 @@ and pydantic's reason; for an unknown key, the nearest one.
 
 from __future__ import annotations
 
-import re
 import reprlib
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    Strict,
-    TypeAdapter,
-    ValidationError,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from evalkit.errors import UnknownNameError
 from evalkit.inputs.reading import Reason, read_yaml
 
 _LONGEST = 60  # characters of a key or a value in a message
-_MOST_ERRORS = 10_000  # of which the most telling is described
 
 
 class Stored(BaseModel):
@@ -47,32 +34,19 @@ Form = TypeVar("Form")
 
 def validated(content: Any, form: type[Form], error: Reason, where: str) -> Form:
     """Validate plain data against its form; `where` begins the error's message."""
+    hashable: Any = form  # mypy treats a type variable's type as unhashable
     try:
-        return _fitting(content, form)
+        fitting: Form = _adapter(hashable).validate_python(content)
     except ValidationError as invalid:
         raise error(f"{where}: {_described(invalid, content)}") from invalid
-
-
-def misfit(content: Any, form: type) -> str | None:
-    """Return a description of what in plain data does not fit a form; None if it is valid."""
-    try:
-        _fitting(content, form)
-    except ValidationError as invalid:
-        return _described(invalid, content)
-    return None
+    return fitting
 
 
 def restored(content: Any, form: type[Form]) -> Form | None:
     """Return a dataclass from what `dataclasses.asdict` made of it, stored as JSON; None if it is of another form."""
-    with suppress(ValidationError):
-        return _fitting(content, form)
+    with suppress(ValueError):
+        return validated(content, form, ValueError, "")
     return None
-
-
-def _fitting(content: Any, form: type[Form]) -> Form:
-    hashable: Any = form  # mypy treats a type variable's type as unhashable
-    fitting: Form = _adapter(hashable).validate_python(content)
-    return fitting
 
 
 @cache
@@ -88,8 +62,6 @@ def _described(invalid: ValidationError, content: Any) -> str:
 
     An unknown key is reported before a missing one, of which it may be a misspelling.
     """
-    if (count := invalid.error_count()) > _MOST_ERRORS:
-        return f"{count:,} of its values are invalid"
     described = []
     for error in invalid.errors(include_url=False):
         location, part = list[int | str](), content
@@ -100,9 +72,6 @@ def _described(invalid: ValidationError, content: Any) -> str:
         described.append((error, location))
     error, location = max(described, key=lambda item: (item[0]["type"] == _UNKNOWN_KEY, len(item[1])))
     kind, message, value = error["type"], error["msg"].removeprefix("Value error, "), error["input"]
-    if kind == "literal_error" and error["loc"][-1] == "[key]":
-        known = re.findall(r"'([^']*)'", error["ctx"]["expected"])
-        kind, message, location = _UNKNOWN_KEY, str(UnknownNameError("key", _cut(str(value)), known)), location[:-1]
     if kind == "missing":
         location = [*location, error["loc"][-1]]
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{_cut(step)}" for step in location).removeprefix(".")
@@ -133,11 +102,6 @@ class FileSettings(BaseModel):
         return content
 
 
-def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
-    check(value)
-    return value
-
-
 def _by_name(given: Any) -> Any:
     if not isinstance(given, dict):
         return given
@@ -148,12 +112,12 @@ def _by_name(given: Any) -> Any:
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
-Number = Annotated[float, WrapValidator(_as_written)]
+Number = int | float
 """A number, an integer where it is written without a decimal point: 4 and 4.0 have different digests."""
 Item = TypeVar("Item")
 Named = Annotated[dict[str, Item], BeforeValidator(_by_name)]
 """Values by user-defined names. YAML reads 7 as a number, which is accepted as a name."""
-Listed = Annotated[tuple[Item, ...], Strict(False)]
+Listed = Annotated[tuple[Item, ...], Field(strict=False)]
 """A list, stored as a tuple."""
 
 

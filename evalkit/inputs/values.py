@@ -34,12 +34,11 @@ def name_or_path(name: str, value: object) -> str:
 
 def names(name: str, value: object) -> tuple[str, ...]:
     """Validate names: a list of them, or a comma-separated string."""
-    listed = (
-        value if isinstance(value, (list, tuple)) else [part for part in text(name, value).split(",") if part.strip()]
-    )
-    if not listed:
-        raise UsageError(f"{name} {value}: contains no name; leave it out, or give at least one")
-    return tuple(text(name, text(name, part).strip()) for part in listed)
+    if not isinstance(value, (list, tuple)):
+        value = [part for part in text(name, value).split(",") if part.strip()]
+    if not value:
+        raise UsageError(f"{name}: contains no name; leave it out, or give at least one")
+    return tuple(text(name, text(name, part).strip()) for part in value)
 
 
 def path(name: str, value: str | Path) -> Path:
@@ -86,10 +85,7 @@ Item = TypeVar("Item")
 def check_text(text: str, label: str) -> None:
     """Raise a `ScoringError` that names the document if its text is too long or is not valid Unicode."""
     if len(text) > LONGEST_TEXT:
-        raise ScoringError(
-            f"{label}: its text has {len(text):,} characters, more than the maximum of {LONGEST_TEXT:,}; "
-            "shorten it, or remove it"
-        )
+        raise ScoringError(f"{label}: its text has {len(text):,} characters; the maximum is {LONGEST_TEXT:,}")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -37,9 +37,8 @@ class TaskResult:
     """Documents whose context was truncated to fit the context window; None if unknown, as of an imported log."""
 
     def __repr__(self) -> str:
-        return brief(
-            self, self.task, with_error(self.accuracy, self.stderr), f"chance {self.chance:.3f}", f"n={self.n}"
-        )
+        accuracy = with_error(self.accuracy, self.stderr)
+        return brief(self, self.task, accuracy, f"chance {self.chance:.3f}", f"n={self.n}")
 
 
 @dataclass(frozen=True)
@@ -140,37 +139,31 @@ def document_outcomes(table: pd.DataFrame, outcome: ContinuousOutcome, rule: Rul
     gold = starts + table["gold"].to_numpy()[starts]
     if (gold >= starts + counts).any():
         raise RunError("the score table is damaged: a gold answer is not one of its document's choices")
-    outcomes: Floats
     if outcome.name == MARGIN:
         scores = row_scores(table, rule)
         others = scores.copy()
         others[gold] = -np.inf
         with np.errstate(invalid="ignore"):
-            outcomes = scores[gold] - np.maximum.reduceat(others, starts)
+            outcomes: Floats = scores[gold] - np.maximum.reduceat(others, starts)
         if (missing := np.flatnonzero(~np.isfinite(outcomes))).size:
             row = table.iloc[starts[missing[0]]]
-            raise UsageError(
-                f"{row['subtask']} document {row['doc_id']} has no margin under rule {rule.name}: it has a single "
-                "choice, or a choice without a finite score; use --outcome bits_per_byte, log_loss or brier"
-            )
+            where = f"{row['subtask']} document {row['doc_id']}"
+            raise UsageError(f"{where} has a single choice, or one without a finite {rule.name}, and so no margin")
         return outcomes
-    likelihood = table["ll_continuation"].to_numpy(float)
+    likelihood: Floats = table["ll_continuation"].to_numpy(float)
     if not np.isfinite(likelihood).all():
         raise RunError("the score table is damaged: a continuation has no finite log-likelihood")
     if outcome.name == "bits_per_byte":
         if unsized := why_unsized(table):
             raise UsageError(f"outcome bits_per_byte needs {unsized}, or use log_loss, brier or margin")
-        size = table["bytes"].to_numpy(float)[gold]
+        size: Floats = table["bytes"].to_numpy(float)[gold]
         if not (size > 0).all():
             raise RunError("the score table is damaged: a gold answer has no bytes")
-        outcomes = -likelihood[gold] / (math.log(2) * size)
-        return outcomes
+        return np.asarray(-likelihood[gold] / (math.log(2) * size))
     shifted = likelihood - np.repeat(np.maximum.reduceat(likelihood, starts), counts)
     log_probability: Floats = shifted - np.repeat(np.log(np.add.reduceat(np.exp(shifted), starts)), counts)
     if outcome.name == "log_loss":
-        outcomes = -log_probability[gold]
-        return outcomes
+        return np.asarray(-log_probability[gold])
     distance = np.exp(log_probability)
     distance[gold] -= 1
-    outcomes = np.add.reduceat(distance**2, starts)
-    return outcomes
+    return np.asarray(np.add.reduceat(distance**2, starts))

@@ -35,10 +35,8 @@ def schema_of(row: type[tuple[Any, ...]]) -> pa.Schema:
     fields = []
     for name, hint in get_type_hints(row).items():
         kinds = get_args(hint) or (hint,)
-        [*known] = (kind for kind in kinds if kind is not type(None))
-        if len(known) != 1 or known[0] not in _TYPES:
-            raise TypeError(f"{row.__name__}.{name}: expected one of str, int, float, bool, or that and None")
-        fields.append(pa.field(name, _TYPES[known[0]], nullable=len(kinds) > 1))
+        [kind] = (kind for kind in kinds if kind is not type(None))
+        fields.append(pa.field(name, _TYPES[kind], nullable=len(kinds) > 1))
     return pa.schema(fields)
 
 
@@ -57,9 +55,8 @@ def record_batch(rows: Rows, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
     if not isinstance(rows, pa.RecordBatch):
         if others := {len(values) for values in rows} - {len(schema)}:
             raise ValueError(f"a row has {min(others)} fields; expected {', '.join(schema.names)}")
-        columns = list(zip(*rows, strict=True)) or [()] * len(schema)
-        arrays = [_array(column, field) for column, field in zip(columns, schema, strict=True)]
-        rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+        rows = pa.RecordBatch.from_arrays(list(map(_array, columns, schema)), schema=schema)
     return _checked(rows, schema)
 
 
@@ -73,32 +70,28 @@ def to_bytes(batch: pa.RecordBatch) -> bytes:
 
 def from_bytes(content: bytes, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
     """Deserialise a record batch; the inverse of `to_bytes`."""
-    unpacked = zlib.decompressobj()
+    unpacked, too_large = zlib.decompressobj(), f"its rows are larger than {MAX_BYTES} bytes"
     try:
         message = unpacked.decompress(content, MAX_BYTES + 1)
-    except zlib.error as error:
-        raise ValueError(f"its rows cannot be decompressed: {error}") from error
-    if len(message) > MAX_BYTES:
-        raise ValueError(f"its rows are larger than {MAX_BYTES} bytes")
-    if not unpacked.eof or unpacked.unused_data:
-        raise ValueError("its rows are truncated, or other data follows them")
-    try:
+        if len(message) > MAX_BYTES:
+            raise ValueError(too_large)
+        if not unpacked.eof or unpacked.unused_data:
+            raise ValueError("its rows are truncated, or other data follows them")
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(message), schema_of(row))
         batch.validate(full=True)
-        if batch.nbytes > 2 * MAX_BYTES:  # compressed again inside
-            raise ValueError(f"its rows are larger than {MAX_BYTES} bytes")
-    except (pa.ArrowException, OSError, EOFError) as error:
+    except (zlib.error, pa.ArrowException, OSError, EOFError) as error:
         raise ValueError(f"its rows are not a valid record batch: {first_line(error)}") from error
+    if batch.nbytes > 2 * MAX_BYTES:  # compressed again inside
+        raise ValueError(too_large)
     return _checked(batch, schema_of(row))
 
 
 def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    # Arrow itself truncates 1.5 to 1 where integers are expected
+    # Arrow itself truncates 1.5 to 1 where integers are expected, and rejects integers above 2^53 as floats
     for kind in {*map(type, values)} - {type(None)}:
         if not issubclass(kind, _ACCEPTED[field.type]) or (kind is bool) != (field.type == pa.bool_()):
             raise ValueError(f"'{field.name}' has the type {kind.__name__} in a row; expected {field.type}")
     if field.type == pa.float64():
-        # Arrow rejects integers above 2^53, which Python rounds
         values = [None if value is None else float(value) for value in values]
     try:
         return pa.array(values, field.type)

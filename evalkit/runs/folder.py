@@ -20,18 +20,17 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from evalkit.errors import RunError, UsageError, first_line
 from evalkit.escape import brief, counted
 from evalkit.inputs import values
 from evalkit.inputs.reading import MOST_BYTES, parse_json, read_bytes
-from evalkit.inputs.validated import Stored, misfit
+from evalkit.inputs.validated import Stored, validated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,11 +97,6 @@ class _Device(Stored):
     batches: dict[str, str]
 
 
-def _check_date(text: str) -> str:
-    datetime.fromisoformat(text)
-    return text
-
-
 class _Manifest(Stored):
     """What determines a number or a mark in a table; other keys are checked by their readers."""
 
@@ -115,7 +109,7 @@ class _Manifest(Stored):
     documents: dict[str, _Source]
     examples: dict[str, _Source] = Field(default_factory=dict)
     template: str | dict[str, Any]
-    created: Annotated[str, AfterValidator(_check_date)]
+    created: str
     model: str
     path: str | None = None
     revision: str | None
@@ -225,10 +219,7 @@ class Run:
         if self.kind == LM_EVAL and self.complete and not self.manifest["groups"]:
             raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
         if self.rule is None:
-            raise UsageError(
-                f"run {self.folder} has no choices that a rule could decide between: benchmark {self.kind} has its own "
-                "metrics"
-            )
+            raise UsageError(f"run {self.folder} has no choices for a rule; benchmark {self.kind} has its own metrics")
 
     def serves(self, samples: bool) -> bool:
         """Return whether the run has everything that is requested, `samples` being lm-eval's per-document files."""
@@ -273,13 +264,13 @@ class Run:
                 raise ValueError(f"it belongs to run {identity}")
             if not isinstance(files, dict) or files.get(MANIFEST) != content_digest(self.manifest):
                 raise ValueError(f"{MANIFEST} is not the one that it was written with")
-            _check_form(content, StoredResults)
+            validated(content, StoredResults, ValueError, "results")
         return files, content
 
     def require_form(self, form: type[Stored]) -> None:
         """Raise `RunError` if results.json is not valid in a benchmark's form."""
         with _reading(self.folder, RESULTS):
-            _check_form(self.stored, form)
+            validated(self.stored, form, ValueError, "results")
 
     def read(self, name: str) -> bytes:
         """Return a file of the finished run, verified by its digest."""
@@ -290,11 +281,13 @@ class Run:
         with _reading(self.folder, name):
             content = path.read_bytes()
             if self.files.get(name) != digest(content):
-                owner = _owner_of(content) if name.endswith(".parquet") else None
-                is_of_another = owner not in (None, self.manifest["id"])
-                raise ValueError(
-                    f"it belongs to run {owner}" if is_of_another else f"its digest is not the one in {RESULTS}"
-                )
+                if name.endswith(".parquet"):
+                    from pyarrow.parquet import read_schema
+
+                    owner = (read_schema(io.BytesIO(content)).metadata or {}).get(RUN.encode())
+                    if owner not in (None, self.manifest["id"].encode()):
+                        raise ValueError(f"it belongs to run {owner.decode()}")
+                raise ValueError(f"its digest is not the one in {RESULTS}")
         return content
 
     def table(self, name: str, columns: Collection[str] = ()) -> pd.DataFrame:
@@ -318,29 +311,11 @@ def load_run(folder: Path | str) -> Run:
         manifest = _unsealed(folder / MANIFEST)
         if manifest.get("id") != specification_id(manifest.get("specification", {})):
             raise ValueError("its id does not match its specification")
-        _check_form(manifest, _Manifest)
+        validated(manifest, _Manifest, ValueError, "manifest")
     named = _ID_AT_END.fullmatch(folder.resolve().name[-13:])
     if named and named[1] != manifest["id"]:
-        raise RunError(
-            f"{folder} contains run {manifest['id']}, but its name is that of run {named[1]}; restore its files, or "
-            "rename the folder"
-        )
+        raise RunError(f"{folder} contains run {manifest['id']}, but its name is that of run {named[1]}; rename it")
     return Run(folder, manifest)
-
-
-def _check_form(content: dict[str, Any], form: type[Stored]) -> None:
-    if reason := misfit(content, form):
-        raise ValueError(reason)
-
-
-def _owner_of(content: bytes) -> str | None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return str((pq.read_schema(io.BytesIO(content)).metadata or {})[RUN.encode()], "utf-8")
-    except (pa.ArrowException, OSError, ValueError, KeyError):
-        return None
 
 
 @contextmanager
@@ -352,8 +327,8 @@ def _reading(folder: Path, name: str) -> Iterator[None]:
         advice = f"delete {rebuilt} and run its command again, which resumes from the journal"
         if not is_file(folder / JOURNAL):
             advice = f"restore the original file, or {WITHOUT_JOURNAL}"
-        trouble = f"cannot be read: {error.strerror or error}" if isinstance(error, OSError) else ""
-        raise RunError(f"{folder / name} {trouble or f'is damaged ({first_line(error)})'}; {advice}") from error
+        reason = error.strerror if isinstance(error, OSError) else first_line(error)
+        raise RunError(f"{folder / name} is damaged ({reason}); {advice}") from error
 
 
 def is_file(path: Path) -> bool:

@@ -16,14 +16,14 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from evalkit.errors import RunError
+from evalkit.errors import RunError, reading_as
 from evalkit.paths import replace_file
 from evalkit.runs.folder import WITHOUT_JOURNAL
 from evalkit.runs.traits import BatchDevice
@@ -94,7 +94,7 @@ class Journal:
         kept: list[tuple[int, int]] = []
         number = start = size = damaged = 0
         whole = True
-        with self._reading():
+        with reading_as(self._path, "a journal", RunError):
             with self._path.open("rb") as file:
                 while line := file.readline(_LONGEST):
                     number, content = number + 1, line.removesuffix(b"\n").removesuffix(b"\r")
@@ -123,7 +123,7 @@ class Journal:
 
     def rows(self, entry: Entry) -> pa.RecordBatch:
         """Return the rows of an entry from `read` or `append`."""
-        with self._reading(), self._path.open("rb") as file:
+        with reading_as(self._path, "a journal", RunError), self._path.open("rb") as file:
             file.seek(entry.offset)
             stored = self._parse(file.readline(_LONGEST).removesuffix(b"\n"), 0, entry.offset)
         if stored is None or stored[0] != entry:
@@ -149,17 +149,10 @@ class Journal:
                 os.fsync(file.fileno())
         except OSError as error:
             raise RunError(
-                f"journal {self._path} cannot be written ({error.strerror or error}): batch {entry.batch} of "
-                f"{entry.task} is not saved, earlier batches are; fix the cause and run the same command again"
+                f"journal {self._path} cannot be written ({error.strerror or error}): earlier batches are saved, batch "
+                f"{entry.batch} of {entry.task} is not; fix the cause and run the same command again"
             ) from error
         return replace(entry, offset=offset), batch
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RunError(f"journal {self._path} cannot be read: {error.strerror or error}") from error
 
     def _parse(self, line: bytes, number: int, offset: int) -> tuple[Entry, pa.RecordBatch] | None:
         """Return the entry of a line; None if the line is damaged."""
@@ -184,10 +177,8 @@ class Journal:
                 reason, names = first["msg"], dict[object, object](enumerate(_Header._fields))
                 for key in first["loc"][:1]:
                     reason = f"'{names.get(key, key)}' is {json.dumps(first['input'])[:60]}: {reason}"
-            raise RunError(
-                f"journal {self._path}, line {number}: not a batch of this run ({reason}); restore the run's journal, "
-                f"or {WITHOUT_JOURNAL}"
-            ) from error
+            where = f"journal {self._path}, line {number}"
+            raise RunError(f"{where}: not a batch of this run ({reason}); restore it, or {WITHOUT_JOURNAL}") from error
         # A run has many entries but few tasks and devices: each text is in memory once
         device = BatchDevice._make(sys.intern(part) if isinstance(part, str) else part for part in stored.place)
         return Entry(sys.intern(stored.task), stored.batch, stored.seconds, device, offset), batch

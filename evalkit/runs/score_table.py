@@ -93,10 +93,7 @@ def why_unsized(table: pd.DataFrame) -> str | None:
     if not unknown.any():
         return None
     tasks = ", ".join(table["task"][unknown].unique())
-    return (
-        f"the lengths of the answer options, and the imported log of {tasks} lacks target_delimiter, which is in its "
-        "results file; import it again with results_<time>.json beside it"
-    )
+    return f"the options' lengths, which the log of {tasks} lacks; import it with its results_<time>.json beside it"
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     add("limit", *_limit(specification))
     add("template", run.template)
     add("template's text", str(specification.get("template", ""))[:12])
-    if most := max_prompt_tokens(specification):
+    if most := specification.get("max_prompt_tokens"):
         add("prompt tokens", f"at most {most:,}", f"prompts of at most {most:,} tokens")
     if run.rule is not None:
         if (shots := specification.get("num_fewshot")) is None and imported:
@@ -198,12 +198,6 @@ def documents_read(specification: Mapping[str, Any]) -> str:
         return f"{'unknown ' * _may_be_all(specification)}selection {selection[:7]}"
     limit = specification.get("limit")
     return f"limit {limit:,}" if limit else ""
-
-
-def max_prompt_tokens(specification: Mapping[str, Any]) -> int | None:
-    """Return the length in tokens above which prompts lose their middle; None if none is."""
-    tokens: int | None = specification.get("max_prompt_tokens")
-    return tokens
 
 
 def _windows(windows: Mapping[str, int | None]) -> str:

@@ -25,20 +25,7 @@ from evalkit.errors import RunError, RunInUseError
 from evalkit.inputs.reading import read_json
 from evalkit.inputs.validated import Stored, validated
 from evalkit.paths import replace_file, replacing
-from evalkit.runs.folder import (
-    DIGEST,
-    JOURNAL,
-    MANIFEST,
-    RESULTS,
-    RUN,
-    WITHOUT_JOURNAL,
-    Run,
-    digest,
-    is_file,
-    json_bytes,
-    load_run,
-    sealed,
-)
+from evalkit.runs.folder import DIGEST, JOURNAL, MANIFEST, RESULTS, RUN, Run, digest, json_bytes, load_run, sealed
 from evalkit.runs.journal import Entry, FinishedRows, Journal
 from evalkit.runs.traits import BatchDevice, devices, places
 
@@ -126,16 +113,15 @@ class Lock:
 @contextmanager
 def locked(folder: Path) -> Iterator[Lock]:
     """Hold the lock of an existing run folder within the block; it is created again if another process removes it."""
-    lock = FileLock(folder / _LOCK)
+    lock = FileLock(folder / _LOCK, timeout=_PATIENCE)
     try:
-        for attempt in range(_ATTEMPTS):
-            try:
-                lock.acquire(timeout=_PATIENCE)
+        for _ in range(_ATTEMPTS):
+            with suppress(FileNotFoundError):  # another process has removed the folder in the meantime
+                lock.acquire()
                 break
-            except FileNotFoundError:  # another process has removed the folder in the meantime
-                if attempt == _ATTEMPTS - 1:
-                    raise
-                folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+        else:
+            lock.acquire()
     except Timeout:
         raise _in_use(folder, read_owner(folder)) from None
     except OSError as error:
@@ -173,14 +159,12 @@ def is_locked(folder: Path) -> bool:
 
 def _is_active(folder: Path, owner: Owner) -> bool:
     """Whether an owner has renewed its file lately, by the clock of the file system, and not released it."""
-    if owner.released:
-        return False
     now = time.time()
     with suppress(OSError):
         (folder / _LOCK).touch()
         now = (folder / _LOCK).stat().st_mtime
     with suppress(OSError):
-        return now - (folder / _OWNER).stat().st_mtime < LEASE
+        return not owner.released and now - (folder / _OWNER).stat().st_mtime < LEASE
     return False
 
 
@@ -197,10 +181,8 @@ def find_finished(
     device: str,
 ) -> Run | None:
     """Return a manifest's run if it has all that is requested; `say` if it was computed on another device."""
-    if not (is_file(folder / RESULTS) and is_file(folder / MANIFEST)):
-        return None
-    run = _load_same(folder, manifest)
-    if not is_finished(run):
+    has_both = (folder / RESULTS).is_file() and (folder / MANIFEST).is_file()
+    if not has_both or not is_finished(run := _load_same(folder, manifest)):
         return None
 
     def indexed(name: str) -> str:  # torch's default index is 0
@@ -221,9 +203,8 @@ def open_run(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(
-            f"output folder {folder} cannot be created ({error.strerror or error}); choose another --output"
-        ) from error
+        reason = error.strerror or error
+        raise RunError(f"output folder {folder} cannot be created ({reason}); choose another --output") from error
     with locked(folder) as lock:
         # Hidden files are the lock's; another process may have made the folder and written nothing
         new = all(path.name.startswith(".") for path in folder.iterdir())
@@ -266,10 +247,7 @@ class RunWriter:
             return
         made = [path.name for path in (self.folder / RESULTS, *self.folder.glob("*.parquet")) if path.exists()]
         if made and not (self.folder / JOURNAL).exists():
-            raise RunError(
-                f"run {self.folder} has {made[0]} but no {JOURNAL} to rebuild the rest from; restore the missing "
-                f"files, or {WITHOUT_JOURNAL}"
-            )
+            raise RunError(f"run {self.folder} has {made[0]} but no {JOURNAL}; restore it, or delete the folder")
 
     def finished(self, row: type[tuple[Any, ...]], key: Sequence[str]) -> FinishedRows:
         """Return the rows to resume from by their `key` columns; delete results.json: the run is incomplete."""
@@ -334,17 +312,15 @@ class RunWriter:
 
     def save_bytes(self, name: str, content: bytes) -> None:
         """Write a file of the folder, to be read back through `Run.read`."""
-        self._save(name, content)
+        with self._saving(self.folder / name):
+            replace_file(self.folder / name, content, locked=True)
         self._files[name] = digest(content)
 
     def _save_sealed(self, name: str, content: Mapping[str, Any]) -> str:
         whole = sealed(content)
-        self._save(name, json_bytes(whole, indent=2) + b"\n")
-        return str(whole[DIGEST])
-
-    def _save(self, name: str, content: bytes) -> None:
         with self._saving(self.folder / name):
-            replace_file(self.folder / name, content, locked=True)
+            replace_file(self.folder / name, json_bytes(whole, indent=2) + b"\n", locked=True)
+        return str(whole[DIGEST])
 
     @contextmanager
     def _saving(self, path: Path) -> Iterator[None]:
@@ -353,7 +329,5 @@ class RunWriter:
             yield
         except OSError as error:
             safe = "; the scores are safe in the journal" if (self.folder / JOURNAL).exists() else ""
-            raise RunError(
-                f"{path} cannot be written ({error.strerror or error}){safe}; fix the cause and run the same command "
-                "again"
-            ) from error
+            reason = f"{error.strerror or error}{safe}"
+            raise RunError(f"{path} cannot be written ({reason}); fix the cause and run the command again") from error

@@ -54,6 +54,12 @@ class Unsupported(Exception):
     """The model's attention has a feature that tree attention does not implement."""
 
 
+def additive_mask(hidden: torch.Tensor, trunk: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return [1, 1, queries, trunk + keys] from which keys, [queries, keys], each query does not attend to."""
+    mask = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)
+    return torch.nn.functional.pad(mask, (trunk, 0))[None, None]
+
+
 class Tile(NamedTuple):
     """Neighbouring tokens, and the tokens that they attend to beside the trunk."""
 
@@ -73,15 +79,14 @@ def cut_tiles(ends: Ints, depths: Ints, trunk: int, overhead: int) -> list[Tile]
     # cost[i]: least cost of the tokens before cuts[i]
     cost, begin = [0] * len(cuts), [0] * len(cuts)
     for i in range(1, len(cuts)):
-        best = None
+        totals: dict[int, int] = {}
         for j in range(i - 1, -1, -1):
             size = cuts[i] - cuts[j]
-            if size > _WIDEST and best is not None:
+            if size > _WIDEST and totals:
                 break
-            total = cost[j] + size * (trunk + int(depths[cuts[j]]) + size) + overhead
-            if best is None or total < best:
-                best, begin[i] = total, j
-        cost[i] = best or 0
+            totals[j] = cost[j] + size * (trunk + int(depths[cuts[j]]) + size) + overhead
+        begin[i] = min(totals, key=totals.__getitem__)
+        cost[i] = totals[begin[i]]
     tiles: list[Tile] = []
     i = len(cuts) - 1
     while i:
@@ -110,9 +115,7 @@ class TileLayout:
             self._tiles.append((slice(tile.start, tile.end), [(int(run[0]), int(run[-1]) + 1) for run in runs]))
             queries = np.arange(tile.start, tile.end)[:, None]
             hidden = (tile.keys > queries) | (queries >= ends[tile.keys])
-            mask = torch.zeros(1, 1, len(queries), len(keys), dtype=dtype)
-            mask[0, 0, :, trunk:].masked_fill_(torch.from_numpy(hidden), torch.finfo(dtype).min)
-            masks.append(mask.to(device))
+            masks.append(additive_mask(torch.from_numpy(hidden), trunk, dtype).to(device))
         # Layers may be on several devices; each device gets a copy of the masks when its first layer runs
         self._masks = {device: masks}
 

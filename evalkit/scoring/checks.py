@@ -61,9 +61,7 @@ def memory_for(label: str, tokens: int, at_most: bool = True) -> Iterator[None]:
         if not at_most:
             raise TooManyTokens from None
         refuse_to_split(f"{label}, {tokens} tokens")
-        raise ScoringError(
-            f"{label}: out of memory on {tokens} tokens; free some memory, or use a smaller dtype"
-        ) from error
+        raise ScoringError(f"{label}: out of memory on {tokens} tokens; free some, or use a smaller dtype") from error
 
 
 class ModelChecks:
@@ -73,13 +71,13 @@ class ModelChecks:
     that the weights were loaded from; None: checks of the weights are not kept.
     """
 
-    def __init__(self, model: Any, remembers: bool, files: str | None) -> None:
+    def __init__(self, model: Any, remembers: bool, files: str | None, say: Callable[[str], None]) -> None:
         self.head_failure = ""
         """Why evalkit's output head cannot replace the model's own, or empty."""
         self.stored = True
         """Whether an earlier run's checks of the same weights were used."""
         self._model = model
-        self._remembers, self._files = remembers, files
+        self._remembers, self._files, self._say = remembers, files, say
         self._key = _key_of(model) if remembers and not type(model).__module__.startswith(_REMOTE) else None
         self._passed = self._read()
         self._rotary = min((length for length in rotary_lengths(model.config) if length), default=None)
@@ -88,9 +86,8 @@ class ModelChecks:
     def check_weights(self, longest: int) -> None:
         """Check the output head, then causality in sequences of up to a length; see `cover`."""
         length = self._covering(0)
-        check = partial(SharingCheck(self._model).head, length)
         try:
-            self.head_failure = self._of_weights("head", lambda: _failure_of(check))
+            self.head_failure = self._of_weights("head", partial(SharingCheck(self._model).head, length))
         except TooManyTokens:
             self.head_failure = "out of memory in the check of its output head"
         self.cover(length)
@@ -115,12 +112,12 @@ class ModelChecks:
                 self._covered = length
                 return
 
-    def sharing(self, kernel: str, lengths: BatchLengths, before: Callable[[], None]) -> str:
-        """Return why a kernel cannot share prefixes, or ""; `before` precedes a comparison that is remembered."""
+    def sharing(self, kernel: str, lengths: BatchLengths, is_first: bool) -> str:
+        """Return why a kernel cannot share prefixes, or ""; the first comparison that is remembered is announced."""
         name = f"{kernel} row {lengths.row} longest {lengths.longest}"
-        if self._remembers and name not in self._passed:
-            before()
-        return self._once(name, lambda: _failure_of(lambda: SharingCheck(self._model).sharing(kernel, lengths)))
+        if is_first and self._remembers and name not in self._passed:
+            self._say("comparing shared prefixes with the model's own forward pass, once for this architecture")
+        return self._once(name, partial(SharingCheck(self._model).sharing, kernel, lengths), self._remembers)
 
     def _covering(self, longest: int) -> int:
         # Rounded up, so that a few checks cover all lengths
@@ -129,15 +126,25 @@ class ModelChecks:
     def _of_weights(self, name: str, run: Callable[[], str]) -> str:
         name = f"{name}, of weights {self._files}"
         self.stored &= name in self._passed
-        return run() if self._files is None else self._once(name, run)
+        return self._once(name, run, self._remembers and self._files is not None)
 
-    def _once(self, name: str, run: Callable[[], str]) -> str:
-        """Return a check's failure; empty if it passes, or a check of that name has passed before."""
+    def _once(self, name: str, run: Callable[[], str], is_kept: bool) -> str:
+        """Return a check's failure, also of the model's code; empty if it passes, or has passed before and was kept.
+
+        Raises `TooManyTokens` where memory runs out.
+        """
         if name in self._passed:
             return ""
-        failure = run()
+        try:
+            failure = run()
+        except EvalkitError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise TooManyTokens from None
+            return f"it fails ({type(error).__name__}: {first_line(error)[:120]})"
         # A failure may come from one checkpoint's weights, so it is not kept for others
-        if not failure and self._remembers:
+        if not failure and is_kept:
             # Another process may have added checks in the meantime
             self._passed |= self._read() | {name}
             if self._key is not None:
@@ -145,8 +152,7 @@ class ModelChecks:
         return failure
 
     def _read(self) -> set[str]:
-        content = None if self._key is None else read_cached(_KIND, self._key)
-        return {part for part in content if isinstance(part, str)} if isinstance(content, list) else set()
+        return set() if self._key is None else set(read_cached(_KIND, self._key) or ())
 
     def _check_causal(self, length: int) -> str:
         """Raise a `CheckpointError` if scores in sequences of this length change with later tokens, or are NaN."""
@@ -158,21 +164,9 @@ class ModelChecks:
         if lookahead:
             raise CheckpointError(
                 f"the model's predictions change with the tokens that follow ({lookahead}, in sequences of {length} "
-                "tokens): it is not a causal language model, so its log-likelihoods mean nothing"
+                "tokens): it is not a causal language model"
             )
         return ""
-
-
-def _failure_of(check: Callable[[], str]) -> str:
-    """Return a check's result, or its exception as a failure; raise `TooManyTokens` where memory runs out."""
-    try:
-        return check()
-    except ScoringError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise TooManyTokens from None
-        return f"it fails ({type(error).__name__}: {first_line(error)[:120]})"
 
 
 def _key_of(model: Any) -> str:

@@ -7,6 +7,7 @@ In: sequences and batches from `pack`, a loaded model. Out: the scores of their 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ class Engine:
         self._kernels = kernels or kernels_for(model)
         self._forward = Forward(model, self._kernels[0], greedy)
         self._say = say
-        self._checks = ModelChecks(model, remembers, files)
+        self._checks = ModelChecks(model, remembers, files, say)
         window, self._longest = window_of(model.config), longest_shared(model.config)
         self._reach = min(window, self._longest or window)
         """Greatest length of a sequence that fits in the context window and may be shared."""
@@ -145,10 +146,7 @@ class Engine:
                     members.append(score(tokens))
             scores.append(members)
             if not _is_finite(item, members):
-                raise ScoringError(
-                    f"{item.label}: a log-likelihood is not a finite number; "
-                    "the dtype may be too narrow: try --dtype float32"
-                )
+                raise ScoringError(f"{item.label}: a log-likelihood is not a finite number; try --dtype float32")
         return list(zip(batch.items, scores, strict=True))
 
     def _fitting_budget(self) -> int:
@@ -160,23 +158,14 @@ class Engine:
             # Planned batches, with room for a trunk
             row = max(self.budget + self.budget // 4, _LEAST_ROW)
             lengths = BatchLengths(row, min(self._reach, _LONGEST, row // 2))
-            try:
-                failure = self._sharing_failure(lengths)
-            except TooManyTokens:
-                if self.budget <= _LEAST_ROW:
-                    return f"out of memory at rows of {lengths.row} tokens"
-                self._requested = self.budget // 2
-                self._say(f"out of memory at {lengths.row} tokens: continuing with batches of {self._requested}")
-            else:
+            with suppress(TooManyTokens):
+                failure = self._checks.sharing(self.kernel, lengths, is_first=not self._checked.row)
                 self._checked = BatchLengths(0, 0) if failure else lengths
                 return failure
-
-    def _sharing_failure(self, lengths: BatchLengths) -> str:
-        def announce() -> None:
-            if not self._checked.row:
-                self._say("comparing shared prefixes with the model's own forward pass, once for this architecture")
-
-        return self._checks.sharing(self.kernel, lengths, announce)
+            if self.budget <= _LEAST_ROW:
+                return f"out of memory at rows of {lengths.row} tokens"
+            self._requested = self.budget // 2
+            self._say(f"out of memory at {lengths.row} tokens: continuing with batches of {self._requested}")
 
     def _failure_at(self, lengths: BatchLengths) -> str:
         """Return why prefixes cannot be shared at these lengths, or ""; checked now where it has not been before."""
@@ -188,17 +177,15 @@ class Engine:
         rounded = BatchLengths(row, max(longest, lengths.longest, self._checked.longest))
         if rounded not in self._failures:
             try:
-                self._failures[rounded] = self._sharing_failure(rounded)
+                self._failures[rounded] = self._checks.sharing(self.kernel, rounded, is_first=False)
             except TooManyTokens:
                 refuse_to_split(f"the check of {rounded.row} tokens a batch")
                 self._failures[rounded] = "out of memory in the check at that length"
         if failure := self._failures[rounded]:
-            limits = [f"{lengths.row} tokens a batch"] * (lengths.row > self._checked.row)
-            limits += [f"{lengths.longest + 1} tokens a sequence"] * (lengths.longest > self._checked.longest)
             self._say_once(
                 "lengths",
-                f"warning: from {' or '.join(limits)}, prefixes are not shared ({failure}); such sequences are scored "
-                "one at a time, which is several times slower",
+                f"warning: from {lengths.row} tokens a batch with {lengths.longest + 1} a sequence, prefixes are not "
+                f"shared ({failure}); such sequences are scored one at a time, which is several times slower",
             )
         return failure
 
@@ -209,13 +196,10 @@ class Engine:
 
     def _shared_scores(self, batch: TreeBatch) -> list[list[Scores]]:
         tree = batch.tree
-        try:
+        with suppress(TooManyTokens):
             with memory_for(batch.sets[0].label, len(batch.trunk) + len(tree.tokens), at_most=len(batch.items) == 1):
                 trunk = self._forward.trunk(batch.trunk)
                 pairs = self._forward.score(tree, trunk)
-        except TooManyTokens:
-            pass
-        else:
             paths = iter(tree.paths)
             return [[pairs.along(next(paths), trunk.scores) for _ in item.sequences] for item in batch.sets]
         # Outside the handler, so that the traceback no longer references the tensors

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from evalkit.models.parts import base_of, dynamic_modules, forget_lengths
-from evalkit.scoring.attention import FlexLayout, TileLayout, attending, to_device
+from evalkit.scoring.attention import FlexLayout, TileLayout, additive_mask, attending, to_device
 from evalkit.scoring.tree import TRUNK, Ints, Tree
 
 KERNELS = ("tiles", "flex", "dense")
@@ -194,28 +194,24 @@ class Forward:
         self._device, self._dtype = weight.device, dtype or weight.dtype
         self._dynamic = dynamic_modules(model)
         # Some architectures cannot make a cache for a model without attention layers; others' code has no such option
-        parameters = signature(model.forward).parameters.values()
-        takes = any(
-            parameter.name == "use_cache" or parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters
-        )
+        parameters = signature(model.forward).parameters
+        takes = "use_cache" in parameters or any(item.kind is Parameter.VAR_KEYWORD for item in parameters.values())
         self._options = {"use_cache": False} if takes else {}
         self._trunk: Trunk | None = None
 
     @torch.inference_mode()
     def trunk(self, tokens: Ints) -> Trunk:
         """Run a prefix; the latest prefix is cached."""
-        if self._trunk is not None and np.array_equal(self._trunk.tokens, tokens):
-            return self._trunk
-        if len(tokens):
+        if self._trunk is None or not np.array_equal(self._trunk.tokens, tokens):
             cache = DynamicCache()
-            hidden = self._states(input_ids=self._ids(tokens), past_key_values=cache, use_cache=True)
+            if len(tokens):
+                hidden = self._states(input_ids=self._ids(tokens), past_key_values=cache, use_cache=True)
+                scores = self.score_states(hidden, tokens)
+            else:
+                hidden = torch.zeros(1, self.head.module.weight.shape[1], device=self._device, dtype=self._dtype)
+                scores = Scores.after_first(Scores(np.empty(0, np.float32), np.empty(0, np.bool_)))
             layers = tuple((layer.keys, layer.values) for layer in cache.layers)
-            self._trunk = Trunk(tokens, self.score_states(hidden, tokens), hidden[-1:], layers)
-        else:
-            empty = torch.zeros(1, self.head.module.weight.shape[1], device=self._device, dtype=self._dtype)
-            self._trunk = Trunk(
-                tokens, Scores.after_first(Scores(np.empty(0, np.float32), np.empty(0, np.bool_))), empty, ()
-            )
+            self._trunk = Trunk(tokens, scores, hidden[-1:], layers)
         return self._trunk
 
     @torch.inference_mode()
@@ -292,12 +288,9 @@ class Forward:
 
     def _tree_mask(self, ends: torch.Tensor, trunk: int) -> torch.Tensor:
         """Return a tree's additive mask, [1, 1, nodes, trunk + nodes]; eager attention takes no boolean one."""
-        nodes = len(ends)
-        index = torch.arange(nodes, device=ends.device)
+        index = torch.arange(len(ends), device=ends.device)
         hidden = (index[None] > index[:, None]) | (index[:, None] >= ends[None])
-        mask = torch.zeros(1, 1, nodes, trunk + nodes, device=ends.device, dtype=self._dtype)
-        mask[0, 0, :, trunk:].masked_fill_(hidden, torch.finfo(self._dtype).min)
-        return mask
+        return additive_mask(hidden, trunk, self._dtype)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import ceil
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -228,15 +229,13 @@ def plan(sequences: Sequences, budget: int, must_fit: bool = False) -> list[Plan
     order = np.argsort(sequences.ranks[sequences.extremes[0]])
     planned = [batch for items in _grouped(sequences, order, budget) for batch in _cut(sequences, items, budget)]
     if must_fit:
-        needed, item = _largest(sequences, planned)
+        sizes = ((int(sequences.nodes[item]) - batch.trunk, item) for batch in planned for item in batch.items)
+        needed, item = max(sizes, key=itemgetter(0))
         if needed > budget:
             # With fewer batches a trunk may no longer save tokens; its tokens then count in the batches
-            enough = needed
-            while (more := _largest(sequences, plan(sequences, enough))[0]) > enough:
-                enough = more
             raise ScoringError(
                 f"--token-budget {budget} is too small: {sequences.labels[item]} takes {needed} tokens in one batch; "
-                f"give at least {enough}, or omit the option"
+                f"give at least {int(sequences.nodes.max())}, or omit the option"
             )
     return_freed_memory()
     return planned
@@ -246,11 +245,6 @@ def return_freed_memory() -> None:
     """Give free memory inside the C library's heap back to the system, after a step that needed more than the next."""
     with suppress(OSError, AttributeError):  # AttributeError: another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _largest(sequences: Sequences, planned: Sequence[PlannedBatch]) -> tuple[int, int]:
-    sizes = [(int(sequences.nodes[item]) - batch.trunk, item) for batch in planned for item in batch.items]
-    return max(sizes, key=lambda size: size[0])
 
 
 def _trunk(sequences: Sequences, items: Places) -> int:

@@ -90,10 +90,8 @@ class Probe:
 
     def after(self, trunk: int) -> Tree:
         """Return the tree without its first tokens, which are the trunk."""
-        tree = self.tree
-        return replace(
-            tree, tokens=tree.tokens[trunk:], positions=tree.positions[trunk:], ends=tree.ends[trunk:] - trunk
-        )
+        tokens, positions, ends = (part[trunk:] for part in (self.tree.tokens, self.tree.positions, self.tree.ends))
+        return replace(self.tree, tokens=tokens, positions=positions, ends=ends - trunk)
 
 
 def mask_first(tree: Tree) -> Tree:

@@ -190,8 +190,8 @@ class SharingCheck:
         """Return the median change of states when the farthest token is masked; some states may not depend on it."""
         probe = make_probe(self._vocabulary, _SMALL, min(lengths.longest, _SMALL))
         trunk = probe.trunk if with_trunk else 0
-        tree, tokens = probe.after(trunk), probe.sequences[0][:trunk]
-        right, wrong = (forward.hidden_shared(laid_out, tokens)[1:] for laid_out in (tree, mask_first(tree)))
+        trees, tokens = (probe.after(trunk), mask_first(probe.after(trunk))), probe.sequences[0][:trunk]
+        right, wrong = (forward.hidden_shared(tree, tokens)[1:] for tree in trees)
         return float(_gaps(wrong, right).median())
 
     def _shared(

@@ -189,10 +189,11 @@ def crossed_p_value(documents: Estimate, parts: Spread) -> float:
     difference = abs(documents.value)
     if math.isnan(documents.variance) or not _critical_difference(documents, parts, 1 - CONFIDENCE) > 0:
         return 1.0 if difference == 0 else math.nan
-    exponent = _root_of_decreasing(
-        lambda power: _critical_difference(documents, parts, 10**power) - difference, -100.0, 0.0
-    )
-    return float(10**exponent)
+
+    def excess(exponent: float) -> float:
+        return _critical_difference(documents, parts, 10**exponent) - difference
+
+    return float(10 ** _root_of_decreasing(excess, -100.0, 0.0))
 
 
 def _critical_difference(documents: Estimate, parts: Spread, level: float) -> float:

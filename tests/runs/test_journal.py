@@ -167,7 +167,7 @@ def header(packed: bytes, **changed: Any) -> bytes:
         (header(PACKED, place=["cpu"]), "place"),
         (header(PACKED, more=1), "6 items"),
         (header(b"=" + PACKED), "padding"),
-        (header(base64.b64encode(b"no rows")), "decompressed"),
+        (header(base64.b64encode(b"no rows")), "decompressing"),
     ],
 )
 def test_a_whole_line_of_another_form_is_rejected(path: Path, content: bytes, noun: str) -> None:

@@ -42,8 +42,7 @@ from evalkit.benchmarks.lm_eval.requests import (
 from evalkit.benchmarks.lm_eval.tasks import log_from
 from evalkit.benchmarks.session import prefetched
 from evalkit.compatibility.transformers import quiet
-from evalkit.data.wheels import say_on_stderr
-from evalkit.display import Say
+from evalkit.display import Say, news
 from evalkit.errors import CheckpointError, ScoringError, UsageError
 from evalkit.escape import brief
 from evalkit.generation.prompts import Decoding
@@ -63,7 +62,7 @@ def harness(
     token_budget: int | Literal["auto"] | None = None,
     add_bos_token: bool | None = None,
     batch_size: int | Literal["auto"] | None = None,
-    say: Callable[[str], None] = say_on_stderr,
+    say: Callable[[str], None] = news,
     tokenizer: str | Path | None = None,
     **loading: Unpack[LoadingSettings],
 ) -> Harness:
@@ -115,7 +114,7 @@ class Harness(AnswersFromRows, HFLM):  # type: ignore[misc]
         add_bos_token: bool | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
-        say: Callable[[str], None] = say_on_stderr,
+        say: Callable[[str], None] = news,
         **model: Any,
     ) -> None:
         # lm-eval's command line passes strings, and "no" would be truthy

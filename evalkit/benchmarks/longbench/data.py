@@ -26,8 +26,7 @@ from evalkit.benchmarks.longbench.official import template
 from evalkit.benchmarks.longbench.protocol import E_TASKS, TASKS, SuiteName, Task
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection, FirstDocuments
 from evalkit.data.sources import Hub, json_lines
-from evalkit.data.wheels import say_on_stderr
-from evalkit.display import Say
+from evalkit.display import Say, news
 from evalkit.errors import DataError, UnknownNameError, reading_as
 from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, read_bytes
 from evalkit.inputs.validated import Stored, validated
@@ -117,7 +116,7 @@ def load_rows(
     data_dir: Path | None = None,
     selection: DocumentSelection = ALL_DOCUMENTS,
     suite: SuiteName = "longbench",
-    say: Say = say_on_stderr,
+    say: Say = news,
     hub: Hub = _PROCESS_HUB,
 ) -> TaskDocuments:
     """Load the selected documents of one task, from a folder with `<task>.jsonl` (LongBench-E: `<task>_e.jsonl`).
