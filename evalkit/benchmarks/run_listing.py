@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.registry import kinds as known_kinds
-from evalkit.errors import RunError
+from evalkit.errors import RunError, reading_as
 from evalkit.inputs.values import by_number
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.finding import DamagedRun, scan
-from evalkit.runs.folder import JOURNAL, Run
+from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.runs.traits import (
     documents_read,
     is_imported,
@@ -132,7 +132,8 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
     if not run.complete:
         return ListedRun(state="interrupted" if about["journal"] else "begun", **about)
     try:
-        score, result = benchmark_of(run).headline(run)
+        with reading_as(run.folder / RESULTS, f"results of {run.kind}", RunError):
+            score, result = benchmark_of(run).headline(run)
     except RunError as error:
         state = "damaged" if run.kind in known_kinds() else "benchmark not installed"
         return ListedRun(state=state, **about | {"notes": (str(error), *about["notes"])})

@@ -29,8 +29,8 @@ from evalkit.tables.layout import layout_names, load_layout
 _PACKAGES = ("lm-eval", "torch", "transformers", "tokenizers", "datasets", "safetensors", "gguf",
              "numpy", "pandas", "pyarrow")  # fmt: skip
 _TESTED = {"lm-eval": "0.4.13"}
-# Free bytes that a run needs: its own files, the documents and the demo model
 _SCRATCH = 2**30
+"""Free bytes that a run needs: its own files, the documents and the demo model."""
 
 
 def _listed(

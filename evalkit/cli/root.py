@@ -59,8 +59,8 @@ for command in (
 ):  # fmt: skip
     cli.add_command(command)
 
-# Maximum characters of a message, and of another library's message within one
 _LONGEST, _LONGEST_REASON = 2000, 300
+"""Maximum characters of a message, and of another library's message within one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

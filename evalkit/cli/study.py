@@ -16,8 +16,8 @@ from evalkit.errors import CheckpointError, RunInUseError, TemplateError, UsageE
 if TYPE_CHECKING:
     from evalkit.studies.watch import Arrived, GrowingCurve, Watcher
 
-# Seconds until a run that another process computes is looked at again
 _IN_USE = 30.0
+"""Seconds until a run that another process computes is looked at again."""
 
 
 @dataclass(frozen=True)

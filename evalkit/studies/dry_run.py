@@ -26,12 +26,12 @@ from evalkit.studies.running import plan_runs
 from evalkit.studies.status import share_of
 from evalkit.studies.study import Study
 
-# Share of the matrix product's speed that scoring is assumed to reach
 _EFFICIENCY = 0.5
-# Seconds of timing for each of the two products
+"""Share of the matrix product's speed that scoring is assumed to reach."""
 _LONGEST = 0.3
-# Documents of each task that are tokenised; a quarter of them where answers are generated
+"""Seconds of timing for each of the two products."""
 _SAMPLE = 80
+"""Documents of each task that are tokenised; a quarter of them where answers are generated."""
 
 
 @dataclass(frozen=True)

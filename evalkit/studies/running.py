@@ -33,8 +33,8 @@ from evalkit.runs.writing import is_locked, read_owner
 from evalkit.studies.study import Study, StudyRun, finished_run_of, record_of, save_record
 
 GONE = "its checkpoint was deleted before this run was finished"
-# Seconds between two looks at the runs of other processes
 _POLL = 5.0
+"""Seconds between two looks at the runs of other processes."""
 
 State = Literal["finished", "failed", "in use"]
 """"in use": another process computes it."""

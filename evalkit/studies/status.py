@@ -30,8 +30,8 @@ from evalkit.studies.running import GONE, plan_of
 from evalkit.studies.study import Study, StudyRun, finished_in, record_of
 
 State = Literal["finished", "running", "interrupted", "missing", "failed", "not planned"]
-# Finished share of a run that has all batches, but no results
 _ALMOST = 0.999
+"""Finished share of a run that has all batches, but no results."""
 
 
 @dataclass(frozen=True)

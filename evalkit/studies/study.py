@@ -26,8 +26,8 @@ from evalkit.paths import replace_file
 from evalkit.runs.folder import RESULTS, Run, load_run
 
 _RECORDS = ".studies"
-# Most bytes of a record
 _LARGEST = 1 << 20
+"""Most bytes of a record."""
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,8 @@ def _are_alike(run: Run, other: Run) -> bool:
     return first == second
 
 
-# Names of folders that are renamed when they are complete
 _TEMPORARY = re.compile(r"[._]|te?mp|.*(\.|_|-)(te?mp|part|partial|incomplete|writing)$|.*~$", re.IGNORECASE)
+"""Names of folders that are renamed when they are complete."""
 
 
 @dataclass(frozen=True)

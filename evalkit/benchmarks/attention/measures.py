@@ -51,6 +51,7 @@ from evalkit.benchmarks.attention.documents import AnalysedSequence, Reading
 from evalkit.benchmarks.attention.groups import (
     CATEGORIES,
     FINISHED,
+    GROUPS,
     MASS,
     RANK,
     RANKED_LAYERS,
@@ -80,13 +81,17 @@ _CHECKED_TOKENS = 48
 
 
 def measures_of(blocks: MapBlocks, reading: Reading, groups: Collection[str]) -> dict[str, Floats]:
-    """Compute groups of measures of one layer, of `GROUPS`; a `ValueError` if a position is not in the map.
+    """Compute groups of measures of one layer, of `GROUPS`; a `ValueError` if the reading does not fit the map.
 
     Returns [heads] by name, and [heads, bins] for names that end in `_by_position`, with the bins of `position_edges`.
     """
+    if unknown := sorted(set(groups) - set(GROUPS)):
+        raise ValueError(f"no group of measures '{unknown[0]}'; there are {', '.join(GROUPS)}")
     positions = np.append(reading.readers, reading.last)
     if positions.min() < 0 or positions.max() >= blocks.tokens:
         raise ValueError(f"a position of the reading is outside of the sequence's {blocks.tokens} tokens")
+    if MASS in groups and (reading.categories is None or len(reading.categories) != blocks.tokens):
+        raise ValueError(f"the measures of mass need the categories of {blocks.tokens} tokens")
     measured = {} if set(groups) == {RANK} else _MapSums(blocks, reading, groups).measures()
     if RANK in groups:
         # Head by head, so that one head's map is in memory

@@ -153,7 +153,7 @@ class LongBench(generated.GeneratedBenchmark):
         return _groups(run.suite)
 
     def answers(self, run: Run) -> pd.DataFrame:
-        table = run.table(results.GENERATIONS)
+        table = run.table(results.GENERATIONS, ("answers", "source"))
         return table.assign(references=table["answers"].map(json.loads)).rename(columns={"prediction": "answer"})
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:

@@ -28,12 +28,12 @@ from evalkit.runs.columns import Rows
 from evalkit.studies.cluster.worker import ComputedBatch, PreparedRun, Recipe, packed, portable
 from evalkit.studies.running import Job, Outcome, why_failed
 
-# Planned batches for each worker of a job
 _AHEAD = 4
-# Batches that may wait for the disk; the loop waits before it takes more
+"""Planned batches for each worker of a job."""
 _MOST_UNWRITTEN = 256
-# Seconds between two estimates of the time left
+"""Batches that may wait for the disk; the loop waits before it takes more."""
 _ESTIMATE_EVERY = 0.5
+"""Seconds between two estimates of the time left."""
 
 
 @dataclass

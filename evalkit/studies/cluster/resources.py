@@ -13,8 +13,8 @@ from evalkit.errors import UsageError
 from evalkit.escape import counted
 from evalkit.inputs.settings import setting
 
-# Shares of a GPU such as a third are rounded
 _ROUNDING = 1e-9
+"""Shares of a GPU such as a third are rounded."""
 
 Machine = Mapping[str, float]
 """Resources of a machine by Ray's names; a resource that it does not have is absent."""

@@ -35,8 +35,8 @@ from evalkit.studies.running import why_failed
 
 LIBRARIES = ("lm-eval", "torch", "transformers", "tokenizers")
 """Libraries whose version must be the driver's, beside evalkit's own."""
-# Most bytes of a checkpoint that is sent to workers: every machine holds a copy in memory
 _LARGEST = 4 << 30
+"""Most bytes of a checkpoint that is sent to workers: every machine holds a copy in memory."""
 
 
 def versions() -> dict[str, str]:

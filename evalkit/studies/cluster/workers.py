@@ -27,22 +27,22 @@ IN_HANDS = 2
 MOST_LOSSES = 3
 """Number of workers that a batch, or the preparation of a run, may cost before the run fails; and number of workers in
 succession that may be lost before they have started."""
-# Seconds between two looks at the machines of a cluster, and between two attempts to start workers
 _LOOK, _GROWTH = 1.0, 5.0
-# Seconds for which a worker that was asked for is expected (it may wait for cores of another job for ever), and
-# seconds without any worker after which the driver gives up
+"""Seconds between two looks at the machines of a cluster, and between two attempts to start workers."""
 _STARTING, _PATIENCE = 60.0, 600.0
-# A worker is replaced if a batch takes more than this many seconds, and this many times what it should take
+"""Seconds for which a worker that was asked for is expected (it may wait for cores of another job for ever), and
+seconds without any worker after which the driver gives up."""
 _DEADLINE, _DEADLINE_SHARE = 600.0, 20.0
-# The same in seconds for loading, and before a batch of the run is measured: a CPU can need an hour for a large
-# model's
+"""A worker is replaced if a batch takes more than this many seconds, and this many times what it should take."""
 _LOADING_DEADLINE, _FIRST_DEADLINE = 3600.0, 14_400.0
+"""The same in seconds for loading, and before a batch of the run is measured: a CPU can need an hour for a large
+model's."""
 # Seconds without an answer of the cluster's head until that is said, and until the run ends: after 60, Ray ends the
 # process
 _HEAD_SILENT, _HEAD_LOST = 15.0, 50.0
 _LOG_LINES = 8
-# What a line of a worker's log has that names a cause
 _CAUSE = re.compile(r"error|exception|fault|fatal|abort|assert|killed|SIG[A-Z]{3}|out of memory", re.IGNORECASE)
+"""What a line of a worker's log has that names a cause."""
 
 
 @dataclass(eq=False)
