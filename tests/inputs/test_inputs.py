@@ -274,7 +274,7 @@ def test_options_that_fit() -> None:
 
 
 def test_a_harness_takes_what_fits(checkpoint: Path) -> None:
-    values = {"allow_pickle": "no", "add_bos_token": "no", "dtype": 5, "max_batch_size": 2.5, "pretrained": 5}
+    values = {"allow_pickle": "no", "add_bos_token": "no", "dtype": 5, "pretrained": 5}
     for name, value in values.items():
         with pytest.raises(UsageError, match=f"(?i)({name.replace('_', '[-_]')}|--model) is {value!r}"):
             Harness(**({"pretrained": str(checkpoint)} | {name: value}))

@@ -153,7 +153,7 @@ def test_what_cannot_be_estimated(folder: Path) -> None:
     assert rows["zs"]["tokens"] > rows["here"]["tokens"] > 0
     assert rows["zs"]["seconds"] is None and rows["here"]["seconds"] > 0
     text = printed(report)
-    assert "time is not estimated: --device cuda" in text and "no attention layer -3" in text
+    assert "time is not estimated: --device cuda" in text and "--layers -3" in text
 
 
 def test_models_with_one_tokenizer_and_other_windows_have_other_tokens(tmp_path: Path, files: Path) -> None:

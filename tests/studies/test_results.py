@@ -176,7 +176,7 @@ def test_sides(results: StudyResults) -> None:
     with pytest.raises(UsageError, match=r"intg with.*: vanilla, intg, diff$"):
         study_sides(results, ["intg"], zs(results))
     for make in (study_sides, lambda *given: contents_of_study(given[0], given[1], "zs")):
-        with pytest.raises(UsageError, match=r"in diff and in diff@10"):
+        with pytest.raises(UsageError, match=r"named twice"):
             make(results, ["diff", "diff@10"], zs(results))
     assert contents_of_study(results, ["vanilla"], "zs").comparisons == ()
     [comparison] = contents_of_study(results, ["vanilla", "diff"], "zs").comparisons

@@ -242,7 +242,7 @@ INVALID: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"tasks": "piqq"}, UsageError, "piqq"),
     ({"data_dir": "nowhere"}, DataError, "nowhere"),
     ({"template": "nothing"}, UnknownNameError, "nothing"),
-    ({"attention": "flash"}, UnknownNameError, "'flash'"),
+    ({"attention": "flash"}, UsageError, "'flash'"),
     ({"every": 0}, UsageError, "every is 0"),
     ({"every": 2.5}, UsageError, "every is 2.5"),
     ({"every": None, "at_end": False}, UsageError, "every and at_end"),

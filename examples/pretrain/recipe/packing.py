@@ -92,7 +92,7 @@ def _file_documents(text: Text) -> Iterator[tuple[str, str]]:
                     try:
                         record = parse_json(line)
                     except Unreadable as error:
-                        raise DataError(f"{where}: {error.reason}") from error
+                        raise DataError(f"{where}: {error}") from error
                     yield _text_of(record, text.key, where), where
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error

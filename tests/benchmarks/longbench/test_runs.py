@@ -147,7 +147,7 @@ def test_bad_input(evalkit: Command, model: Path, rows: Path) -> None:
         (["--suite", "longbench-e", "--tasks", "qmsum"], 2, ["qmsum"]),
         (["--tasks", "qmsum"], 1, ["qmsum", "--data-dir"]),
         (["--chat"], 1, ["--chat"]),
-        (["--plot", "lengths.gif"], 2, ["--plot lengths.gif"]),
+        (["--plot", "lengths.gif"], 2, ["lengths.gif"]),
     ):
         complains(evalkit("longbench", *arguments(common, options)), code, *nouns)
 

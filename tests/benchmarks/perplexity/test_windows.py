@@ -67,7 +67,7 @@ def test_files_and_folders(tmp_path: Path) -> None:
 def test_texts_that_cannot_be_read(tmp_path: Path) -> None:
     for name, content, noun in (
         ("a.txt", b"", "a.txt"),
-        ("a.txt", b"one\ntw\xff\n", "a.txt, line 2"),
+        ("a.txt", b"one\ntw\xff\n", "a.txt: line 2"),
         ("a.txt", b"x" * (2**23 + 1), "a.txt"),  # too long for a tokenizer
         ("a.jsonl", b'{"text": "x"}\n\n{"text": ""}', "a.jsonl, line 3: .*'text'"),
         ("a.jsonl", b'{"text": "x"}\n{"body": "x"}', "a.jsonl, line 2: .*'text'.*--key"),

@@ -178,7 +178,7 @@ def test_other_prompts_are_another_run_and_another_trait(varied: Run, run_of: Ev
     for changes, noun in (
         ({"vary": "choice_order"}, "piqa"),
         ({"vary": "template", "log_samples": True}, "--log-samples"),
-        ({"vary": "template", "suite": "lm_eval"}, "--suite lm_eval"),
+        ({"vary": "template", "suite": "lm_eval"}, "lm_eval"),
     ):
         with pytest.raises(UsageError, match=noun):
             run_of(tasks=("piqa",), **changes)

@@ -396,7 +396,7 @@ def test_a_full_disk_ends_its_own_run_only(files: Path, tmp_path: Path, monkeypa
     disk = Disk(tmp_path, monkeypatch, full)
     outcomes, _ = InProcessRay(1).run(jobs_of(files, tmp_path, models=1))
     assert states(outcomes) == ["failed"]
-    assert "No space left" in outcomes[0].message and "not saved" in outcomes[0].message
+    assert "No space left" in outcomes[0].message and "batch 3" in outcomes[0].message
     assert not is_locked(outcomes[0].job.plan.folder)
     kept = lines(tmp_path)
     time.sleep(0.2)
