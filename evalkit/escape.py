@@ -53,8 +53,8 @@ _LATEX = {
     "×": r"$\times$", "±": r"$\pm$", "−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$",
 }  # fmt: skip
 
-# Latin-1 characters that T1 with textcomp typesets; TeX's default fonts have no glyphs for others
 _TYPESET = frozenset(map(chr, [*range(0x20, 0x7F), *range(0xA1, 0x100)])) - {"\xad"}
+"""Latin-1 characters that T1 with textcomp typesets; TeX's default fonts have no glyphs for others."""
 
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")

@@ -76,10 +76,7 @@ def context_of(model: ModelSpec, checkpoint: Checkpoint, what: str) -> int:
         return extension.target
     _, window = configured_window(config_of(checkpoint, silent))
     if window is None or window > MOST_TOKENS:  # float32 cannot distinguish more positions
-        raise UsageError(
-            f"{checkpoint.given}: its config has no context window of at most {MOST_TOKENS:,} tokens; "
-            "give the real one as --context and --context-original"
-        )
+        raise UsageError(f"{checkpoint.given}: its config has no context window; give --context and --context-original")
     return window
 
 

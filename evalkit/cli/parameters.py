@@ -11,6 +11,7 @@ variable and in a YAML file (`--config`): a value has the same meaning in each, 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass, replace
@@ -39,7 +40,6 @@ SETTINGS = {
 }
 
 
-# Settings that are beside each other in `--help`
 _GROUPS = {
     "ORIGIN": ("revision", "tokenizer"),
     "SELECTION": ("sample", "seed", "limit"),
@@ -47,6 +47,7 @@ _GROUPS = {
     "CONTEXT": ("context", "context_method", "context_original", "context_config"),
     "TRUST": ("allow_pickle", "trust_remote_code"),
 }
+"""Settings that are beside each other in `--help`."""
 
 
 class Commands(click.Group):
@@ -175,6 +176,8 @@ class Option(click.Option):
         return super().consume_value(ctx, opts)
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        if isinstance(self.envvar, str) and os.environ.get(self.envvar, "set").strip() == "":
+            raise UsageError(f"{self.envvar} is set and empty; unset it, or give a value")
         value = super().resolve_envvar_value(ctx)
         # EVALKIT_SUITE is for several commands: another benchmark's suite is ignored
         if value and self.name == "suite" and isinstance(self.type, click.Choice) and value not in self.type.choices:
@@ -230,7 +233,6 @@ def _check_plot(_: click.Context, __: click.Parameter, path: Path | None) -> Pat
 _CHECKS: dict[str, Any] = {"output": _check_output, "plot": _check_plot}
 
 
-# Option or argument → its known names: an object or a function of other rooms. A file is accepted in place of any
 _COMPLETED = {
     "--suite": "evalkit.benchmarks.registry:suite_names",
     "--rule": "evalkit.runs.rules:all_rules",
@@ -246,6 +248,7 @@ _COMPLETED = {
     "run": "evalkit.runs.finding:root_of_runs",
     "runs": "evalkit.runs.finding:root_of_runs",
 }
+"""Option or argument → its known names: an object or a function of other rooms. A file is accepted in place of any."""
 
 
 def _names_of(parameter: str, study: Path | None) -> Iterable[str]:
@@ -306,7 +309,13 @@ def _read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
         listed = value if is_list and isinstance(value, list) else [value]
         if not listed or not all(isinstance(item, str) and item for item in listed):
             raise UsageError(f"{where} must be a text{', or a list of texts' if is_list else ''}; found {value!r:.60}")
-        defaults[parameter.name or ""] = listed if parameter.multiple else ",".join(listed)
+        text = ",".join(listed)
+        if not parameter.multiple:
+            try:
+                parameter.type.convert(text, parameter, ctx)
+            except (click.BadParameter, UsageError) as error:
+                raise UsageError(f"{where}: {str(error).rstrip('.')}") from error
+        defaults[parameter.name or ""] = listed if parameter.multiple else text
     ctx.default_map = defaults
 
 

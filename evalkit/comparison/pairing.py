@@ -185,7 +185,8 @@ def _identity(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, .
 def _indices(tables: Sequence[pd.DataFrame], identity: str) -> tuple[list[Codes], int]:
     """Return the indices of the common documents in each table, in the first one's order, and the number of others."""
     keys = [table.set_index(["subtask", identity]).index for table in tables]
-    if all(keys[0].equals(key) for key in keys):
+    # Without a value there is no identity
+    if all(keys[0].equals(key) for key in keys) and not tables[0][identity].isna().any():
         return [np.arange(len(table)) for table in tables], 0
     common = keys[0]
     for key in keys[1:]:

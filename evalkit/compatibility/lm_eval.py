@@ -140,12 +140,12 @@ def without_bars(bootstrapping: Callable[[str, int], None]) -> Iterator[None]:
     def announced(bootstrap: Callable[..., float]) -> Callable[..., float]:
         def announced_bootstrap(f: Callable[..., float], xs: Sequence[Any], iters: int) -> float:
             bootstrapping(f.__name__, iters)
-            return float(bootstrap(f, xs, iters=iters))
+            with replaced(tqdm, tqdm=silent):  # which it imports when it is called
+                return float(bootstrap(f, xs, iters=iters))
 
         return announced_bootstrap
 
-    # Bootstrapping imports tqdm when it is called
-    with replaced(task, tqdm=silent), replaced(tqdm, tqdm=silent), replaced(metrics, bootstrap_stderr=announced):
+    with replaced(task, tqdm=silent), replaced(metrics, bootstrap_stderr=announced):
         yield
 
 

@@ -83,8 +83,8 @@ _Text = Annotated[_MaybeEmpty, Field(pattern=r"\S")]
 _FourTexts = Annotated[list[_Text], Field(min_length=4, max_length=4)]
 _Four = Annotated[int, Field(ge=0, le=3)]
 _Two = Annotated[int, Field(ge=0, le=1)]
-# Surrounding spaces are accepted, as in lm-eval's OpenBookQA
 _Key = Annotated[_Text, AfterValidator(str.strip)]
+"""Surrounding spaces are accepted, as in lm-eval's OpenBookQA."""
 
 
 class _WinoGrande(Stored):

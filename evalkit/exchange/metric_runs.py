@@ -106,7 +106,9 @@ def _recomputed(log: LoggedTask) -> dict[str, Any]:
             continue
         numbers = [number for number in members if isinstance(number, float)] if kind in (None, "mean") else []
         are_shares = kind is not None or all(0 <= number <= 1 for number in numbers)
-        expected = logged.get(f"{metric},{rule}", value if are_shares else math.nan)
+        expected = logged.get(f"{metric},{rule}")
+        if not isinstance(expected, int | float):
+            expected = value if are_shares else math.nan
         if math.isclose(value, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
             error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
             values |= {f"{metric},{rule}": value, f"{metric}_stderr,{rule}": error}
@@ -231,10 +233,7 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
     count = len(likelihoods) // (2 if "acc_mutual_info" in sample.metrics else 1)
     requests = sample.requests[:count]
     if len(likelihoods) != len(sample.requests) and (likelihoods or _is_plain_choice(log, sample.requests)):
-        raise DataError(
-            f"{sample.where} has {len(sample.requests)} requests, but {len(likelihoods)} log-likelihoods; the file "
-            "was changed"
-        )
+        raise DataError(f"{sample.where}: {len(sample.requests)} requests, {len(likelihoods)} answers: changed")
     is_index = sample.target in map(str, range(count))
     if count < 2 or not is_index or "acc" not in sample.metrics or any(len(texts) < 2 for texts in requests):
         return []

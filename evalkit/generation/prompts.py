@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.errors import CheckpointError, TemplateError
+from evalkit.errors import CheckpointError, TemplateError, reading_as
 
 if TYPE_CHECKING:
     from evalkit.generation.generator import Generator
@@ -83,7 +83,8 @@ def as_message(tokenizer: Any, text: str) -> list[int]:
     if not tokenizer.chat_template:
         raise TemplateError("the tokenizer has no chat template; leave out --chat")
     turns = [{"role": "user", "content": text}]
-    encoding = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
+    with reading_as("the tokenizer's chat template", "a template of one user turn", TemplateError):
+        encoding = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)
     return list(encoding["input_ids"])
 
 

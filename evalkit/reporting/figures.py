@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Distinguishable with red-green colour blindness (Okabe and Ito)
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+"""Distinguishable with red-green colour blindness (Okabe and Ito)."""
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 INK, GREY = "#222222", "#6b6b6b"
 """Colours of text, and of what is less important."""

@@ -327,7 +327,7 @@ def _reading(folder: Path, name: str) -> Iterator[None]:
         advice = f"delete {rebuilt} and run its command again, which resumes from the journal"
         if not is_file(folder / JOURNAL):
             advice = f"restore the original file, or {WITHOUT_JOURNAL}"
-        reason = error.strerror if isinstance(error, OSError) else first_line(error)
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise RunError(f"{folder / name} is damaged ({reason}); {advice}") from error
 
 

@@ -25,7 +25,19 @@ from evalkit.errors import RunError, RunInUseError
 from evalkit.inputs.reading import read_json
 from evalkit.inputs.validated import Stored, validated
 from evalkit.paths import replace_file, replacing
-from evalkit.runs.folder import DIGEST, JOURNAL, MANIFEST, RESULTS, RUN, Run, digest, json_bytes, load_run, sealed
+from evalkit.runs.folder import (
+    DIGEST,
+    JOURNAL,
+    MANIFEST,
+    RESULTS,
+    RUN,
+    Run,
+    digest,
+    is_file,
+    json_bytes,
+    load_run,
+    sealed,
+)
 from evalkit.runs.journal import Entry, FinishedRows, Journal
 from evalkit.runs.traits import BatchDevice, devices, places
 
@@ -159,12 +171,14 @@ def is_locked(folder: Path) -> bool:
 
 def _is_active(folder: Path, owner: Owner) -> bool:
     """Whether an owner has renewed its file lately, by the clock of the file system, and not released it."""
+    if owner.released:
+        return False
     now = time.time()
     with suppress(OSError):
         (folder / _LOCK).touch()
         now = (folder / _LOCK).stat().st_mtime
     with suppress(OSError):
-        return not owner.released and now - (folder / _OWNER).stat().st_mtime < LEASE
+        return now - (folder / _OWNER).stat().st_mtime < LEASE
     return False
 
 
@@ -181,7 +195,7 @@ def find_finished(
     device: str,
 ) -> Run | None:
     """Return a manifest's run if it has all that is requested; `say` if it was computed on another device."""
-    has_both = (folder / RESULTS).is_file() and (folder / MANIFEST).is_file()
+    has_both = is_file(folder / RESULTS) and is_file(folder / MANIFEST)
     if not has_both or not is_finished(run := _load_same(folder, manifest)):
         return None
 

@@ -163,7 +163,6 @@ def _short(value: float) -> str:
     return f"{value:,.0f} P"
 
 
-# Key of the records → heading and form of the values
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "parameters": ("parameters", _short),
     "runs": ("runs", "{:,}".format),
@@ -174,6 +173,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "generated_tokens": ("generated", lambda count: f"≤ {_short(count)}" if count else ""),
     "seconds": ("time", clock),
 }
+"""Key of the records → heading and form of the values."""
 
 
 def _shown(record: Mapping[str, Any], key: str) -> str:

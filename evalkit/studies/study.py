@@ -23,7 +23,7 @@ from evalkit.escape import printable
 from evalkit.inputs.reading import read_json
 from evalkit.inputs.validated import FileSettings, Named, NonEmpty, Stored, restored
 from evalkit.paths import replace_file
-from evalkit.runs.folder import RESULTS, Run, load_run
+from evalkit.runs.folder import RESULTS, Run, is_file, load_run
 
 _RECORDS = ".studies"
 _LARGEST = 1 << 20
@@ -187,7 +187,7 @@ def select(study: Study, given: str) -> Selected:
     common = {str(step): step for step in set.intersection(*map(set, seeds))}
     if not common:
         raise UsageError(f"study {study.path}: the seeds of {name} have no training step in common; list such steps")
-    if asked and asked not in common:
+    if asked and (asked == "None" or asked not in common):
         known = [f"{name}@{step}" for step in common.values() if step is not None]
         raise UnknownNameError(f"step of study {study.path}", given, known)
     step = common[asked] if asked else max(common.values(), key=lambda step: step or 0)
@@ -198,10 +198,7 @@ def trainings(study: Study, name: str) -> list[tuple[str, list[StudyCheckpoint]]
     """Return (name, checkpoints by step) of each seed of a model; raise `UsageError` if it has no steps."""
     seeds = study.members(name)
     if any(None in seed for seed in seeds.values()):
-        raise UsageError(
-            f"study {study.path}: {name} has no training steps, so it has no curve; list the checkpoints of its "
-            "training under 'steps'"
-        )
+        raise UsageError(f"study {study.path}: {name} has no training steps; list 'steps'")
     named = {seed: name if seed is None else f"{name} seed {seed}" for seed in seeds}
     return [(printable(named[seed]), list(steps.values())) for seed, steps in seeds.items()]
 
@@ -272,5 +269,5 @@ def finished_run_of(study: Study, run: StudyRun) -> Run | None:
 
 def finished_in(folder: Path, identity: str) -> Run | None:
     """Return the finished run of an id in a folder, or None; raise `RunError` if the folder is damaged."""
-    run = load_run(folder) if (folder / RESULTS).is_file() else None
+    run = load_run(folder) if is_file(folder / RESULTS) else None
     return run if run is not None and run.complete and run.manifest["id"] == identity else None

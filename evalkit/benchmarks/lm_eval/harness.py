@@ -197,10 +197,7 @@ class Harness(AnswersFromRows, HFLM):  # type: ignore[misc]
             try:
                 check_settings(model, (prompt.decoding or Decoding()).settings)
             except UsageError as error:
-                raise ScoringError(
-                    f"{request.label}: its generation_kwargs, with the model's generation config, are not supported: "
-                    f"{error}"
-                ) from error
+                raise ScoringError(f"{request.label}: its generation_kwargs are not supported: {error}") from error
         return facts
 
     def computed(self, content: RequestBatch) -> list[RequestRow]:
@@ -222,6 +219,8 @@ class Harness(AnswersFromRows, HFLM):  # type: ignore[misc]
 
     def rows(self, instances: list[Any]) -> list[list[RequestRow]]:
         """Compute lm-eval's requests of one kind; see `AnswersFromRows`."""
+        if not instances:
+            return []
         requests = requests_of(instances)
         distinct = list({request.key(): request for request in requests}.values())
         rows: dict[Any, RequestRow] = {}

@@ -150,4 +150,7 @@ class AnswersFromRows:
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each text, summed over lm-eval's windows, in order."""
-        return [float(sum(row.likelihood or 0.0 for row in windows)) for windows in self.rows(requests)]
+        # Without windows it is an IndexError, not a likelihood of 0
+        return [
+            sum((row.likelihood or 0.0 for row in rows[1:]), rows[0].likelihood or 0.0) for rows in self.rows(requests)
+        ]

@@ -201,10 +201,7 @@ class TaskPart:
             (n, choice) for n, question in enumerate(self.questions) for choice in range(len(question.contexts))
         ]:
             # Happens only if lines of the journal were removed while it was read
-            raise RunError(
-                f"the journal lacks choices of some documents of {self.task}; delete the run's folder and run the "
-                "command again"
-            )
+            raise RunError(f"the journal lacks choices of documents of {self.task}; delete its folder, run again")
         scores: pd.DataFrame = table.to_pandas()
         return scores.assign(**{CLUSTER: [self.questions[number].cluster for number, _ in chosen]})
 

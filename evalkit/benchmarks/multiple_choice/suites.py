@@ -195,8 +195,5 @@ def with_fewshot(suite: Suite, shots: int) -> Suite:
         )
     for task, examples in suite.fewshot.items():
         if task in suite.tasks and shots > examples.most:
-            raise UsageError(
-                f"--num-fewshot is {shots}, but {task} has no more than {examples.most} examples for each subject; "
-                f"give {examples.most} or fewer"
-            )
+            raise UsageError(f"--num-fewshot is {shots}, but {task} has at most {examples.most} examples")
     return suite.model_copy(update={"num_fewshot": shots})

@@ -121,10 +121,7 @@ def _templates(names: Sequence[str], folder: Path) -> Iterator[tuple[str, Templa
 
 def _system_prompts(where: str, texts: Sequence[str], base: Template) -> Iterator[tuple[str, Template, str]]:
     if texts and not (base.chat or any("{system}" in part.text for part in base.parts)):
-        raise UsageError(
-            f"{where}: template {base.name} has no {{system}}, so system prompts cannot be varied; use --template "
-            "inst, or leave out system_prompt"
-        )
+        raise UsageError(f"{where}: template {base.name} has no {{system}}; use --template inst")
     # An empty text would leave the spaces and line ends around it
     others = tuple(
         part for part in base.parts if "{system}" not in part.text or part.text.replace("{system}", "").strip()

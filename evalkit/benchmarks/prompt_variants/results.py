@@ -260,10 +260,7 @@ class ComparablePrompts(ComparableChoices):
             raise UsageError(f"run {first} has several prompts and run {second} has one; run both with the same --vary")
         for task, own in self.prompts.items():
             if differing := own.items() ^ other.prompts.get(task, own).items():
-                raise UsageError(
-                    f"task {task}: prompt {min(differing)[0]} of run {first} is not that of run {second}; run both "
-                    "with the same --vary and --template"
-                )
+                raise UsageError(f"task {task}: prompt {min(differing)[0]} of run {first} is not that of run {second}")
 
     def beside(self, rule: str) -> str | None:
         """Return bits per byte under the same prompts."""

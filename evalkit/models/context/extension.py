@@ -104,7 +104,7 @@ def plan_extension(
     setting that does not apply or is out of range, and `CheckpointError` if config.json has no context window, or
     extends it itself and no original window is given.
     """
-    target, method = settings.context, settings.method or YARN
+    target, method = settings.context, YARN if settings.method is None else settings.method
     if target is None:
         return None
     _check_settings(settings, method)

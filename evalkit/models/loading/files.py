@@ -175,7 +175,10 @@ def is_begun(states: FileStates) -> bool:
 
 def is_pattern(text: str, folder: Path | None = None) -> bool:
     """Return whether a checkpoint's name is a pattern: it has wildcards, and is no path, relative to `folder`."""
-    return bool(_WILDCARD.search(text)) and not (folder or Path()).joinpath(text).exists()
+    try:
+        return bool(_WILDCARD.search(text)) and not (folder or Path()).joinpath(text).exists()
+    except OSError:
+        return False
 
 
 def matching(text: str, folder: Path | None = None) -> list[str]:
@@ -208,8 +211,8 @@ _Positive = Annotated[float, Field(gt=0)]
 _Share = Annotated[float, Field(gt=0, le=1)]
 _Base = Annotated[float, Field(gt=1)]
 _Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
-# Some architectures list the experts of each kind of layer
 _Experts = Annotated[int, Field(ge=0, le=_MOST_EXPERTS)] | list[Any]
+"""Some architectures list the experts of each kind of layer."""
 
 
 def _form(name: str, types: Mapping[Any, tuple[str, ...]]) -> type[Stored]:

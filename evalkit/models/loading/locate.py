@@ -106,8 +106,10 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
 
         path = demo_checkpoint(say)
         return Checkpoint(given=model, kind="demo", folder=path.parent, gguf=path)
-    path = Path(model).expanduser()
+    path = _path(model)
     if path.is_file():
+        if path.suffix != ".gguf":
+            raise CheckpointError(f"{path}: is neither a checkpoint folder nor a .gguf file")
         return Checkpoint(given=model, kind="gguf", folder=path.parent, gguf=path)
     if path.is_dir() and model.strip():
         _check_folder(path)
@@ -121,7 +123,7 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
 
 def tokenizer_folder(given: str, say: Say) -> Path:
     """Return the folder that `--tokenizer` names; it needs no weights and no config.json."""
-    folder = Path(given).expanduser()
+    folder = _path(given)
     if not folder.is_dir():
         if folder.exists() or looks_like_path(given) or given == "demo":
             raise CheckpointError(f"--tokenizer {given}: expected a folder or a hub name, not a GGUF file")
@@ -129,6 +131,15 @@ def tokenizer_folder(given: str, say: Say) -> Path:
     if not files.tokenizer_files(folder):
         raise CheckpointError(f"{given}: holds no tokenizer (tokenizer.json, tokenizer.model, vocab.json)")
     return folder
+
+
+def _path(given: str) -> Path:
+    try:
+        path = Path(given).expanduser()
+        path.is_dir()
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{given[:200]}: cannot be accessed ({error})") from error
+    return path
 
 
 def looks_like_path(text: str) -> bool:
@@ -148,12 +159,15 @@ def _check_folder(folder: Path) -> None:
 
 def _fetch(given: str, *, pickles: bool, code: bool, weights: bool = True, say: Say) -> tuple[Path, str | None]:
     from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     name, _, revision = given.partition("@")
     try:
         info = HfApi().model_info(name, revision=revision or None, timeout=_REACH_SECONDS)
-    except Exception as error:  # no such model, offline, timeout, proxy, server: the cache is the fallback for all
+    except Exception as error:  # offline, timeout, proxy, server: the cache is the fallback
         try:
+            if isinstance(error, (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError)):
+                raise
             folder = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
         except Exception:
             raise CheckpointError(

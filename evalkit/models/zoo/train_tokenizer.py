@@ -21,8 +21,8 @@ _SPACE = "▁"
 _SPECIAL = ("<unk>", "<s>", "</s>")
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 FEWEST = len(_SPECIAL) + len(_BYTES)
-# Repeated spaces; letters with a leading space; single digits; line ends; other characters
 _WORDS = rf"{_SPACE}+(?={_SPACE})|{_SPACE}?[\p{{L}}\p{{M}}]+|\p{{N}}|\n+|{_SPACE}?[^{_SPACE}\p{{L}}\p{{M}}\p{{N}}\n]+"
+"""Repeated spaces; letters with a leading space; single digits; line ends; other characters."""
 _RUN = re.compile(r"\S+|\s+")
 _LONGEST = 1000
 """Longest word, or space between words, in training, in characters: the trainer's time is quadratic in the length of a

@@ -24,16 +24,16 @@ INSTALL = "pip install 'evalkit-checkpoints[ray]'"
 _ATTEMPT = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 _ATTEMPTS, _ANSWER_SECONDS = "5", 30.0
 """Failed requests after which Ray gives up, about a second each, and seconds in which a cluster must answer."""
-# Bytes of the object store of a cluster on this machine; batches are small
 _STORE = 256 << 20
+"""Bytes of the object store of a cluster on this machine; batches are small."""
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
-# Token of the clusters that this process starts; the same for all, since Ray's library keeps the first
 _TOKEN = secrets.token_hex(32)
+"""Token of the clusters that this process starts; the same for all, since Ray's library keeps the first."""
 _MODE, _TOKEN_VARIABLES = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _TOKEN_FILE = Path(".ray", "auth_token")
 """File of a user's token in the home folder."""
-# What Ray says if a cluster rejects the token, or the lack of one
 _REJECTED = re.compile("InvalidAuthToken|AuthenticationError")
+"""What Ray says if a cluster rejects the token, or the lack of one."""
 _EXCEPTION = re.compile(r"\n(?=[\w.]+: )")
 
 

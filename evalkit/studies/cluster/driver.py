@@ -27,8 +27,8 @@ from evalkit.studies.cluster.worker import Answer, ComputedBatch, PreparedRun, W
 from evalkit.studies.cluster.workers import IN_HANDS, MOST_LOSSES, WorkerHandle, WorkerPool
 from evalkit.studies.running import Job, Outcome, once, why_failed
 
-# Seconds that the loop waits for an answer at most: something may be planned or written meanwhile
 _TICK = 0.05
+"""Seconds that the loop waits for an answer at most: something may be planned or written meanwhile."""
 _TRACE_LINES = 6
 
 
@@ -113,6 +113,8 @@ class Driver:
         if self.pool.may_grow or not usable:
             return
         for job in self.queue.jobs:
+            if job.is_planned and not (job.ready or job.in_hands):
+                continue  # its results are written
             able = [number for number in usable if number not in job.refusals]
             if not able:
                 self.queue.end(job, "failed", list(job.refusals.values())[-1])

@@ -37,9 +37,9 @@ _DEADLINE, _DEADLINE_SHARE = 600.0, 20.0
 _LOADING_DEADLINE, _FIRST_DEADLINE = 3600.0, 14_400.0
 """The same in seconds for loading, and before a batch of the run is measured: a CPU can need an hour for a large
 model's."""
-# Seconds without an answer of the cluster's head until that is said, and until the run ends: after 60, Ray ends the
-# process
 _HEAD_SILENT, _HEAD_LOST = 15.0, 50.0
+"""Seconds without an answer of the cluster's head until that is said, and until the run ends: after 60, Ray ends the
+process."""
 _LOG_LINES = 8
 _CAUSE = re.compile(r"error|exception|fault|fatal|abort|assert|killed|SIG[A-Z]{3}|out of memory", re.IGNORECASE)
 """What a line of a worker's log has that names a cause."""
