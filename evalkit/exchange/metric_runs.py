@@ -233,7 +233,7 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
     count = len(likelihoods) // (2 if "acc_mutual_info" in sample.metrics else 1)
     requests = sample.requests[:count]
     if len(likelihoods) != len(sample.requests) and (likelihoods or _is_plain_choice(log, sample.requests)):
-        raise DataError(f"{sample.where}: {len(sample.requests)} requests, {len(likelihoods)} answers: changed")
+        raise DataError(f"{sample.where} has {len(sample.requests)} requests and {len(likelihoods)} log-likelihoods")
     is_index = sample.target in map(str, range(count))
     if count < 2 or not is_index or "acc" not in sample.metrics or any(len(texts) < 2 for texts in requests):
         return []

@@ -221,7 +221,7 @@ def _leaf_questions(
         # As in lm-eval's `simple_evaluate`, which would fail with an assertion on too few examples
         leaf.set_fewshot_seed(fewshot_seed())
         if (examples := len(leaf.sampler.df)) < shots:
-            raise DataError(f"task {name}: has {examples} few-shot examples, not {shots}; give a lower --num-fewshot")
+            raise DataError(f"task {name}: expected {shots} few-shot examples, found {examples}; lower --num-fewshot")
     count = numbers[-1] + 1
     if leaf.config.custom_dataset is dataset:
         # Documents of texts and numbers, whose rows are the same in bulk, in a tenth of the time
