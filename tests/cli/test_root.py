@@ -69,7 +69,7 @@ def test_variables_of_one_command_break_no_other(evalkit: Command, monkeypatch: 
     monkeypatch.setenv("EVALKIT_FORMAT", "jsn")
     complains(evalkit("table", "main_res"), 2, "'jsn'")
     monkeypatch.setenv("EVALKIT_FORMAT", " ")
-    complains(evalkit("table", "main_res"), 2, "--format")
+    complains(evalkit("table", "main_res"), 2, "EVALKIT_FORMAT")
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_variables_of_one_command_break_no_other(evalkit: Command, monkeypatch: 
         ("limt: 3", ["settings.yaml", "limt", "limit"]),
         ("- model", ["settings.yaml"]),
         ("a: [", ["settings.yaml", "line 1"]),
-        ("limit: 2.7", ["limit", "2.7"]),
-        ("log-samples: maybe", ["log-samples", "maybe"]),
+        ("limit: 2.7", ["settings.yaml", "limit", "2.7"]),
+        ("log-samples: maybe", ["settings.yaml", "log-samples", "maybe"]),
         ("data_dir: a\ndata-dir: b", ["settings.yaml", "data-dir"]),
         ("set: [window]", ["--set", "window"]),
         ("revision: 0123", ["x@0123"]),
