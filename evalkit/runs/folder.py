@@ -322,7 +322,7 @@ def load_run(folder: Path | str) -> Run:
 def _reading(folder: Path, name: str) -> Iterator[None]:
     try:
         yield
-    except (ValueError, RecursionError, OSError, NotImplementedError) as error:  # as of pyarrow
+    except (ValueError, RecursionError, OSError, NotImplementedError) as error:  # pyarrow's among them
         rebuilt = MANIFEST if name == MANIFEST else RESULTS
         advice = f"delete {rebuilt} and run its command again, which resumes from the journal"
         if not is_file(folder / JOURNAL):

@@ -184,13 +184,13 @@ def select(study: Study, given: str) -> Selected:
     if given in study.names or name not in study.names or not sign:
         name, asked = given, ""
     seeds = study.members(name).values()
-    common = {str(step): step for step in set.intersection(*map(set, seeds))}
+    common = set.intersection(*map(set, seeds))
+    steps = {str(step): step for step in common if step is not None}
     if not common:
         raise UsageError(f"study {study.path}: the seeds of {name} have no training step in common; list such steps")
-    if asked and (asked == "None" or asked not in common):
-        known = [f"{name}@{step}" for step in common.values() if step is not None]
-        raise UnknownNameError(f"step of study {study.path}", given, known)
-    step = common[asked] if asked else max(common.values(), key=lambda step: step or 0)
+    if asked and asked not in steps:
+        raise UnknownNameError(f"step of study {study.path}", given, [f"{name}@{step}" for step in steps])
+    step = steps[asked] if asked else max(common, key=lambda step: step or 0)
     return Selected(printable(given), step, tuple(seed[step] for seed in seeds))
 
 

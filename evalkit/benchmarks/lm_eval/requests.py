@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -136,12 +137,12 @@ def answer_in(row: RequestRow) -> Any:
     return (row.likelihood, bool(row.greedy)) if row.text is None else row.text
 
 
-class AnswersFromRows:
+class AnswersFromRows(ABC):
     """The methods of an lm-eval model, whose answers are rows of the journal."""
 
+    @abstractmethod
     def rows(self, instances: list[Any]) -> list[list[RequestRow]]:
         """Return the rows of each request, one for each window of its text."""
-        raise NotImplementedError
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
         return [answer_in(row) for [row] in self.rows(requests)]

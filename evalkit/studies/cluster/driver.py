@@ -113,10 +113,8 @@ class Driver:
         if self.pool.may_grow or not usable:
             return
         for job in self.queue.jobs:
-            if job.is_planned and not (job.ready or job.in_hands):
-                continue  # its results are written
             able = [number for number in usable if number not in job.refusals]
-            if not able:
+            if not able and not job.is_computed:
                 self.queue.end(job, "failed", list(job.refusals.values())[-1])
             for flight in job.ready:
                 if flight.short and not flight.split and flight.short.issuperset(able):

@@ -131,6 +131,11 @@ class TrackedJob:
         """Return whether there will be work soon: its batches are being planned."""
         return self.phase == "computing" and not self.is_planned
 
+    @property
+    def is_computed(self) -> bool:
+        """Return whether no batch is left for workers; some may be unwritten."""
+        return self.is_planned and not (self.ready or self.in_hands)
+
     def put_back(self, flight: Flight) -> None:
         """Make a batch that a worker had available again."""
         self.in_hands.remove(flight.batch.key)
@@ -224,7 +229,7 @@ class JobQueue:
         for job in self.jobs:
             if job.phase == "computing" and not job.is_planning:
                 enough = _AHEAD * max(1, holders.get(job.model, 0))
-                is_complete = job.is_planned and not (job.ready or job.in_hands or job.unwritten)
+                is_complete = job.is_computed and not job.unwritten
                 if is_complete or (not job.is_planned and len(job.ready) < enough):
                     self._step(job, 2 * enough)
 
