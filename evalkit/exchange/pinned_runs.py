@@ -86,22 +86,22 @@ def _matched(task: str, logs: Sequence[LoggedTask], library: Library) -> list[Ma
         numbers = _numbers(log.task, questions)
         samples: dict[int, LoggedSample] = {}
         for sample in log.documents:
-            place = numbers[sample.doc_id] if sample.doc_id < len(numbers) else None
-            if place is None or content_of(sample.doc) != content_of(questions[place].doc):
+            number = numbers[sample.doc_id] if sample.doc_id < len(numbers) else None
+            if number is None or content_of(sample.doc) != content_of(questions[number].doc):
                 raise DataError(
                     f"{sample.where} is not document {sample.doc_id} of the {len(numbers):,} pinned documents of "
                     f"{log.task}, by its content with the gold answer; the log is of another dataset or version of it"
                 )
-            _check(sample, questions[place])
-            samples[place] = sample
+            _check(sample, questions[number])
+            samples[number] = sample
         shown = questions
         if log.shots:
             most = suite.fewshot[task].most if task in suite.fewshot else 0
             few = with_fewshot(suite, log.shots) if log.shots <= most else None
             shown = pinned_questions(few, library, ALL_DOCUMENTS)[task] if few else []
-        plain = bool(shown) and all(sample.requests == _plain(shown[place]) for place, sample in samples.items())
+        plain = bool(shown) and all(sample.requests == _plain(shown[number]) for number, sample in samples.items())
         places = sorted(samples)
-        pairs = [(samples[place], questions[place]) for place in places]
+        pairs = [(samples[number], questions[number]) for number in places]
         matched.append(MatchedTask(task, log, pairs, places, strata, plain))
     return matched
 
@@ -109,8 +109,8 @@ def _matched(task: str, logs: Sequence[LoggedTask], library: Library) -> list[Ma
 def _numbers(leaf: str, questions: Sequence[Question]) -> list[int]:
     """Return the place among the questions of each document of a leaf task."""
     if leaf != _POOLED:
-        return [place for place, question in enumerate(questions) if question.subtask == leaf]
-    return sorted(range(len(questions)), key=lambda place: questions[place].doc_id)
+        return [number for number, question in enumerate(questions) if question.subtask == leaf]
+    return sorted(range(len(questions)), key=lambda number: questions[number].doc_id)
 
 
 def _plain(question: Question) -> tuple[tuple[str, str], ...]:

@@ -88,7 +88,7 @@ def document_data(
             task, label = f"{task} ({of})", f"{label} ({of})"
         documents = every = list(dict.fromkeys(name for _, outcomes in members for name in outcomes.documents))
         if sample is not None:
-            documents = [every[place] for place in sample.places(first.view.task, [subtask for subtask, _ in every])]
+            documents = [every[index] for index in sample.places(first.view.task, [subtask for subtask, _ in every])]
         problems = list(dict.fromkeys(outcomes.view.problem for _, outcomes in members if outcomes.view.problem))
         of_kind = _choices if first.decided is not None else _answers
         about, header, arrays = of_kind(members, documents, "; ".join(problems))

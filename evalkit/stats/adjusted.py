@@ -58,9 +58,9 @@ def at_least_task_intervals(whole: Estimate, tasks: Sequence[Estimate]) -> Estim
         tasks: of each task; of shares, adjusted.
     """
     shares = [task._replace(value=whole.value, variance=task.variance / len(tasks) ** 2) for task in tasks]
-    if any(math.isnan(one.variance) for one in (whole, *shares)):
+    if any(math.isnan(estimate.variance) for estimate in (whole, *shares)):
         return whole
-    return max([whole, *shares], key=lambda one: interval(one).high)
+    return max([whole, *shares], key=lambda estimate: interval(estimate).high)
 
 
 def size_of_differences(sums: Floats, weights: Floats, none: float = 1.0) -> float:

@@ -143,7 +143,7 @@ def build_requests(task: Any, limit: int | None, places: Collection[int] | None 
     with quiet_lm_eval(), reading_as(f"task {task.task_name}", "documents to request", DataError):
         chosen = list(task.doc_iterator(rank=0, limit=limit, world_size=1))
         if places is not None:
-            chosen = [document for place, document in enumerate(chosen) if place in places]
+            chosen = [document for position, document in enumerate(chosen) if position in places]
         visited = chosen
         if task.config.num_fewshot and places is None and "doc_iterator" in vars(task):
             # A document's examples depend on those drawn before it, so for a sample they are drawn for all before it

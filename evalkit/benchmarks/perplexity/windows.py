@@ -76,11 +76,11 @@ def read_texts(given: Sequence[Path], key: str) -> dict[str, TaskDocuments]:
         if name in tasks:
             raise UsageError(f"--text {path} and {tasks[name].source} would both be task {name}; rename one")
         documents = []
-        for number, (text, place) in enumerate(_texts(files, name, key)):
+        for number, (text, source) in enumerate(_texts(files, name, key)):
             if not isinstance(text, str) or not text:
-                raise DataError(f"--text {place}: no text (of .jsonl files: under '{key}', see --key); remove it")
-            check_text(text, f"--text {place}")
-            documents.append(TextDocument(name, number, text, place))
+                raise DataError(f"--text {source}: no text (of .jsonl files: under '{key}', see --key); remove it")
+            check_text(text, f"--text {source}")
+            documents.append(TextDocument(name, number, text, source))
         if not documents:
             raise DataError(f"--text {path}: has no documents; give a file with one JSON object on each line")
         digest = hashlib.sha256(b"".join(hashlib.sha256(document.content).digest() for document in documents))

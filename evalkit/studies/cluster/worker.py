@@ -84,8 +84,8 @@ def packed(checkpoint: Checkpoint) -> dict[str, bytes]:
         settings = folder / "config.json", folder / GENERATION_CONFIG, *weight_indexes(folder)
         paths += [path for path in settings if path.is_file()]
     targets = {inside / path.relative_to(folder): path for path in paths}
-    root, place = (folder, inside) if checkpoint.tokenizer is None else (checkpoint.tokenizer, Path("tokenizer"))
-    targets |= {place / path.relative_to(root): path for path in checkpoint.tokenizer_files()}
+    root, target = (folder, inside) if checkpoint.tokenizer is None else (checkpoint.tokenizer, Path("tokenizer"))
+    targets |= {target / path.relative_to(root): path for path in checkpoint.tokenizer_files()}
     if (size := sum(path.stat().st_size for path in targets.values())) > _LARGEST:
         raise CheckpointError(
             f"{checkpoint.given}: has {size / 2**30:.1f} GiB, and --ship-checkpoints sends at most {_LARGEST >> 30}; "
