@@ -70,6 +70,7 @@ PUBLIC = {
 }  # fmt: skip
 """Modules with a documented use: models, caches and attention functions of one's own, and logging."""
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_PATH = re.compile(r"`((?:evalkit|tests|configs|benchmarks|examples)/[\w/.-]*\.(?:py|ya?ml|md|json))`")
 _LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 
 
@@ -187,13 +188,16 @@ def unknown_options(words: list[str]) -> set[str]:
 
 
 def documentation() -> Iterator[str]:
-    """Yield links that lead nowhere, commands that do not exist, and pages that no index names."""
+    """Yield links and paths that lead nowhere, commands that do not exist, and pages that no index names."""
     for page in PAGES:
         for link in _LINK.findall(_FENCED.sub("", read(page))):
             file, _, anchor = link.partition("#")
             target = page.parent / file if file else page
             if not target.exists() or (anchor and anchor not in anchors(target)):
                 yield f"{name(page)}: the link {link} leads nowhere"
+        for path in _PATH.findall(read(page)):
+            if not ((ROOT / path).exists() or (PACKAGE / path).exists()):
+                yield f"{name(page)}: {path} does not exist"
         for words in commands(page):
             if unknown := unknown_options(words):
                 yield f"{name(page)}: evalkit {' '.join(words)}: unknown {', '.join(sorted(unknown))}"

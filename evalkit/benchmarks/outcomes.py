@@ -78,7 +78,7 @@ class Measure:
     words: str
     """Description in one line, with the unit if the score is not a fraction."""
     graded: bool
-    """Whether a score can be any value within the bounds; otherwise it is 1 (right) or 0 (wrong)."""
+    """False: a score is 1 (right) or 0 (wrong), so that means are accuracies."""
     name: str = "score"
     """What is measured, as in `Metric`; rules whose measures share a name are alternative ways to measure it."""
     bounds: tuple[float, float] | None = (0.0, 1.0)

@@ -91,8 +91,9 @@ class Pairing:
         for graded, other in zip(self.graded, measures, strict=True):
             if (other.layers, other.averaged) != (first.layers, first.averaged):
                 mine, theirs = (measure.averaged or f"{len(measure.layers)} layers" for measure in (first, other))
+                name = rule.partition("@")[0]
                 differ = f"is of {mine} in run {self.graded[0].run.folder.name} and of {theirs} in run"
-                raise UsageError(f"{first.name} {differ} {graded.run.folder.name}; compare one layer: --rule {rule}@-1")
+                raise UsageError(f"{first.name} {differ} {graded.run.folder.name}; compare one layer: --rule {name}@-1")
         # An imported log may not say which direction is better, where another run does
         return next((measure for measure in measures if measure.higher_is_better is not None), first)
 

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from evalkit.benchmarks.attention.figure_runs import AnalysedRun, run_differences, share_above, spread_of
-from evalkit.benchmarks.attention.groups import KINDS, MASS, MEASURES, Band, FigureRequest
+from evalkit.benchmarks.attention.groups import KINDS, MEASURES, Band, FigureRequest
 from evalkit.benchmarks.attention.results import SAMPLE
 from evalkit.errors import RunError, UsageError
 from evalkit.paths import replace_file
@@ -36,7 +36,6 @@ _FOUR = {
 _QUERY = "position of the query (first of its bin)"
 _SUMMARY = ("sink_abs_rate", "bos_abs", "distance", "similarity")
 _OVER = {"heads": "mean over heads of the mean over documents", "samples": "mean over documents of the mean over heads"}
-_UNITS = {"entropy": "nats", "entropy_shifted": "nats", "distance": "tokens", "similarity": "cosine"}
 _MOST_NAMED = 3
 
 
@@ -211,7 +210,7 @@ def _heatmap(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
 def _panel(measure: str, table: pd.DataFrame, x: str, title: str = "", y: str = "", **more: Any) -> FigurePanel:
     """Return a panel of lines, or with `y` a map, whose values are labelled with their unit or what they are."""
     info = MEASURES[measure]
-    unit = "%" if info.in_percent else _UNITS.get(measure, "weight" if info.group in ("bos", MASS, "sink") else measure)
+    unit = "%" if info.in_percent else info.unit or measure
     label = f"{measure}, {unit}" if y and unit != measure else unit
     return FigurePanel(title or measure, table, x, label, y, percent=info.in_percent, **more)
 

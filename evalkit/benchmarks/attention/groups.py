@@ -37,6 +37,8 @@ class MeasureInfo:
     """Whether it is also measured by position of the query."""
     unsigned: str = ""
     """The measure of |weights| that it equals where no weight is negative; empty: none."""
+    unit: str = ""
+    """Where it is no share, which is in percent; empty: its name."""
 
     @property
     def in_percent(self) -> bool:
@@ -44,23 +46,25 @@ class MeasureInfo:
 
 
 _INFOS = [
-    MeasureInfo("bos", "bos", "weight on BOS, mean over tokens after the first", None, True, "bos_abs"),
+    MeasureInfo("bos", "bos", "weight on BOS, mean over tokens after the first", None, True, "bos_abs", "weight"),
     MeasureInfo("bos_abs", "bos", "share of |weights| on BOS, mean over tokens after the first", _SHARE, True),
     *(info for name in CATEGORIES for info in (
         MeasureInfo(f"mass_{name}", MASS, f"weight of the continuation's tokens on category {name}",
-                    unsigned=f"mass_abs_{name}"),
+                    unsigned=f"mass_abs_{name}", unit="weight"),
         MeasureInfo(f"mass_abs_{name}", MASS, f"share of the continuation's |weights| on category {name}", _SHARE),
     )),
-    MeasureInfo("entropy", "entropy", "entropy of |weights|, last continuation token, in nats", None, True),
-    MeasureInfo("entropy_shifted", "entropy", "entropy of weights - min, as in the paper, in nats"),
+    MeasureInfo("entropy", "entropy", "entropy of |weights|, last continuation token, in nats", None, True,
+                unit="nats"),
+    MeasureInfo("entropy_shifted", "entropy", "entropy of weights - min, as in the paper, in nats", unit="nats"),
     MeasureInfo("bos_negative", "negative", "share of tokens after the first with a negative weight on BOS", _SHARE),
-    MeasureInfo("sink", "sink", "mean weight on the first token, first 64 tokens", unsigned="sink_abs"),
+    MeasureInfo("sink", "sink", "mean weight on the first token, first 64 tokens", unsigned="sink_abs", unit="weight"),
     MeasureInfo("sink_abs", "sink", "mean share of |weights| on the first token, first 64 tokens", _SHARE),
     MeasureInfo("sink_rate", "sink", f"share of heads whose sink is above {SINK_SHARE}", _SHARE,
                 unsigned="sink_abs_rate"),
     MeasureInfo("sink_abs_rate", "sink", f"share of heads whose sink_abs is above {SINK_SHARE}", _SHARE),
-    MeasureInfo("distance", "distance", "mean distance of |weights|, of tokens after the first, in tokens"),
-    MeasureInfo("similarity", "similarity", "mean cosine between a head's map and the layer's others"),
+    MeasureInfo("distance", "distance", "mean distance of |weights|, of tokens after the first, in tokens",
+                unit="tokens"),
+    MeasureInfo("similarity", "similarity", "mean cosine between a head's map and the layer's others", unit="cosine"),
     MeasureInfo("rank", RANK, "effective rank: exp of the entropy of singular values (Roy and Vetterli)"),
     MeasureInfo("rank_squares", RANK, "the same with squared singular values"),
     MeasureInfo("rank_stable", RANK, "stable rank: squared Frobenius norm / squared largest singular value"),

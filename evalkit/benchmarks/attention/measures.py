@@ -74,8 +74,8 @@ Floats = NDArray[np.float64]
 
 SINK_TOKENS = 64
 """Rows that the measures of the sink use; T of arXiv 2410.10781."""
-_OF_MAGNITUDES = ("bos", "sink", MASS, "entropy", "distance")
-"""Groups that need the magnitudes of rows."""
+_OF_WEIGHTS = frozenset({"negative", "similarity", "all_tokens", RANK})
+"""Groups that need no magnitudes of rows."""
 _BY_POSITION = "_by_position"
 _CHECKED_TOKENS = 48
 
@@ -138,7 +138,7 @@ class _MapSums:
         if "similarity" in groups:
             flat = block.flatten(1)
             self._products += (flat @ flat.T).cpu().double()
-        if groups.isdisjoint(_OF_MAGNITUDES):
+        if groups <= _OF_WEIGHTS:
             return
         inside = (reading.readers >= start) & (reading.readers < stop)
         readers = torch.from_numpy(reading.readers[inside] - start)
