@@ -124,7 +124,7 @@ def figure(
                                             "last; position of several runs: first, middle, last", metavar="NUMBERS"),
     tasks: tuple[str, ...] | None = option(None, "Documents of these tasks only.", "all", metavar="NAMES"),
     band: Band | None = typed_option(None, "What the standard deviation is over.", "the paper's of each figure"),
-    measure: str | None = typed_option(None, "Of bos, rank and heatmap: another measure (see --list)."),
+    measure: str | None = typed_option(None, "Of bos, negative, rank and heatmap: another measure (see --list)."),
     paper: bool = typed_option(False, "Of entropy and categories: the paper's definition alone."),
     output: Path | None = typed_option(None, "File .pdf, .png or .svg; with --all a folder.", "NAME.pdf", short="-o"),
 ) -> None:  # fmt: skip
