@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.groups import KINDS, Band, FigureRequest, parsed_layers
-from evalkit.cli.parameters import argument, command, exclude, is_typed, option, require, typed_option
-from evalkit.cli.running import BENCHMARK, GROUPS, OUTCOME, OUTPUT, PLOT, STUDY, Printer, Source, named_run, say
+from evalkit.cli.parameters import argument, command, exclude, option, require, typed_option
+from evalkit.cli.running import BENCHMARK, GROUPS, OUTCOME, PLOT, RUNS_IN, STUDY, Printer, Source, say
 from evalkit.display import doing
 from evalkit.errors import UsageError
 from evalkit.escape import printable
@@ -39,11 +40,12 @@ def compare(
     fail_if_worse: bool = option(False, "Exit with 3 where a later side is worse, with 4 where it is undecided."),
     margin: float = option(0.0, "With --fail-if-worse: points, or the outcome's unit, by which the average may be "
                            "worse."),
-    output: Path = OUTPUT,
+    root: Path | None = RUNS_IN,
 ) -> int:  # fmt: skip
     """Compare runs on the same documents: paired differences, intervals, tests, and the smallest detectable difference.
 
-    RUNS are run folders, or ids, names or checkpoints of runs in --output (evalkit ls runs). The first is the baseline
+    RUNS are run folders, or ids, names or checkpoints of runs in --in (evalkit ls runs); of several runs of a
+    checkpoint, those that are measured alike. The first is the baseline
     A; each other one is compared with it, with Holm's correction over the tasks of each pair. With --study they are
     names of its checkpoints, NAME or NAME@STEP, whose seeds are the runs of a side; without any, all of them.
 
@@ -62,12 +64,12 @@ def compare(
     from evalkit.comparison.curves import curve as curve_of
     from evalkit.comparison.curves import curve_report
     from evalkit.comparison.differences import exit_code
-    from evalkit.comparison.sides import find_sides, find_trainings
+    from evalkit.comparison.sides import find_trainings, sides_of
     from evalkit.runs.score_table import outcome_key, with_default_rule
 
     exclude(curve=curve, fail_if_worse=fail_if_worse)
     require("--fail-if-worse", fail_if_worse, margin=margin or None)
-    exclude(study=study, output=output if is_typed("output") else None)
+    exclude(study=study, **{"in": root})
     if not isfinite(margin):
         raise UsageError(f"--margin {margin}: is not a finite number")
     source, key, notes = Source(study, benchmark, groups), outcome_key(outcome, rule), list[str]()
@@ -83,7 +85,7 @@ def compare(
                 curves = [curve_of(training.side, key, training.steps) for training in trainings]
                 notes += [note for training in trainings for note in training.notes]
             else:
-                curves = [curve_of(side, key) for side in find_trainings(runs, source.groups, output)]
+                curves = [curve_of(side, key) for side in find_trainings(source.named(runs, root))]
             shown = curve_report(curves)
         else:
             sides: Sequence[Side]
@@ -91,7 +93,8 @@ def compare(
                 chosen = study_sides(results, runs, measured)
                 sides, notes = chosen.sides, [*chosen.notes]
             else:
-                sides = find_sides(runs, source.groups, output)
+                named = source.named(runs, root, is_strict=fail_if_worse)
+                sides = sides_of(named.singles, named.groups)
             comparisons = compare_sides(sides, key)
             shown = comparison_report(comparisons)
     printer(shown.with_notes(tuple(notes)))
@@ -191,13 +194,13 @@ def _analysed(
     given: tuple[str, ...], source: Source, names: tuple[str, ...] | None, request: FigureRequest
 ) -> tuple[list[AnalysedRun], list[str]]:
     from evalkit.benchmarks.attention.figure_runs import AnalysedRun, run_differences
-    from evalkit.comparison.sides import Side, check_unique, find_sides
-    from evalkit.runs.finding import root_of_runs
+    from evalkit.comparison.sides import Side, check_unique, sides_of
     from evalkit.studies.results import study_analyses
 
     sides: Sequence[Side]
     if source.results is None:
-        sides, notes = find_sides(given, (), root_of_runs()), tuple[str, ...]()
+        named = source.named(given, usable=lambda run: run.kind == ATTENTION)
+        sides, notes = sides_of(named.singles, ()), tuple[str, ...]()
     else:
         analyses = study_analyses(source.results, given, source.benchmark)
         sides, notes = analyses.sides, analyses.notes
@@ -218,6 +221,19 @@ def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths:
         files = write(make(name, analysed, request), analysed, paths)
     for path in files:
         click.echo(printable(str(path)))
+
+
+def _without_others(given: Sequence[str]) -> list[str]:
+    """Leave out files and folders that are neither runs nor checkpoints, as a pattern may match; say so."""
+    kept = []
+    for name in given:
+        path = Path(name)
+        is_known = path.suffix == ".gguf" or any((path / file).is_file() for file in ("manifest.json", "config.json"))
+        if is_known or not path.exists():
+            kept.append(name)
+        else:
+            say(f"left out: {name}: no run folder")
+    return kept
 
 
 @command()
@@ -257,7 +273,6 @@ def report(
         raise UsageError(f"--output {output}: the report is an HTML page; give a file name that ends in .html")
     source = Source(study, benchmark, groups)
     with doing("reading runs"):
-        from evalkit.comparison.sides import read_group
         from evalkit.data.sampling import DocumentSample
         from evalkit.pages.report import contents_of_runs, contents_of_study, write_report
         from evalkit.runs.score_table import outcome_key
@@ -266,8 +281,8 @@ def report(
         if source.results is not None:
             contents = contents_of_study(source.results, runs, source.benchmark, key)
         else:
-            sides = [(name, [named_run(run) for run in members]) for name, members in map(read_group, groups)]
-            contents = contents_of_runs([named_run(run) for run in runs], sides, key, names or ())
+            named = source.named(_without_others(runs))
+            contents = contents_of_runs(named.singles, named.groups, key, names or ())
     for note in contents.notes:
         say(note)
     chosen = None if sample is None else DocumentSample(sample, seed)

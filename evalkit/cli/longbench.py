@@ -78,21 +78,22 @@ def run_longbench(
 def rescore_longbench(
     *,
     run: str = running.RUN,
-    output: Path = running.OUTPUT,
+    root: Path | None = running.RUNS_IN,
     edit_similarity: EditVariant = EDIT_SIMILARITY,
     plot: Path | None = running.PLOT,
     printer: Printer,
 ) -> None:
     """Score the predictions of a finished run again; no model is needed.
 
-    RUN is a run folder, or the id, name or checkpoint of one in --output (evalkit ls runs).
+    RUN is a run folder, or the id, name or checkpoint of one in --in (evalkit ls runs).
 
     \b
     evalkit longbench rescore 1a2b3c4d --format latex
     """
     from evalkit.benchmarks.longbench.results import GENERATIONS, report_of
+    from evalkit.runs.folder import LONGBENCH
 
-    opened = running.named_run(run, output)
+    opened = running.named_run(run, root, usable=lambda run: run.kind == LONGBENCH)
     printer.run(opened, report_of(opened, edit_similarity))
     if plot:
         _draw_lengths(opened.table(GENERATIONS), plot, edit_similarity)

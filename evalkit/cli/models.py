@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import click
 
-from evalkit.cli.parameters import Commands, argument, command, option, require, typed_option
-from evalkit.cli.running import OUTPUT, Printer
+from evalkit.cli.parameters import Commands, argument, command, exclude, option, require, typed_option
+from evalkit.cli.running import OUTPUT, RUNS_IN, Printer
 from evalkit.display import doing, news
 from evalkit.errors import UnknownNameError
 from evalkit.escape import printable
@@ -25,7 +25,7 @@ _DATA_DIR = option(None, "Folder of <task>.jsonl files, searched before other so
 def list_(
     *,
     what: str | None = argument(metavar=f"[{'|'.join(_LISTS)}]", required=False),
-    output: Path = OUTPUT,
+    root: Path | None = RUNS_IN,
     sort: Literal["date", "name", "model", "score"] | None = typed_option(
         None, "Of runs: the newest last, by name, by checkpoint, or the best first.", "date"),
     text: str | None = typed_option(None, "Only runs whose name, checkpoint, suite, dtype, state or date has each of "
@@ -38,20 +38,25 @@ def list_(
 
     \b
     evalkit ls runs --filter "checkpoint-1000 float32" --sort score
-    evalkit ls runs --format json
+    evalkit ls results/samples                 the runs in a folder
     """
     if what and what not in _LISTS:
-        raise UnknownNameError("list", what, _LISTS)
+        if not Path(what).is_dir():
+            raise UnknownNameError("list", what, _LISTS)
+        exclude(**{what: True, "in": root})
+        what, root = "runs", Path(what)
     require("evalkit ls runs", what == "runs", sort=sort, filter=text)
     from evalkit.benchmarks.run_listing import list_found, runs_report
     from evalkit.reporting.report import Report
+    from evalkit.runs.finding import root_of_runs
 
     def report_of(name: str) -> Report:
         if name != "runs":
             from evalkit.cli import listing
 
             return getattr(listing, name)()  # type: ignore[no-any-return]
-        return runs_report(list_found(output, sort or "date", text or ""), output, text or "")
+        folder = root or root_of_runs()
+        return runs_report(list_found(folder, sort or "date", text or ""), folder, text or "")
 
     if what:
         printer(report_of(what))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from evalkit.cli.parameters import argument, command, exclude, option, require, typed_option
-from evalkit.cli.running import BENCHMARK, DETAIL, OUTCOME, OUTPUT, RUN, STUDY, Printer, Source, named_run, say
+from evalkit.cli.running import BENCHMARK, DETAIL, OUTCOME, RUN, RUNS_IN, STUDY, Printer, Source, named_run, say
 from evalkit.display import doing, news
 from evalkit.errors import EvalkitError, TableError, UsageError
 from evalkit.escape import printable
@@ -44,11 +44,11 @@ def show(
     rule: str | None = option(None, "How the answer is chosen (evalkit ls rules).", "the run's own"),
     limit: int = typed_option(20, "Documents in the list.", shows_least=True),
     printer: Printer,
-    output: Path = OUTPUT,
+    root: Path | None = RUNS_IN,
 ) -> None:  # fmt: skip
     """Show documents of a run: a list, the surest mistakes first, or one document with its prompt and scores.
 
-    RUNS are one or two run folders, or ids, names or checkpoints of runs in --output (evalkit ls runs); of two, the
+    RUNS are one or two run folders, or ids, names or checkpoints of runs in --in (evalkit ls runs); of two, the
     first is A and the second B. Documents are sorted by margin: the score of the gold answer less that of the best
     other one.
 
@@ -70,7 +70,7 @@ def show(
         from evalkit.inspection.outcomes import show_document, show_list
         from evalkit.inspection.reports import document_report, list_report, prompt_text
 
-        opened = [named_run(run, output) for run in runs]
+        opened = Source(None, None).named(runs, root).singles if len(runs) > 1 else [named_run(runs[0], root)]
         if document is None:
             criteria = [name for name, is_asked in vars(chosen).items() if is_asked]
             selection = show_list(opened, task, rule, criteria, (text or "").split(), news)
@@ -88,13 +88,13 @@ def rescore(
     *,
     run: str = RUN,
     rule: str | None = option(None, "How the answer is chosen (evalkit ls rules).", "the run's own"),
-    output: Path = OUTPUT,
+    root: Path | None = RUNS_IN,
     detail: bool = DETAIL,
     printer: Printer,
 ) -> None:
     """Apply another rule to the scores of a finished run; no model is needed.
 
-    RUN is a run folder, or a run in --output as `evalkit ls runs` lists it: its id or name, the beginning of either,
+    RUN is a run folder, or a run in --in as `evalkit ls runs` lists it: its id or name, the beginning of either,
     or its checkpoint where no other run has it.
 
     \b
@@ -104,7 +104,7 @@ def rescore(
     with doing("reading scores"):
         from evalkit.benchmarks.registry import benchmark_of
 
-        opened = named_run(run, output)
+        opened = named_run(run, root, usable=lambda run: run.rule is not None)
         report = benchmark_of(opened).rescored(opened, rule, detail)
     printer.run(opened, report)
 
@@ -157,7 +157,8 @@ def table(
     """
     from evalkit.reporting.report import Report
     from evalkit.tables.layout import layout_names
-    from evalkit.tables.request import TableRequest, make
+    from evalkit.tables.request import TableRequest, make, requested_layout
+    from evalkit.tables.rows import has_suite_of
 
     of_study = Source(study, benchmark)
     if more and runs is None:
@@ -195,7 +196,12 @@ def table(
         if files and more:
             raise UsageError(f"--runs {' '.join(given)}: give one YAML file, or runs alone")
         with doing("reading runs"):
-            made = make(replace(request, mapping=Path(runs)) if files else replace(request, runs=given))
+            if files:
+                made = make(replace(request, mapping=Path(runs)))
+            else:
+                layout = requested_layout(request)
+                named = of_study.named(given, usable=lambda run: has_suite_of(layout, run))
+                made = make(replace(request, runs=tuple(str(run.folder) for run in named.singles)))
     printer(Report((made,)), output)
     return 0
 

@@ -20,6 +20,7 @@ from evalkit.studies.cluster.resources import ClusterOptions
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.base import Plan
+    from evalkit.comparison.sides import NamedRuns
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
     from evalkit.studies.results import StudyResults
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 RUN = argument()
 OUTPUT = option(RUNS, "Folder of run folders.", short="-o")
+RUNS_IN = typed_option(None, "Folder of run folders.", f"EVALKIT_OUTPUT, or {RUNS}", option="--in", metavar="FOLDER")
 OUTCOME = option(None, "accuracy, bits_per_byte, log_loss, brier or margin (evalkit ls outcomes).", "accuracy",
                  metavar="NAME")  # fmt: skip
 DETAIL = option(False, "Also print the subjects of MMLU.")
@@ -71,11 +73,12 @@ def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(checkpoints))
 
 
-def named_run(given: str, root: Path | None = None) -> Run:
-    """Return the finished run that a command's RUN names, in a folder of runs; None: the default folder."""
-    from evalkit.runs.finding import find_run, root_of_runs
+def named_run(given: str, root: Path | None = None, usable: Callable[[Run], bool] = lambda _: True) -> Run:
+    """Return the finished run that a command's RUN names, the only usable one, in a folder of runs or the default."""
+    from evalkit.runs.finding import find_runs, only_run, root_of_runs
 
-    return find_run(given, root or root_of_runs())
+    folder = root or root_of_runs()
+    return only_run(given, folder, find_runs(given, folder, usable))
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,22 @@ class Source:
         require("--study", self.study is not None, benchmark=self.benchmark)
         if self.groups and self.study is not None:
             raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
+
+    def named(
+        self,
+        runs: Sequence[str],
+        root: Path | None = None,
+        usable: Callable[[Run], bool] = lambda _: True,
+        is_strict: bool = False,
+    ) -> NamedRuns:
+        """Find the runs that arguments and groups name, as `find_alike` does, and say which they are."""
+        from evalkit.comparison.sides import find_alike
+        from evalkit.runs.finding import root_of_runs
+
+        named = find_alike(runs, self.groups, root or root_of_runs(), usable, is_strict)
+        for note in named.notes:
+            say(note)
+        return named
 
     @cached_property
     def results(self) -> StudyResults | None:

@@ -7,9 +7,10 @@ twice; and a `Claim`: about checkpoints, settings, or, with several seeds of eac
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,9 +18,9 @@ from evalkit.benchmarks.differences import differences
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.escape import printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, read_json
-from evalkit.runs.finding import find_run, is_generic
+from evalkit.runs.finding import find_runs, is_generic, only_run, settings_words
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import Trait, checkpoint_of, documents_read, model_differences, same_checkpoint
+from evalkit.runs.traits import Trait, checkpoint_of, model_differences, same_checkpoint
 
 _STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_= ]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -64,25 +65,73 @@ class Side:
 Group: TypeAlias = tuple[str, Sequence[Run]]
 
 
-def find_sides(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
-    """Find the sides of a comparison, in their order: runs (`finding.find_run`), then groups "NAME=run,run,…"."""
-    return sides_of([find_run(text, root) for text in given], _find_groups(groups, root))
+@dataclass(frozen=True)
+class NamedRuns:
+    """The runs that references on the command line mean."""
+
+    singles: list[Run]
+    groups: list[Group]
+    notes: list[str]
+    """A sentence about each name that matches several runs."""
 
 
-def find_trainings(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
-    """Find the trainings of a curve: all single runs are one training, and each group is one."""
-    trainings = _find_groups(groups, root)
-    if singles := [find_run(text, root) for text in given]:
+def find_alike(
+    given: Sequence[str],
+    groups: Sequence[str],
+    root: Path,
+    usable: Callable[[Run], bool] = lambda _: True,
+    is_strict: bool = False,
+) -> NamedRuns:
+    """Find the run that each reference means: of several, those that are measured alike, on the same documents.
+
+    Of several such sets it is the first in the order of `finding.find_runs`; without one, the first run of each name.
+    `groups` are "NAME=run,run,…". With `is_strict` a name of several runs raises a `UsageError`.
+    """
+    read = list(map(read_group, groups))
+    names = list(dict.fromkeys([*given, *(name for _, members in read for name in members)]))
+    matching = {name: find_runs(name, root, usable) for name in names}
+    if is_strict:
+        for name, runs in matching.items():
+            only_run(name, root, runs)
+    chosen = dict(zip(names, _alike([*matching.values()]), strict=True))
+    notes = []
+    for name, run in chosen.items():
+        if others := len(matching[name]) - 1:
+            about = ", ".join(filter(None, (run.suite, *settings_words(run))))
+            notes.append(f"{name}: {run.folder.name} ({about}), of {others + 1} runs that match")
+    of_groups: list[Group] = [(name, [chosen[member] for member in members]) for name, members in read]
+    return NamedRuns([chosen[name] for name in given], of_groups, notes)
+
+
+def _alike(matching: Sequence[Sequence[Run]]) -> list[Run]:
+    """Return one of each name's runs: the first that are all measured as one of the first name's, or of its suite."""
+    if any(len(runs) > 1 for runs in matching):
+        for fits, first in product((_are_alike, _have_suite), matching[0]):
+            chosen = [next((run for run in runs if fits(first, run)), None) for runs in matching[1:]]
+            if None not in chosen:
+                return [first, *filter(None, chosen)]
+    return [runs[0] for runs in matching]
+
+
+def _have_suite(a: Run, b: Run) -> bool:
+    return (a.kind, a.suite) == (b.kind, b.suite) and a.folder != b.folder
+
+
+def _are_alike(a: Run, b: Run) -> bool:
+    """Whether two runs are of one suite and documents, without a difference that tables refuse."""
+    return _have_suite(a, b) and not any(mine.refused for mine, _ in differences(a, b))
+
+
+def find_trainings(runs: NamedRuns) -> list[Side]:
+    """Return the trainings of a curve: all single runs are one training, and each group is one."""
+    trainings, singles = list(runs.groups), runs.singles
+    if singles:
         folders = {str(run.manifest["model"]).rstrip("/").rpartition("/")[0].rpartition("/")[2] for run in singles}
         common = folders.pop() if len(folders) == 1 else ""
         trainings.insert(0, (printable(common or "training"), singles))
     if not trainings:
         raise UsageError("name the runs of a training's checkpoints: evalkit compare --curve RUN RUN RUN")
     return sides_of([], trainings)
-
-
-def _find_groups(groups: Sequence[str], root: Path) -> list[Group]:
-    return [(name, [find_run(run, root) for run in runs]) for name, runs in list(map(read_group, groups))]
 
 
 def read_group(text: str) -> tuple[str, list[str]]:
@@ -123,10 +172,7 @@ def names(runs: Sequence[Run]) -> list[str]:
         # The last part of a folder or hub name, with its parent if that is a step or a common word
         count = 2 if len(parts) > 1 and (is_generic(parts[-1]) or step_in(parts[-1]) is not None) else 1
         models.append("/".join(parts[-count:]) or run.folder.name)
-        specification = run.manifest["specification"]
-        shots, limit = specification.get("num_fewshot"), documents_read(specification) or "all documents"
-        made = (str(run.manifest.get("revision") or ""), run.template, str(specification.get("dtype") or ""))
-        settings.append((*made, f"{shots}-shot" if shots else "", limit))
+        settings.append(settings_words(run))
     unique = []
     for model, mine in zip(models, settings, strict=True):
         alike = zip(*(theirs for other, theirs in zip(models, settings, strict=True) if other == model), strict=True)

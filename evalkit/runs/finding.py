@@ -1,7 +1,7 @@
 """Names of run folders, and runs by name.
 
 In: a folder of runs, and a reference to a run: its folder; its folder's name or id, or a prefix of either; or its
-checkpoint, where only one run has it. Out: the `Run`. Every command that takes a run finds it here.
+checkpoint. Out: the `Run`, or all that it may mean. Every command that takes a run finds it here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import compress
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.inputs import values
 from evalkit.paths import RUNS
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, is_file, load_run
+from evalkit.runs.traits import checkpoint_of, documents_read
 
 if TYPE_CHECKING:
     from evalkit.models.loading.locate import Checkpoint
@@ -29,6 +32,8 @@ _GENERIC = re.compile(
     re.IGNORECASE,
 )
 """Folder names that do not identify a training: steps, and words for any checkpoint."""
+_MOST_LISTED = 10
+_ID_SHOWN = 7
 
 
 @dataclass(frozen=True)
@@ -80,28 +85,69 @@ def root_of_runs() -> Path:
 
 
 def find_run(given: str, root: Path) -> Run:
-    run = find_any_run(given, root)
-    run.require_finished()
-    return run
+    """Find a finished run under a folder of runs; a name of several raises a `UsageError` that says how they differ."""
+    return only_run(given, root, find_runs(given, root))
 
 
 def find_any_run(given: str, root: Path) -> Run:
-    """Find a run, finished or not, under a folder of runs."""
+    """Find a run, finished or not."""
+    return only_run(given, root, _named(given, root))
+
+
+def find_runs(given: str, root: Path, usable: Callable[[Run], bool] = lambda _: True) -> list[Run]:
+    """Return the finished runs that a name may mean, those of all documents before others, each from the newest.
+
+    They are of one checkpoint, as it was evaluated last; a name of several checkpoints raises a `UsageError`. `usable`
+    says which runs a command can use; if it can use none, all are returned.
+    """
+    runs = _named(given, root)
+    finished = sorted(filter(attrgetter("complete"), runs), key=lambda run: str(run.manifest["created"]), reverse=True)
+    if not finished or len({run.manifest.get("path") or run.manifest["model"] for run in finished}) > 1:
+        only_run(given, root, finished or runs[-1:]).require_finished()
+    last = [run for run in finished if checkpoint_of(run) == checkpoint_of(finished[0])]
+    fitting = list(filter(usable, last)) or last
+    return sorted(fitting, key=lambda run: bool(documents_read(run.manifest["specification"])))
+
+
+def only_run(given: str, root: Path, runs: Sequence[Run]) -> Run:
+    if len(runs) > 1:
+        listed = "; ".join(distinctions(runs)[:_MOST_LISTED]) + "; …" * (len(runs) > _MOST_LISTED)
+        raise UsageError(f"'{given}' matches {len(runs)} runs in {root}: {listed}; name one by its id")
+    return runs[0]
+
+
+def settings_words(run: Run) -> tuple[str, ...]:
+    """Return what distinguishes runs of one checkpoint on a suite, in words: revision, template, dtype, …"""
+    specification = run.manifest["specification"]
+    shots, read = specification.get("num_fewshot"), documents_read(specification) or "all documents"
+    made = (str(run.manifest.get("revision") or ""), run.template, str(specification.get("dtype") or ""))
+    return *made, f"{shots}-shot" if shots else "", read
+
+
+def distinctions(runs: Sequence[Run]) -> list[str]:
+    """Return each run's id, and in parentheses the settings and the date in which it differs from the others."""
+    dates = [str(run.manifest["created"])[:16].replace("T", " ") for run in runs]
+    about = [(str(run.manifest["model"]), run.suite, *settings_words(run)) for run in runs]
+    settings = [(*of_run, date) for of_run, date in zip(about, dates, strict=True)]
+    differing = [len(set(values)) > 1 for values in zip(*settings, strict=True)]
+    words = (", ".join(filter(None, compress(of_run, differing))) for of_run in settings)
+    return [f"{run.manifest['id'][:_ID_SHOWN]} ({of_run})" for run, of_run in zip(runs, words, strict=True)]
+
+
+def _named(given: str, root: Path) -> list[Run]:
+    """Return all runs that a name may mean, at least one; those that are damaged raise where they are named alone."""
     if not given.strip():
         raise UsageError("a run's name is empty; give its folder, id or checkpoint (evalkit ls runs lists them)")
     for folder in (Path(given), root / given):
         if is_file(folder / MANIFEST):
-            return load_run(folder)
+            return [load_run(folder)]
     path = None
     with suppress(OSError, RuntimeError):
         path = str(Path(given).expanduser().resolve())
     stored = list(scan(root))
-    matching = [run.folder for run in stored if _matches(run, given, path)]
-    if len(matching) > 1:
-        listed = ", ".join(folder.name for folder in matching[:10]) + (", …" if len(matching) > 10 else "")
-        raise UsageError(f"'{given}' matches {len(matching)} runs in {root}: {listed}; name one of them")
-    if matching:
-        return load_run(matching[0])
+    for matches in (_has_checkpoint, _begins):
+        if matching := [run for run in stored if matches(run, given, path)]:
+            return [run for run in matching if isinstance(run, Run)] or [load_run(matching[0].folder)]
     # Unlike `Path.is_dir`, false for a path that the file system rejects
     if path is not None and os.path.isdir(path):  # noqa: PTH112
         raise RunError(f"{given} is neither a run folder (it has no {MANIFEST}) nor the checkpoint of a run in {root}")
@@ -131,14 +177,18 @@ def scan(root: Path) -> Iterator[Run | DamagedRun]:
                 yield DamagedRun(folder, str(error))
 
 
-def _matches(run: Run | DamagedRun, given: str, path: str | None) -> bool:
-    if isinstance(run, DamagedRun) or run.folder.name.startswith(given):
-        return run.folder.name.startswith(given)
-    manifest = run.manifest
-    model, local = manifest["model"].rstrip("/"), manifest.get("path")
-    names = {model}
+def _has_checkpoint(run: Run | DamagedRun, given: str, path: str | None) -> bool:
+    """Return whether a run is of the checkpoint with a name, the last part of its name, or a path."""
+    if isinstance(run, DamagedRun):
+        return False
+    model, local = run.manifest["model"].rstrip("/"), run.manifest.get("path")
+    names = {model, model.rpartition("/")[2]}
     if local is None:  # of the hub: also without its revision, and with its commit
         name = model.partition("@")[0]
-        names |= {name, f"{name}@{manifest['revision']}"}
-    is_named = manifest["id"].startswith(given) or given.rstrip("/") in names
-    return is_named or (path is not None and local == path)
+        names |= {name, f"{name}@{run.manifest['revision']}"}
+    return given.rstrip("/") in names or (path is not None and local == path)
+
+
+def _begins(run: Run | DamagedRun, given: str, _: str | None) -> bool:
+    """Return whether the name of a run's folder or its id begins with a text."""
+    return run.folder.name.startswith(given) or (isinstance(run, Run) and run.manifest["id"].startswith(given))

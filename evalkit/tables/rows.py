@@ -95,9 +95,14 @@ def check_suite(layout: TableLayout, run: Run, where: str = "") -> None:
     if layout.suite is None:
         csv = "give its numbers as a CSV, with 'values: FILE.csv' in the mapping"
         raise UsageError(f"{where}table {layout.name} has no suite, so run {run.folder} cannot fill it; {csv}")
-    if layout.suite not in (run.suite, filled(run.suite)[0]):
+    if not has_suite_of(layout, run):
         shown = f"table {layout.name} shows suite {layout.suite}"
         raise UsageError(f"{where}run {run.folder} is of suite {run.suite}, but {shown}; name a run of that suite")
+
+
+def has_suite_of(layout: TableLayout, run: Run) -> bool:
+    """Whether a run is of a layout's suite, or of one that fills its tables."""
+    return layout.suite in (run.suite, filled(run.suite)[0])
 
 
 def rows_of(layout: TableLayout, run: Run) -> list[str]:
