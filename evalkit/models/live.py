@@ -220,10 +220,21 @@ def is_stock(module: Any) -> bool:
             return False
     try:
         with quiet(), torch.device("meta"):
-            built = type(module)(deepcopy(module.config))
+            built = type(module)(_config_when_built(module))
     except Exception:  # a class that takes more than a config
         return False
     return _attributes(built) == _attributes(module)
+
+
+def _config_when_built(module: Any) -> Any:
+    """Return a model's config with the padding token that it was built with.
+
+    Trainer sets the tokenizer's in the config of the model. It changes no number of a causal model, but stands in the
+    attributes of modules that are built later.
+    """
+    config = deepcopy(module.config)
+    config.get_text_config().pad_token_id = getattr(module.get_input_embeddings(), "padding_idx", None)
+    return config
 
 
 def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:

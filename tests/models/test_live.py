@@ -290,6 +290,9 @@ def test_a_model_that_was_changed_is_checked_by_itself(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder).train()
     model.activation_checkpointing_enable({"use_reentrant": True})
     assert is_stock(model)
+    model.config.pad_token_id = 0  # as Trainer sets it
+    assert is_stock(model)
+    model.config.pad_token_id = None
     hooked, replaced = copy.deepcopy(model), copy.deepcopy(model)
     hooked.get_input_embeddings().register_forward_hook(lambda *_: None)
     replaced.model.layers[0].mlp.act_fn = torch.nn.ReLU()
