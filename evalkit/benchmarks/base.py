@@ -226,7 +226,7 @@ class Benchmark(ABC):
         raise UsageError(f"benchmark {self.kind} cannot estimate its tokens")
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """Return the printed report of a finished run; `detail`: with the subtasks of tasks that have them."""
+        """Return the printed report of a finished run; `detail`: with all that a first look does not need."""
         return metrics_report(run, self.metrics(run, rule))
 
     def rescored(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:

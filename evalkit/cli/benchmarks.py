@@ -161,7 +161,9 @@ def needle(
 
 
 @command(
-    kind="attention", order="ORIGIN CONTEXT ... output COMPUTING TRUST dry workers printer", without=("token_budget",)
+    kind="attention",
+    order="ORIGIN CONTEXT ... output COMPUTING TRUST dry workers detail printer",
+    without=("token_budget",),
 )
 def attention(
     *,
@@ -169,6 +171,7 @@ def attention(
     model: str | None = running.MODEL,
     dry: bool = running.DRY_RUN,
     workers: Workers,
+    detail: bool = typed_option(False, "Print all layers and measures."),
     printer: Printer,
     **options: Any,
 ) -> None:
@@ -183,7 +186,11 @@ def attention(
     evalkit attention --model CKPT --measures bos,entropy --layers -1 --sample 50 --seed 1
     evalkit attention --model CKPT --text book.txt --context 8192 --measures bos,mass
     """
-    running.evaluate(running.checkpoint_of(checkpoint, model), options | {"suite": "attention"}, printer, dry, workers)
+    from evalkit.benchmarks.registry import benchmark_of
+
+    options |= {"suite": "attention"}
+    named = running.checkpoint_of(checkpoint, model)
+    running.evaluate(named, options, printer, dry, workers, lambda run, _: benchmark_of(run).report(run, detail=detail))
 
 
 @command(

@@ -31,7 +31,7 @@ OUTPUT = option(RUNS, "Folder of run folders.", short="-o")
 RUNS_IN = typed_option(None, "Folder of run folders.", f"EVALKIT_OUTPUT, or {RUNS}", option="--in", metavar="FOLDER")
 OUTCOME = option(None, "accuracy, bits_per_byte, log_loss, brier or margin (evalkit ls outcomes).", "accuracy",
                  metavar="NAME")  # fmt: skip
-DETAIL = option(False, "Also print the subjects of MMLU.")
+DETAIL = option(False, "Also print every rule, the continuous outcomes, and the subjects of MMLU.")
 PLOT = option(None, "Also draw it, into a .png, .pdf or .svg file.")
 DRY_RUN = typed_option(False, "Compute nothing; print documents, tokens and time.", option="--dry-run")
 STUDY = typed_option(None, "Study file, whose finished runs are read.", metavar="FILE.yaml")
@@ -126,6 +126,7 @@ class Printer:
 
     form: Format = option("terminal", "Format of the output.", option="--format")
     standalone: bool = option(False, "Write a complete LaTeX document or HTML page.")
+    quiet: bool = option(False, "Print the tables only, without sentences and notes.")
 
     def __call__(self, report: Report, output: Path | None = None) -> None:
         """Print a report, or write it into a file and print that file's name."""
@@ -134,6 +135,7 @@ class Printer:
 
         if self.standalone and self.form not in ("latex", "html"):
             raise UsageError(f"--standalone is for --format latex and html, not for --format {self.form}")
+        report = report.tables_alone() if self.quiet else report
         width = terminal_width() if self.form == "terminal" and output is None else None
         text = render(report, self.form, standalone=self.standalone, width=width)
         if output is None:
@@ -155,7 +157,7 @@ class Printer:
 
         selected = selection_words(run)
         self(report.with_notes((f"documents: {selected}",)) if selected else report)
-        if self.form == "terminal":
+        if self.form == "terminal" and not self.quiet:
             click.echo(f"\n{printable(str(run.folder))}")
 
 

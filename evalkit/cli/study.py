@@ -34,7 +34,7 @@ class WatchOptions:
         if self.watch is None:
             return
         values = click.get_current_context().params
-        for name in ("checkpoints", "model", "revision", "show_prompts", "detail", "form", "standalone"):
+        for name in ("checkpoints", "model", "revision", "show_prompts", "detail", "form", "standalone", "quiet"):
             if is_typed(name) and values.get(name):
                 shown = {"checkpoints": "CKPT", "form": "--format"}.get(name, flag(name))
                 raise UsageError(f"{shown} cannot be used with --watch, which prints a line for each checkpoint")

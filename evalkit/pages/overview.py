@@ -115,7 +115,7 @@ def _run_panel(run: Run, name: str) -> Panel:
     report, detailed = (benchmark_of(run).report(run, detail=detail) for detail in (False, True))
     shown, address = [table.name for table in report.tables], f"run-{anchor(str(run.manifest['id']))}"
     subjects = tuple(table for table in detailed.tables if table.name not in shown)
-    panels = (Panel(f"{address}-subjects", "Results by subject", (Report(subjects),)),) if subjects else ()
+    panels = (Panel(f"{address}-detail", "In detail", (Report(subjects),)),) if subjects else ()
     title = name if name.endswith(f" on {run.suite}") else f"{name}: {run.suite}"
     return Panel(address, title, (report,), panels=(*panels, _provenance_panel(run, f"{address}-made")))
 

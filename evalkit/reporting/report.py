@@ -38,6 +38,12 @@ class Report:
         notes = [*(plain(note) for table in self.tables for note in table.notes), *self.notes]
         return notes + [note for part in self.parts for note in part.all_notes]
 
+    def tables_alone(self) -> Report:
+        """Return the report without sentences and notes; JSON and CSV stay the same."""
+        tables = tuple(table._replace(notes=()) for table in self.tables)
+        parts = tuple(part.tables_alone() for part in self.parts)
+        return replace(self, tables=tables, verdict=(), facts=(), notes=(), parts=parts)
+
     def with_notes(self, lines: Sequence[str]) -> Report:
         """Return the report with further notes, at its end and in its JSON."""
         if not lines:

@@ -7,7 +7,7 @@ Notation: L(s) is the log-likelihood and n(s) the token count of segment s; the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -61,6 +61,8 @@ class Rule:
     """Whether it reads token counts, which imported logs do not have."""
     per_length: bool = False
     """Whether it reads the lengths of the answer options, which some imported logs do not say."""
+    chooses_as: str = ""
+    """Rule that makes the same choice by definition; empty: none."""
 
 
 def _ll(table: pd.DataFrame, *segments: str) -> Floats:
@@ -130,6 +132,7 @@ RULES: dict[str, Rule] = {
             "L(c) / n(c), highest",
             lambda t: _per_token(t, "continuation"),
             per_token=True,
+            chooses_as="ppl_continuation",
         ),
         Rule(
             "pmi",
@@ -163,6 +166,16 @@ def all_rules() -> Iterator[Rule]:
     for name in sorted(added(GROUP).keys() - RULES.keys()):
         with suppress(UsageError):
             yield find_rule(name)
+
+
+def distinct(names: Sequence[str], chosen: str) -> list[str]:
+    """Leave out rules that make the same choices as another one of them by definition; `chosen` stays."""
+    kept: dict[str, str] = {}
+    for name in names:
+        choice = find_rule(name).chooses_as or name
+        if choice not in kept or name == chosen:
+            kept[choice] = name
+    return [name for name in names if name in kept.values()]
 
 
 def invalid_rules() -> Iterator[str]:

@@ -41,7 +41,7 @@ def test_a_checkpoint_stands_for_the_run_that_is_measured_as_the_other_side(
     assert chosen(tmp_path, "b", "c") == [other_part, other_half]  # no two are alike
     [note] = find_alike(["a", "b"], (), tmp_path).notes
     assert note.startswith(f"a: {part} (") and "limit 20" in note and "3 runs" in note
-    with pytest.raises(UsageError, match="'a' matches 3 runs.*limit 20"):
+    with pytest.raises(UsageError, match=r"'a' matches 3 runs.*limit 20"):
         find_alike(["a", "b"], (), tmp_path, is_strict=True)
 
 
@@ -52,7 +52,7 @@ def test_an_older_state_of_a_checkpoint_and_another_checkpoint_of_the_name_are_n
     overwritten = make("org/last", 2, weights="trained further", limit=20)
     assert chosen(tmp_path, "last") == [overwritten]
     make("their/last", 3)
-    with pytest.raises(UsageError, match="their/last.*org/last"):
+    with pytest.raises(UsageError, match=r"their/last.*org/last"):
         chosen(tmp_path, "last")
 
 

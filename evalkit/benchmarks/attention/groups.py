@@ -73,6 +73,9 @@ _INFOS = [
                 "share of all tokens with a negative weight on BOS, as in the paper", _SHARE),
 ]  # fmt: skip
 MEASURES = {info.name: info for info in _INFOS}
+SUMMARY = ("bos_abs", *(f"mass_abs_{name}" for name in CATEGORIES), "entropy", "bos_negative", "sink_abs_rate",
+           "distance", "similarity", "rank")  # fmt: skip
+"""Measures of the first look at a run: where a measure has a form for signed maps, that one."""
 GROUPS = tuple(dict.fromkeys(info.group for info in _INFOS))
 """Groups of measures, the values of `--measures`."""
 

@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 
 from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.groups import FINISHED, MASS, MEASURES, RANK
+from evalkit.benchmarks.attention.groups import FINISHED, MASS, MEASURES, RANK, SUMMARY
 from evalkit.benchmarks.outcomes import run_content
 from evalkit.errors import RunError, ScoringError
 from evalkit.escape import counted
@@ -158,7 +158,7 @@ def _values(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def attention_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return the measures of each layer, and of all layers in the last line."""
+    """Return the most telling measures in the first, middle and last layer and in all; with `detail` all of each."""
     lines: list[tuple[str, Any]] = [(str(layer["layer"]), layer["measures"]) for layer in run.stored["layers"]]
     lines.append(("all", run.stored["measures"]))
 
@@ -174,19 +174,25 @@ def attention_report(run: Run, rule: str | None = None, detail: bool = False) ->
             return "–"
         return percent(measured["value"]) if MEASURES[name].in_percent else fixed(measured["value"], 2)
 
-    names = [name for name in run.stored["measures"] if not repeats(name)]
-    tables = []
-    for title, is_mass in ((ATTENTION, False), (MASS, True)):
+    names, tables = [name for name in run.stored["measures"] if not repeats(name)], []
+    if not detail:
+        grouped = {MEASURES[name].group for name in SUMMARY}
+        names = [name for name in names if name in SUMMARY or MEASURES[name].group not in grouped]
+        shown = [lines[index] for index in sorted({0, (len(lines) - 2) // 2, len(lines) - 2, len(lines) - 1})]
+        rows = [[name, *(cell(name, measures.get(name)) for _, measures in shown)] for name in names]
+        headers = ["measure", *(layer if layer == "all" else f"layer {layer}" for layer, _ in shown)]
+        tables.append(simple_table(ATTENTION, headers, rows))
+    for title, is_mass in ((ATTENTION, False), (MASS, True)) if detail else ():
         if members := [name for name in names if (MEASURES[name].group == MASS) is is_mass]:
             rows = [[layer, *(cell(name, measures.get(name)) for name in members)] for layer, measures in lines]
             tables.append(simple_table(title, ["layer", *members], rows, ruled={len(lines) - 1}))
     records = [
         {"layer": layer, "measure": name, **value} for layer, measures in lines for name, value in measures.items()
     ]
-    return Report(tuple(tables), notes=tuple(_notes(run, names)), content=run_content(run), records=records)
+    return Report(tuple(tables), notes=tuple(_notes(run, names, detail)), content=run_content(run), records=records)
 
 
-def _notes(run: Run, names: list[str]) -> list[str]:
+def _notes(run: Run, names: list[str], detail: bool) -> list[str]:
     specification, tasks, measures = run.manifest["specification"], run.stored["tasks"], run.stored["measures"]
     hidden = [name for name in measures if name not in names]
     total = sum(task["n"] for task in tasks)
@@ -195,9 +201,11 @@ def _notes(run: Run, names: list[str]) -> list[str]:
     notes = [
         f"{run.manifest['model']}, {specification['dtype']}, {run.template} prompts, {documents}, {read}",
         "means over documents of the mean over heads (rank: median); shares in %",
-        *([f"left out, equal without negative weights: {', '.join(hidden)}"] if hidden else []),
-        *(f"{name}: {MEASURES[name].words}" for name in names),
     ]
+    if not detail:
+        return [*notes, "--detail prints all layers and measures, and what they are"]
+    notes += [f"left out, equal without negative weights: {', '.join(hidden)}"] if hidden else []
+    notes += [f"{name}: {MEASURES[name].words}" for name in names]
     few: dict[int, list[str]] = {}
     for name, measured in measures.items():
         if measured["n"] < total:

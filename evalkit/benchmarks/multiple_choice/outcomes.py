@@ -49,6 +49,11 @@ class ComparableChoices(Comparable):
 
         return available_rules(self.run.scores)
 
+    def alternatives(self, rule: str) -> Sequence[str]:
+        from evalkit.runs.rules import distinct
+
+        return distinct(super().alternatives(rule), rule)
+
     def results(self, rule: str) -> Any:
         return self.run.results(rule)
 

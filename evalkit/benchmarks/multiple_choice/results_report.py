@@ -15,19 +15,23 @@ import pandas as pd
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.errors import UsageError
+from evalkit.escape import counted
 from evalkit.models.context.extension import Extension
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, literal, simple_table
 from evalkit.runs.accuracies import Average, Results, TaskResult, summarise_all
 from evalkit.runs.folder import Run
-from evalkit.runs.rules import all_rules, find_rule, invalid_rules, why_unusable
+from evalkit.runs.rules import all_rules, distinct, find_rule, invalid_rules, why_unusable
 from evalkit.runs.score_table import MARGIN, OUTCOMES
 from evalkit.runs.traits import is_imported, mixture, origin_notes, unofficial
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """Return the report of a finished run under one rule; arguments as of `Benchmark.report`."""
+    """Return the report of a finished run under one rule; arguments as of `Benchmark.report`.
+
+    With `detail` it has the accuracies of subjects, and those under every other rule and the outcomes.
+    """
     results, manifest = run.results(rule), run.manifest
     seconds = None if is_imported(manifest) else run.seconds
     details = []
@@ -38,13 +42,17 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
         ]
         details.append(simple_table(task, [label_of(task).full, "n", "acc. %", "± SE"], rows))
     sources = {kind: manifest[kind] for kind in ("documents", "examples") if kind in manifest}
+    by_rule = summarise_all(run.scores, manifest)
+    by_rule = {name: by_rule[name] for name in distinct([*by_rule], results.rule)}
+    accuracies = accuracy_table(results, manifest, seconds)
+    if detail:
+        details += [rules_table(by_rule, run.scores, manifest, results.rule), outcomes_table(run, results.rule)]
+    elif others := [other.average.accuracy for name, other in by_rule.items() if name != results.rule]:
+        spread = f"{percent(min(others))} to {percent(max(others))}" if len(others) > 1 else percent(others[0])
+        more = f"average under {counted(len(others), 'other rule')}: {spread}; --detail prints them, and outcomes"
+        accuracies = accuracies._replace(notes=(*accuracies.notes, literal(more)))
     return Report(
-        (
-            accuracy_table(results, manifest, seconds),
-            *details,
-            rules_table(run.scores, manifest, results.rule),
-            outcomes_table(run, results.rule),
-        ),
+        (accuracies, *details),
         content=about_run(run, seconds) | sources | results.to_json(),
         records=list(_records(results, manifest, detail)),
     )
@@ -97,9 +105,8 @@ def grouped_rows(
     return [*rows, cells(averages[-1].name, averages[-1], True)], {len(rows)}
 
 
-def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
+def rules_table(by_rule: Mapping[str, Results], scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
     """Return the accuracy of every task under every rule, and each rule's change of the average from `rule`'s."""
-    by_rule = summarise_all(scores, manifest)
     base = by_rule[rule].average.accuracy
     rows = []
     for name, results in by_rule.items():
@@ -109,7 +116,7 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
     names = [label_of(result.task, manifest).short for result in by_rule[rule].tasks]
     title = "The same scores under every rule (accuracy in %; <: the rule above)"
     table = simple_table("rules", ["rule", *names, "Avg.", "moves by"], rows, title=title)
-    unusable = [why_unusable(other, scores) for other in all_rules() if other.name not in by_rule]
+    unusable = [why_unusable(other, scores) for other in all_rules()]
     return table._replace(notes=tuple(map(literal, filter(None, (*unusable, *invalid_rules())))))
 
 
