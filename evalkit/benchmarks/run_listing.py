@@ -5,8 +5,9 @@ In: a folder, or runs and why others have none. Out: a `Report`, whose JSON and 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -168,74 +169,117 @@ def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report
     return Report((table,), notes=tuple(notes), content=content, records=records)
 
 
-class SummarisedRun(NamedTuple):
-    """A checkpoint with its run, if it is finished, and the requested rule; None: the run's own."""
+class Summarised(NamedTuple):
+    """A checkpoint, or a model with its seeds, with the finished runs and the requested rule; None: the runs' own."""
 
     model: str
-    run: Run | None
+    runs: tuple[Run, ...]
     rule: str | None = None
     state: str = "finished"
     message: str = ""
     """Why it is not finished, or what was left out."""
 
-
-def summary_report(summarised: Sequence[SummarisedRun]) -> Report:
-    """Return a report with a line for each checkpoint, in order: the first metric of each task, and the average."""
-    metrics: list[dict[str, Metric]] = []
-    averages: list[dict[str, Any] | None] = []
-    for entry in summarised:
-        firsts, average = dict[str, Metric](), None
-        if entry.run:
-            kind = benchmark_of(entry.run)
-            for metric in kind.metrics(entry.run, entry.rule):
+    def metrics(self) -> dict[str, Metric]:
+        """Return the first metric of each task that all runs have; of several runs their mean, and their deviation."""
+        of_runs = []
+        for run in self.runs:
+            firsts = dict[str, Metric]()
+            for metric in benchmark_of(run).metrics(run, self.rule):
                 firsts.setdefault(metric.task, metric)
-            average = next(reversed(kind.stored_averages(entry.run, entry.rule)), None)
-        metrics.append(firsts)
-        averages.append(average)
+            of_runs.append(firsts)
+        if len(of_runs) < 2:
+            return of_runs[0] if of_runs else {}
+        means = {}
+        for task, metric in of_runs[0].items():
+            values = [firsts[task].value for firsts in of_runs if task in firsts]
+            if len(values) == len(of_runs):
+                mean, deviation = _over_seeds([value for value in values if value is not None])
+                means[task] = replace(metric, value=mean, stderr=deviation)
+        return means
+
+    def average(self) -> dict[str, Any] | None:
+        """Return the last average, as in results.json; of several runs their mean, and their deviation."""
+        stored = [benchmark_of(run).stored_averages(run, self.rule)[-1:] for run in self.runs]
+        last = [averages[0] for averages in stored if averages]
+        if len(last) < 2 or len(last) < len(self.runs):
+            return last[0] if len(last) == len(self.runs) == 1 else None
+        mean, deviation = _over_seeds([average["accuracy"] for average in last])
+        return {"name": last[0]["name"], "accuracy": mean, "stderr": deviation}
+
+
+def _over_seeds(values: Sequence[float]) -> tuple[float | None, float | None]:
+    return statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None
+
+
+def summary_report(summarised: Sequence[Summarised], name: str = "summary", errors: bool = False) -> Report:
+    """Return a report with a line for each checkpoint or model, in order: its metrics, and the average.
+
+    With `errors` numbers have ±: where a model has several seeds, their standard deviation, and then only there; else
+    the standard error over documents.
+    """
+    metrics, averages = [entry.metrics() for entry in summarised], [entry.average() for entry in summarised]
+    seeds = any(len(entry.runs) > 1 for entry in summarised)
     tasks = list(dict.fromkeys(task for firsts in metrics for task in firsts))
-    headers = ["checkpoint"]
+    headers = ["checkpoint", *(["seeds"] if seeds else [])]
     for task in tasks:
-        run = next(entry.run for entry, firsts in zip(summarised, metrics, strict=True) if entry.run and task in firsts)
+        run = next(
+            entry.runs[0] for entry, firsts in zip(summarised, metrics, strict=True) if entry.runs and task in firsts
+        )
         measured = [firsts[task] for firsts in metrics if task in firsts]
         mark = "*" if any(metric.official is False for metric in measured) else ""
         lower = LOWER_IS_BETTER if measured[0].higher_is_better is False else ""
         headers.append(f"{benchmark_of(run).label(run, task).short}{mark}{lower}")
     folder, labels = _labels([entry.model for entry in summarised])
-    cells = [[_cell(firsts.get(task)) for task in tasks] for firsts in metrics]
-    rows = [[label, *row] for label, row in zip(labels, cells, strict=True)]
-    if len(tasks) > 1 and any(averages):
+    if with_average := len(tasks) > 1 and any(averages):
         headers.append(next(average["name"] for average in averages if average))
-        for row, average in zip(rows, averages, strict=True):
-            row.append(percent(average["accuracy"]) if average else _NONE)
+    rows = []
+    for entry, label, firsts, average in zip(summarised, labels, metrics, averages, strict=True):
+        has_error = errors and (not seeds or len(entry.runs) > 1)
+        row = [label, *([f"{len(entry.runs) or ''}"] if seeds else [])]
+        row += [_cell(firsts.get(task), has_error) for task in tasks]
+        if with_average:
+            error = average["stderr"] if average and has_error else None
+            row.append((percent(average["accuracy"]) + _plus_minus(error, 1.0)) if average else _NONE)
+        rows.append(row)
     notes = [f"checkpoints are in {folder}"] if folder else []
     notes += [f"{entry.model}: {entry.state}: {entry.message}" for entry in summarised if entry.message]
-    notes += [f"{entry.model}: {note}" for entry in summarised if entry.run for note in mixture(entry.run.manifest)]
+    notes += [f"{entry.model}: {note}" for entry in summarised for run in entry.runs for note in mixture(run.manifest)]
     every = [metric for firsts in metrics for metric in firsts.values()]
+    if errors:
+        notes.append("±: standard deviation over seeds, where there are several" if seeds else "±: standard error over "
+                     "documents")  # fmt: skip
     if any(metric.official is False for metric in every):
         notes.append("*: not the official documents of the task")
     if any(metric.higher_is_better is False for metric in every):
         notes.append(LOWER_NOTE)
     content, records = list[dict[str, Any]](), list[dict[str, Any]]()
     for entry, firsts, average in zip(summarised, metrics, averages, strict=True):
-        identity = (entry.run.manifest["id"], str(entry.run.folder)) if entry.run else (None, None)
-        about = {"model": entry.model, "state": entry.state, "message": entry.message, "run": identity[0],
-                 "folder": identity[1]}  # fmt: skip
+        ids, folders = [run.manifest["id"] for run in entry.runs], [str(run.folder) for run in entry.runs]
+        about = {"model": entry.model, "state": entry.state, "message": entry.message,
+                 "run": ", ".join(ids) or None, "folder": ", ".join(folders) or None}  # fmt: skip
         content.append(about | {"tasks": [asdict(metric) for metric in firsts.values()], "average": average})
         values = {task: metric.value for task, metric in firsts.items()}
         records.append(about | values | {"average": average["accuracy"] if average else None})
-    count = sum(entry.run is not None for entry in summarised)
+    count = sum(bool(entry.runs) for entry in summarised)
     verdict = f"{count} of {len(summarised)} checkpoints are finished{_shared(summarised)}"
-    table = simple_table("summary", headers, rows)
+    table = simple_table(name, headers, rows)
     return Report((table,), (verdict,), notes=tuple(notes), content=content, records=records)
 
 
 _NONE = "–"
 
 
-def _cell(metric: Metric | None) -> str:
+def _cell(metric: Metric | None, has_error: bool) -> str:
     if metric is None or metric.value is None:
         return _NONE
-    return percent(metric.value / metric.whole) if metric.whole else fixed(metric.value, 4)
+    error = metric.stderr if has_error else None
+    if metric.whole:
+        return percent(metric.value / metric.whole) + _plus_minus(error, metric.whole)
+    return fixed(metric.value, 4) + ("" if error is None else f" ± {fixed(error, 4)}")
+
+
+def _plus_minus(error: float | None, whole: float) -> str:
+    return "" if error is None else f" ± {percent(error / whole)}"
 
 
 def _labels(models: Sequence[str]) -> tuple[str, list[str]]:
@@ -247,10 +291,10 @@ def _labels(models: Sequence[str]) -> tuple[str, list[str]]:
     return str(PurePath(*common)), [str(PurePath(*PurePath(model).parts[len(common) :])) for model in models]
 
 
-def _shared(summarised: Sequence[SummarisedRun]) -> str:
+def _shared(summarised: Sequence[Summarised]) -> str:
     """Describe what all runs share: the suite and, where rules apply, template and rule."""
     for entry in summarised:
-        if (run := entry.run) is not None:
+        for run in entry.runs[:1]:
             several = "prompts" in run.manifest["specification"]
             prompts = f"mean over {run.template} and other prompts" if several else f"{run.template} prompts"
             by_rule = f", {prompts}, rule {entry.rule or run.rule}" if "rules" in run.stored else ""

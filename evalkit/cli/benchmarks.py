@@ -94,7 +94,7 @@ def run(
 
 def _run_several(models: Sequence[str], options: dict[str, Any], workers: Workers, printer: Printer) -> int:
     """Print a summary of the runs of several checkpoints; return 1 if one is not finished or left out tasks."""
-    from evalkit.benchmarks.run_listing import SummarisedRun, summary_report
+    from evalkit.benchmarks.run_listing import Summarised, summary_report
     from evalkit.runs.folder import load_run
     from evalkit.studies.running import plan_checkpoints
 
@@ -104,11 +104,11 @@ def _run_several(models: Sequence[str], options: dict[str, Any], workers: Worker
     for outcome in outcomes:
         label, plan = outcome.job.label, outcome.job.plan
         if outcome.state != "finished":
-            runs.append(SummarisedRun(label, None, state=outcome.state, message=outcome.message))
+            runs.append(Summarised(label, (), state=outcome.state, message=outcome.message))
             continue
         run, left_out = load_run(plan.folder), "; ".join(plan.manifest.get("left_out", ()))
         rule = run.other_rule(plan.manifest["rule"])
-        runs.append(SummarisedRun(label, run, rule, message=f"left out: {left_out}" if left_out else ""))
+        runs.append(Summarised(label, (run,), rule, message=f"left out: {left_out}" if left_out else ""))
     printer(summary_report(runs))
     return 1 if any(run.message for run in runs) else 0
 

@@ -150,6 +150,7 @@ def table(
     evalkit table sig_abl_main --source runs --runs RUN RUN RUN
     evalkit table main_res --source both --runs my_runs.yaml --stderr
     evalkit table my_table.yaml --source runs --runs my_runs.yaml --format markdown
+    evalkit table --study study.yaml                                  its own table: models and their seeds by task
     evalkit table main_res --study study.yaml --drop-empty
     evalkit table main_res --study study.yaml --outcome bits_per_byte
     evalkit table --all --study study.yaml --format latex -o tables/
@@ -178,6 +179,13 @@ def table(
         from evalkit.tables.audit import audited
 
         made = audited([name] if name else layout_names())
+    elif name is None and of_study.results is not None:
+        from evalkit.studies.tables import own_tables
+
+        with doing("reading runs"):
+            report = own_tables(of_study.results, benchmark, options.rule, options.spreads)
+        printer(report, output)
+        return 0
     elif name is None:
         raise UsageError(f"name a table, or a layout file: {', '.join(layout_names())}; or give --all or --audit")
     elif study is not None:

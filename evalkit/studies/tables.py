@@ -1,6 +1,7 @@
 """Tables of a study.
 
-In: a study's results, and a `TableRequest`. Out: a filled table, or the reason why the study has no run for it.
+In: a study's results. Out: its own tables, models × tasks; or, for a `TableRequest`, a layout that is filled, or the
+reason why the study has no run for it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evalkit.benchmarks.multiple_choice.suites import filled
+from evalkit.benchmarks.run_listing import Summarised, summary_report
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
+from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import ACCURACY, MARGIN
@@ -82,6 +85,24 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
     request = replace(request, drop_empty=request.drop_empty or given.drop_empty, rule=request.rule or default)
     table = made_of_runs(layout, RunMapping(None, rows), request, tuple(remarks))
     return FilledTable(layout.name, table, without_row=without_row)
+
+
+def own_tables(results: StudyResults, benchmark: str | None, rule: str | None, errors: bool) -> Report:
+    """Return a table of each benchmark of a study, or of one: a line for each model at its last step, with its seeds.
+
+    `errors`: with ±, see `summary_report`.
+    """
+    study, parts = results.study, []
+    for each in [study.benchmark(benchmark)] if benchmark else study.benchmarks:
+        models = [select(study, name) for name in study.names]
+        entries = []
+        for model in models:
+            runs = results.runs(model.checkpoints, each)
+            entries.append(Summarised(model.name, runs, rule or each.rule, "finished" if runs else "not finished"))
+        checkpoints = [checkpoint for model in models for checkpoint in model.checkpoints]
+        notes = *steps_note(models), *results.unfinished(checkpoints, each), *results.changes(checkpoints, each)
+        parts.append(summary_report(entries, each.name, errors).with_notes(notes))
+    return Report((), content=[part.content for part in parts], parts=tuple(parts)) if len(parts) > 1 else parts[0]
 
 
 def study_layouts(study: Study) -> list[str]:
