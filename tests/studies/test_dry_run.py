@@ -128,7 +128,7 @@ def test_a_study_is_counted_by_benchmark(folder: Path) -> None:
     report = dry_run_report(study, silent)
     rows = {record["benchmark"]: record for record in report.content["groups"]}
     assert [rows[name]["to_do"] for name in benchmarks] == [2, 3, 3]
-    assert (rows["zs"]["documents"], rows["zs"]["parameters"]) == (2 * 10, 139_584)
+    assert (rows["zs"]["documents"], rows["zs"]["parameters"]) == (3 * 10, 139_584)
     assert rows["needle"]["generated_tokens"] == 3 * 2 * 32
     assert rows["zs"]["seconds"] > 0 and rows["far"]["seconds"] is None and rows["far"]["tokens"] > 0
     assert "time is not estimated: --device cuda" in printed(report)
