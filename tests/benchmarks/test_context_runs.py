@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +30,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_stretched_run_is_a_run_of_its_own(model: Path, documents: Path, tmp_path: Path) -> None:
     """Neither a context within the window nor a missing one shows in its identity."""
     common = {"data_dir": documents, "allow_unofficial_data": True, "tasks": ("piqa",), "limit": 2, "output": tmp_path}
-    lines = Lines()
-    run = evaluate(str(model), progress=lines, context=1200, **common)
+    run = evaluate(str(model), progress=Lines(), context=1200, **common)
     extension = run.manifest["specification"]["context_extension"]
-    assert extension == {
-        "method": "yarn",
-        "target": 1200,
-        "original": WINDOW,
-        "factor": 4.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "attention_factor": pytest.approx(1.138629, abs=1e-6),
-    }
+    expected = {"method": "yarn", "target": 1200, "original": WINDOW, "factor": 4.0}
+    assert extension.items() >= expected.items()
+    assert extension["attention_factor"] == pytest.approx(1.138629, abs=1e-6)
     loaded = run.manifest["loaded"]
     assert (loaded["window"], loaded["context_extension"]["method"]) == (1200, "yarn")
-    for part in (
-        f"original context window {WINDOW} tokens (config.json, max_position_embeddings)",
-        "1,200 tokens by yarn",
-    ):
-        assert any(part in line for line in lines.said)
-    [path] = run.folder.glob("lm_eval/results_*.json")
-    exported = json.loads(path.read_text(encoding="utf-8"))
-    assert (exported["max_length"], exported["evalkit"]["context_extension"]["factor"]) == (1200, 4.0)
-    plain = evaluate(str(model), progress=lines, **common)
+    plain = evaluate(str(model), progress=Lines(), **common)
     assert not plain.scores["ll_continuation"].equals(run.scores["ll_continuation"])
 
     def manifest(**options: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from evalkit.benchmarks.prompted import ANSWERS, PromptDocument, PromptedBenchmark
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
-from evalkit.errors import ScoringError, UsageError
+from evalkit.errors import ScoringError
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.benchmarks.kinds import Lines
@@ -59,23 +59,18 @@ def test_results_are_the_means_of_the_answers_scores(made: Any) -> None:
     [view, _] = Words().views(run, (), silent)
     for document, row in zip(view.documents, answers.to_dict("records")[:3], strict=True):
         assert (document.id, document.answer, document.score) == (row["id"], row["answer"], row["score"])
-        assert document.references == (row["reference"],)
-        assert [piece.text for piece in document.prompt] == [row["prompt"]]
+        assert (document.references, document.prompt[0].text) == ((row["reference"],), row["prompt"])
 
 
-def test_settings_make_another_run_and_an_answer_ends_before_what_ends_it(made: Any) -> None:
+def test_an_answer_ends_before_what_ends_it(made: Any) -> None:
     class Vowels(Words):
         until = ("e", "a", "o")
 
     class Rescored(Words):
         version = 2
 
-    class Longer(Words):
-        max_new_tokens = 7
-
-    assert made().folder == made().folder
     vowels = made(Vowels)
-    assert len({made().folder, made(limit=1).folder, made(Rescored).folder, made(Longer).folder, vowels.folder}) == 5
+    assert len({made().folder, made(limit=1).folder, made(Rescored).folder, vowels.folder}) == 4
     answers = vowels.table(ANSWERS, ())
     assert answers["text"].str.contains("[eao]").any()
     assert not answers["answer"].str.contains("[eao]").any()
@@ -91,14 +86,6 @@ def test_invalid_documents_and_scores(made: Any) -> None:
         def tasks(self) -> dict[str, list[PromptDocument]]:
             return {"long": [PromptDocument("river " * 5000, "")]}
 
-    class Empty(Words):
-        def tasks(self) -> dict[str, list[PromptDocument]]:
-            return {"none": []}
-
-    for kind, error, noun in (
-        (Percent, ScoringError, "bridge document 0"),
-        (Long, ScoringError, "long document 0"),
-        (Empty, UsageError, "task none"),
-    ):
-        with pytest.raises(error, match=noun):
+    for kind, noun in ((Percent, "bridge document 0"), (Long, "long document 0")):
+        with pytest.raises(ScoringError, match=noun):
             made(kind)

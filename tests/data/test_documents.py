@@ -33,8 +33,6 @@ from tests.data.samples import sample, write
     [
         ("piqa.jsonl", b"\n\n", "found none"),
         ("piqa.jsonl", b'\n{"goal": "\xff"}', "line 2"),
-        ("piqa.jsonl", b"[" * 100_000, "line 1"),
-        ("piqa.jsonl", b'{"goal": ' + b"9" * 5000 + b"}", "line 1"),
         ("piqa.json", b'{"goal": 1}', "list"),
         ("piqa.json", b'[{"goal": ""}]', "record 1"),
         ("piqa.parquet", b"PAR1 no", "documents"),
@@ -68,18 +66,14 @@ def test_all_formats_give_the_same_records(tmp_path: Path) -> None:
 # Records
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("winogrande", {"answer": 1}, "answer"),
     ("winogrande", {"sentence": "No blank here."}, "sentence"),
-    ("winogrande", {"option1": "  "}, "option1"),
     ("arc_easy", {"answerKey": "D"}, "answerKey"),
     ("arc_easy", {"choices": {"text": ["a", "b"], "label": ["A", "B"]}}, "choices.text"),
     ("arc_easy", {"choices": {"text": list("abc"), "label": list("ABB")}}, "choices.label"),
-    ("hellaswag", {"label": True}, "label"),
     ("hellaswag", {"endings": ["a", "b", "c", "[header] "]}, "endings"),
     ("hellaswag", {"ctx_b": "x" * (LONGEST_TEXT + 1)}, "ctx_b"),
     ("piqa", {"label": True}, "label"),
     ("piqa", {"goal": "\ud800"}, "goal"),
-    ("boolq", {"title": ""}, "title"),
     ("mmlu", {"subject": "alchemy"}, "subject"),
     ("mmlu", {"choices": ["a", "b", "c", "d", "e"]}, "choices"),
 ]

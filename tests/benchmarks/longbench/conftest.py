@@ -35,12 +35,6 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def all_golden(longbench_data: Path) -> Path:
-    """The same on all thirteen tasks."""
-    return longbench_data / "golden_e"
-
-
-@pytest.fixture(scope="session")
 def real_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A `--data-dir` with a real row of each of nine tasks."""
     return unpacked("longbench", tmp_path_factory.mktemp("rows"))

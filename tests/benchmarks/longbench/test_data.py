@@ -19,7 +19,7 @@ from evalkit.benchmarks.longbench.data import (
     write_predictions,
 )
 from evalkit.benchmarks.longbench.official import template
-from evalkit.benchmarks.longbench.protocol import TASKS, suite_tasks
+from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.data import sources
 from evalkit.data.sampling import FirstDocuments
 from evalkit.data.sources import Hub
@@ -29,12 +29,6 @@ from tests.benchmarks.longbench.made import generations, prediction, record, wri
 
 def load(folder: Path, task: str = "hotpotqa", **options: Any) -> TaskDocuments:
     return load_rows(TASKS[task], folder, say=pytest.fail, **options)
-
-
-@pytest.mark.slow
-def test_official_documents_are_recognised(longbench_data: Path) -> None:
-    rows = load(longbench_data, "multi_news", selection=FirstDocuments(3))
-    assert (rows.official, len(rows.documents)) == (True, 3)
 
 
 def test_documents_are_pinned_by_content(real_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,15 +69,11 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     ("task", "bad", "noun"),
     [
         ("hotpotqa", {"context": " "}, "'context'"),
-        ("hotpotqa", {"input": None}, "'input'"),
         ("hotpotqa", {"answers": ["", " "]}, "'answers'"),
-        ("hotpotqa", {"answers": "one"}, "'answers'"),
-        ("hotpotqa", {"length": True}, "'length'"),
         # The hub's re-worked copies: the prompt in the documents, or the question in a field of another name
         ("hotpotqa", {"input": None, "question": "Question: Who?", "answer_prefix": "A"}, "re-worked.*'question'"),
         ("hotpotqa", {"context": template(TASKS["hotpotqa"]).split("{context}")[0]}, "re-worked.*'context'"),
         ("trec", {"all_classes": ["Place"]}, "'all_classes'"),
-        ("trec", {"input": "Question: Who ?"}, "re-worked.*'Type:'"),
         ("passage_retrieval_en", {"answers": ["3"]}, "'answers'"),
     ],
 )
@@ -116,9 +106,6 @@ def test_the_hub_serves_what_the_folder_lacks(tmp_path: Path, monkeypatch: pytes
     for task, noun in (("hotpotqa", "data/hotpotqa.jsonl, line 1 .*re-worked"), ("lcc", r"data\.zip \(lcc\)")):
         with pytest.raises(DataError, match=noun):
             served(task, hub)
-    archive.write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"data\.zip \(trec\)"):
-        served("trec", hub)
 
     def fail(repository: str, *_: Any, **__: Any) -> str:
         asked.append(repository)
@@ -141,22 +128,13 @@ def test_irregular_predictions_are_reported(tmp_path: Path) -> None:
     out = " ".join(read_predictions([tmp_path])[1])
     expected = ("lcc.jsonl 6 for 3 (each 2 times)", "qasper.jsonl 3 for 200", "multifieldqa_en.jsonl 151 for 150")
     assert all(note in out for note in (*expected, "--e", "vcsum.jsonl"))
-    labels = {"trec": "Person", "passage_retrieval_en": "Paragraph 1"}
-    for task in suite_tasks("longbench-e"):
-        rows = [prediction("x", [labels.get(task.name, "x")], n, ["Person"]) for n in range(task.documents + 1)]
-        write(tmp_path / "e" / f"{task.name}.jsonl", rows)
-    [note] = read_predictions([tmp_path / "e"])[1]
-    assert (note.count(".jsonl "), note.count("--e")) == (13, 1)
 
 
 def test_a_bad_prediction_is_named(tmp_path: Path) -> None:
     for bad, noun in (
-        ({"pred": "x", "answers": ["x"], "length": 9}, "'all_classes'"),
         (prediction("x", []), "'answers'"),
-        (prediction(None, ["x"]), "'pred'"),
         (prediction("x", ["x"], "9", ["x"]), "'length'"),
         (prediction("x", ["x"]), "'all_classes'"),
-        (b"\xff", "UTF-8"),
     ):
         file = write(tmp_path / "trec.jsonl", [prediction("x", ["x"], all_classes=["x"]), bad])
         with pytest.raises(DataError, match=rf"trec\.jsonl, line 2 \(trec\): .*{noun}"):
@@ -173,11 +151,9 @@ def test_files_of_predictions(tmp_path: Path) -> None:
     assert len(read_predictions([hotpotqa])[0]) == 1
     for paths, suite, noun in (
         ([hotpotqa], "longbench-e", "'length'"),  # of which LongBench-E has buckets
-        ([tmp_path / "nowhere"], "longbench", "nowhere"),
         ([file, write(tmp_path / "lcc_e.jsonl", [prediction("x", ["x"])])], "longbench", "lcc"),
         ([write(tmp_path / "empty" / "lcc.jsonl", [b""])], "longbench", r"lcc\.jsonl"),
         ([write(tmp_path / "hotpot.jsonl", [])], "longbench", "hotpotqa"),
-        ([write(tmp_path / "run" / "manifest.json", [{}]).parent], "longbench", "predictions"),
     ):
         with pytest.raises(EvalkitError, match=noun):
             read_predictions(paths, suite)

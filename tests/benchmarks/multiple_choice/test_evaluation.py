@@ -22,7 +22,6 @@ from evalkit.runs.journal import Journal
 from evalkit.runs.rules import RULES
 from tests.benchmarks.kinds import Lines
 from tests.benchmarks.multiple_choice.made import run_of
-from tests.data.samples import sample, write
 from tests.documents import made_up, rewrite
 from tests.tiny import tiny_checkpoint
 
@@ -74,16 +73,6 @@ def test_the_run_id_is_of_what_changes_the_numbers(checkpoint: Path, documents: 
     written = {"tasks": "piqa, arc_easy", "token_budget": "auto", "data_dir": str(documents)}
     same = manifests({}, {"rule": "acc"}, {"token_budget": 512}, {"model": moved}, {"device": "cpu"}, written)
     assert len({manifest["id"] for manifest in same}) == 1
-    # Examples count where they are shown
-    write(tmp_path, "mmlu", sample("mmlu"))
-    contents: list[dict[str, Any]] = []
-    for answer in (1, 2):
-        write(tmp_path, "mmlu_dev", *[sample("mmlu_dev", answer=answer)] * 2)
-        shots = [{"tasks": "mmlu", "data_dir": tmp_path, "num_fewshot": number} for number in (0, 2)]
-        contents += [manifest["specification"] for manifest in manifests(*shots)]
-    assert contents[0] == contents[2] and "examples" not in contents[0]
-    assert contents[1] == contents[0] | {"num_fewshot": 2, "examples": contents[1]["examples"]}
-    assert contents[3]["examples"] != contents[1]["examples"]
 
 
 def test_a_run_killed_after_running_out_of_memory_resumes(
@@ -118,23 +107,18 @@ def test_a_run_killed_after_running_out_of_memory_resumes(
     pd.testing.assert_frame_equal(run.scores, whole.scores, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("manifest", ["kept", "lost"])
-def test_a_run_resumes_by_its_documents(small: Evaluate, manifest: str) -> None:
-    """With its first budget, and so the same batches; without a manifest the rest is batched anew."""
+def test_a_run_without_its_manifest_resumes_by_its_documents(small: Evaluate) -> None:
+    """With other batches; a damaged line is dropped."""
     whole = small()
     expected, journal = whole.scores, whole.folder / "journal.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[: len(lines) // 2]) + lines[-1][:40])
-    (whole.folder / "results.json").unlink()
-    if manifest == "lost":
-        (whole.folder / "manifest.json").unlink()
+    for name in ("results.json", "manifest.json"):
+        (whole.folder / name).unlink()
     progress = Lines()
     resumed = small(token_budget=4096, progress=progress)
     assert any("1 damaged line(s) dropped" in line for line in progress.said)
-    if manifest == "kept":
-        assert any("token budget" in line and "110" in line for line in progress.said)
-        assert journal.read_bytes().count(b"\n") == len(lines)
-    pd.testing.assert_frame_equal(resumed.scores, expected, rtol=1e-5 if manifest == "lost" else 0)
+    pd.testing.assert_frame_equal(resumed.scores, expected, rtol=1e-5)
 
 
 def test_samples_are_all_there_or_made_again(small: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,16 +153,10 @@ def test_a_window_or_budget_that_is_too_small(small: Evaluate, tmp_path: Path) -
 
 
 def test_an_invalid_request_leaves_nothing(small: Evaluate, tmp_path: Path) -> None:
-    for changes, noun in (
-        ({"token_budget": "lots"}, "--token-budget"),
-        ({"tasks": ("piqa", "piqa")}, "piqa"),
-        ({"attention": "spda"}, "sdpa"),
-        ({"device": "cuda:7"}, "cuda"),
-    ):
+    for changes, noun in (({"token_budget": "lots"}, "--token-budget"), ({"device": "cuda:7"}, "cuda")):
         with pytest.raises(UsageError, match=noun):
             small(**changes)
-    folder = tmp_path / "downloads"
-    folder.mkdir()
+    (tmp_path / "downloads").mkdir()
     with pytest.raises(DataError, match="no documents of arc_easy, piqa"):
-        small(data_dir=folder)
+        small(data_dir=tmp_path / "downloads")
     assert not list(tmp_path.glob("runs/*"))

@@ -10,14 +10,12 @@ import pytest
 import yaml
 
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, shipped_suites, with_fewshot
-from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import planned
 from evalkit.errors import UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.runs.rules import RULES
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.benchmarks.multiple_choice.made import ALONE, made_files, run_of, write_suite
-from tests.printed import printed
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +40,11 @@ def test_shipped_suites_and_their_examples() -> None:
         "Knowledge": ("hellaswag", "piqa", "openbookqa", "boolq", "mmlu"),
     }
     assert choose_tasks(suite, ("mmlu", "piqa")).groups == {"Knowledge": ("piqa", "mmlu")}
-    assert choose_tasks(suite, ("boolq", "arc_easy")).tasks == ("arc_easy", "boolq")
     assert all(load_suite(name).tasks for name in shipped_suites())
-    for name, task in (("zeroshot8", "mmlu"), ("zeroshot8_text", "mmlu_continuation")):
-        alone = choose_tasks(load_suite(name), (task,))
-        assert with_fewshot(alone, 5).num_fewshot == 5
-        with pytest.raises(UsageError, match=f"--num-fewshot is 6.* {task} .* 5 "):
-            with_fewshot(alone, 6)
+    alone = choose_tasks(load_suite("zeroshot8_text"), ("mmlu_continuation",))
+    assert with_fewshot(alone, 5).num_fewshot == 5
+    with pytest.raises(UsageError, match=r"--num-fewshot is 6.* mmlu_continuation .* 5 "):
+        with_fewshot(alone, 6)
     with pytest.raises(UsageError, match="--suite lm_eval --tasks piqa,boolq --num-fewshot 3"):
         with_fewshot(choose_tasks(suite, ("piqa", "boolq", "mmlu")), 3)
 
@@ -62,8 +58,6 @@ def test_a_suite_of_pinned_tasks_and_of_ones_own(checkpoint: Path, files: Path, 
     assert [average.name for average in results.averages] == ["Language", "Rest", "Average"]
     assert results.averages[0].accuracy == (by_task["made_choice"] + by_task["piqa"]) / 2
     assert set(run.stored["rules"]) == set(RULES) - {"pmi"}
-    report = printed(benchmark_of(run).report(run))
-    assert all(label in report for label in ("My choice", "Mine", "PIQA*", "made_other"))
     # The whole sequence is scored: instruction and end token too
     assert run.scores["ll_instruction"].notna().all() and run.scores["ll_end"].notna().all()
 
@@ -117,26 +111,15 @@ def test_settings_documents_and_examples_are_part_of_the_id(checkpoint: Path, tm
     assert len({*ids, id_of(checkpoint, suite=str(path))}) == 5
 
 
-@pytest.mark.parametrize(
-    ("changes", "noun"),
-    [
-        ({"groups": {"A": []}}, "'groups.A'"),
-        ({"labels": {"pica": "x"}}, "did you mean 'piqa'"),
-        ({"num_fewshot": "2"}, "'num_fewshot'"),
-        ({"fewshot": {"piqa": {"documents": "x", "most": 3}}}, "'fewshot'"),
-    ],
-)
-def test_an_invalid_file(tmp_path: Path, changes: dict[str, Any], noun: str) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({"groups": {"A": ["piqa"]}} | changes), "utf-8")
-    with pytest.raises(UsageError, match=noun) as caught:
-        load_suite(str(path))
-    assert str(path) in str(caught.value)
+def test_an_invalid_file(tmp_path: Path) -> None:
+    for changes, noun in (({"groups": {"A": []}}, "'groups.A'"), ({"labels": {"pica": "x"}}, "did you mean 'piqa'")):
+        path = tmp_path / "mine.yaml"
+        path.write_text(yaml.safe_dump({"groups": {"A": ["piqa"]}} | changes), "utf-8")
+        with pytest.raises(UsageError, match=f"{path}.*{noun}"):
+            load_suite(str(path))
 
 
 def test_names_that_are_absent_or_taken(checkpoint: Path, files: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nowhere\.yaml"):
-        load_suite(str(tmp_path / "nowhere.yaml"))
     with pytest.raises(UsageError, match="zeroshot8"):
         load_suite(str(write_suite(tmp_path, "zeroshot8")))
     for tasks, noun in ((("made_last_word",), "made_last_word.*--suite lm_eval"), (("made_choise",), "made_choice")):
@@ -149,8 +132,8 @@ def test_names_that_are_absent_or_taken(checkpoint: Path, files: Path, tmp_path:
         id_of(checkpoint, tasks=("piqa",), include_path=tmp_path / "own", template="inst", **data)
 
 
-@pytest.mark.parametrize("groups", [{"A": ["made_pair"], "B": ["made_choice"]}, {"A": ["made_choice", "made_pair"]}])
-def test_a_document_counts_for_one_task(checkpoint: Path, files: Path, groups: dict[str, list[str]]) -> None:
+def test_a_document_counts_for_one_task(checkpoint: Path, files: Path) -> None:
+    groups = {"A": ["made_pair"], "B": ["made_choice"]}
     plan = planned(checkpoint, {"suite": str(write_suite(files, "shared", **ALONE | {"groups": groups}))}, silent)
     with pytest.raises(UsageError, match=r"made_choice is part of task made_\w+ and of task made_\w+"):
         _ = plan.questions

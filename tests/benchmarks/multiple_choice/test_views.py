@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from evalkit.benchmarks.document_views import ChoiceView
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, with_fewshot
+from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.registry import benchmark_of
@@ -22,9 +22,8 @@ from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run, load_run
 from tests.benchmarks.multiple_choice.made import made_files, run_of, write_suite
 from tests.documents import rewrite
-from tests.marks import fast
 
-TASKS = ("winogrande", "arc_easy", "boolq", "hellaswag")
+TASKS = ("winogrande", "arc_easy")
 
 
 def views(run: Run, *tasks: str) -> dict[str, ChoiceView]:
@@ -32,15 +31,12 @@ def views(run: Run, *tasks: str) -> dict[str, ChoiceView]:
     return {view.task: view for view in shown if isinstance(view, ChoiceView)}
 
 
-@pytest.mark.parametrize("case", fast(["inst", "plain"], ["inst", "plain", "examples"]))
-def test_text_is_what_is_tokenised(checkpoint: Path, real_documents: Path, tmp_path: Path, case: str) -> None:
-    template = "plain" if case == "plain" else "inst"
-    tasks, shots = (("mmlu",), 2) if case == "examples" else (TASKS, 0)
-    options = {"tasks": tasks, "limit": 3, "template": template, "num_fewshot": shots}
-    run = run_of(checkpoint, tmp_path, real_documents, **options)
+@pytest.mark.parametrize("template", ["inst", "plain"])
+def test_text_is_what_is_tokenised(checkpoint: Path, real_documents: Path, tmp_path: Path, template: str) -> None:
+    run = run_of(checkpoint, tmp_path, real_documents, tasks=TASKS, limit=3, template=template)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     prompter = Prompter(load_template(template), tokenizer, 4096)
-    suite = with_fewshot(choose_tasks(load_suite("zeroshot8"), tasks), shots)
+    suite = choose_tasks(load_suite("zeroshot8"), TASKS)
     by_task = load_questions(suite, Library(real_documents, allow_unofficial=True), FirstDocuments(3))
     shown = views(run)
     assert list(shown) == list(by_task)
@@ -57,20 +53,6 @@ def test_text_is_what_is_tokenised(checkpoint: Path, real_documents: Path, tmp_p
                     tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
                 )
         assert view.scores.equals(run.scores[run.scores["task"] == task].reset_index(drop=True))
-
-
-def test_common_pieces_are_as_many_as_possible(finished: Run) -> None:
-    shown = views(finished, "winogrande", "arc_easy")
-    for view in shown.values():
-        for text in view.texts.values():
-            assert len({choice[:1] for choice in text.choices}) > 1
-    winogrande, arc = (next(iter(shown[task].texts.values())) for task in ("winogrande", "arc_easy"))
-    assert [piece.segment for piece in winogrande.common] == ["special", "special", "instruction", "special"]
-    assert [piece.segment for piece in arc.common][-1] == "context"
-    # The options of WinoGrande are in the contexts
-    assert len(set(winogrande.options)) == 2
-    for option, choice in zip(winogrande.options, winogrande.choices, strict=True):
-        assert choice[0].text.endswith(option)
 
 
 def test_a_chat_template_is_shown_without_its_markers(documents: Path, tmp_path: Path, checkpoint: Path) -> None:
@@ -92,12 +74,9 @@ def test_changed_documents_are_not_shown(
     run = run_of(checkpoint, tmp_path, own, tasks=("piqa", "boolq"))
     assert all(view.texts and not view.problem for view in views(run).values())
     rewrite(own / "piqa.jsonl", 1, {"goal": "another goal"})
-    for boolq_is_there in (True, False):
-        shown = views(load_run(run.folder))
-        assert shown["piqa"].texts == {} and "the documents of piqa" in shown["piqa"].problem
-        assert len(shown["piqa"].scores) == 12
-        assert bool(shown["boolq"].texts) is boolq_is_there
-        shutil.rmtree(own, ignore_errors=True)
+    shown = views(load_run(run.folder))
+    assert shown["piqa"].texts == {} and "the documents of piqa" in shown["piqa"].problem
+    assert len(shown["piqa"].scores) == 12 and shown["boolq"].texts
 
 
 def test_tasks_of_ones_own_are_read_from_the_sample_files(checkpoint: Path, tmp_path: Path) -> None:

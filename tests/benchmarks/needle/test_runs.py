@@ -5,26 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.generated import GeneratedAnswer
-from evalkit.benchmarks.needle import NEEDLES, Needle, NeedleRequest
+from evalkit.benchmarks.needle import Needle, NeedleRequest
 from evalkit.benchmarks.request import request_of
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt
 from evalkit.generation.rows import Generation
-from evalkit.runs.folder import JOURNAL, RESULTS, Run, load_run
-from evalkit.runs.journal import Journal
+from evalkit.runs.folder import load_run
 from tests.arguments import arguments
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
 from tests.generation.made import by_transformers
-from tests.journals import entries_of
 from tests.models.loading import load_folder
 from tests.tiny import tiny_checkpoint
 
@@ -44,14 +39,8 @@ def needle(evalkit: Command, model: Path) -> Command:
     return lambda *more: evalkit("needle", *arguments({"--model": model, "--output": "runs"} | GRID, more))
 
 
-@pytest.fixture
-def run_of(needle: Command) -> Callable[..., Run]:
-    return lambda *more: load_run(needle(*more).out.splitlines()[-1])
-
-
-def test_answers_are_what_transformers_generates(run_of: Callable[..., Run], model: Path) -> None:
-    run = run_of()
-    assert (run.folder / "heatmap.png").read_bytes().startswith(b"\x89PNG") and (run.folder / "heatmap.pdf").is_file()
+def test_answers_are_what_transformers_generates(needle: Command, model: Path) -> None:
+    run = load_run(needle().out.splitlines()[-1])
     assert (run.stored["lengths"], np.shape(run.stored["found"])) == ([400, 700], (2, 2))
     table = Needle().answers(run)
     assert (table["tokens"] <= table["length"]).all()
@@ -69,7 +58,7 @@ def test_answers_are_what_transformers_generates(run_of: Callable[..., Run], mod
         assert (row.length, row.depth, row.repeat, row.found) == (case.length, case.depth, 0, case.is_found(answer))
 
 
-def test_needles_that_are_found(run_of: Callable[..., Run], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that answers short prompts correctly and continues, and omits a digit for long ones."""
     tokenizer = AutoTokenizer.from_pretrained(model)
 
@@ -82,7 +71,7 @@ def test_needles_that_are_found(run_of: Callable[..., Run], model: Path, monkeyp
         return generation
 
     monkeypatch.setattr(Generator, "_generate", lambda _, prompts: list(map(answered, prompts)))
-    run = run_of()
+    run = load_run(needle().out.splitlines()[-1])
     assert run.stored["found"] == [[1.0, 0.0]] * 2
     assert run.stored["averages"][0]["accuracy"] == 0.5
     table = Needle().answers(run)
@@ -94,9 +83,7 @@ def test_needles_that_are_found(run_of: Callable[..., Run], model: Path, monkeyp
     assert table.loc[~table["found"], "answer"].str.endswith("And so on").all()
 
 
-def test_files_are_made_anew(needle: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the disk was full when the heatmap was drawn; rows of other documents count for nothing."""
-
+def test_a_heatmap_is_drawn_anew_where_the_disk_was_full(needle: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
@@ -105,21 +92,9 @@ def test_files_are_made_anew(needle: Command, monkeypatch: pytest.MonkeyPatch) -
         during.setattr("evalkit.reporting.figures.replace_file", full)
         complains(needle(*small), 1, "heatmap.png", "No space left on device", "results are saved")
     [folder] = Path("runs").iterdir()
-    expected = Needle().answers(load_run(folder)).drop(columns="seconds")
-    with monkeypatch.context() as during:
-        during.setattr("evalkit.benchmarks.session.load_checked", pytest.fail)
-        assert needle(*small).code == 0
-    assert (folder / "heatmap.png").is_file()
-    run = load_run(folder)
-    *kept, (entry, rows) = entries_of(run, GeneratedAnswer)
-    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)[: len(kept)]
-    (folder / JOURNAL).write_bytes(b"".join(lines))
-    others = [row._replace(id=str(int(row.id) + 99)) for row in rows]
-    Journal(folder / JOURNAL, run.manifest["id"], GeneratedAnswer, pytest.fail).append(entry, others)
-    for lost in (NEEDLES, RESULTS):
-        (folder / lost).unlink()
+    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", pytest.fail)
     assert needle(*small).code == 0
-    pd.testing.assert_frame_equal(Needle().answers(load_run(folder)).drop(columns="seconds"), expected)
+    assert (folder / "heatmap.png").is_file()
 
 
 def test_what_makes_another_run(model: Path, tmp_path: Path) -> None:
@@ -140,11 +115,7 @@ def test_what_makes_another_run(model: Path, tmp_path: Path) -> None:
 def test_bad_input(needle: Command) -> None:
     for option, value, code, noun in (
         ("--lengths", "1000", 2, "100 to 992"),
-        ("--lengths", "50", 2, "--lengths 50"),
-        ("--lengths", "", 2, "--lengths"),
         ("--depths", "0,101", 2, "--depths 0, 101"),
-        ("--depths", "nan", 2, "--depths nan"),
-        ("--repeats", "100000", 2, "--repeats"),
         ("--text", "nowhere.txt", 1, "--text nowhere.txt"),
     ):
         complains(needle(option, value), code, noun)

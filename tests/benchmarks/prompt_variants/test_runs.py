@@ -20,7 +20,6 @@ from evalkit.benchmarks.prompt_variants import PROMPT
 from evalkit.benchmarks.prompt_variants.results import PromptTables, expected_deviation, prompt_tables, varied_results
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.benchmarks.run import planned
-from evalkit.cli import main
 from evalkit.errors import RunError, UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.models.loading.spec import tokenizer_alone
@@ -28,10 +27,9 @@ from evalkit.runs.accuracies import document_outcomes
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.score_table import OUTCOMES
-from evalkit.runs.traits import summary, traits
+from evalkit.runs.traits import traits
 from tests.benchmarks.kinds import Lines
 from tests.comparison.made import scores_of
-from tests.printed import printed
 
 Evaluate = Callable[..., Run]
 VARY = ("template", "choice_order", "system_prompt")
@@ -92,14 +90,12 @@ def test_each_prompt_has_the_scores_of_an_ordinary_run_with_it(
     (tmp_path / "helpful.yaml").write_text(yaml.safe_dump(content | {"parts": parts, "score": [*content["score"]]}))
     same_scores(of_prompt(varied, "system-2"), run_of(template=str(tmp_path / "helpful.yaml")).scores)
     records = [json.loads(line) for line in (documents / "mmlu.jsonl").read_text("utf-8").splitlines()]
-    for shift, name in ((1, "order-BCDA"), (3, "order-DABC")):
-        moved = []
-        for record in records:
-            choices = record["choices"][shift:] + record["choices"][:shift]
-            moved.append(record | {"choices": choices, "answer": (record["answer"] - shift) % 4})
-        (tmp_path / "mmlu.jsonl").write_text("\n".join(map(json.dumps, moved)), encoding="utf-8")
-        same_scores(of_prompt(varied, name), run_of(data_dir=tmp_path, tasks=("mmlu",)).scores)
-        assert of_prompt(varied, name, "piqa").empty
+    for record in records:
+        record["choices"] = record["choices"][3:] + record["choices"][:3]
+        record["answer"] = (record["answer"] - 3) % 4
+    (tmp_path / "mmlu.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    same_scores(of_prompt(varied, "order-DABC"), run_of(data_dir=tmp_path, tasks=("mmlu",)).scores)
+    assert of_prompt(varied, "order-DABC", "piqa").empty
 
 
 def test_few_shot_and_other_rules(run_of: Evaluate, tmp_path: Path) -> None:
@@ -110,11 +106,8 @@ def test_few_shot_and_other_rules(run_of: Evaluate, tmp_path: Path) -> None:
     assert len(prompt_tables(varied).documents) == 2 and varied.rule == "pmi"
     assert np.isfinite(of_prompt(varied, "order-BCDA")["ll_unconditional"]).all()
     (tmp_path / "both.yaml").write_text("templates: [inst, plain]\n")
-    changes = {"vary": str(tmp_path / "both.yaml"), "tasks": ("piqa",)}
-    both = run_of(**changes)
-    assert both.rule == "acc" and "ppl" not in prompt_tables(both).rules
     with pytest.raises(UsageError, match=r"rule ppl .* plain"):
-        run_of(**changes, rule="ppl")
+        run_of(vary=str(tmp_path / "both.yaml"), tasks=("piqa",), rule="ppl")
 
 
 def test_accuracies_spread_and_mean(varied: Run) -> None:
@@ -148,20 +141,11 @@ def test_continuous_outcomes_are_means_over_prompts(varied: Run, name: str) -> N
     assert comparable.measure(name).higher_is_better is (name == "margin")
 
 
-def test_reports_figures_and_documents(varied: Run, run_of: Evaluate, tmp_path: Path) -> None:
+def test_reports_and_documents(varied: Run, run_of: Evaluate) -> None:
     served_by = benchmark_of(varied)
-    text = printed(served_by.report(varied))
-    assert all(f"\n{name}" in text for name in PROMPTS)
-    assert "prompt system-2: system prompt: You are a helpful assistant." in text
-    detailed = served_by.report(varied, "acc", detail=True)
-    assert "mmlu" in [table.name for table in detailed.tables]
-    assert {record["rule"] for record in detailed.records or ()} == {"acc"}
+    assert {record["rule"] for record in served_by.report(varied, "acc", detail=True).records or ()} == {"acc"}
     with pytest.raises(UsageError, match="bits_per_byte"):
         served_by.report(varied, "bits_per_byte")
-    [figure] = served_by.figures([varied], ["tiny"])
-    figure.draw(tmp_path / "prompts.svg")
-    drawn = (tmp_path / "prompts.svg").read_text(encoding="utf-8")
-    assert all(name in drawn for name in (*PROMPTS, "MMLU", "PIQA", "Knowledge"))
     # Documents are those of the run's own prompt
     [view], [own] = (benchmark_of(run).views(run, ["piqa"], silent) for run in (varied, run_of()))
     assert view.texts == own.texts and len(view.scores) == len(own.scores)  # type: ignore[attr-defined]
@@ -174,11 +158,9 @@ def test_other_prompts_are_another_run_and_another_trait(varied: Run, run_of: Ev
     assert traits(ordinary)["prompts"].value == "one"
     assert traits(template)["prompts"].value != traits(varied)["prompts"].value
     assert traits(template)["prompts"].refused
-    assert "mean over prompts inst, " in summary(varied)
     for changes, noun in (
         ({"vary": "choice_order"}, "piqa"),
         ({"vary": "template", "log_samples": True}, "--log-samples"),
-        ({"vary": "template", "suite": "lm_eval"}, "lm_eval"),
     ):
         with pytest.raises(UsageError, match=noun):
             run_of(tasks=("piqa",), **changes)
@@ -188,14 +170,9 @@ def test_other_prompts_are_another_run_and_another_trait(varied: Run, run_of: Ev
         prompt_tables(copied)
 
 
-def test_prompts_are_shown_and_tokens_counted_under_each_template_and_order(
-    checkpoint: Path, options: dict[str, Any], varied: Run, capsys: pytest.CaptureFixture[str]
+def test_tokens_are_counted_under_each_template_and_order(
+    checkpoint: Path, options: dict[str, Any], varied: Run
 ) -> None:
-    command = ["run", str(checkpoint), "--tasks", "mmlu", "--vary", ",".join(VARY), "--show-prompts", "1"]
-    with pytest.raises(SystemExit):
-        main([*command, "--data-dir", str(options["data_dir"]), "--allow-unofficial-data"])
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("prompt ")]
-    assert [line.removeprefix("prompt ") for line in lines] == ["inst", *PROMPTS[7:], *PROMPTS[1:7]]
     changes: dict[str, dict[str, Any]] = {"all": {"vary": VARY}, "orders": {"vary": ("choice_order",)}, "own": {}}
     plans = {name: planned(checkpoint, options | more, silent) for name, more in changes.items()}
     tokenizer = tokenizer_alone(plans["own"].checkpoint, silent)
@@ -244,7 +221,7 @@ def test_the_deviation_by_chance_is_that_of_permutations() -> None:
     average = varied_results(tables_of(answers), MANIFEST, "acc").average
     assert [under.prompt for under in average.prompts] == names
     of_first, of_average = [], []
-    for _ in range(10_000):
+    for _ in range(4_000):
         one, two = (generator.permuted(task, axis=0).mean(axis=1) for task in (first, second))
         of_first.append(one.var(ddof=1))
         of_average.append(((one + two[[0, 1, 2, 0, 0]]) / 2).var(ddof=1))
