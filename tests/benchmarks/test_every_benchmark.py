@@ -262,3 +262,14 @@ def test_a_run_of_a_benchmark_that_is_not_installed(runs: Made, monkeypatch: Any
         with pytest.raises(RunError, match="'copying'"):
             benchmark_of(run)
     benchmark.cache_clear()
+
+
+@pytest.mark.parametrize("name", [MANIFEST, RESULTS])
+def test_a_damaged_run_is_listed_beside_the_others(own_run: Path, name: str) -> None:
+    bad = Path(shutil.copytree(own_run, own_run.parent / "bad"))
+    (bad / name).write_text("[]")
+    states = {Path(run.folder).name: run.state for run in list_found(own_run.parent)}
+    assert states == {"bad": "damaged", own_run.name: "finished"}
+    (bad / RESULTS).unlink()
+    states = {Path(run.folder).name: run.state for run in list_found(own_run.parent)}
+    assert states["bad"] == ("damaged" if name == MANIFEST else "interrupted")

@@ -59,9 +59,6 @@ KINDS: dict[str, dict[str, Any]] = {
 WITHOUT_OUR_CACHE: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 4},
     "recurrent_gemma": {"lru_width": 64, "attention_window_size": 9},
-    "openai-gpt": {"n_embd": 64, "n_head": 4, "n_layer": 2},
-    "minimax": {"num_local_experts": 2},
-    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
 }
 
 

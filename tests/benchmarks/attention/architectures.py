@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    BambaConfig,
-    BloomConfig,
-    Gemma2Config,
-    GPT2Config,
-    GptOssConfig,
-)
+from transformers import AutoModelForCausalLM, BambaConfig, BloomConfig, Gemma2Config, GPT2Config, GptOssConfig
 
 _IDS: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "vocab_size": 64}
 _SHAPE = _IDS | {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,

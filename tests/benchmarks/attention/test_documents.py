@@ -20,7 +20,7 @@ from evalkit.benchmarks.attention.documents import (
 from evalkit.benchmarks.attention.groups import CATEGORIES
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.request import request_of
-from evalkit.errors import DataError, EvalkitError, ScoringError
+from evalkit.errors import DataError, ScoringError, UsageError
 from evalkit.models.loading.locate import silent
 from tests.questions import question
 
@@ -105,10 +105,8 @@ def test_a_long_document_is_cut_to_the_window(of_documents: dict[str, Any], toke
         [sequence] = sequences_of(plan, prompter, [long], words, 0)
         return sequence
 
-    whole = cut(4096)
-    size = len(whole.tokens) - 100
+    size = len(cut(4096).tokens) - 100
     assert (len(cut(size).tokens), len(cut(size).categories), cut(size).truncated) == (size, size, 100)
-    assert np.array_equal(cut(size).tokens[-50:], whole.tokens[-50:])
     with pytest.raises(ScoringError, match="made_up document 0"):
         cut(9)
 
@@ -138,18 +136,10 @@ def test_a_text_is_read_in_windows(
             plan_of(checkpoint, text=path)
 
 
-@pytest.mark.parametrize(
-    ("options", "noun"),
-    [
-        ({"layers": "-1,x"}, "--layers -1,x"),
-        ({"text": "book.txt", "tasks": "piqa"}, "--tasks"),
-        ({"text": "book.txt", "continuation": "all"}, "--continuation"),
-        ({"continuation": "best"}, "continuation"),
-    ],
-)
-def test_impossible_settings(checkpoint: Path, options: dict[str, Any], noun: str) -> None:
-    with pytest.raises(EvalkitError, match=noun):
-        plan_of(checkpoint, **options)
+def test_impossible_settings(checkpoint: Path) -> None:
+    for options, noun in (({"layers": "-1,x"}, "--layers -1,x"), ({"text": "a.txt", "tasks": "piqa"}, "--tasks")):
+        with pytest.raises(UsageError, match=noun):
+            plan_of(checkpoint, **options)
 
 
 def test_settings_that_change_numbers_change_the_id(of_documents: dict[str, Any]) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.attention.figure_runs import AnalysedRun, run_differences
+from evalkit.benchmarks.attention.figure_runs import AnalysedRun
 from evalkit.benchmarks.attention.figures import make, write
 from evalkit.benchmarks.attention.groups import FigureRequest
-from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.errors import RunError, UsageError
 from evalkit.runs.folder import Run
 from tests.benchmarks.attention.made import made_run, whole_table
 
@@ -158,43 +158,15 @@ def test_tasks_layers_and_depths_are_chosen(runs: list[Run], tmp_path: Path) -> 
     assert any("last layer" in panel for panel in numbers["panel"])
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "noun"),
-    [
-        ("entropi", {}, "'entropy'"),
-        ("entropy", {"measure": "bos"}, "--measure"),
-        ("bos", {"measure": "distance"}, "'distance'"),
-        ("heatmap", {"band": "heads"}, "--band"),
-        ("rank", {"paper": True}, "--paper"),
-        ("entropy", {"layers": (-4,)}, "--layers -4"),
-    ],
-)
-def test_options_that_cannot_be_used(runs: list[Run], name: str, options: dict[str, Any], noun: str) -> None:
-    with pytest.raises(UsageError, match=noun):
-        make(name, analysed(runs), FigureRequest(**options))
-
-
-def test_runs_that_cannot_be_drawn(runs: list[Run], finished: Run, tmp_path: Path) -> None:
-    less = made_run(tmp_path, "models/less", groups=("bos", "sink"), tokens=(5, 20))
-    for name, measure in (("categories", None), ("heatmap", "sink")):
-        with pytest.raises(UsageError, match=rf"{less.folder.name}.*--measures {measure or 'mass'}"):
-            make(name, analysed([less]), FigureRequest(measure=measure))
-    assert [panel.title for panel in make("summary", analysed([less]), FigureRequest()).panels] == ["bos_abs"]
-    with pytest.raises(UnknownNameError, match="'piqa'"):
-        analysed(runs, "pica")
-    with pytest.raises(UsageError, match="multiple_choice"):
-        AnalysedRun("a", finished)
-    other = made_run(tmp_path, "models/other", sampled=5)
-    with pytest.raises(UsageError, match=other.folder.name):
-        make("rank", analysed([runs[0], other]), FigureRequest())
-
-
-def test_how_runs_differ_is_stated(runs: list[Run], tmp_path: Path) -> None:
-    assert run_differences(analysed(runs, "mmlu")) == []
-    dtype = made_run(tmp_path, "models/other", seed=4, dtype="bfloat16", tokens=(65, 150), choices=2)
-    assert "dtype: float32 (vanilla), bfloat16 (other)" in run_differences(analysed([runs[0], dtype]))[0]
-    longer = made_run(tmp_path, "models/longer", sampled=3, tokens=(65, 150), choices=2)
-    assert " tokens (vanilla), " in run_differences(analysed([runs[0], longer]))[0]
+def test_options_that_cannot_be_used(runs: list[Run]) -> None:
+    for request, name, noun in (
+        (FigureRequest(measure="distance"), "bos", "'distance'"),
+        (FigureRequest(band="heads"), "heatmap", "--band"),
+        (FigureRequest(paper=True), "rank", "--paper"),
+        (FigureRequest(layers=(-4,)), "bos", "--layers -4"),
+    ):
+        with pytest.raises(UsageError, match=noun):
+            make(name, analysed(runs), request)
 
 
 def test_files_that_cannot_be_written(runs: list[Run], tmp_path: Path) -> None:

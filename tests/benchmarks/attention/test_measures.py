@@ -63,17 +63,6 @@ def test_lengths_around_the_edges_of_bins_and_of_the_sink(tokens: int) -> None:
     same_as_plainly(measured(maps), maps, reading(tokens), 1e-6, 0, 1e-6)
 
 
-def test_a_group_gives_the_same_alone_and_each_measure_is_of_one_group() -> None:
-    seen = WholeMap(torch.randn(3, N, N).tril(), elements=1000)
-    together = measures_of(seen, reading(), GROUPS)
-    names: list[str] = []
-    for group in GROUPS:
-        alone = measures_of(seen, reading(), [group])
-        assert all(np.array_equal(together[name], values) for name, values in alone.items())
-        names += alone
-    assert sorted(names) == sorted(together)
-
-
 def test_uniform_attention() -> None:
     rows = np.arange(N)
     values = measured([np.tril(np.ones((N, N))) / (rows + 1)[:, None]] * 2)
@@ -148,11 +137,3 @@ def test_degenerate_maps() -> None:
     without = measured(np.tril(np.ones((2, N, N))), bos=False, readers=[])
     assert not [name for name in without if name.startswith(("bos", "mass"))]
     assert {"sink", "sink_abs", "entropy", "distance"} <= set(without)
-
-
-@pytest.mark.parametrize(
-    ("readers", "last", "group"), [(1, 4, "entrpy"), (1, 4, "mass"), (5, 4, "bos"), (1, -1, "bos")]
-)
-def test_readings_that_do_not_fit(readers: int, last: int, group: str) -> None:
-    with pytest.raises(ValueError, match=r"entrpy|5 tokens"):
-        measures_of(WholeMap(torch.ones(1, 5, 5).tril()), Reading(None, np.array([readers]), last, True), [group])

@@ -11,6 +11,7 @@ import lm_eval
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
@@ -18,6 +19,7 @@ from evalkit.benchmarks.document_views import AnswerView, ChoiceView
 from evalkit.benchmarks.lm_eval.requests import RequestRow
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import evaluate, planned
+from evalkit.cli import main
 from evalkit.comparison.comparison import compare_pairing
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
@@ -205,7 +207,7 @@ def test_an_answer_to_another_question_is_not_taken(run: Evaluate) -> None:
     pd.testing.assert_frame_equal(again.scores, first.scores, check_exact=True)
 
 
-def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_text_is_kept_too(tmp_path: Path) -> None:
     """It has no token unless the tokenizer adds one, so its log-likelihood is 0, as in lm-eval."""
     bare = str(tiny_checkpoint(tmp_path / "tiny", window=128))
 
@@ -220,9 +222,6 @@ def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run.manifest["sharing"]["shares"] and run.manifest["sharing"]["checked"]["row"] > 0
     # Without bytes it adds nothing to a mean over bytes
     assert with_empty["bits_per_byte"] == pytest.approx(measured("The river rose.", "Rice")[1]["bits_per_byte"])
-    (run.folder / "results.json").unlink()
-    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", None)  # nothing is left to score
-    assert measured("", "The river rose.", "Rice")[1] == with_empty
 
 
 def test_sampled_texts_are_those_of_an_undisturbed_run(
@@ -315,3 +314,70 @@ def test_other_examples_are_another_prompt(run: Evaluate, tmp_path: Path) -> Non
         runs.append(run(tasks=("shots",), include_path=tmp_path / "tasks", sample=count))
     with pytest.raises(UsageError, match="solved examples"):
         paired(*runs)
+
+
+DOCUMENTS = [{"question": "Why?", "choices": ["a", "b"], "gold": 1, "text": "t", "answer": "a"}]
+
+Refused = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], checkpoint: Path
+) -> Refused:
+    """Run a command that fails offline and without a model; return exit code and last line."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("evalkit.models.loading.load.load", None)
+
+    def run(*arguments: object) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as left:
+            main(["run", "--model", str(checkpoint), "--output", "runs", *map(str, arguments)])
+        err = capsys.readouterr().err
+        assert "Traceback" not in err
+        assert not list(Path("runs").glob("*"))
+        return int(left.value.code or 0), err.splitlines()[-1]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "noun"),
+    [
+        ({"doc_to_image": "picture"}, 2, "images"),
+        ({"doc_to_text": "{{ question.nothing.here }}"}, 1, "made_bad"),
+        ({"dataset_path": "nobody/nothing", "dataset_kwargs": None}, 1, "nobody/nothing"),
+    ],
+)
+def test_an_unsupported_task(refused: Refused, tmp_path: Path, change: dict[str, Any], code: int, noun: str) -> None:
+    write_task(tmp_path / "bad", CHOICE | {"task": "made_bad"} | change, DOCUMENTS)
+    exit_code, line = refused("--include-path", tmp_path / "bad", "--tasks", "made_bad")
+    assert exit_code == code and line.startswith("evalkit: task made_bad") and noun in line
+
+
+def test_no_code_of_a_group_runs_if_one_of_its_tasks_is_unsupported(refused: Refused, tmp_path: Path) -> None:
+    """Where a nested group defines the task itself."""
+    folder = tmp_path / "bad"
+    path = write_task(folder, CHOICE, DOCUMENTS)
+    (folder / "code.py").write_text("open('sprung', 'w')\n\n\ndef process(docs):\n    return docs\n", encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8") + "process_docs: !function code.process\n", encoding="utf-8")
+    inline = CHOICE | {"task": "inner", "unsafe_code": True, "dataset_path": "json"}
+    group = {"group": "made_group", "task": ["made_choice", {"group": "deeper", "task": [inline]}]}
+    (folder / "group.yaml").write_text(yaml.safe_dump(group), encoding="utf-8")
+    code, line = refused("--include-path", folder, "--tasks", "made_group")
+    assert code == 2 and "task made_group::deeper::inner " in line
+    assert not Path("sprung").exists()
+
+
+def test_invalid_requests(refused: Refused, tmp_path: Path) -> None:
+    """Names, options of other suites, and folders without task files."""
+    for arguments, noun in (
+        (["made_choise"], "made_choice"),
+        (["made_choice,made_pair"], "made_choice"),
+        (["made_answers", "--template", "inst"], "generate_until"),
+        *((["made_choice", "--suite", "lm_eval", option, value], option)
+          for option, value in (("--rule", "acc_norm"), ("--vary", "template"))),
+        *((["made_choice", "--include-path", tmp_path / name], tmp_path / name) for name in ("none", ".")),
+    ):  # fmt: skip
+        code, line = refused("--include-path", made_tasks(Path("tasks"), count=2), "--tasks", *arguments)
+        assert code == 2 and str(noun) in line

@@ -49,7 +49,7 @@ LINES = st.text(alphabet="ab#`/ \n", max_size=30)
 CODE = st.text(alphabet="ab (){}=\t'", max_size=60)
 WORDS = st.lists(st.sampled_from([*"abcdeA", ".", ".", ". ", " ", "\n", "é", "a.b", ""]), max_size=40)
 LETTERS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=14).map(" ".join)
-TEXTS = WORDS.map(" ".join) | WORDS.map("".join) | LETTERS | st.text(max_size=60)
+TEXTS = WORDS.map(" ".join) | LETTERS | st.text(max_size=60)
 
 
 def test_constants_and_templates_are_the_official_ones() -> None:

@@ -67,12 +67,7 @@ def text_of(tokenizer: Any, sequence: TokenSequence, *codes: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "absent"),
-    [
-        ({"bos": None}, ("BOS",)),
-        ({"eos": None}, ("EOS",)),
-        ({"adds_bos": True}, ()),
-    ],
+    ("options", "absent"), [({"bos": None}, ("BOS",)), ({"eos": None}, ("EOS",)), ({"adds_bos": True}, ())]
 )
 def test_a_choice_is_tokenised_as_its_text_alone(tmp_path: Path, options: Any, absent: tuple[str, ...]) -> None:
     """Under the paper's template (Appendix A.3), and under lm-eval's own prompt; absent tokens are reported once."""
@@ -207,10 +202,7 @@ def test_the_tokenizers_chat_template(tmp_path: Path) -> None:
     # A date is that of no day
     own.chat_template = "{{ strftime_now('%d %b %Y') }} " + CHAT
     assert text_of(own, encode(own, template, ICE)[0], SPECIAL).startswith("26 Jul 2024 ")
-    for broken, noun in (
-        (None, "chat template"),
-        (CHAT.replace("{{ m.content }}", ""), "context"),
-    ):
+    for broken, noun in ((None, "chat template"), (CHAT.replace("{{ m.content }}", ""), "context")):
         own.chat_template = broken
         with pytest.raises(TemplateError, match=noun):
             Prompter(template, own, WIDE)
@@ -250,19 +242,12 @@ def test_a_file_and_the_hash_of_what_shapes_a_sequence(tmp_path: Path) -> None:
     assert all(load_template(name).name == name for name in template_names())
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "noun"),
-    [
+def test_an_invalid_file(tmp_path: Path) -> None:
+    for old, new, noun in (
         ('  - continuation: "{gap}{continuation}"\n', "", r"\{continuation\}"),
         ("{context} ", "{context}{continuation}", r"parts\[0\]"),
         ("{context} ", "{contxt} ", "contxt.* 'context'"),
-        ("{context} ", "{context!r} ", r"parts\[0\]"),
         ("[continuation, context]", "[context]", "'score'"),
-        ("eos: false", "chat: true", "chat"),
-    ],
-)
-def test_an_invalid_file(tmp_path: Path, old: str, new: str, noun: str) -> None:
-    assert old in GOOD
-    with pytest.raises(TemplateError, match=noun) as caught:
-        load_template(written(tmp_path, GOOD.replace(old, new)))
-    assert "mine.yaml" in str(caught.value)
+    ):
+        with pytest.raises(TemplateError, match=rf"mine\.yaml.*{noun}"):
+            load_template(written(tmp_path, GOOD.replace(old, new)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,12 +221,3 @@ def test_the_cache_has_nothing_else(
     for shots, count in ((0, 1), (1, 2)):
         [[first, _]] = pinned_questions(suite_of("mmlu", shots=shots), library(tmp_path), FirstDocuments(2)).values()
         assert first.contexts[0].count("Answer:") == count
-
-    def no_json(*arguments: Any) -> Any:
-        of_task = load_questions(*arguments)
-        return {task: [replace(question, doc={"id": (1, 2)}) for question in of_task[task]] for task in of_task}
-
-    monkeypatch.setattr(tasks, "load_questions", no_json)
-    for _ in range(2):
-        [questions] = pinned_questions(suite_of("arc_easy"), library(tmp_path), DocumentSample(2, 0)).values()
-        assert questions[0].doc == {"id": (1, 2)}

@@ -20,7 +20,6 @@ from evalkit.scoring.forward import Forward
 from tests.arguments import arguments
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
 from tests.marks import fast
-from tests.models.loading import edit_config
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint
 
 __all__ = ["_no_settings", "evalkit"]  # fixtures
@@ -135,33 +134,22 @@ def test_the_perplexities_are_lm_evals(evalkit: Command, file: Path, tmp_path: P
     assert "the tokenizer adds tokens" in outcome.out
 
 
-@pytest.mark.parametrize("built", fast([("llama", 320)], [("llama", 320), ("qwen2", 96), ("qwen2", 30)]))
-def test_windows_are_those_of_the_models_own_forward_pass(
-    evalkit: Command, model: Path, file: Path, texts: list[str], tmp_path: Path, built: tuple[str, int]
+def test_windows_of_an_extended_context_are_those_of_the_models_own_forward_pass(
+    evalkit: Command, model: Path, file: Path, texts: list[str]
 ) -> None:
-    """A context extended by a dynamic method; windows longer than a sliding one, of a checkpoint in bfloat16."""
-    family, stride = built
     options: dict[str, Any] = {"context": 320, "context_method": "dynamic-yarn"}
-    if family == "qwen2":
-        options, model = {}, tiny_checkpoint(tmp_path / "tiny", "qwen2", window=96, dtype="bfloat16", bos=None)
-        sliding = {"use_sliding_window": True, "sliding_window": 20, "layer_types": ["sliding_attention"] * 2}
-        edit_config(model, **sliding)
-    flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
-    run = run_of(
-        evalkit("perplexity", model, "--text", file, "--device", "cpu", "-o", "runs", "--stride", stride, *flags)
-    )
+    flags = ("--context", 320, "--context-method", "dynamic-yarn")
+    run = run_of(evalkit("perplexity", model, "--text", file, "--device", "cpu", "-o", "runs", *flags))
     loaded = (spec := model_spec(model, device="cpu", **options)).load(spec.locate(), lambda _: None)
-    forward, window = Forward(loaded.model), options.get("context", 96)
-    prefix = loaded.eos_id if loaded.bos_id is None else loaded.bos_id
+    forward = Forward(loaded.model)
     for text, stored in zip(texts, run.table(DOCUMENTS)["nats"], strict=True):
-        tokens = np.array([prefix, *loaded.tokenizer(text)["input_ids"]], np.int32)
+        tokens = np.array([loaded.bos_id, *loaded.tokenizer(text)["input_ids"]], np.int32)
         nats = sum(
             -forward.score_alone(tokens[start + 1 : stop + 1]).logprobs[context:].astype(np.float64).sum()
-            for start, context, stop in spans(len(tokens) - 1, window, stride)
+            for start, context, stop in spans(len(tokens) - 1, 320, 320)
         )
-        # A tree and a sequence alone differ by bfloat16's rounding
-        assert stored == pytest.approx(nats, rel=5e-3 if family == "qwen2" else 1e-6)
-    assert run.manifest["facts"]["window"] == window
+        assert stored == pytest.approx(nats, rel=1e-6)
+    assert run.manifest["facts"]["window"] == 320
 
 
 def test_one_document(perplexity: Command, model: Path, tmp_path: Path) -> None:
