@@ -37,10 +37,7 @@ KINDS = {
     "prompt_variants": Kind(128, LABELS, CHOICES | {"vary": ("template",), "limit": 6}, {}),
     "lm_eval": Kind(128, LABELS, CHOICES, {}),
     "longbench": Kind(
-        500,
-        {"Qasper"},
-        {"data_dir": Path("rows"), "context": "none", "tasks": "qasper"},
-        {"max_prompt_tokens": 300},
+        500, {"Qasper"}, {"data_dir": Path("rows"), "context": "none", "tasks": "qasper"}, {"max_prompt_tokens": 300}
     ),
     "needle": Kind(400, {"needle"}, {}, {"lengths": (200, 300), "depths": (0, 50), "repeats": 1}),
     "attention": Kind(None, LABELS, CHOICES | {"sample": 7}, {"measures": ("bos", "entropy", "similarity")}),
@@ -75,12 +72,6 @@ def options_of(kind: str, files: Path, output: Path) -> tuple[dict[str, Any], di
     return common | suite | both[0], both[1]
 
 
-def asked(kind: str, files: Path, output: Path) -> dict[str, Any]:
-    """The arguments of a run of a kind."""
-    options, settings = options_of(kind, files, output)
-    return options | settings
-
-
 class Lines(Progress):
     """Records its messages."""
 
@@ -93,7 +84,8 @@ class Lines(Progress):
 
 
 def plan(kind: str, files: Path, output: Path, seed: int = 0, **changes: Any) -> Any:
-    return planned(files / f"model{seed}", asked(kind, files, output) | changes, silent)
+    options, settings = options_of(kind, files, output)
+    return planned(files / f"model{seed}", options | settings | changes, silent)
 
 
 def made(kind: str, files: Path, output: Path, seed: int = 0, **changes: Any) -> Run:
