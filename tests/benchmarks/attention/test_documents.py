@@ -94,6 +94,14 @@ def test_categories_of_added_tokens_markers_and_words(of_documents: dict[str, An
     assert "".join(by_name["other"].split()) == "775"
 
 
+def test_a_long_document_is_cut_to_the_window(of_documents: dict[str, Any], tokenizer: Any) -> None:
+    plan = plan_of(**of_documents, tasks="boolq", sample=1)
+    [whole] = batches(plan, tokenizer)[0].content
+    [cut] = batches(plan, tokenizer, len(whole.tokens) - 5)[0].content
+    assert (len(cut.tokens), cut.truncated) == (len(whole.tokens) - 5, 5)
+    assert np.array_equal(cut.tokens[-9:], whole.tokens[-9:])
+
+
 def test_a_text_is_read_in_windows(
     checkpoint: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,12 @@ def test_ranks(runs: list[Run], tmp_path: Path) -> None:
         same(right, run, "rank_stable", pd.DataFrame({"share": share, "error": (share * (1 - share) / 9) ** 0.5}))
 
 
+def test_heatmap(runs: list[Run], tmp_path: Path) -> None:
+    numbers = drawn("heatmap", runs, tmp_path, measure="mass_content")
+    for run in runs:
+        same(numbers, run, "mass_content", rows_of(run, "mass_content").groupby(["layer", "head"])[["value"]].mean())
+
+
 def test_options_that_cannot_be_used(runs: list[Run]) -> None:
     for request, name, noun in (
         (FigureRequest(measure="distance"), "bos", "'distance'"),
