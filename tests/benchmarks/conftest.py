@@ -21,7 +21,6 @@ def install_plugin(folder: Path) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder added to the path."""
     folder = install_plugin(tmp_path_factory.mktemp("installed"))
     sys.path.insert(0, str(folder))
     benchmark.cache_clear()

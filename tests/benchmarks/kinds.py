@@ -49,7 +49,6 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two checkpoints, documents of suites and rows of LongBench."""
     folder = tmp_path_factory.mktemp("files")
     for seed in (0, 1):
         tiny_checkpoint(folder / f"model{seed}", seed=seed, window=1024)
@@ -61,7 +60,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options_of(kind: str, files: Path, output: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a run, and the settings of its benchmark."""
     about = KINDS[kind]
     common = {"output": output, "device": "cpu", "dtype": "float32", "token_budget": about.budget}
     suite = {} if kind in ("multiple_choice", "prompt_variants") else {"suite": kind}
@@ -73,8 +71,6 @@ def options_of(kind: str, files: Path, output: Path) -> tuple[dict[str, Any], di
 
 
 class Lines(Progress):
-    """Records its messages."""
-
     def __init__(self) -> None:
         super().__init__(live=False)
         self.said: list[str] = []
@@ -89,12 +85,10 @@ def plan(kind: str, files: Path, output: Path, seed: int = 0, **changes: Any) ->
 
 
 def made(kind: str, files: Path, output: Path, seed: int = 0, **changes: Any) -> Run:
-    """A finished run of a kind."""
     return run_plan(plan(kind, files, output, seed, **changes), Lines())
 
 
 def tables(run: Run) -> dict[str, pd.DataFrame]:
-    """Everything computed, except times."""
     names = [name for name in run.files if name.endswith(".parquet")]
     assert names
     return {name: run.table(name, ()).drop(columns="seconds", errors="ignore") for name in names}

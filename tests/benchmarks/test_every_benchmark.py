@@ -40,7 +40,6 @@ __all__ = ["files"]  # a fixture
 
 
 def batches_in(output: Path) -> int:
-    """The lines of the journal of the only run there."""
     return sum(path.read_bytes().count(b"\n") for path in output.glob(f"*/{JOURNAL}"))
 
 
@@ -82,7 +81,6 @@ def resumed(kind: str, after: int, files: Path, output: Path, device: str = "cpu
 
 
 def ended(capsys: Any, *command: object) -> tuple[int, str, str]:
-    """Return a command's exit code and output."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as left:
         main(list(map(str, command)))
@@ -136,7 +134,6 @@ def test_dropout_of_the_tokenizer_has_no_effect(runs: Made, files: Path, tmp_pat
 def test_the_command_line_opens_and_shows_it(
     kind: str, runs: Made, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """`evalkit run --suite` with settings by `--set` is the run that Python made."""
     options, settings = options_of(kind, files, runs(kind).folder.parent)
     monkeypatch.setattr("evalkit.benchmarks.session.load_checked", lambda *_: pytest.fail("a model was loaded"))
 

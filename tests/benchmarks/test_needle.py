@@ -116,7 +116,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def needle(evalkit: Command, model: Path) -> Command:
-    """Run `evalkit needle` on a small grid; later options override these."""
     return lambda *more: evalkit("needle", *arguments({"--model": model, "--output": "runs"} | GRID, more))
 
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import evalkit
-from evalkit.benchmarks.lm_eval.harness import Harness
-from evalkit.benchmarks.lm_eval.requests import RequestRow
 from evalkit.benchmarks.prompted import ANSWERS, PromptDocument, PromptedBenchmark
 from evalkit.benchmarks.request import remembered, remembering, request_of
 from evalkit.benchmarks.run import evaluate, planned
 from evalkit.benchmarks.session import run_plan
-from evalkit.errors import ScoringError, UsageError
+from evalkit.errors import ScoringError
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import Run
 from tests.benchmarks.kinds import Lines
-from tests.benchmarks.lm_eval.made import made_tasks
-from tests.journals import entries_of
 from tests.tiny import tiny_checkpoint
 
 
@@ -43,8 +37,6 @@ class Words(PromptedBenchmark):
 
 @pytest.fixture
 def made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run a benchmark of the class, as the registry would."""
-
     def make(kind: type[PromptedBenchmark] = Words, **options: Any) -> Run:
         own = kind()
         monkeypatch.setattr("evalkit.benchmarks.session.benchmark", lambda _: own)
@@ -91,13 +83,8 @@ def test_invalid_documents_and_scores(made: Any) -> None:
         def score(self, answer: str, reference: str) -> float:
             return 100.0 if reference == "gone" else 0.0
 
-    class Long(Words):
-        def tasks(self) -> dict[str, list[PromptDocument]]:
-            return {"long": [PromptDocument("river " * 5000, "")]}
-
-    for kind, noun in ((Percent, "bridge document 0"), (Long, "long document 0")):
-        with pytest.raises(ScoringError, match=noun):
-            made(kind)
+    with pytest.raises(ScoringError, match="bridge document 0"):
+        made(Percent)
 
 
 WINDOW = 300
@@ -132,19 +119,6 @@ def test_a_stretched_run_is_a_run_of_its_own(model: Path, documents: Path, tmp_p
     assert len(ids) == 3
 
 
-def test_lm_evals_tasks_and_the_harness_take_longer_texts(model: Path, tmp_path: Path) -> None:
-    """A text of lm-eval's is split into windows of the extended length."""
-    options = {"include_path": made_tasks(tmp_path / "tasks"), "output": tmp_path / "runs", "context": 96}
-    small = tiny_checkpoint(tmp_path / "small", window=24)
-    run = evaluate(str(small), tasks=("made_texts",), progress=Lines(), **options)
-    answers = [row for _, rows in entries_of(run, RequestRow) for row in rows]
-    assert 24 < max(answer.continuation_tokens for answer in answers) <= 96
-    harness = evalkit.harness(str(model), context=1200, context_method="linear")
-    assert harness.max_length == Harness(harness.loaded, context="none").max_length == 1200
-    with pytest.raises(UsageError, match="the model is already loaded"):
-        Harness(harness.loaded, context=2400)
-
-
 def test_a_value_is_made_once_within_the_outermost_block() -> None:
     numbers = count()
 
@@ -162,22 +136,3 @@ def test_a_value_is_made_once_within_the_outermost_block() -> None:
             remembered("failing", 1, lambda: 1 // 0)
         assert remembered("failing", 1, lambda: 1) == 1
     assert remembered("kind", 1, make) == 7
-
-
-def test_threads_make_a_value_once_and_others_are_not_kept_back() -> None:
-    begun, go, made = threading.Event(), threading.Event(), []
-
-    def make() -> None:
-        made.append(begun.set())
-        go.wait(10)
-
-    with remembering():
-        threads = [threading.Thread(target=remembered, args=("kind", 1, make)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        begun.wait(10)
-        assert remembered("kind", 2, lambda: 2) == 2
-        go.set()
-        for thread in threads:
-            thread.join(10)
-    assert len(made) == 1

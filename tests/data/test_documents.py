@@ -28,7 +28,6 @@ from tests.data.samples import sample, write
 
 
 def test_what_is_no_file_of_documents(tmp_path: Path) -> None:
-    """Invalid as unofficial data too; the message is one line."""
     for name, content, noun in (
         ("piqa.parquet", b"PAR1 no", "documents"),
         ("piqa.json", b'[{"goal": ""}]', "record 1"),
@@ -75,7 +74,6 @@ def test_a_wrong_field_is_named() -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_canonical_documents(task: str) -> None:
-    """A canonical document is its own canonical form, and each of its fields is required."""
     spec = TASKS[task]
     document = spec.canonical(sample(task))
     assert spec.canonical(document) == document

@@ -90,7 +90,6 @@ def test_a_batch_gives_what_transformers_gives(built: tuple[str, str], device: s
 
 @pytest.mark.parametrize("kind", fast(["gpt2", "bloom", "gemma2", "mixtral", "modernbert-decoder"], KINDS))
 def test_other_architectures(kind: str) -> None:
-    """Sliding windows, learned positions, ALiBi, experts."""
     model = architecture(kind, **KINDS[kind])
     many = tokens(*LENGTHS) + tokens(37, 41, beginning=20)
     generations = Generator(model, chunk=8).generate(prompts(many))

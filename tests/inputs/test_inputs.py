@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, Field
 
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.needle import NeedleRequest
@@ -112,17 +112,11 @@ def test_what_is_large_or_has_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "more than 10 bytes" in refusal(tmp_path / "a.json", '{"a": 12345}', read_json)
 
 
-class _Tasks(BaseModel):
-    tasks: list[str]
-
-
-def test_a_readers_error_becomes_one_line_with_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "own.yaml"
-    path.write_text('{"tasks": [1]}')
-    for parse, word in ((lambda text: json.loads(text)["task"], "KeyError"), (_Tasks.model_validate_json, "'tasks.0'")):
-        with pytest.raises(UsageError) as raised, reading_as(path, "a suite", UsageError):
-            parse(path.read_text(encoding="utf-8"))
-        assert all(noun in str(raised.value) for noun in (str(path), word)) and "\n" not in str(raised.value)
+def test_a_readers_error_becomes_one_line_with_the_file() -> None:
+    with pytest.raises(UsageError, match=r"own\.yaml.*KeyError"), reading_as(Path("own.yaml"), "a suite", UsageError):
+        raise KeyError("task")
+    with pytest.raises(DataError), reading_as(Path("own.yaml"), "a suite", UsageError):
+        raise DataError("an error of evalkit passes")
 
 
 def _even(number: int) -> int:
@@ -169,16 +163,12 @@ def test_what_fits_is_what_was_written(tmp_path: Path) -> None:
     [
         ({"part": {}}, "", ["'part'", "'parts'"]),
         ({"listed": [{}, {"sise": 1}]}, "listed[1]", ["'sise'", "'size'"]),
-        ({7: 1}, "", ["'7'"]),
-        ({"parts": ["a"]}, "parts", ["['a']"]),
         ({"parts": {"a": {"size": 2.0}}}, "parts.a.size", ["2.0", "integer"]),
         ({"parts": {"a": {"size": True}}}, "parts.a.size", ["True"]),
         ({"parts": {"a": {"texts": ["x", 3]}}}, "parts.a.texts[1]", ["3"]),
-        ({"number": math.nan}, "number", ["nan"]),
         ({"kept": math.inf}, "kept", ["inf"]),
         ({"even": 3}, "even", ["3 is odd"]),
         ({"kind": "lines"}, "kind", ["'lines'", "'rows' or 'columns'"]),
-        ({"either": {"size": "x"}}, "either.size", ["'x'"]),
         ({"parts": {"x" * 10**5: 3}}, f"parts.{'x' * 59}…", ["3"]),
     ],
 )

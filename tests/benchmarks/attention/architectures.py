@@ -24,7 +24,6 @@ CONFIGS: dict[str, Any] = {
 
 
 def model_named(name: str) -> Any:
-    """Return a model in evaluation mode whose weights are as large as its states."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()

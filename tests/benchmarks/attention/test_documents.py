@@ -26,7 +26,6 @@ from tests.questions import question
 
 
 def plan_of(checkpoint: Path, **options: Any) -> Any:
-    """A plan without the measures that need a tagger."""
     return plan_attention(
         request_of(AttentionRequest, checkpoint, {"measures": "bos", "device": "cpu"} | options), silent
     )
@@ -39,7 +38,6 @@ def tokenizer(checkpoint: Path) -> Any:
 
 @pytest.fixture
 def of_documents(checkpoint: Path, documents: Path) -> dict[str, Any]:
-    """Arguments of a plan of documents."""
     return {"checkpoint": checkpoint, "data_dir": documents, "allow_unofficial_data": True}
 
 
@@ -94,21 +92,6 @@ def test_categories_of_added_tokens_markers_and_words(of_documents: dict[str, An
     assert "INST" in by_name["special"]
     assert "hens" in by_name["content"]
     assert "".join(by_name["other"].split()) == "775"
-
-
-def test_a_long_document_is_cut_to_the_window(of_documents: dict[str, Any], tokenizer: Any) -> None:
-    plan = plan_of(**of_documents, tasks="piqa", sample=1)
-    long = question("hen " * 300, ["eggs"])
-
-    def cut(window: int) -> Any:
-        prompter = Prompter(plan.choices.template, tokenizer, window - 1, characters=True)
-        [sequence] = sequences_of(plan, prompter, [long], words, 0)
-        return sequence
-
-    size = len(cut(4096).tokens) - 100
-    assert (len(cut(size).tokens), len(cut(size).categories), cut(size).truncated) == (size, size, 100)
-    with pytest.raises(ScoringError, match="made_up document 0"):
-        cut(9)
 
 
 def test_a_text_is_read_in_windows(

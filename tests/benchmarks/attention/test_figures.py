@@ -22,7 +22,6 @@ DOCUMENT = ["task", "subtask", "doc_id"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    """Three runs of every continuation of the same documents."""
     root = tmp_path_factory.mktemp("runs")
     return [made_run(root, f"models/{name}", choices=2, tokens=(65, 150)) for name in ("vanilla", "cog", "diff")]
 
@@ -58,7 +57,6 @@ def spread(rows: pd.DataFrame, band: str, *keys: str, how: str = "mean") -> pd.D
 
 
 def same(numbers: pd.DataFrame, run: Run, measure: str, expected: pd.DataFrame) -> None:
-    """Compare a run's drawn numbers with a table that has the keys as its index."""
     part = numbers[(numbers["id"] == run.manifest["id"]) & (numbers["measure"] == measure)]
     part = part.set_index(list(expected.index.names)).sort_index()
     assert part.index.tolist() == expected.index.tolist() != []
@@ -135,27 +133,6 @@ def test_ranks(runs: list[Run], tmp_path: Path) -> None:
     for run, own in zip(runs[1:], medians[1:], strict=True):
         share = (own > medians[0]).groupby(level="layer").mean()
         same(right, run, "rank_stable", pd.DataFrame({"share": share, "error": (share * (1 - share) / 9) ** 0.5}))
-
-
-def test_heatmap(runs: list[Run], tmp_path: Path) -> None:
-    numbers = drawn("heatmap", runs, tmp_path, measure="mass_content")
-    for run in runs:
-        same(numbers, run, "mass_content", rows_of(run, "mass_content").groupby(["layer", "head"])[["value"]].mean())
-
-
-def test_tasks_layers_and_depths_are_chosen(runs: list[Run], tmp_path: Path) -> None:
-    numbers, rows = (
-        drawn("entropy", runs, tmp_path, "mmlu", layers=(-1, 0), paper=True),
-        rows_of(runs[1], "entropy_shifted"),
-    )
-    rows = rows[(rows["task"] == "mmlu") & (rows["layer"] != 1)]
-    same(numbers, runs[1], "entropy_shifted", spread(rows, "samples", "layer"))
-    assert ({*numbers["n"]}, {*numbers["measure"]}) == ({6}, {"entropy_shifted"})
-    deep = made_run(tmp_path / "runs", "models/deep", layers=6)
-    numbers = drawn("position", [runs[0], deep], tmp_path)
-    shown = {name: sorted({*rows["layer"]}) for name, rows in numbers.groupby("run")}
-    assert shown == {"vanilla": [0, 1, 2], "deep": [0, 1, 5]}
-    assert any("last layer" in panel for panel in numbers["panel"])
 
 
 def test_options_that_cannot_be_used(runs: list[Run]) -> None:

@@ -26,7 +26,7 @@ from evalkit.models.loading.locate import silent
 from evalkit.models.memory import whole_batches
 from evalkit.runs.folder import Run
 from tests.benchmarks.attention import plainly
-from tests.benchmarks.attention.made import made_run, whole_table
+from tests.benchmarks.attention.made import made_run
 from tests.models.variants.building import VARIANTS, model_of
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
@@ -34,7 +34,6 @@ WITHOUT_TAGGER = "bos,entropy,negative,sink,distance,similarity,rank,all_tokens"
 
 
 def checkpoint_of(variant: str, folder: Path) -> Path:
-    """Save a small random model."""
     if variant == "vanilla":
         return tiny_checkpoint(folder / variant, window=1024)
     rows = len(AutoTokenizer.from_pretrained(tiny_tokenizer(folder / variant)))
@@ -44,7 +43,6 @@ def checkpoint_of(variant: str, folder: Path) -> Path:
 
 
 def run_of(checkpoint: Path, documents: Path | None, output: Path, **options: Any) -> Run:
-    """Analyse documents of two tasks, or a text."""
     of_documents = {"tasks": "piqa,boolq", "data_dir": documents, "allow_unofficial_data": True} if documents else {}
     return evalkit.evaluate(
         checkpoint, suite="attention", device="cpu", output=output, progress=Progress(live=False),
@@ -197,21 +195,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 def paired(one: Run, two: Run) -> Any:
     return pair(Side("one", (one,)), Side("two", (two,)), {})
-
-
-def test_a_difference_is_the_mean_of_paired_differences(made: list[Run]) -> None:
-    comparison = compare_pairing(paired(*made), "rank@-1")
-
-    def by_document(run: Run) -> pd.Series:
-        table = whole_table(run)
-        rows = table[(table["measure"] == "rank") & table["position"].isna() & (table["layer"] == 4)]
-        return rows.groupby(["task", "subtask", "doc_id"])["value"].median()
-
-    apart = by_document(made[1]) - by_document(made[0])
-    means = {task.name: apart.loc[task.name].mean() for task in comparison.tasks}
-    for task in comparison.tasks:
-        assert (task.difference, task.n) == (pytest.approx(means[task.name], abs=1e-6), len(apart.loc[task.name]))
-    assert comparison.average.difference == pytest.approx(np.mean([*means.values()]), abs=1e-6)
 
 
 def test_what_is_not_compared(made: list[Run], tmp_path: Path) -> None:

@@ -127,7 +127,6 @@ def test_the_tokens_are_lm_evals_whatever_the_text(
 
 
 def test_the_scores_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
-    """Also of texts in windows, and whether a token is the model's own argmax."""
     pairs = requests("loglikelihood", *PAIRS)
     scores, expected = ours.loglikelihood(pairs), theirs.loglikelihood(pairs, disable_tqdm=True)
     assert [value for value, _ in scores] == pytest.approx([value for value, _ in expected], rel=1e-4)
@@ -145,7 +144,6 @@ def test_the_scores_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
 
 @pytest.mark.parametrize("ours", fast(["llama that adds BOS"], TOKENIZERS), indirect=True)
 def test_simple_evaluate_takes_it(ours: Harness, theirs: HFLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All metrics of a task of each kind, through lm-eval's `simple_evaluate`."""
     monkeypatch.setenv("DISABLE_MULTIPROC", "1")
     manager = TaskManager(include_path=str(made_tasks(tmp_path / "tasks", count=4)), include_defaults=False)
     results = [
@@ -162,14 +160,6 @@ def test_lm_eval_knows_it_by_name(ours: Harness) -> None:
     request = requests("loglikelihood", PAIRS[0])
     assert named.loglikelihood(request)[0] == pytest.approx(ours.loglikelihood(request)[0])
     assert named.batch_size == 2
-
-
-def test_a_token_over_the_boundary_is_reported(ours: Harness) -> None:
-    said: list[str] = []
-    context, continuation = next(t for t in ours.tokenizer.get_vocab() if len(t) == 2 and t.isascii() and t.isalpha())
-    [part] = encoded(ours, (context, continuation), say=said.append)
-    assert split(part) == (ours.tok_encode(context), ours.tok_encode(continuation, add_special_tokens=False))
-    assert len(said) == 1 and "made document 0" in said[0]
 
 
 def test_documents_and_models_that_cannot_be_scored_are_named(ours: Harness, tmp_path: Path) -> None:
@@ -257,7 +247,6 @@ def test_the_models_own_generation_config_counts(tokenizer: Any) -> None:
 
 
 def test_a_sampled_text_is_its_documents_own(tokenizer: Any) -> None:
-    """Whatever shares its batch or precedes it, in any order; documents, tasks and repeats differ."""
     loaded = loaded_model("llama", tokenizer)
     instances = requests("generate_until", *((text, SAMPLED) for text in PROMPTS))
     texts = Harness(loaded).generate_until(instances)

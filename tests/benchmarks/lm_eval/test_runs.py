@@ -146,7 +146,6 @@ def test_the_average_of_zeroshot8_is_evalkits(checkpoint: Path, real_documents: 
 
 
 def test_evalkits_own_tasks_keep_their_documents(checkpoint: Path, documents: Path, tmp_path: Path) -> None:
-    """The same accuracies as under the suite's plain template, from the same folder of documents."""
     names = ("winogrande", "arc_easy", "mmlu_anatomy")
 
     def scored(suite: str, tasks: tuple[str, ...], **options: str) -> Run:
@@ -177,7 +176,6 @@ def test_mutual_information_fills_the_unconditional_column(run: Evaluate, tmp_pa
 
 
 def test_what_changes_the_numbers_is_another_run(model: Path, tmp_path: Path) -> None:
-    """Selection, examples, code beside the task files, and the aggregation of a group."""
     folder = made_tasks(tmp_path / "tasks", count=2)
 
     def named(**options: Any) -> Path:
@@ -193,7 +191,6 @@ def test_what_changes_the_numbers_is_another_run(model: Path, tmp_path: Path) ->
 
 
 def test_an_answer_to_another_question_is_not_taken(run: Evaluate) -> None:
-    """A manipulated journal."""
     first = run(tasks=("made_choice",))
     entries = entries_of(first, RequestRow)
     (first.folder / "journal.jsonl").unlink()
@@ -256,7 +253,6 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
 
 
 def test_documents_are_read_as_people_read_them(whole: Run, tasks: Path) -> None:
-    """Compared with the task files' documents and the score table."""
     views = {view.task: view for view in benchmark_of(whole).views(whole, (), silent)}
     assert list(views) == [task["task"] for task in whole.stored["tasks"]]
     choices, answers = views["made_choice"], views["made_answers"]
@@ -370,7 +366,6 @@ def test_no_code_of_a_group_runs_if_one_of_its_tasks_is_unsupported(refused: Ref
 
 
 def test_invalid_requests(refused: Refused, tmp_path: Path) -> None:
-    """Names, options of other suites, and folders without task files."""
     for arguments, noun in (
         (["made_choise"], "made_choice"),
         (["made_choice,made_pair"], "made_choice"),

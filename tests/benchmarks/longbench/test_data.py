@@ -50,7 +50,6 @@ def test_documents_are_pinned_by_content(real_rows: Path, tmp_path: Path, monkey
 
 
 def test_rows_of_a_file(tmp_path: Path) -> None:
-    """A byte-order mark, blank lines, a subfolder; LongBench-E's own files; ids from the content."""
     lines = [b"\xef\xbb\xbf" + json.dumps(record("trec")).encode(), b"", record("trec", 2)]
     path = write(tmp_path / "data" / "trec.jsonl", lines)
     rows = load(tmp_path, "trec")

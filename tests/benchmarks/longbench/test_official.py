@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from difflib import SequenceMatcher
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,38 +111,6 @@ def test_a_chat_template_encloses_the_truncated_prompt(tokenizer: Any, monkeypat
         assert window - 12 < len(ids) <= window
     with pytest.raises(DataError, match=r"qasper row 7: .*--context"):
         fit_prompt(tokenizer, MIXED, 50, 5, chat=True, label="qasper row 7")
-
-
-def stopped_scores_the_same(name: str, rows: Iterable[dict[str, Any]], tokenizer: Any) -> int:
-    """Compare the scores of whole and stopped predictions; return the number of stopped ones."""
-    task, saved = TASKS[name], 0
-    pattern = stops_of(task, frozenset({1}), tokenizer).pattern
-    for row in rows:
-        whole = row["pred"]
-        ids = tokenizer(whole, add_special_tokens=False).input_ids
-        pieces = (tokenizer.decode(ids[:end], skip_special_tokens=True) for end in range(1, len(ids)))
-        by_token = next((text for text in pieces if re.search(pattern, text)), whole)
-        by_letter = next((whole[:end] for end in range(len(whole)) if re.search(pattern, whole[:end])), whole)
-        texts = (whole, by_letter, by_token)
-        scores = {score_prediction(task, text, row["answers"], row["all_classes"] or ()) for text in texts}
-        assert len(scores) == 1, row
-        saved += len(by_token) < len(whole)
-    return saved
-
-
-def test_a_prediction_that_goes_on_scores_the_same(golden: Path, tokenizer: Any) -> None:
-    """As a base model does: after its answer come another question, or more code."""
-    lines = Path(json.__file__).with_name("decoder.py").read_text(encoding="utf-8").splitlines(keepends=True)[:200]
-    code: list[dict[str, Any]] = [
-        {"pred": "".join(lines[start : start + 6]), "answers": [lines[start + 3].rstrip("\n")], "all_classes": None}
-        for start in range(len(lines) - 6)
-    ]
-    assert stopped_scores_the_same("lcc", code, tokenizer) > 50
-    for name, source in {"trec": "trec", "triviaqa": "2wikimqa", "samsum": "2wikimqa"}.items():
-        rows = read(golden / f"{source}.jsonl")[:60]
-        follow = [f"\n{row['pred']}\n\nQuestion: What next?\nAnswer: {rows[-n]['pred']}" for n, row in enumerate(rows)]
-        rows = [row | {"pred": text} for row, text in zip(rows, follow, strict=True)]
-        assert stopped_scores_the_same(name, rows, tokenizer) == len(rows)
 
 
 @given(LINES, LINES)

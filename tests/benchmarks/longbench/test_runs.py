@@ -51,7 +51,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planned(model: Path, rows: Path, *tasks: str, say: Any = silent, **options: Any) -> DocumentPlan:
-    """A plan without context extension, in float32, unless the options say otherwise."""
     named = {"tasks": tasks or ("qasper", "trec"), "output": Path("runs"), "dtype": "float32", "context": "none"}
     return LongBench().plan(request_of(LongBenchRequest, model, named | {"data_dir": rows} | options), say)
 
@@ -108,7 +107,6 @@ def test_every_row_is_what_transformers_generates(model: Path, rows: Path, evalk
 
 
 def test_other_suites_windows_and_scripts(model: Path, tmp_path: Path) -> None:
-    """LongBench-E, an extended context, and documents of any characters."""
     records = [record("trec", number, dataset="trec_e", length=5000 * number) for number in range(3)]
     write(tmp_path / "rows" / "trec_e.jsonl", records)
     run = made(planned(model, tmp_path / "rows", "trec", suite="longbench-e", context=4096))

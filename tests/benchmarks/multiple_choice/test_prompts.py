@@ -120,15 +120,11 @@ def test_each_token_belongs_to_the_segment_of_its_last_byte(
 
 
 def test_a_token_over_the_boundary_counts_with_the_continuation(tokenizer: Any) -> None:
-    """ " water" is one token, so the context "ice and wa" ends inside it; space moves to the continuation."""
+    """ " water" is one token, so the context "ice and wa" ends inside it."""
     joined = made(("context", "{context}"), ("continuation", "{continuation}"))
-    assert tokenizer.tokenize("ice and water")[-2:] == ["Ġand", "Ġwater"]
     (sequence,) = encode(tokenizer, joined, question("ice and wa", ["ter rose"]))
-    assert text_of(tokenizer, sequence, CONTEXT) == "ice and"
-    assert text_of(tokenizer, sequence, CONTINUATION) == " water rose"
+    assert [text_of(tokenizer, sequence, code) for code in (CONTEXT, CONTINUATION)] == ["ice and", " water rose"]
     assert sequence.straddles == 1
-    (moved,) = encode(tokenizer, joined, question("She counted ", ["the coins"]))
-    assert text_of(tokenizer, moved, CONTINUATION) == " the coins"
 
 
 def test_an_empty_context_is_replaced_by_bos_or_eos(tmp_path: Path) -> None:

@@ -82,7 +82,6 @@ def lm_evals_config(file: str, **splits: list[dict[str, Any]]) -> dict[str, Any]
 
 @pytest.fixture(params=fast(["a few"], ["a few", "complete"]), scope="module")
 def folder(request: pytest.FixtureRequest) -> Path:
-    """A few official documents, or all."""
     if request.param == "a few":
         return Path(request.getfixturevalue("real_documents"))
     return Path(request.getfixturevalue("shared_data")) / "zeroshot8"
@@ -90,7 +89,6 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize("task", BUILT_IN)
 def test_questions_are_lm_evals(folder: Path, task: str) -> None:
-    """Requests, gold answers and choices."""
     from lm_eval.api.task import ConfigurableTask
 
     questions = questions_of(folder, task, FirstDocuments(LIMIT))

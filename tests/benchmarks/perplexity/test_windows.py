@@ -23,6 +23,7 @@ from evalkit.benchmarks.perplexity.windows import (
     PerplexityFacts,
     TextDocument,
     TextWindow,
+    packed,
     read_texts,
     rows_of,
     spans,
@@ -126,6 +127,15 @@ def test_the_windows_of_a_document(tmp_path: Path) -> None:
     empty: Any = lambda *_, **__: {"input_ids": [], "offset_mapping": [], "special_tokens_mask": []}  # noqa: E731
     with pytest.raises(ScoringError, match=r"a\.jsonl, line 4"):
         windows_of(TextDocument("a", 3, "\u200b", "a.jsonl, line 4"), empty, facts)
+
+
+@given(st.lists(st.integers(1, 60), max_size=20), st.integers(1, 50))
+def test_batches_hold_all_windows_in_order(lengths: list[int], budget: int) -> None:
+    windows: Any = [type("Window", (), {"tokens": np.zeros(size + 1)})() for size in lengths]
+    batches = list(packed(iter(windows), budget))
+    assert [window for members in batches for window in members] == windows
+    for members in batches:
+        assert len(members) == 1 or sum(len(window.tokens) - 1 for window in members) <= budget
 
 
 def test_the_sums_of_a_window() -> None:
