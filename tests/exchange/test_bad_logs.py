@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +20,6 @@ from evalkit.exchange.metric_runs import import_logs
 from evalkit.models.loading.locate import silent
 from tests.exchange.logged import lines, rewrite
 
-Line = dict[str, Any]
 Rejected = Callable[..., str]
 
 
@@ -70,56 +67,15 @@ def change_results(log: Path, **changes: Any) -> Path:
     return path
 
 
-def likelihood(value: Any) -> Callable[[Line], None]:
-    return lambda line: line.update(
-        filtered_resps=[[value, "False"], *line["filtered_resps"][1:]],
-        resps=[[[value, "False"]], *line["resps"][1:]],
-    )
-
-
-def target(text: str) -> Callable[[Line], None]:
-    return lambda line: line.update(target=text, target_hash=hashlib.sha256(text.encode()).hexdigest())
-
-
-CHANGES: list[tuple[Callable[[Line], Any], str]] = [
-    (likelihood("-inf"), "-inf"),
-    (likelihood(-1.5), "log-likelihood"),
-    (likelihood("-1e308"), "-1e+308"),
-    (likelihood("-١"), "log-likelihood"),
-    (target("9" * 5000), "target 999"),
-    (lambda line: line.update(acc=1e308), "'acc'"),
-    (lambda line: line.update(filtered_resps=[]), "log-likelihood"),
-    (lambda line: line.update(arguments={}), "'arguments'"),
-    (lambda line: line.update(arguments={"a": {"arg_0": "x"}}), "gen_args_0"),
-    (lambda line: line["arguments"].update(gen_args_0={"arg_0": 1}), "'arguments'"),
-    (lambda line: line.pop("doc_hash"), "'doc_hash'"),  # earlier versions of lm-eval wrote no hashes
-    (lambda line: line.update(doc_id=10**200), "'doc_id'"),
-]
-
-
-@pytest.mark.hostile
-@pytest.mark.parametrize(("change", "noun"), CHANGES)
-def test_a_changed_line(change: Callable[[Line], Any], noun: str, log: Path, rejected: Rejected) -> None:
-    path = sample_file(log)
-    content = lines(path)
-    change(content[3])
-    rewrite(path, content)
-    message = rejected(path)
-    assert message.startswith(f"{path}, line 4: ") and noun in message
-
-
-def test_a_damaged_file(log: Path, rejected: Rejected, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_damaged_file(log: Path, rejected: Rejected, monkeypatch: pytest.MonkeyPatch) -> None:
     path = sample_file(log)
     data = path.read_bytes()
-    for damaged in (data[:-40], b"[1]\n" + data, data.replace(b"Question", b"\xff", 1), b"[" * 10_000 + data, b""):
+    for damaged in (data[:-40], b"[1]\n" + data, data.replace(b"Question", b"\xff", 1), b""):
         path.write_bytes(damaged)
         assert str(path) in rejected(path)
     path.write_bytes(data)
     monkeypatch.setattr(logs, "MOST_DOCUMENT_BYTES", 1000)
     assert "1,000 bytes" in rejected(path)
-    pipe = tmp_path / "samples_b_2026-01-01T00-00-00.000000.jsonl"
-    os.mkfifo(pipe)
-    assert str(pipe) in rejected(pipe)
     assert "samples_<task>_<time>.jsonl" in rejected(change_results(log), kind=UsageError)
 
 
@@ -133,11 +89,6 @@ def test_files_that_do_not_belong_together(log: Path, rejected: Rejected, tmp_pa
     assert rejected(path, sample_file(other, "piqa"), kind=UsageError).startswith("solved examples: ")
     change_results(log, model_name="")
     assert "--model NAME" in rejected(path, kind=UsageError)
-    for changes in ({"n_samples": {"arc_easy": {"original": 5, "effective": 6}}}, {"n_shot": {"arc_easy": 10**300}},
-                    {"evalkit": {"sample": -1}}, {"results": 1}):  # fmt: skip
-        beside = change_results(log, **results | changes)
-        message = rejected(path)
-        assert str(beside) in message or "arc_easy" in message
 
 
 def test_choices_that_contradict_their_log_likelihoods(log: Path, rejected: Rejected) -> None:

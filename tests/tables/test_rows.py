@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoConfig
 
 import evalkit.models.auto  # noqa: F401
-from evalkit.errors import TableError, UsageError
+from evalkit.errors import UsageError
 from evalkit.models.zoo.named import models, named_model
 from evalkit.models.zoo.shapes import shape_facts
 from evalkit.reporting.table import plain
@@ -18,7 +18,7 @@ from evalkit.runs.folder import Run
 from evalkit.tables.layout import layout_names, load_layout
 from evalkit.tables.request import TableRequest, make
 from evalkit.tables.rows import map_runs, row_mismatch
-from tests.tables.runs import altered, lines, loaded, mapped, written
+from tests.tables.runs import altered, lines, loaded, written
 
 ROWS = [(name, key, of_row) for name in layout_names() for key, of_row in load_layout(name).assigned.items()]
 PIQA = [{"items": {"piqa": "PIQA"}}]
@@ -119,12 +119,9 @@ def test_a_layout_of_ones_own_and_runs_that_find_no_row(finished: Run, tmp_path:
     ):
         with pytest.raises(UsageError, match=words):
             map_runs(load_layout(name), [run_of_none])
-    for name, words in (("llama-125m-dif", "'llama-125m-diff'"), ("no.yaml:x", r"no\.yaml")):
-        with pytest.raises(TableError, match=rf"own\.yaml, model of 'a': .*{words}"):
-            map_runs(load_layout(own(a={"model": name})), [finished])
 
 
-def test_a_run_of_another_model_is_marked(finished: Run, tmp_path: Path) -> None:
+def test_a_run_of_another_model_is_marked(finished: Run) -> None:
     def note(run: Run, row: str = "diff_1b") -> str:
         return row_mismatch(MAIN, row, run)
 
@@ -138,7 +135,4 @@ def test_a_run_of_another_model_is_marked(finished: Run, tmp_path: Path) -> None
         ({"architecture": "Other", "parameters": 1_195_997_312, "shape": None}, "is Other of 1,195,997,312"),
     ):
         assert words in note(Run(finished.folder, finished.manifest | {"loaded": kept}))
-    for known in ({"architecture": "Older", "parameters": 1_195_997_312}, {}):
-        assert note(Run(finished.folder, finished.manifest | {"loaded": known})) == ""
-    shown = make(TableRequest("main_res", "runs", mapped(tmp_path, rows={"diff_1b": str(finished.folder)})))
-    assert any(note(finished) in plain(line) for line in shown.notes)
+    assert note(Run(finished.folder, finished.manifest | {"loaded": {}})) == ""
