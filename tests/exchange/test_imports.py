@@ -28,8 +28,8 @@ from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import find_rule, why_unusable
 from evalkit.runs.score_table import UNCOUNTED
-from evalkit.runs.traits import documents_read, origin_notes, traits
-from tests.benchmarks.lm_eval.made import ANSWERS, CHOICE, TEXTS, made_tasks, write_task
+from evalkit.runs.traits import origin_notes, traits
+from tests.benchmarks.lm_eval.made import ANSWERS, CHOICE, made_tasks, write_task
 from tests.documents import SUBJECTS
 from tests.exchange.logged import lines, lm_eval_log, own_tasks, rehash, rewrite
 
@@ -48,11 +48,6 @@ CHOICES = [
 WORDS = [
     {"text": f"The word is {word}\n", "answer": word} for word in ("the", "of", "and", "a", "in", "to", "it", "is")
 ]
-NUMBERS = [
-    {"question": f"What comes before {n + 1}?", "choices": ["3", "2", "1", "0"], "answer": str(n)} for n in range(4)
-]
-"""Texts of options that are also numbers of others."""
-
 Importer = Callable[..., list[Run]]
 Evaluate = Callable[..., Run]
 
@@ -78,9 +73,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_task(folder, ANSWERS | {"task": "answered"}, WORDS)
     lower = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": False}]
     write_task(folder, ANSWERS | {"task": "lowered", "metric_list": lower}, WORDS)
-    names: list[Any] = [entry["metric"] for entry in TEXTS["metric_list"]]  # type: ignore[index]
-    write_task(folder, TEXTS | {"task": "rolling", "metric_list": [{"metric": name} for name in names]}, WORDS)
-    write_task(folder, CHOICE | {"task": "texts_as_targets", "doc_to_target": "answer"}, NUMBERS)
     return folder
 
 
@@ -332,20 +324,6 @@ def test_metrics_are_computed_from_the_documents(copied: Path, imported: Importe
     assert any("bleu,whole" in line for line in said)
 
 
-def test_metrics_without_aggregation_and_targets_as_texts(
-    evaluated: Evaluate, imported: Importer, tmp_path: Path
-) -> None:
-    """As in wikitext; and where lm-eval looks a target up among the options."""
-    for task in ("rolling", "texts_as_targets"):
-        run = evaluated(task)
-        [again] = imported(log_of(run, tmp_path / task))
-        values = [
-            {metric["metric"]: metric["value"] for metric in each.stored["tasks"][0]["metrics"]}
-            for each in (run, again)
-        ]
-        assert values[0] == pytest.approx(values[1], rel=1e-9)
-
-
 def test_lengths_are_those_without_the_delimiter(evaluated: Evaluate, imported: Importer, tmp_path: Path) -> None:
     """Without a results file they are unknown: a wrong delimiter often leads to the same argmax."""
     run = evaluated("lined")
@@ -396,16 +374,3 @@ def test_the_direction_of_a_metric(evaluated: Evaluate, imported: Importer, tmp_
     rewrite(path, [line | {"exact_match": 1.0} for line in lines(path)])
     [right] = imported([path], "model")
     assert [compared(*pair).average.verdict for pair in ((run, right), (right, run))] == ["better", "worse"]
-
-
-@pytest.mark.parametrize("options", [{"limit": 3}, {"sample": 100}], ids=str)
-def test_which_documents_a_log_has(
-    evaluated: Evaluate, imported: Importer, tmp_path: Path, options: dict[str, int]
-) -> None:
-    """All, the first ones and random ones are those of the run that wrote it; without a results file it is unknown."""
-    run = evaluated("answered", **options)
-    [known] = imported(log_of(run, tmp_path / "log"))
-    assert traits(known)["limit"] == traits(run)["limit"]
-    assert documents_read(known.manifest["specification"]) == documents_read(run.manifest["specification"])
-    [unknown] = imported(log_of(run, tmp_path / "alone", summary=False), "model")
-    assert traits(unknown)["limit"].words.startswith("an unknown part of each task's documents (")

@@ -17,7 +17,6 @@ from evalkit.tables.audit import (
     Claims,
     audit_averages,
     audit_marks,
-    audit_rows,
     audited,
     check_claims,
     read_claims,
@@ -71,16 +70,6 @@ def test_planted_averages_and_marks_are_found(name: str) -> None:
     for key, kinds in ((right, frozenset[str]()), (wrong, frozenset({str(mark)}))):
         planted = table._replace(printed=table.printed._replace(marks=table.printed.marks | {key: kinds}))
         assert mark in {finding.printed.partition(":")[0] for finding in audit_marks(planted)}
-
-
-def test_a_planted_number_moves_average_and_mark_and_contradicts_another_table(tables: dict[str, Audited]) -> None:
-    planted = with_cell(flawless("main_res"), "cog_125m", "piqa", 99)
-    assert [(finding.row, finding.column) for finding in audit_averages(planted)] == [("Cog", "Avg.")]
-    assert "PIQA" in {finding.column for finding in audit_marks(planted)}
-    main, heads = tables["main_res"], tables["vanilla_head_app"]
-    assert list(audit_rows([main, heads])) == []
-    [finding] = audit_rows([main, with_cell(heads, "vanilla_125m", "boolq", 58)])
-    assert (finding.row.startswith("Llama2 heads=8"), "1 of 8 numbers" in finding.why) == (True, True)
 
 
 def holds(claims: Claims, tables: dict[str, Audited], key: str) -> bool:

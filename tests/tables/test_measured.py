@@ -16,7 +16,7 @@ from scipy import stats
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import UsageError
 from evalkit.reporting.table import Table, plain
-from evalkit.runs.folder import RESULTS, SCORES, Run, specification_id
+from evalkit.runs.folder import RESULTS, SCORES, Run
 from evalkit.tables.fill import Number
 from evalkit.tables.layout import load_layout
 from evalkit.tables.measured import measure
@@ -113,20 +113,6 @@ def test_what_was_measured_otherwise_is_rejected_or_marked(
     if manifest:  # one rule for all makes runs of two rules alike
         of_rule = numbers(layout, tmp_path, rule="acc_norm", rows=rows)
         assert of_rule["one"] == of_rule["two"]
-
-
-def test_the_other_reading_of_mmlu_fills_its_column_under_a_note(finished: Run, tmp_path: Path) -> None:
-    other = Path(altered(finished, tmp_path / "other", suite="zeroshot8_text"))
-    for name in ("manifest.json", RESULTS):
-        text = (other / name).read_text(encoding="utf-8").replace('"mmlu"', '"mmlu_continuation"')
-        content = json.loads(text)
-        if name != RESULTS:
-            content["id"] = specification_id(content["specification"])
-        (other / name).write_text(json.dumps(content), encoding="utf-8")
-    reseal(other)
-    table = filled("main_res", tmp_path, rows={"vanilla_125m": str(finished.folder), "intg_125m": str(other)})
-    assert lines(table)["intg_125m"] == lines(table)["vanilla_125m"]
-    assert any("MMLU (text) in the column of MMLU" in plain(note) for note in table.notes)
 
 
 def test_what_no_run_measures_comes_from_a_csv(tmp_path: Path, finished: Run) -> None:
