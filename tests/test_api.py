@@ -14,12 +14,11 @@ import pytest
 
 import evalkit
 from evalkit.benchmarks.request import provenance
-from evalkit.display import Progress
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.models.loading.locate import locate
 from evalkit.models.loading.spec import ModelSpec, model_spec
 from evalkit.runs.score_table import CLUSTER, ScoreRow
-from tests.tiny import tiny_checkpoint
+from tests.comparison.made import finished_run
 
 HEAVY = ("torch", "transformers", "pandas", "lm_eval", "datasets")
 
@@ -59,14 +58,25 @@ def test_settings_stand_where_they_belong(options: dict[str, Any], error: type[E
         evalkit.evaluate("nowhere/at-all", **options)
 
 
-def test_what_reads_results_loads_nothing_heavy(finished: evalkit.Run, checkpoint: Path, documents: Path) -> None:
-    again = (
-        f"import evalkit\nevalkit.evaluate({str(checkpoint)!r}, data_dir={str(documents)!r}, "
-        f"allow_unofficial_data=True, output={str(finished.folder.parent)!r})"
-    )
-    assert heavy_after(f"import evalkit.cli\n{again}") == set()
-    read = f"import evalkit\nrun = evalkit.load_run({str(finished.folder)!r})\nrun.results('acc_norm'), run.scores"
-    assert heavy_after(read) == {"pandas"}
+def test_what_lists_or_reads_results_loads_nothing_heavy(
+    finished: evalkit.Run, checkpoint: Path, documents: Path
+) -> None:
+    listing = [["models", "show", "llama-1.2b-diff"], ["figure", "--list"], ["table", "main_res"], ["ls", "runs"]]
+    light = f"""
+import sys, evalkit
+from evalkit.cli.root import cli
+evalkit.evaluate({str(checkpoint)!r}, data_dir={str(documents)!r}, allow_unofficial_data=True,
+                 output={str(finished.folder.parent)!r})
+for words in {listing}: cli.main(words, standalone_mode=False)
+try: cli.main(['run', '--help'], standalone_mode=False)
+except SystemExit: pass
+assert not {{'matplotlib', *{HEAVY}}} & set(sys.modules)
+run = evalkit.load_run({str(finished.folder)!r})
+run.results('acc_norm'), run.scores"""
+    assert heavy_after(light) == {"pandas"}
+    reading = [["rescore", str(finished.folder)], ["show", str(finished.folder), "--task", "piqa", "--wrong"]]
+    start = f"from evalkit.cli.root import cli\nfor words in {reading}: cli.main(words, standalone_mode=False)"
+    assert not heavy_after(start) & {"torch", "transformers"}
 
 
 def test_a_run_is_opened_by_any_of_its_names(finished: evalkit.Run, own_run: Path) -> None:
@@ -86,12 +96,8 @@ def test_a_run_is_opened_by_any_of_its_names(finished: evalkit.Run, own_run: Pat
         evalkit.compare(begun, finished)
 
 
-def test_runs_are_compared(documents: Path, tmp_path: Path) -> None:
-    common: dict[str, Any] = {"data_dir": documents, "allow_unofficial_data": True, "progress": Progress(live=False)}
-    runs = [
-        evalkit.evaluate(tiny_checkpoint(tmp_path / str(seed), seed=seed), output=tmp_path, tasks="piqa", **common)
-        for seed in range(3)
-    ]
+def test_runs_are_compared(tmp_path: Path) -> None:
+    runs = [finished_run(tmp_path, f"org/model{seed}", 0.3 + 0.2 * seed, seed=seed) for seed in range(3)]
     first, second = evalkit.compare(*runs)
     assert (first.runs_a, second.runs_b) == ((str(runs[0].folder),), (str(runs[2].folder),))
     [by_name] = evalkit.compare(runs[0].manifest["id"], runs[1].folder, root=tmp_path, rule="acc")

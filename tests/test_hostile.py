@@ -1,10 +1,8 @@
-"""Hostile input through the real entry point: one line on standard error and exit code 1 or 2, at once."""
+"""Hostile input through the real entry point: a line on standard error and exit code 1 or 2; more in tests/guards."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,8 +17,6 @@ from tests.arguments import arguments
 from tests.benchmarks.lm_eval.made import CHOICE, write_task
 from tests.cli.conftest import Command, Outcome, _no_settings, complains, evalkit, run
 from tests.documents import made_up, rewrite
-from tests.inputs.test_inputs import BOMB
-from tests.pages.test_contents import decoded as block_of
 
 __all__ = ["_no_settings", "evalkit", "run"]  # fixtures
 
@@ -36,16 +32,11 @@ NAMES = {
     "empty": "",
 }
 FILES = {
-    "bomb": BOMB,
-    "deep": "[" * 50_000,
     "closed": "[" * 900 + "]" * 900,
-    "cycle": "a: &a [*a]",
     "twice": "limit: 1\nlimit: 2",
     "half": 'model: "\\ud800"',
     "latin": b"a: \xff",
-    "large": "system: " + "x " * 2_500_000,
     "digits": f"a: {'9' * 5000}",
-    "object": "a: !!python/object/apply:os.system [ls]",
 }
 OBJECTS = {
     "half": '{"a": "\\ud800"}',
@@ -163,25 +154,6 @@ def test_documents_and_tasks_of_anything(run: Command, evalkit: Command, checkpo
         write_task(Path("tasks"), CHOICE | {"doc_to_text": prompt}, documents)
         last = refused(evalkit("run", "--model", checkpoint, "--include-path", "tasks", "--tasks", "made_choice"))
         assert "made_choice document 0" in last
-
-
-def test_nothing_can_order_the_terminal_or_turn_a_page(run: Command, evalkit: Command) -> None:
-    """Controls are shown by their codes, in texts on the terminal and of pages, and in what a page's script reads."""
-    text = "a\x1b[2J\u202eb \u2066c\u2069\u200f"
-    rewrite(made_up(Path("documents")) / "piqa.jsonl", 1, {"goal": text, "sol1": text})
-    shown = run("--data-dir", "documents", "--tasks", "piqa", "--show-prompts", 1)
-    assert shown.code == 0 and is_clean(shown.out) and "a\\x1b[2J\\u202eb" in shown.out
-    outcome = run("--data-dir", "documents", "--tasks", "piqa", "--output", "runs\n\x1b[2J\u202e")
-    assert outcome.code == 0 and is_clean(outcome.out)
-    assert outcome.out.splitlines()[-1].startswith("runs\\n\\x1b[2J\\u202e/")
-    assert evalkit("report", *Path("runs\n\x1b[2J\u202e").iterdir(), "-o", "page.html").code == 0
-    page = Path("page.html").read_text(encoding="utf-8")
-    blocks = re.findall(r'<script[^>]*id="block-\d+"[^>]*>(.*?)</script>', page, re.DOTALL)
-    [index] = re.findall(r'<script[^>]*id="document-index"[^>]*>(.*?)</script>', page, re.DOTALL)
-    parts = (json.loads(index), *(block_of(block)[0] for block in blocks))
-    contents = [page, *(json.dumps(part, ensure_ascii=False) for part in parts)]
-    assert not any(mark in content for content in contents for mark in text if not mark.isprintable())
-    assert any("\\\\u202eb \\\\u2066c\\\\u2069\\\\u200f" in content for content in contents)
 
 
 @pytest.mark.hostile

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 import evalkit
-from evalkit.cli import main
 from evalkit.runs.folder import JOURNAL, MANIFEST, Run
 
 ROOT = Path(__file__).parents[1]
@@ -19,29 +13,9 @@ SAMPLES = ROOT / "results" / "samples"
 FOLDERS = sorted(path for path in SAMPLES.iterdir() if path.is_dir())
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> Callable[..., str]:
-    """Run a command beside the samples; return what it prints."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def run(*words: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(list(words))
-        out, err = capsys.readouterr()
-        assert not ended.value.code, err
-        return str(out)
-
-    return run
-
-
-def folder_of(name: str) -> str:
-    [folder] = SAMPLES.glob(f"{name}-*")
-    return str(folder)
-
-
 def sample(name: str) -> Run:
-    return evalkit.load_run(folder_of(name))
+    [folder] = SAMPLES.glob(f"{name}-*")
+    return evalkit.load_run(folder)
 
 
 def test_they_are_small_finished_and_whole_without_journals_and_paths() -> None:
@@ -63,21 +37,6 @@ def test_they_are_small_finished_and_whole_without_journals_and_paths() -> None:
         assert sum(task["n"] for task in run.stored["tasks"]) == 34_507
         assert all(source["official"] for source in run.manifest["documents"].values())
         assert (run.template, run.manifest["specification"]["dtype"]) == (template, "bfloat16")
-
-
-def test_tables_figures_and_pages(command: Callable[..., str], tmp_path: Path) -> None:
-    pair = [folder_of(f"{name}-seed1-model-zeroshot8") for name in ("vanilla", "intg")]
-    (tmp_path / "rows.yaml").write_text(json.dumps({"rows": dict(zip(("vanilla", "intg"), pair, strict=True))}))
-    layout = str(ROOT / "examples" / "replication" / "layout.yaml")
-    table = command("table", layout, "--source", "runs", "--runs", "rows.yaml", "--drop-empty")
-    for folder in pair:
-        average = evalkit.load_run(folder).results().average.accuracy
-        assert f"{100 * average:.1f}" in table
-    maps = [folder_of(f"{name}-seed1-model-attention") for name in ("vanilla", "intg")]
-    command("figure", "entropy", *maps, "-o", "entropy.png")
-    assert len((tmp_path / "entropy.csv").read_text(encoding="utf-8").splitlines()) > 8
-    command("report", folder_of("demo-needle"), folder_of("demo-longbench"), "-o", "report.html")
-    assert (tmp_path / "report.html").stat().st_size > 50_000
 
 
 def test_the_pages_numbers_are_the_runs() -> None:

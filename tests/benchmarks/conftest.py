@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from evalkit.benchmarks.registry import GROUP, benchmark, kinds
-
-Planner = Callable[[Path, Path], Any]
-"""(checkpoint, folder of runs) → a plan."""
+from tests.packages import install
 
 
 def install_plugin(folder: Path) -> Path:
     """Write the package's metadata with an entry point, as installed by pip."""
-    about = folder / "evalkit_copying-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: evalkit-copying\nVersion: 1.0\n", encoding="utf-8")
-    named = "copying = tests.plugin.copying:Copying\nnorms = tests.plugin.norms:Norms\n"
-    (about / "entry_points.txt").write_text(f"[{GROUP}]\n{named}", encoding="utf-8")
+    install(folder, "evalkit-copying", {GROUP: {"copying": "tests.plugin.copying:Copying",
+                                                "norms": "tests.plugin.norms:Norms"}})  # fmt: skip
     return folder
 
 
 @pytest.fixture(scope="session", autouse=True)
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder added to the path."""
     folder = install_plugin(tmp_path_factory.mktemp("installed"))
     sys.path.insert(0, str(folder))
     benchmark.cache_clear()

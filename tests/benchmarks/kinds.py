@@ -37,10 +37,7 @@ KINDS = {
     "prompt_variants": Kind(128, LABELS, CHOICES | {"vary": ("template",), "limit": 6}, {}),
     "lm_eval": Kind(128, LABELS, CHOICES, {}),
     "longbench": Kind(
-        500,
-        {"Qasper"},
-        {"data_dir": Path("rows"), "context": "none", "tasks": "qasper"},
-        {"max_prompt_tokens": 300},
+        500, {"Qasper"}, {"data_dir": Path("rows"), "context": "none", "tasks": "qasper"}, {"max_prompt_tokens": 300}
     ),
     "needle": Kind(400, {"needle"}, {}, {"lengths": (200, 300), "depths": (0, 50), "repeats": 1}),
     "attention": Kind(None, LABELS, CHOICES | {"sample": 7}, {"measures": ("bos", "entropy", "similarity")}),
@@ -52,7 +49,6 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two checkpoints, documents of suites and rows of LongBench."""
     folder = tmp_path_factory.mktemp("files")
     for seed in (0, 1):
         tiny_checkpoint(folder / f"model{seed}", seed=seed, window=1024)
@@ -64,7 +60,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options_of(kind: str, files: Path, output: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a run, and the settings of its benchmark."""
     about = KINDS[kind]
     common = {"output": output, "device": "cpu", "dtype": "float32", "token_budget": about.budget}
     suite = {} if kind in ("multiple_choice", "prompt_variants") else {"suite": kind}
@@ -75,15 +70,7 @@ def options_of(kind: str, files: Path, output: Path) -> tuple[dict[str, Any], di
     return common | suite | both[0], both[1]
 
 
-def asked(kind: str, files: Path, output: Path) -> dict[str, Any]:
-    """The arguments of a run of a kind."""
-    options, settings = options_of(kind, files, output)
-    return options | settings
-
-
 class Lines(Progress):
-    """Records its messages."""
-
     def __init__(self) -> None:
         super().__init__(live=False)
         self.said: list[str] = []
@@ -93,16 +80,15 @@ class Lines(Progress):
 
 
 def plan(kind: str, files: Path, output: Path, seed: int = 0, **changes: Any) -> Any:
-    return planned(files / f"model{seed}", asked(kind, files, output) | changes, silent)
+    options, settings = options_of(kind, files, output)
+    return planned(files / f"model{seed}", options | settings | changes, silent)
 
 
 def made(kind: str, files: Path, output: Path, seed: int = 0, **changes: Any) -> Run:
-    """A finished run of a kind."""
     return run_plan(plan(kind, files, output, seed, **changes), Lines())
 
 
 def tables(run: Run) -> dict[str, pd.DataFrame]:
-    """Everything computed, except times."""
     names = [name for name in run.files if name.endswith(".parquet")]
     assert names
     return {name: run.table(name, ()).drop(columns="seconds", errors="ignore") for name in names}

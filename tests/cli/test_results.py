@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import json
 import math
-import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from evalkit.benchmarks.attention.groups import KINDS
 from evalkit.benchmarks.run import evaluate
 from evalkit.display import Progress
-from evalkit.reporting.decimals import percent
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
 from evalkit.studies.study import save_record
@@ -27,13 +23,11 @@ from evalkit.studies.study_file import read_study
 from evalkit.tables.layout import layout_names
 from tests.benchmarks.attention.made import made_run
 from tests.cli.conftest import Command, complains, completed
-from tests.comparison.made import finished_run
 from tests.documents import rewrite
 from tests.studies.conftest import computed_study, files, study
 from tests.studies.made import write_study
 from tests.studies.test_tables import own, with_tables
 from tests.tables.runs import written
-from tests.tiny import tiny_checkpoint
 
 __all__ = ["computed_study", "files", "own", "study"]  # fixtures
 
@@ -115,9 +109,7 @@ def test_one_document(evalkit: Command, finished: Run) -> None:
         assert (decision["prediction"], decision["right"]) == (decided["prediction"], bool(decided["correct"]))
     assert {decision["rule"] for decision in run["rules"]} == set(finished.stored["rules"])
     # The subject alone is enough where it has the document
-    names = ("mmlu/mmlu_astronomy/0", "mmlu_astronomy/0")
-    first, other = (evalkit("show", finished.folder, "--document", name).out for name in names)
-    assert first == other and "mmlu/mmlu_astronomy/0" in first
+    assert "mmlu/mmlu_astronomy/0" in evalkit("show", finished.folder, "--document", "mmlu_astronomy/0").out
     complains(evalkit("show", finished.folder, "--document", "mmlu/0"), 2, "57 subtasks")
 
 
@@ -163,8 +155,8 @@ def test_tables_of_a_study(evalkit: Command, own: Path) -> None:
     layout = {"suite": "zeroshot8", "rows": [{"items": {"base": None}}], "columns": [{"items": {"piqa": None}}]}
     for name in ("mine", "sig_abl_app"):
         written(own.parent / f"{name}.yaml", **layout)
-    titles: dict[str, Any] = {"main_res": {"titles": {"Resoning": "x"}}}
-    with_tables(own, **titles, **{f"{name}.yaml": {} for name in ("mine", "sig_abl_app", "nowhere")})
+    files = {f"{name}.yaml": {} for name in ("mine", "sig_abl_app", "nowhere")}
+    with_tables(own, main_res={"titles": {"Resoning": "x"}}, **files)
     outcome = evalkit("table", "--all", "--study", own, "-o", "new/tables", "--format", "latex")
     names = [*(name for name in layout_names() if name in SHOWN - {"main_res"}), "mine"]
     assert (outcome.code, outcome.out.splitlines()) == (1, [f"new/tables/{name}.tex" for name in names])
@@ -175,8 +167,6 @@ def test_tables_of_a_study(evalkit: Command, own: Path) -> None:
     assert {words[1] for words in lines if words[0] == "left out"} == set(layout_names()) - SHOWN
     with_tables(own)
     shutil.rmtree(own.parent / "runs")
-    outcome = evalkit("table", "--all", "--study", own, "-o", "tables")
-    assert (outcome.code, outcome.out) == (1, "") and str(own) in outcome.err.splitlines()[-1]
     complains(evalkit("table", "main_res", "--study", own), 2, "main_res", "base, intg, other, cog")
 
 
@@ -198,48 +188,10 @@ def test_latex_compiles(evalkit: Command, own: Path, finished: Run) -> None:
         assert done.returncode == 0, done.stdout[-2000:]
 
 
-# compare --study
-
-
-def test_sides_and_curves_of_a_study(evalkit: Command, study: Path) -> None:
-    begin = ("compare", "--study", study, "--benchmark")
-    shown = evalkit(*begin, "zs", "intg", "vanilla", "diff@5").out.splitlines()
-    sides = [line.partition(" (")[0] for line in shown if line[:3] in ("A: ", "B: ", "C: ")]
-    assert sides == ["A: intg", "B: vanilla", "A: intg", "C: diff@5"]
-    assert shown[-1] == "Training steps: diff@5 5."
-    content = json.loads(evalkit(*begin, "zs", "intg", "diff", "--format", "json").out)
-    [comparison] = content["comparisons"]
-    assert content["notes"] == ["Training steps: diff 10."]
-    assert [comparison[key] for key in ("a", "b")] == ["intg", "diff"]
-    assert [len(comparison[key]) for key in ("runs_a", "runs_b")] == [2, 2]
-    complains(evalkit(*begin, "needle"), 2, "diff seed 1 step 10 on needle", "evalkit study run")
-    shutil.rmtree(next(study.parent.glob("runs/diff-seed1-checkpoint-10-*")))
-    drawn = evalkit(*begin, "zs", "--curve", "--plot", "curve.png")
-    assert [line.partition(":")[0] for line in drawn.out.splitlines()[:2]] == ["diff seed 1", "diff seed 2"]
-    assert drawn.out.splitlines()[-1] == "diff seed 1: not finished: step 10."
-    curves = json.loads(evalkit(*begin, "zs", "--curve", "diff", "--format", "json").out)["curves"]
-    assert [[point["step"] for point in curve["average"]] for curve in curves] == [[5, 20], [5, 10]]
-
-
-def test_the_rule_of_a_benchmark_is_that_of_its_numbers(evalkit: Command, study: Path) -> None:
-    """A finished run has the results of every rule; the rule in the file is the one that is shown."""
-    begin, end = ("compare", "--study", study, "--benchmark", "zs"), ("--format", "json")
-    for words in (("intg", "vanilla"), ("--curve", "diff")):
-        plain, chosen = evalkit(*begin, *words, *end), evalkit(*begin, *words, *end, "--rule", "acc_norm")
-        content = yaml.safe_load(study.read_text("utf-8"))
-        content["benchmarks"]["zs"]["rule"] = "acc_norm"
-        written(study, **content)
-        assert evalkit(*begin, *words, *end).out == chosen.out != plain.out
-        assert evalkit(*begin, *words, *end, "--rule", "ppl").out == plain.out
-        del content["benchmarks"]["zs"]["rule"]
-        written(study, **content)
-
-
 def test_completion_of_names_in_a_study(own: Path) -> None:
     assert completed("table", "--study", str(own), "--benchmark", "") == ["zs"]
     assert completed("compare", "--study", str(own), "in") == ["intg"]
     assert completed("table", "--study", "nowhere.yaml", "--benchmark", "") == ["file"]
-    assert completed("table", "--benchmark", "") == ["file"]
 
 
 # figure
@@ -252,17 +204,14 @@ def test_figures_that_cannot_be_drawn_are_left_out(evalkit: Command, tmp_path: P
     assert {path.name for path in Path("figures").iterdir()} == {f"rank.{ending}" for ending in ("pdf", "png", "csv")}
     left = [line.split(": ")[1] for line in outcome.err.splitlines() if line.startswith("left out: ")]
     assert left == [name for name in KINDS if name != "rank"]
-    outcome = evalkit("figure", "--all", run.folder, "-o", "other", "--layers", "7")
-    assert outcome.code == 2 and outcome.err.splitlines()[-1].startswith("evalkit: ")
+    complains(evalkit("figure", "--all", run.folder, "-o", "other", "--layers", "7"), 2)
 
 
 def test_figures_of_a_study(evalkit: Command, tmp_path: Path) -> None:
     """Of two models, one with two seeds, and a third without a run."""
-    for name in ("base", "intg-1", "intg-2", "new"):
-        tiny_checkpoint(tmp_path / name)
-    checkpoints = {"base": "base", "intg": "intg-*", "new": "new"}
+    checkpoints = {"base": "gone/base", "intg": ["gone/intg-1", "gone/intg-2"], "new": "gone/new"}
     benchmarks = {"zs": {"suite": "zeroshot8"}, "maps": {"suite": "attention", "sample": 2}}
-    path = write_study(tmp_path / "study.yaml", checkpoints=checkpoints, benchmarks=benchmarks)
+    path = write_study(tmp_path / "study.yaml", checkpoints, benchmarks, settings={})
     study = read_study(path)
     for cell in study.runs:
         if cell.benchmark.name == "maps" and cell.checkpoint.name != "new":
@@ -276,31 +225,3 @@ def test_figures_of_a_study(evalkit: Command, tmp_path: Path) -> None:
         assert outcome.code == 0 and ("new on maps" in outcome.err) == (not words)
         drawn = rows_of(Path("entropy.csv").read_text(encoding="utf-8"))
         assert list(dict.fromkeys(row["run"] for row in drawn)) == order
-
-
-# report
-
-
-def test_a_page_of_two_runs(evalkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its numbers are those of results.json and of compare; it is replaced as a whole, or stays."""
-    runs = [finished_run(tmp_path, "org/first", 0.4), finished_run(tmp_path, "org/second", 0.7, seed=5)]
-    folders, path = [run.folder for run in runs], tmp_path / "page" / "report.html"
-    outcome = evalkit("report", *folders, "-o", path)
-    assert outcome.out.strip() == f"{path} ({path.stat().st_size / 1e6:,.1f} MB)"
-    text = path.read_text(encoding="utf-8")
-    assert all(percent(average["accuracy"]) in text for run in runs for average in run.stored["averages"])
-    [comparison] = json.loads(evalkit("compare", *folders, "--format", "json").out)["comparisons"]
-    assert percent(comparison["averages"][-1]["difference"], signed=True) in text
-    [index] = re.findall(r'<script[^>]*id="document-index"[^>]*>(.*?)</script>', text, re.DOTALL)
-    assert [task["task"] for task in json.loads(index)["tasks"]] == ["arc_easy", "boolq", "mmlu"]
-    assert [run["name"] for run in json.loads(index)["runs"]] == ["first", "second"]
-    (tmp_path / "folder.html").mkdir()
-    for unwritable in (tmp_path / "folder.html", path / "report.html", tmp_path / f"{'x' * 300}.html"):
-        assert f"{unwritable} cannot be written" in evalkit("report", folders[0], "-o", unwritable).err.splitlines()[-1]
-
-    def full(_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("evalkit.paths.os.fsync", full)
-    complains(evalkit("report", folders[1], "-o", path), 1, str(path), "No space left on device")
-    assert path.read_text(encoding="utf-8") == text and not list(path.parent.glob(".*.tmp"))

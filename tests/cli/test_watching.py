@@ -6,11 +6,8 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,11 +63,6 @@ def run_of(training: Path, step: int) -> Run:
     return evalkit.load_run(str(training / f"checkpoint-{step}"), root=training.parent / "runs")
 
 
-def finished(training: Path) -> list[str]:
-    found = evalkit.list_runs(training.parent / "runs")
-    return sorted(Path(str(run.manifest["model"])).name for run in found if run.complete)
-
-
 def test_a_curve_grows(
     training: Path, documents: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,82 +97,15 @@ def test_a_curve_grows(
     assert f"; {page_unit(found).difference(found.average.difference)} points" in line
 
 
-def test_checkpoints_that_fail_are_named_and_the_others_go_on(
-    training: Path, documents: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made(training, 20, 30, 40)
-    (training / "checkpoint-20" / "tokenizer.json").write_text("{}")
-    load = ModelHolder.model_of
-
-    def failing(holder: ModelHolder, plan: Any, say: Any) -> Any:
-        if plan.checkpoint.given.endswith("checkpoint-40"):
-            raise OSError(28, "No space left on device", "/cache/x")
-        return load(holder, plan, say)
-
-    monkeypatch.setattr(ModelHolder, "model_of", failing)
-    code, out, err = command(arguments(training, documents, "--until", "40"), capsys)
-    assert (code, re.findall(r"^step (\d+)", out, re.MULTILINE)) == (1, ["30"])
-    for name, why in (("20", ""), ("40", "/cache/x: No space left on device")):
-        assert len(re.findall(f"^checkpoint-{name} failed: {why}", err, re.MULTILINE)) == 1
-    assert err.splitlines()[-1].startswith("evalkit: not evaluated: checkpoint-20: ") and "Traceback" not in err
-
-
 def test_nothing_appears(training: Path, documents: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = command(arguments(training, documents, "--idle", "0.001"), capsys)
     assert code == 1 and str(training) in err.splitlines()[-1]
-    made(training, 10)
-    code, _, err = command(["run", "--watch", str(training / "nowhere")], capsys)
-    assert code == 2 and "nowhere" in err.splitlines()[-1]
 
 
 def start(options: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "evalkit", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
-def test_it_is_ended_in_mid_run_and_started_again(
-    kind: signal.Signals, training: Path, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made(training, 10, 20)
-    options = arguments(training, documents, "--until", "20", "--token-budget", "128")
-    runs = training.parent / "runs"
-
-    def second_is_begun() -> bool:
-        return any(path.read_bytes().count(b"\n") >= 2 for path in runs.glob("*checkpoint-20*/journal.jsonl"))
-
-    process = start(options)
-    wait_for(lambda: second_is_begun() or process.poll() is not None)
-    process.send_signal(kind)
-    _, err = process.communicate()
-    assert process.returncode == (130 if kind == signal.SIGINT else -kind), err
-    if kind == signal.SIGINT:
-        assert err.splitlines()[-1].endswith("run the same command again to resume")
-    assert finished(training) == ["checkpoint-10"]
-    [journal] = runs.glob("*checkpoint-20*/journal.jsonl")
-    kept = journal.read_bytes().rpartition(b"\n")[0]
-    code, out, err = command(options, capsys)
-    assert code == 0, err
-    assert re.findall(r"^step (\d+)", out, re.MULTILINE) == ["10", "20"]
-    assert journal.read_bytes().startswith(kept)
-    for step in (10, 20):
-        alone = evalkit.evaluate(training / f"checkpoint-{step}", tasks="piqa,boolq", data_dir=documents,
-                                 allow_unofficial_data=True, token_budget=128, output=tmp_path / "alone")  # fmt: skip
-        assert run_of(training, step).scores.equals(alone.scores)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-m", "evalkit", *options], env=environment, **pipes)
 
 
 @pytest.mark.training

@@ -171,22 +171,6 @@ def test_what_a_difference_is_a_claim_about(tmp_path: Path) -> None:
         assert claim.kind == kind
 
 
-def test_seeds_widen_the_error(tmp_path: Path) -> None:
-    a, b = (
-        [three_tasks(tmp_path, f"{name}{n}", share + 0.08 * n, seed=9) for n in range(3)]
-        for name, share in (("a", 0.3), ("b", 0.4))
-    )
-    comparison = compared(a, b)
-    arc, alone = comparison.tasks[0], compared(a[0], b[0]).tasks[0]
-    shares = np.array([[np.mean(answers(9, low + 0.08 * n, 60)) for n in range(3)] for low in (0.3, 0.4)])
-    assert alone.spread is None and arc.spread is not None
-    assert arc.spread.deviations == pytest.approx(tuple(shares.std(axis=1, ddof=1)))
-    assert (arc.score_a, arc.score_b) == pytest.approx(tuple(shares.mean(axis=1)))
-    assert arc.freedom is not None and 2 <= arc.freedom <= 59  # that of three runs, or of 60 documents
-    assert (arc.stderr or 0) ** 2 >= max(arc.spread.seeds, arc.spread.documents)
-    assert comparison.average.spread is not None and comparison.average.verdict == "undecided"
-
-
 def test_the_parts_of_the_variance_of_an_average(tmp_path: Path) -> None:
     """Two tasks of which one has sources of four; only A's two runs differ, B's three are alike."""
     dice = np.random.default_rng(7)

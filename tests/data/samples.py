@@ -35,7 +35,6 @@ def sample(task: str, **changes: Any) -> Record:
 
 
 def write(folder: Path, task: str, *records: Record) -> Path:
-    """Write a `<task>.jsonl` with these records."""
     path = folder / f"{task}.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path

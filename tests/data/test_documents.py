@@ -22,35 +22,21 @@ from evalkit.data.sampling import DocumentSample, FirstDocuments, clusters_of
 from evalkit.data.sources import find, read
 from evalkit.errors import DataError
 from evalkit.inputs.values import LONGEST_TEXT
-from evalkit.pages.overview import LICENCES
 from tests.data.samples import sample, write
 
 # Files; of a line of JSON lines, tests/guards name more
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "noun"),
-    [
-        ("piqa.jsonl", b"\n\n", "found none"),
-        ("piqa.jsonl", b'\n{"goal": "\xff"}', "line 2"),
-        ("piqa.jsonl", b"[" * 100_000, "line 1"),
-        ("piqa.jsonl", b'{"goal": ' + b"9" * 5000 + b"}", "line 1"),
-        ("piqa.json", b'{"goal": 1}', "list"),
-        ("piqa.json", b'[{"goal": ""}]', "record 1"),
+def test_what_is_no_file_of_documents(tmp_path: Path) -> None:
+    for name, content, noun in (
         ("piqa.parquet", b"PAR1 no", "documents"),
-        ("piqa.jsonl", None, "No such file"),
-    ],
-)
-def test_what_is_no_file_of_documents(tmp_path: Path, name: str, content: bytes | None, noun: str) -> None:
-    """Invalid as unofficial data too; the message is one line."""
-    if content is None:
-        (tmp_path / name).symlink_to("nowhere")
-    else:
+        ("piqa.json", b'[{"goal": ""}]', "record 1"),
+        ("piqa.jsonl", b"\n\n", "found none"),
+    ):
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        Library(tmp_path, allow_unofficial=True).load("piqa")
-    message = str(caught.value)
-    assert "\n" not in message and noun in message and str(tmp_path / name) in message and "piqa" in message, message
+        with pytest.raises(DataError) as caught:
+            Library(tmp_path, allow_unofficial=True).load("piqa")
+        assert "\n" not in str(caught.value) and noun in str(caught.value) and str(tmp_path / name) in str(caught.value)
 
 
 def test_all_formats_give_the_same_records(tmp_path: Path) -> None:
@@ -68,18 +54,12 @@ def test_all_formats_give_the_same_records(tmp_path: Path) -> None:
 # Records
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("winogrande", {"answer": 1}, "answer"),
     ("winogrande", {"sentence": "No blank here."}, "sentence"),
-    ("winogrande", {"option1": "  "}, "option1"),
     ("arc_easy", {"answerKey": "D"}, "answerKey"),
     ("arc_easy", {"choices": {"text": ["a", "b"], "label": ["A", "B"]}}, "choices.text"),
-    ("arc_easy", {"choices": {"text": list("abc"), "label": list("ABB")}}, "choices.label"),
-    ("hellaswag", {"label": True}, "label"),
     ("hellaswag", {"endings": ["a", "b", "c", "[header] "]}, "endings"),
     ("hellaswag", {"ctx_b": "x" * (LONGEST_TEXT + 1)}, "ctx_b"),
     ("piqa", {"label": True}, "label"),
-    ("piqa", {"goal": "\ud800"}, "goal"),
-    ("boolq", {"title": ""}, "title"),
     ("mmlu", {"subject": "alchemy"}, "subject"),
     ("mmlu", {"choices": ["a", "b", "c", "d", "e"]}, "choices"),
 ]
@@ -94,7 +74,6 @@ def test_a_wrong_field_is_named() -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_canonical_documents(task: str) -> None:
-    """A canonical document is its own canonical form, and each of its fields is required."""
     spec = TASKS[task]
     document = spec.canonical(sample(task))
     assert spec.canonical(document) == document
@@ -229,7 +208,7 @@ def test_first_documents_take_turns(sizes: list[int], limit: int) -> None:
     assert all(count >= max(counts) - 1 for count in unfinished) and unfinished == sorted(unfinished, reverse=True)
 
 
-# Clusters, and licences
+# Clusters
 
 
 def test_documents_of_one_text_and_twins_are_clusters() -> None:
@@ -248,40 +227,15 @@ def test_documents_of_one_text_and_twins_are_clusters() -> None:
     assert clusters_of(documents, {"twins": "sentence"}) == [0, 1, 0, 3]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "clusters", "name"),
-    [
-        pytest.param({1: 4, 2: 3}, {"winogrande": 7, "boolq": 7, "openbookqa": 6}, "real_documents", id="some"),
-        # SuperGLUE's passages begin with their titles, and one of BoolQ's 2,938 occurs under two of them
-        pytest.param({1: 699, 2: 284}, {"winogrande": 983, "boolq": 2939, "openbookqa": 500}, "shared_data", id="all",
-                     marks=pytest.mark.slow),
-    ],
-)  # fmt: skip
-def test_official_documents_know_their_sources(
-    sizes: dict[int, int], clusters: dict[str, int], name: str, request: pytest.FixtureRequest
-) -> None:
+def test_official_documents_know_their_sources(real_documents: Path) -> None:
     """Clusters of one and of two twins, which must match the identifiers; and clusters of some tasks."""
-    folder = request.getfixturevalue(name)
-    folder = folder / "zeroshot8" if name == "shared_data" else folder
+    folder, clusters = real_documents, {"winogrande": 7, "boolq": 7, "openbookqa": 6}
     documents = [record for _, record in read(folder / "winogrande.jsonl", "winogrande")]
     named: dict[str, int] = {}
     expected = [named.setdefault(record["qID"].rsplit("-", 1)[0], number) for number, record in enumerate(documents)]
     without = [{key: value for key, value in record.items() if key != "qID"} for record in documents]
     assert clusters_of(without, {"twins": "sentence"}) == expected
-    assert Counter(Counter(expected).values()) == sizes
+    assert Counter(Counter(expected).values()) == {1: 4, 2: 3}
     suite = load_suite("zeroshot8").model_copy(update={"groups": {"Some": tuple(clusters)}})
     questions = load_questions(suite, Library(folder, allow_unofficial=True))
     assert {task: len({question.cluster for question in members}) for task, members in questions.items()} == clusters
-
-
-def test_licences_are_those_of_the_fixtures() -> None:
-    """Under which the tests' own documents are redistributed."""
-    text = (Path(__file__).parents[1] / "fixtures" / "README.md").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line.startswith("| ") and ".jsonl" in line]
-    assert TASKS["openbookqa"].hub.path not in LICENCES  # none is stated
-    for name in TASKS.keys() - {"openbookqa"}:
-        [line] = [line for line in lines if f"{name}.jsonl" in line]
-        licence = LICENCES[TASKS[name].hub.path]
-        assert licence.name in line and licence.authors in line, name
-    licence = LICENCES["THUDM/LongBench"]
-    assert f"({licence.authors}, {licence.name}, " in text

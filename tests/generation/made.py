@@ -35,13 +35,6 @@ def by_transformers(
     if barred:
         options["min_new_tokens"] = 1
     with torch.inference_mode():
-        out = model.generate(
-            given,
-            attention_mask=torch.ones_like(given),
-            max_new_tokens=most,
-            do_sample=False,
-            num_beams=1,
-            pad_token_id=0,
-            **options,
-        )
+        options |= {"max_new_tokens": most, "do_sample": False, "num_beams": 1, "pad_token_id": 0}
+        out = model.generate(given, attention_mask=torch.ones_like(given), **options)
     return [int(token) for token in out[0, given.shape[1] :]]

@@ -59,9 +59,6 @@ KINDS: dict[str, dict[str, Any]] = {
 WITHOUT_OUR_CACHE: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 4},
     "recurrent_gemma": {"lru_width": 64, "attention_window_size": 9},
-    "openai-gpt": {"n_embd": 64, "n_head": 4, "n_layer": 2},
-    "minimax": {"num_local_experts": 2},
-    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
 }
 
 
@@ -93,7 +90,6 @@ def test_a_batch_gives_what_transformers_gives(built: tuple[str, str], device: s
 
 @pytest.mark.parametrize("kind", fast(["gpt2", "bloom", "gemma2", "mixtral", "modernbert-decoder"], KINDS))
 def test_other_architectures(kind: str) -> None:
-    """Sliding windows, learned positions, ALiBi, experts."""
     model = architecture(kind, **KINDS[kind])
     many = tokens(*LENGTHS) + tokens(37, 41, beginning=20)
     generations = Generator(model, chunk=8).generate(prompts(many))
@@ -101,8 +97,7 @@ def test_other_architectures(kind: str) -> None:
     assert generations[-1].reused == 16
 
 
-@pytest.mark.parametrize("kind", fast(["phi3"], ["phi3", "phimoe", "llama"]))
-def test_frequencies_that_change_with_the_length(kind: str) -> None:
+def test_frequencies_that_change_with_the_length() -> None:
     """Phi-3's `generate` computes all keys anew where the text passes the trained window, with a prompt of any length.
 
     The prompts end well within that window (12), within reach of its end, and beyond.
@@ -111,8 +106,8 @@ def test_frequencies_that_change_with_the_length(kind: str) -> None:
     factors = {"short_factor": [1.0] * channels, "long_factor": [1.5 + 0.5 * channel for channel in range(channels)]}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": window} | factors
     rope |= {"factor": 8.0, "short_mscale": 1.1, "long_mscale": 1.3}
-    more = {"original_max_position_embeddings": window} if kind == "phi3" else {"num_local_experts": 2}
-    model = architecture(kind, **more, rope_parameters=rope, rope_scaling=rope, sliding_window=None)
+    more = {"original_max_position_embeddings": window, "sliding_window": None}
+    model = architecture("phi3", **more, rope_parameters=rope, rope_scaling=rope)
     many, generator = tokens(12, 31, 32, 60) + tokens(31, 40, beginning=20), Generator(model, chunk=8)
     assert ids_of(generator.generate(prompts(many))) == [by_transformers(model, ids) for ids in many]
     [ids] = tokens(20)
@@ -241,11 +236,10 @@ def test_a_batch_beyond_a_gpus_memory_is_continued_alike(device: str) -> None:
     assert ids_of(generations) == ids_of(expected)
 
 
-@pytest.mark.parametrize("attention", ["integral"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_bfloat16_tokens_have_about_the_largest_logit(device: str, attention: str) -> None:
+def test_bfloat16_tokens_have_about_the_largest_logit(device: str) -> None:
     """The model's own pass over the whole text rounds otherwise; another context's token is far below its largest."""
-    model = model_of("llama", ATTENTIONS[attention], dtype=torch.bfloat16).to(device)
+    model = model_of("llama", VARIANTS["integral"], dtype=torch.bfloat16).to(device)
     many = tokens(7, 40, 90, 41, 1, 65, beginning=1)
     for ids, row in zip(many, Generator(model, chunk=16).generate(prompts(many)), strict=True):
         text = torch.tensor([[*ids, *row.tokens]], device=device)
@@ -289,8 +283,6 @@ def test_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (room.token_bytes, room.tokens, room.most_rows, small.tokens) == (BYTES, 1000, 16, 77)
     seconds = room.work(Prompt(0, tokens(60)[0], 5))
     assert 0 < 2 * seconds < min(10, room.work(Prompt(0, tokens(120)[0], 10)))
-    said = room.estimate(prompts(tokens(700, 20, 9), most=5))
-    assert re.match(r"729 prompt tokens and up to 15 generated ones: about 1 min, and up to [\d.]+ GiB", said)
 
 
 @pytest.mark.parametrize("tied", [False, True])

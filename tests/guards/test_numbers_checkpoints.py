@@ -12,17 +12,7 @@ import pytest
 
 from tests.data.samples import sample
 from tests.data.samples import write as write_documents
-from tests.guards.bench import (
-    Bench,
-    Guard,
-    Guards,
-    Outcome,
-    audited,
-    edit,
-    once,
-    run_is_opened,
-    write,
-)
+from tests.guards.bench import Bench, Guard, Guards, Outcome, audited, edit, once, run_is_opened, write
 from tests.tiny import VOCABULARY
 
 GUARDS = Guards()
@@ -92,11 +82,9 @@ config("not-causal-config", "A model that attends in both directions is not scor
 config("not-causal-class", "A classifier's checkpoint is not scored as a language model.",
     {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification")  # fmt: skip
 config("encoder-decoder", "An encoder-decoder is not scored.", {"is_encoder_decoder": True}, "encoder-decoder")
-
-
-@GUARDS("weights-unused", "Weights that no module uses are reported.", "value_head.weight", code=0)
-def _(bench: Bench) -> Outcome:
-    return bench.score(bench.weights(lambda w: w.update({"value_head.weight": _ones(3)})))
+GUARDS.add("weights-unused", "Weights that no module uses are reported.",
+    lambda bench: bench.score(bench.weights(lambda w: w.update({"value_head.weight": _ones(3)}))), "value_head.weight",
+    code=0)  # fmt: skip
 
 
 @GUARDS("config-twice", "Of a key with two values in config.json none is chosen.", "'rms_norm_eps' occurs twice")

@@ -46,12 +46,9 @@ document("document-key-twice", "Of a field with two values none is chosen.",
     '{"goal": "a", "goal": "b", "sol1": "c", "sol2": "d", "label": 0}', "'goal' occurs twice")  # fmt: skip
 document("document-no-json", "A line that is no JSON is not skipped.", '{"goal": ', "not valid JSON")
 document("document-empty", "A choice without text is an error.", {"sol1": ""}, "'sol1'")
-
-
-@GUARDS("official", "Other documents than the pinned ones are an error unless they are allowed.", "piqa.jsonl",
-        "official", "found 4")  # fmt: skip
-def _(bench: Bench) -> Outcome:
-    return bench("run", bench.shared.model, "--tasks", "piqa", "--data-dir", bench.shared.documents)
+GUARDS.add("official", "Other documents than the pinned ones are an error unless they are allowed.",
+    lambda bench: bench("run", bench.shared.model, "--tasks", "piqa", "--data-dir", bench.shared.documents),
+    "piqa.jsonl", "official", "found 4")  # fmt: skip
 
 
 def _piqa_wheel(bench: Bench) -> None:
@@ -87,10 +84,8 @@ def _(bench: Bench) -> Outcome:
     return bench("run", bench.shared.model, "--tasks", "piqa", "--allow-unofficial-data")
 
 
-@GUARDS("unofficial-marked", "Documents that are not the pinned ones are marked.", "*: not the official documents",
-        code=0)  # fmt: skip
-def _(bench: Bench) -> Outcome:
-    return bench("rescore", bench.shared.run)
+GUARDS.add("unofficial-marked", "Documents that are not the pinned ones are marked.",
+    lambda bench: bench("rescore", bench.shared.run), "*: not the official documents", code=0)  # fmt: skip
 
 
 def _lm_eval(

@@ -11,19 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.guards.bench import (
-    MANIFEST,
-    RESULTS,
-    SCORES,
-    Bench,
-    Guard,
-    Guards,
-    Outcome,
-    edit,
-    reseal,
-    seal,
-    write,
-)
+from tests.guards.bench import MANIFEST, RESULTS, SCORES, Bench, Guard, Guards, Outcome, edit, reseal, seal, write
 
 GUARDS = Guards()
 
@@ -140,17 +128,10 @@ table("segment-nan", "A rule does not read a segment that some rows lack.",
     options=("--rule", "ppl"))  # fmt: skip
 table("no-bytes", "A gold answer without bytes has no bits per byte.", lambda t: t.__setitem__("bytes", 0),
     "no bytes", options=("--outcome", "bits_per_byte"))  # fmt: skip
-
-
-@GUARDS("rule-unscored", "A rule that reads a segment which the template does not score is an error.", "rule ppl",
-        code=2)  # fmt: skip
-def _(bench: Bench) -> Outcome:
-    return bench.score(None, "--template", "plain", "--rule", "ppl")
-
-
-@GUARDS("unfinished-rescored", "A run that is not finished has no numbers.", "is not finished")
-def _(bench: Bench) -> Outcome:
-    return bench("rescore", _unfinished(bench))
+GUARDS.add("rule-unscored", "A rule that reads a segment which the template does not score is an error.",
+    lambda bench: bench.score(None, "--template", "plain", "--rule", "ppl"), "rule ppl", code=2)  # fmt: skip
+GUARDS.add("unfinished-rescored", "A run that is not finished has no numbers.",
+    lambda bench: bench("rescore", _unfinished(bench)), "is not finished")  # fmt: skip
 
 
 def _unfinished(bench: Bench) -> Path:

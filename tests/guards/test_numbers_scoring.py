@@ -11,15 +11,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.lm_eval.made import CHOICE, write_task
-from tests.guards.bench import (
-    Bench,
-    Guard,
-    Guards,
-    Outcome,
-    lines,
-    longbench,
-    write,
-)
+from tests.guards.bench import Bench, Guard, Guards, Outcome, lines, longbench, write
 from tests.tiny import VOCABULARY
 
 GUARDS = Guards()
@@ -40,9 +32,9 @@ def _hooked(bench: Bench, hook: Callable[[Any, Any, Any], Any], **options: Any) 
     return bench.evaluate(**given, **options)
 
 
-@GUARDS("causality", "A model whose predictions change with later tokens is not scored.", "not a causal language model")
-def _(bench: Bench) -> Outcome:
-    return _hooked(bench, lambda _, __, output: output + output.mean(1, keepdim=True))
+GUARDS.add("causality", "A model whose predictions change with later tokens is not scored.",
+    lambda bench: _hooked(bench, lambda _, __, output: output + output.mean(1, keepdim=True)),
+    "not a causal language model")  # fmt: skip
 
 
 @GUARDS("causality-of-the-head", "So is one whose logits alone do.", "not a causal language model")
@@ -64,10 +56,8 @@ def _(bench: Bench) -> Outcome:
     return _hooked(bench, long_only, data_dir=folder)
 
 
-@GUARDS("nan", "A model that computes NaN is not scored (by a document; then by random tokens).", "piqa document 0",
-        "NaN")  # fmt: skip
-def _(bench: Bench) -> Outcome:
-    return _hooked(bench, lambda _, __, output: output * float("nan"))
+GUARDS.add("nan", "A model that computes NaN is not scored (by a document; then by random tokens).",
+    lambda bench: _hooked(bench, lambda _, __, output: output * float("nan")), "piqa document 0", "NaN")  # fmt: skip
 
 
 @GUARDS("nan-generated", "Nor does it generate text (two guards: the check at the start, each token).", "not numbers")
@@ -154,10 +144,9 @@ def _(bench: Bench) -> None:
     assert bench.scores_of(boolq)["n_continuation"].gt(0).all()
 
 
-@GUARDS("window-instruction", "A prompt that the window does not hold without its context is an error.",
-        "piqa document 0", "context window of 16")  # fmt: skip
-def _(bench: Bench) -> Outcome:
-    return bench.score(bench.config(max_position_embeddings=16))
+GUARDS.add("window-instruction", "A prompt that the window does not hold without its context is an error.",
+    lambda bench: bench.score(bench.config(max_position_embeddings=16)), "piqa document 0",
+    "context window of 16")  # fmt: skip
 
 
 @GUARDS("window-lm-eval", "So is a continuation of an lm-eval task that the window does not hold.",
@@ -200,14 +189,12 @@ def _(bench: Bench) -> Outcome:
     return bench.score(None, "--context-config", write("own.yaml", own))
 
 
-@GUARDS("yarn-factor", "A factor below 1 is an error.", "factor is 0.5", code=2)
-def _(bench: Bench) -> Outcome:
-    return bench.score(None, "--context-config", write("own.yaml", {"context": 2048, "factor": 0.5}))
-
-
-@GUARDS("yarn-short-factor", "A factor that does not reach the context is reported.", "not to 2,048", code=0)
-def _(bench: Bench) -> Outcome:
-    return bench.score(None, "--context-config", write("own.yaml", {"context": 2048, "factor": 2.0}))
+GUARDS.add("yarn-factor", "A factor below 1 is an error.",
+    lambda bench: bench.score(None, "--context-config", write("own.yaml", {"context": 2048, "factor": 0.5})),
+    "factor is 0.5", code=2)  # fmt: skip
+GUARDS.add("yarn-short-factor", "A factor that does not reach the context is reported.",
+    lambda bench: bench.score(None, "--context-config", write("own.yaml", {"context": 2048, "factor": 2.0})),
+    "not to 2,048", code=0)  # fmt: skip
 
 
 def _other_yarn(bench: Bench, change: Callable[[Any, float], Any]) -> Outcome:

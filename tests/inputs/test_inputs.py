@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, Field
 
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.needle import NeedleRequest
@@ -22,16 +22,7 @@ from evalkit.data.sources import read as read_documents
 from evalkit.errors import DataError, TableError, UsageError, reading_as
 from evalkit.inputs import reading
 from evalkit.inputs.reading import read_json, read_task_file, read_yaml, read_yaml_as_typed
-from evalkit.inputs.validated import (
-    FileSettings,
-    Listed,
-    Named,
-    NonEmpty,
-    Number,
-    Stored,
-    read_settings,
-    validated,
-)
+from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, Number, Stored, read_settings, validated
 from evalkit.models.loading.spec import ModelSpec
 from evalkit.paths import resource
 
@@ -40,27 +31,19 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 """10⁹ values in half a kilobyte."""
 YAML = {
-    "a: 1\nb: 2\na: 3": ["line 3", "'a'"],
     "x: &x {a: 1}\ny: {<<: *x, <<: *x}": ["line 2", "'<<'"],
     BOMB: ["aliases expand"],
     f"a: &a {'x' * 9999}\nb: [{'*a, ' * 200}]": ["aliases expand"],
-    "a: &a [*a]": ["contains it"],
-    "[" * 5000: ["nested more than 100 levels"],
     "a0: &a0 x\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 150)): ["nested more than 100 levels"],
-    "a: " + "x" * 300_000: ["too large"],
     b"a: 1\nb: \xff": ["line 2", "0xff"],
     "a: \x1b[2J": ["line 1", "U+001B"],
-    "a: [1,\n  2": ["line 2"],
     "? [a]\n: b": ["a key is"],
-    "a: !!python/object/apply:os.system [ls]": ["line 1", "constructor"],
 }
+"""tests/guards have more."""
 JSON = {
-    "[" * 5000: ["nested more than 100 levels"],
     "[" * 101 + "]" * 101: ["nested more than 100 levels"],
-    '{"a":' * 200 + "1" + "}" * 200: ["nested more than 100 levels"],
     '{\n"a": 1,\n"a": 2}': ["'a' occurs twice"],
     '{"a": ["\\ud800"]}': ["surrogate"],
-    '{"a": 1,\n}': ["line 2"],
     b'{"a":\n"\xff"}': ["line 2", "0xff"],
     '{"a": ' + "9" * 5000 + "}": ["limit"],
 }
@@ -81,12 +64,11 @@ def refusal(path: Path, content: str | bytes, read: Any = read_yaml) -> str:
     return message.removeprefix(f"file {path}")
 
 
-@pytest.mark.parametrize("content", [*YAML, *JSON], ids=lambda content: repr(content[:20]))
-def test_files_that_are_rejected(tmp_path: Path, content: str | bytes) -> None:
-    for grid, readers in ((YAML, (read_yaml, read_yaml_as_typed, read_task_file)), (JSON, (read_json,))):
-        for read in readers if content in grid else ():
-            said = refusal(tmp_path / "own", content, read)
-            assert all(word in said for word in grid[content]), said
+@pytest.mark.parametrize(("content", "words"), [*YAML.items(), *JSON.items()], ids=lambda value: repr(value[:9]))
+def test_files_that_are_rejected(tmp_path: Path, content: str | bytes, words: list[str]) -> None:
+    for read in (read_json,) if content in JSON else (read_yaml, read_yaml_as_typed, read_task_file):
+        said = refusal(tmp_path / "own", content, read)
+        assert all(word in said for word in words), said
 
 
 def test_yaml_values(tmp_path: Path) -> None:
@@ -130,28 +112,10 @@ def test_what_is_large_or_has_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "more than 10 bytes" in refusal(tmp_path / "a.json", '{"a": 12345}', read_json)
 
 
-class _Tasks(BaseModel):
-    tasks: list[str]
-
-
-@pytest.mark.parametrize(
-    ("content", "parse", "words"),
-    [
-        (b"{}", lambda text: json.loads(text)["tasks"], ["KeyError", "'tasks'"]),
-        (b'{"tasks": [1]}', _Tasks.model_validate_json, ["ValidationError", "'tasks.0'"]),
-        (b"\xff", str, ["UnicodeDecodeError"]),
-        (b"a: [", yaml.safe_load, ["ParserError"]),
-    ],
-)
-def test_a_readers_error_becomes_one_line_with_the_file(
-    content: bytes, parse: Any, words: list[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "own.yaml"
-    path.write_bytes(content)
-    with pytest.raises(UsageError) as raised, reading_as(path, "a suite", UsageError):
-        parse(path.read_text(encoding="utf-8"))
-    assert all(word in str(raised.value) for word in (str(path), *words)) and "\n" not in str(raised.value)
-    with pytest.raises(DataError), reading_as(path, "a suite", UsageError):
+def test_a_readers_error_becomes_one_line_with_the_file() -> None:
+    with pytest.raises(UsageError, match=r"own\.yaml.*KeyError"), reading_as(Path("own.yaml"), "a suite", UsageError):
+        raise KeyError("task")
+    with pytest.raises(DataError), reading_as(Path("own.yaml"), "a suite", UsageError):
         raise DataError("an error of evalkit passes")
 
 
@@ -199,21 +163,12 @@ def test_what_fits_is_what_was_written(tmp_path: Path) -> None:
     [
         ({"part": {}}, "", ["'part'", "'parts'"]),
         ({"listed": [{}, {"sise": 1}]}, "listed[1]", ["'sise'", "'size'"]),
-        ({7: 1}, "", ["'7'"]),
-        ({"parts": {}}, "parts", ["{}"]),
-        ({"parts": ["a"]}, "parts", ["['a']"]),
         ({"parts": {"a": {"size": 2.0}}}, "parts.a.size", ["2.0", "integer"]),
-        ({"parts": {"a": {"size": "2"}}}, "parts.a.size", ["'2'"]),
         ({"parts": {"a": {"size": True}}}, "parts.a.size", ["True"]),
-        ({"parts": {"a": {"size": 10}}}, "parts.a.size", ["10"]),
         ({"parts": {"a": {"texts": ["x", 3]}}}, "parts.a.texts[1]", ["3"]),
-        ({"number": math.nan}, "number", ["nan"]),
-        ({"kept": True}, "kept", ["True"]),
         ({"kept": math.inf}, "kept", ["inf"]),
         ({"even": 3}, "even", ["3 is odd"]),
-        ({"switch": 1}, "switch", ["1"]),
         ({"kind": "lines"}, "kind", ["'lines'", "'rows' or 'columns'"]),
-        ({"either": {"size": "x"}}, "either.size", ["'x'"]),
         ({"parts": {"x" * 10**5: 3}}, f"parts.{'x' * 59}…", ["3"]),
     ],
 )
@@ -248,11 +203,9 @@ def test_anything_is_described_in_a_line(content: object) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"limit": 2.7}, {"limit": 2.0}, {"limit": True}, {"limit": "2.7"}, {"limit": 0}, {"context": 4096.7},
-        {"num_fewshot": float("nan")}, {"log_samples": "maybe"}, {"trust_remote_code": "no"}, {"allow_pickle": 1},
-        {"suite": ["zeroshot8"]}, {"tasks": ["piqa", 5]}, {"tasks": []}, {"tasks": ","}, {"data_dir": "a\0b"},
-        {"output": "a\udcff"}, {"include_path": "~nobody-of-this-name/tasks"},
-        {"lengths": 300}, {"lengths": "100,x"}, {"depths": [True]}, {"repeats": 0}, {"length": 3},
+        {"limit": 2.0}, {"limit": True}, {"limit": 0}, {"num_fewshot": float("nan")}, {"trust_remote_code": "no"},
+        {"suite": ["zeroshot8"]}, {"tasks": ["piqa", 5]}, {"tasks": ","}, {"data_dir": "a\0b"},
+        {"include_path": "~nobody-of-this-name/tasks"}, {"lengths": "100,x"}, {"depths": [True]}, {"length": 3},
     ],
     ids=str,
 )  # fmt: skip
@@ -274,7 +227,7 @@ def test_options_that_fit() -> None:
 
 
 def test_a_harness_takes_what_fits(checkpoint: Path) -> None:
-    values = {"allow_pickle": "no", "add_bos_token": "no", "dtype": 5, "pretrained": 5}
+    values = {"add_bos_token": "no", "dtype": 5, "pretrained": 5}
     for name, value in values.items():
         with pytest.raises(UsageError, match=f"(?i)({name.replace('_', '[-_]')}|--model) is {value!r}"):
             Harness(**({"pretrained": str(checkpoint)} | {name: value}))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalkit.benchmarks.document_views import ChoiceView
@@ -37,8 +37,8 @@ DOCUMENTS = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", RULES)
-@given(documents=DOCUMENTS)
+@settings(max_examples=200)
+@given(rule=st.sampled_from([*RULES]), documents=DOCUMENTS)
 def test_decisions_are_the_rules(rule: str, documents: list[Document]) -> None:
     view = made(documents)
     expected = decide(view.scores, find_rule(rule))

@@ -1,12 +1,10 @@
-"""A checkpoint whose files change during its evaluation: the numbers are the original's, or the run fails."""
+"""Files that change while they are read; every file that loading opens is in the fingerprint (others: tests/guards)."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,22 +30,6 @@ from tests.models.test_gguf import write_gguf
 from tests.models.variants.building import DIFFERENTIAL, model_of
 from tests.tiny import VOCABULARY, tiny_checkpoint, tiny_tokenizer
 
-SETTLED = 10.0
-"""Seconds: files are made to look this old, as those of a checkpoint that was written before the command was given."""
-
-Command = Callable[[Path, Path], Any]
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("original") / "tiny", window=512, max_shard_size="100KB")
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trainer's next checkpoint: the same shapes, other weights."""
-    return tiny_checkpoint(tmp_path_factory.mktemp("other") / "tiny", seed=1, window=512, max_shard_size="100KB")
-
 
 @pytest.fixture(scope="module")
 def gguf_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
@@ -57,182 +39,37 @@ def gguf_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [write_gguf(source, folder / f"{source.name}.gguf") for source in sources]
 
 
-@pytest.fixture(scope="module")
-def command(documents: Path) -> Command:
-    def run(model: Path, runs: Path) -> Any:
-        options = {"data_dir": documents, "tasks": "boolq", "limit": 2, "allow_unofficial_data": True}
-        scores = evalkit.evaluate(str(model), output=runs, progress=Progress(live=False), **options).scores
-        return scores.fillna(0.0).to_dict("list")
-
-    return run
-
-
-def overwritten(path: Path, source: Path) -> None:
-    """Overwrite in place, like `cp` and `torch.save`: visible in a mapped file."""
-    with path.open("r+b") as file:
-        file.write(source.read_bytes())
-
-
-def replaced(path: Path, source: Path) -> None:
-    """Replace the file, like rsync."""
-    shutil.copy(source, path.with_name("next"))
-    path.with_name("next").replace(path)
-
-
-MOMENTS = ("before it is read", "before it is built", "while it scores")
-
-
-def at(moment: str, change: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trigger a change at one moment of the next run."""
-    from transformers import AutoConfig
-
-    owner, name = {
-        MOMENTS[0]: (loading, "load"),
-        MOMENTS[1]: (AutoConfig, "from_pretrained"),
-        MOMENTS[2]: (loading.LoadedModel, "describe"),
-    }[moment]
-    function, happened = getattr(owner, name), []
-
-    def changing(*given: Any, **options: Any) -> Any:
-        if not happened:
-            happened.append(True)
-            change()
-        return function(*given, **options)
-
-    monkeypatch.setattr(owner, name, changing)
-
-
-def aged(model: Path) -> Path:
-    """Set older file times."""
-    for path in [model, *model.rglob("*")]:
-        status = path.stat()
-        os.utime(path, (status.st_atime - SETTLED, status.st_mtime - SETTLED))
-    return model
-
-
-def outcome(command: Command, model: Path, runs: Path, expected: Any) -> str:
-    """Return whether a command failed without numbers, or gave the original's; anything else is a test failure."""
-    try:
-        numbers = command(model, runs)
-    except CheckpointError as error:
-        assert "\n" not in str(error)
-        assert not list(runs.glob("*"))
-        return "refused"
-    assert numbers == expected
-    return "the original's"
-
-
 def test_a_gguf_file_or_its_dequantised_copy_that_changes(
-    gguf_files: list[Path], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+    gguf_files: list[Path], documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    """A changed file has another copy; a modified copy is created again."""
-    model = aged(Path(shutil.copy(gguf_files[0], tmp_path / "tiny.gguf")))
-    before = command(model, tmp_path / "before")
-    command(Path(shutil.copy(gguf_files[1], tmp_path / "other.gguf")), tmp_path / "before")
-    copies = sorted(
-        (cache / "gguf").glob("*/model.safetensors"),
-        key=lambda path: not path.parent.name.startswith(file_sha256(model)),
-    )
-    for moment in MOMENTS:
-        with monkeypatch.context() as once:
-            at(moment, lambda: overwritten(*copies), once)
-            assert outcome(command, model, tmp_path / f"copy {moment}", before) == "the original's"
-    for moment, expected in ((MOMENTS[1], "the original's"), (MOMENTS[0], "refused")):
-        replaced(model, gguf_files[0])
-        aged(model)
-        with monkeypatch.context() as once:
-            at(moment, lambda: replaced(model, gguf_files[1]), once)
-            assert outcome(command, model, tmp_path / f"runs {moment}", before) == expected
+    """A changed file is not scored under the old hash; a modified copy is created again."""
 
+    def scored(model: Path, runs: str) -> Any:
+        options = {"data_dir": documents, "tasks": "boolq", "limit": 1, "allow_unofficial_data": True}
+        run = evalkit.evaluate(str(model), output=tmp_path / runs, progress=Progress(live=False), **options)
+        return run.scores.fillna(0.0).to_dict("list")
 
-def test_after_a_refusal_the_same_command_scores_the_new_weights(
-    original: Path, other: Path, command: Command, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Here links of the hub's cache change. Weights that are rewritten as they are give the same numbers."""
-    model = tmp_path / "build" / "main"
-    model.mkdir(parents=True)
-    for path in original.iterdir():
-        (model / path.name).symlink_to(path)
+    load = loading.load
 
-    def relink(source: Path) -> None:
-        for link in model.glob("*.safetensors"):
-            link.unlink()
-            link.symlink_to(source / link.name)
+    def replacing(target: Path, source: Path) -> Callable[..., Any]:
+        def changed(*given: Any, **options: Any) -> Any:
+            shutil.copyfile(source, target)
+            return load(*given, **options)
 
+        return changed
+
+    model = Path(shutil.copy(gguf_files[0], tmp_path / "tiny.gguf"))
+    expected = scored(model, "before")
+    [copy] = (cache / "gguf").glob("*/model.safetensors")
+    assert scored(gguf_files[1], "other") != expected
+    [other] = set((cache / "gguf").glob("*/model.safetensors")) - {copy}
     with monkeypatch.context() as once:
-        at(MOMENTS[0], lambda: relink(other), once)
-        assert outcome(command, model, tmp_path / "runs", None) == "refused"
-    expected, new = command(original, tmp_path / "expected"), command(other, tmp_path / "new")
-    assert command(model, tmp_path / "runs") == new != expected
-    same = Path(shutil.copytree(original, tmp_path / "same"))
-    at(MOMENTS[0], lambda: [overwritten(path, path) for path in same.glob("*.safetensors")], monkeypatch)
-    assert outcome(command, same, tmp_path / "again", expected) == "the original's"
-
-
-SWAPPED = """
-import os, shutil, signal, sys
-from pathlib import Path
-import evalkit
-from evalkit.display import Progress
-from evalkit.models.loading import load
-
-model, other, documents, runs = map(Path, sys.argv[1:])
-
-class Killed(Progress):
-    def advance(self, work, documents):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def swap_before(owner, name):
-    real = getattr(owner, name)
-
-    def swapped(*given, **options):
-        setattr(owner, name, real)
-        for shard in model.glob("*.safetensors"):
-            shard.rename(shard.with_suffix(".kept"))
-            shutil.copy(other / shard.name, shard)
-        return real(*given, **options)
-
-    setattr(owner, name, swapped)
-
-def evaluate():
-    evalkit.evaluate(str(model), output=runs, progress=Killed(live=False), data_dir=documents, tasks="boolq",
-                     token_budget=256, allow_unofficial_data=True)
-
-swap_before(load, "load")
-try:
-    evaluate()
-except evalkit.CheckpointError as error:
-    print(error, list(runs.glob("*")))
-for kept in model.glob("*.kept"):
-    kept.replace(kept.with_suffix(".safetensors"))
-sys.stdout.flush()
-swap_before(load.LoadedModel, "describe")
-evaluate()
-"""
-
-
-@pytest.mark.slow
-def test_swaps_then_a_kill_then_the_restored_checkpoint_resumes(
-    original: Path, other: Path, documents: Path, tmp_path: Path
-) -> None:
-    """Swapped while it is loaded, nothing is written; swapped while it scores, the rows are the original's."""
-    options = {"data_dir": documents, "tasks": "boolq", "allow_unofficial_data": True, "token_budget": 256,
-               "progress": Progress(live=False)}  # fmt: skip
-    expected = evalkit.evaluate(str(original), output=tmp_path / "expected", **options).scores
-    model, runs = aged(Path(shutil.copytree(original, tmp_path / "tiny"))), tmp_path / "runs"
-    done = subprocess.run(
-        [sys.executable, "-c", SWAPPED, str(model), str(other), str(documents), str(runs)],
-        capture_output=True, text=True, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert "changed since this run was started" in done.stdout and "[]" in done.stdout
-    [begun] = evalkit.list_runs(runs)
-    assert not begun.complete
-    for kept in model.glob("*.kept"):
-        kept.replace(kept.with_suffix(".safetensors"))
-    run = evalkit.evaluate(str(model), output=runs, **options)
-    assert run.folder == begun.folder and run.scores.equals(expected)
+        once.setattr(loading, "load", replacing(copy, other))
+        assert scored(model, "copy") == expected
+    monkeypatch.setattr(loading, "load", replacing(model, gguf_files[1]))
+    with pytest.raises(CheckpointError, match="changed since this run was started"):
+        scored(model, "refused")
+    assert not list((tmp_path / "refused").glob("*"))
 
 
 # The files that loading opens are those in the fingerprint
@@ -332,10 +169,7 @@ def test_neither_export_nor_convert_writes_parts_of_two_checkpoints(
 # Weights as read
 
 Tensors = dict[str, torch.Tensor]
-DTYPES = (
-    torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64,
-    torch.float8_e4m3fn, torch.float8_e8m0fnu,
-)  # fmt: skip
+DTYPES = (torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
 
 
 def same(tensors: Tensors, others: Tensors) -> bool:
@@ -355,7 +189,7 @@ def random(shape: list[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
     return content.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     parts=st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=3), st.sampled_from(DTYPES)), min_size=1, max_size=6)
 )
@@ -373,7 +207,7 @@ def test_the_numbers_are_those_of_safetensors(
 def test_several_files_and_pickles(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.safetensors" for number in range(2)]
     for number, path in enumerate(paths):
-        save_file({"both": torch.full((2,), float(number)), f"own{number}": torch.ones(number)}, path)
+        save_file({"both": torch.full((2,), float(number)), f"own{number}": torch.ones(2)}, path)
     assert same(read_weights(paths).tensors, load_file(paths[0]) | load_file(paths[1]))
     written = {"one": torch.randn(3, 4), "two": torch.ones(2, dtype=torch.bfloat16)}
     path = tmp_path / "pytorch_model.bin"
@@ -382,21 +216,9 @@ def test_several_files_and_pickles(tmp_path: Path) -> None:
         weights = read_weights([path])
         assert same(weights.tensors, written)
         assert weights.digests[0][1] == hashlib.sha256(path.read_bytes()).hexdigest()
-    for wrong in (b"no pickle", b""):
-        path.write_bytes(wrong)
-        with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
-            read_weights([path])
-
-
-def test_what_happens_to_the_file_afterwards_changes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    save_file({"ones": torch.ones(100_000)}, path)
-    tensor = read_weights([path]).tensors["ones"]
-    with path.open("r+b") as file:
-        file.write(bytes(path.stat().st_size))
-    assert tensor.eq(1).all()
-    path.write_bytes(b"")  # the next access of a process that maps it would crash
-    assert tensor.eq(1).all()
+    path.write_bytes(b"no pickle")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
+        read_weights([path])
 
 
 def test_a_file_that_becomes_shorter_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

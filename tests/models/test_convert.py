@@ -50,8 +50,7 @@ def both(source: Path, output: Path, attention: str) -> list[torch.Tensor]:
         return [model.eval()(IDS).logits for model in models]
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize(("kv_heads", "tied"), [(4, True), (2, False)])
+@pytest.mark.parametrize(("kv_heads", "tied", "attention"), [(4, True, "sdpa"), (2, False, "eager")])
 def test_diffllama(tmp_path: Path, kv_heads: int, tied: bool, attention: str) -> None:
     source = diffllama(tmp_path / "source", kv_heads=kv_heads, tied=tied)
     convert(locate(str(source)), tmp_path / "out")
@@ -169,9 +168,10 @@ def written_out(weights: dict[str, Any], interleaved: bool, adjacent: bool) -> t
     return rms(hidden, weights["model.norm.weight"], 1e-6) @ weights["lm_head.weight"].T
 
 
-@pytest.mark.parametrize("rope", ["interleaved", "rotate_half"])
-@pytest.mark.parametrize("pairing", ["adjacent", "halves"])
-@pytest.mark.parametrize(("kv_pairs", "affine"), [(3, True), (1, False)])
+@pytest.mark.parametrize(("kv_pairs", "affine", "pairing", "rope"), [
+    (3, True, "adjacent", "interleaved"), (1, False, "adjacent", "rotate_half"),
+    (1, False, "halves", "interleaved"), (3, True, "halves", "rotate_half"),
+])  # fmt: skip
 def test_the_authors_layout(tmp_path: Path, kv_pairs: int, affine: bool, pairing: str, rope: str) -> None:
     source = authors(tmp_path / "source", kv_pairs=kv_pairs, affine=affine)
     convert(locate(str(source)), tmp_path / "out", rope=rope, pairing=pairing)
@@ -231,18 +231,6 @@ def test_the_tokenizer_comes_along_and_evalkit_loads_it(tmp_path: Path) -> None:
         convert(locate(str(source)), tmp_path / "again", rope="interleaved")
 
 
-def test_pickles_only_if_allowed(tmp_path: Path) -> None:
-    source = authors(tmp_path / "source")
-    convert(locate(str(source)), tmp_path / "safe")
-    torch.save(load_file(source / "model.safetensors"), source / "pytorch_model.bin")
-    (source / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="--allow-pickle"):
-        convert(locate(str(source)), tmp_path / "out")
-    convert(locate(str(source), allow_pickle=True), tmp_path / "out")
-    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("safe", "out"))
-    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_checkpoints_that_are_not_convertible(tmp_path: Path) -> None:
     source = authors(tmp_path / "source")
     config, weights = (source / "config.json").read_text(), load_file(source / "model.safetensors")
@@ -253,10 +241,7 @@ def test_checkpoints_that_are_not_convertible(tmp_path: Path) -> None:
     for change, noun in (
         (without("lambda_q1"), "lambda_q1 not found"),
         (without("1.self_attn.lambda_k2"), r"layers\.1\.self_attn\.lambda_k2"),
-        (without("0.self_attn.k_proj"), r"layers\.0\.self_attn\.k_proj\.weight"),
-        (without("1.self_attn.subln"), r"layers\.1\.self_attn\.subln\.weight"),
         ({"extra": torch.ones(2)}, "extra"),
-        ({"model.norm.weight": torch.ones(3)}, r"model\.norm\.weight"),
         ({f"{FIRST}.q_proj.weight": torch.ones(41, 48)}, "num_attention_heads 5"),
         ({f"{FIRST}.lambda_q1": torch.ones(4)}, "lambda_k1"),
     ):
@@ -265,8 +250,7 @@ def test_checkpoints_that_are_not_convertible(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=noun):
             convert(locate(str(source)), tmp_path / "out")
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
-    for key, value in (("rms_norm_eps", None), ("rope_theta", None), ("tie_word_embeddings", True),
-                       ("hidden_size", "x")):  # fmt: skip
+    for key, value in (("rms_norm_eps", None), ("tie_word_embeddings", True)):
         (source / "config.json").write_text(config)
         edit_config(source, *([key] if value is None else []), **{key: value})
         with pytest.raises(CheckpointError, match=rf"{key}|config\.json"):

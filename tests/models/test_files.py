@@ -1,4 +1,4 @@
-"""`--model` and `--dtype`: locations, the hub, config.json, complete folders, fingerprints; errors of each."""
+"""`--model` and `--dtype`: locations, the hub, config.json, complete folders, fingerprints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evalkit.models.context.extension import ContextSettings
 from evalkit.models.loading import fingerprint as hashing
 from evalkit.models.loading.files import file_states, is_begun, why_incomplete
 from evalkit.models.loading.fingerprint import Fingerprint, fingerprint
-from evalkit.models.loading.locate import Checkpoint, locate, needed_files, resolve_dtype
+from evalkit.models.loading.locate import locate, needed_files, resolve_dtype
 from evalkit.models.loading.spec import extension_of
 from tests.models.loading import edit_config, load_folder
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
@@ -47,11 +47,9 @@ def folder_with(folder: Path, **files: object) -> Path:
 
 
 def test_locations(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    located = locate(str(folder))
-    assert (located.kind, located.folder, located.name) == ("folder", folder, "small")
-    assert [weights.name for weights in located.weights()] == ["model.safetensors"]
     monkeypatch.chdir(folder)
-    assert locate(".").name == "small"
+    located = locate(".")
+    assert (located.kind, located.name, located.weights()) == ("folder", "small", (Path("model.safetensors"),))
     file = tmp_path / "small.Q8_0.gguf"
     file.write_bytes(b"GGUF....")
     located = locate(str(file))
@@ -61,22 +59,16 @@ def test_locations(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "evalkit.data.wheels", SimpleNamespace(demo_checkpoint=lambda say: file))
     located = locate("demo")
     assert (located.kind, located.name, located.gguf) == ("demo", "demo", file)
-
-
-@pytest.mark.parametrize("given", ["./nowhere", "nowhere.gguf", ""])
-def test_paths_that_do_not_exist(given: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        locate(given)
-    assert given[:200] in str(caught.value)
+    for nowhere in ("./nowhere", "nowhere.gguf", ""):
+        with pytest.raises(CheckpointError, match=f"--model {nowhere}"):
+            locate(nowhere)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({}, r"has no config\.json"),
         ({"checkpoint-7/config.json": "{}"}, "did you mean .*checkpoint-7"),
         ({"model.Q4_1.gguf": "GGUF"}, r"did you mean .*model\.Q4_1\.gguf"),
-        ({"adapter_config.json": "{}"}, "adapter"),
         ({"config.json": "{}", "adapter_model.bin": ""}, r"adapter_model\.bin"),
     ],
 )
@@ -100,7 +92,7 @@ def test_tokenizer_from_another_folder(folder: Path, tmp_path: Path) -> None:
 def test_locating_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     folder_with(tmp_path, config={"dtype": "bfloat16"})
     code = (
-        "import sys, evalkit.models.loading.fingerprint;"
+        "import sys, evalkit.models.loading.fingerprint, evalkit.models.loading.spec, evalkit.models.zoo.named;"
         "from evalkit.models.loading.locate import locate, resolve_dtype;"
         f"resolve_dtype(locate({str(tmp_path)!r}), 'auto');"
         "print({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules))"
@@ -152,25 +144,13 @@ def answer_with(monkeypatch: pytest.MonkeyPatch, outcome: object, local: Path | 
     return downloads
 
 
-def refusal(kind: type[errors.HfHubHTTPError]) -> Exception:
+@pytest.mark.parametrize("kind", [errors.GatedRepoError, errors.RepositoryNotFoundError, TimeoutError])
+def test_errors_of_the_hub(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
     error = kind.__new__(kind)  # its constructor's signature differs between versions of the hub's client
     Exception.__init__(error, "refused")
-    return error
-
-
-@pytest.mark.parametrize(
-    ("outcome", "words"),
-    [
-        (refusal(errors.RepositoryNotFoundError), "not found"),
-        (refusal(errors.GatedRepoError), "accept its terms.*hf auth login"),
-        (TimeoutError("slow"), "TimeoutError"),
-    ],
-)
-def test_errors_of_the_hub(monkeypatch: pytest.MonkeyPatch, outcome: object, words: str) -> None:
-    answer_with(monkeypatch, outcome)
-    with pytest.raises(CheckpointError, match=rf"^org/name@step7: .*{words}") as caught:
+    answer_with(monkeypatch, error)
+    with pytest.raises(CheckpointError, match=rf"^org/name@step7: .*{kind.__name__}"):
         locate("org/name@step7")
-    assert "\n" not in str(caught.value)
 
 
 def test_the_commit_that_was_listed_is_downloaded(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -190,31 +170,28 @@ def test_the_commit_that_was_listed_is_downloaded(monkeypatch: pytest.MonkeyPatc
 # config.json
 
 WRONG: list[tuple[str, Any]] = [
-    ("model_type", ["llama"] * 1000), ("torch_dtype", 3), ("num_hidden_layers", "2"), ("n_positions", 2.5),
-    ("num_labels", True), ("n_layer", 10_001), ("num_labels", 10**9), ("n_routed_experts", -1),
-    ("tie_word_embeddings", 0), ("auto_map", "x"), ("text_config", "x"), ("quantization_config", "x"),
-    ("architectures", [3]), ("rope_parameters", {"factor": -1}), ("rope_parameters", {"rope_theta": 1}),
-    ("rope_scaling", {"attention_factor": -1}), ("rope_scaling", {"long_factor": [1.0, -1.0]}),
-    ("rope_parameters", {"full_attention": {"factor": True}}), ("rms_norm_eps", {"__float__": "Infinity"}),
-    ("layer_scales", [1.0, math.nan]), ("rope_parameters", {"partial_rotary_factor": 1.5}), ("rotary_pct", -0.25),
+    ("model_type", ["llama"] * 1000), ("n_positions", 2.5), ("n_layer", 10_001), ("num_labels", 10**9),
+    ("n_routed_experts", -1), ("tie_word_embeddings", 0), ("architectures", [3]), ("rotary_pct", -0.25),
+    ("rope_parameters", {"rope_theta": 1}), ("rope_parameters", {"full_attention": {"factor": True}}),
+    ("rms_norm_eps", {"__float__": "Infinity"}), ("layer_scales", [1.0, math.nan]),
+    ("rope_scaling", {"long_factor": [1.0, -1.0]}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("key", "value"), WRONG, ids=lambda value: str(value)[:30])
-def test_values_of_another_kind(tmp_path: Path, key: str, value: Any) -> None:
-    noun, inner = key, value
-    while isinstance(inner, dict) and inner and key.startswith("rope"):
-        noun, inner = next(iter(inner.items()))
-    for config in ({key: value}, {"text_config": {key: value}}):
-        folder_with(tmp_path, config={"model_type": "llama"} | config)
-        with pytest.raises(CheckpointError, match=rf"config\.json: {noun} is ") as caught:
-            resolve_dtype(locate(str(tmp_path)), "auto")
-        assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+def test_values_of_another_kind(tmp_path: Path) -> None:
+    for key, value in WRONG:
+        noun, inner = key, value
+        while isinstance(inner, dict) and inner and key.startswith("rope"):
+            noun, inner = next(iter(inner.items()))
+        for config in ({key: value}, {"text_config": {key: value}}):
+            folder_with(tmp_path, config={"model_type": "llama"} | config)
+            with pytest.raises(CheckpointError, match=rf"config\.json: {noun} is ") as caught:
+                resolve_dtype(locate(str(tmp_path)), "auto")
+            assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 def test_dtype_from_the_config_or_the_weights(tmp_path: Path) -> None:
     for config, requested, expected in (
-        ({"dtype": "bfloat16"}, "auto", "bfloat16"),
         ({"torch_dtype": "float16"}, "auto", "float16"),
         ({"dtype": "torch.bfloat16"}, "auto", "bfloat16"),
         ({"text_config": {"dtype": "bfloat16"}}, "auto", "bfloat16"),
@@ -222,10 +199,9 @@ def test_dtype_from_the_config_or_the_weights(tmp_path: Path) -> None:
         ({"dtype": "float16", "time_step_limit": [0.0, {"__float__": "Infinity"}]}, "auto", "float16"),
     ):
         assert resolve_dtype(locate(str(folder_with(tmp_path, config=config))), requested) == expected
-    for dtype in ("float32", "bfloat16", "float16"):
-        path = tiny_checkpoint(tmp_path / dtype, dtype=dtype)
-        edit_config(path, "dtype")
-        assert resolve_dtype(locate(str(path)), "auto") == dtype
+    path = tiny_checkpoint(tmp_path / "stored", dtype="float16")
+    edit_config(path, "dtype")
+    assert resolve_dtype(locate(str(path)), "auto") == "float16"
     with pytest.raises(UnknownNameError, match="'bflot16'"):
         resolve_dtype(locate(str(path)), "bflot16")
     edit_config(path, dtype="float64")
@@ -268,13 +244,12 @@ def test_every_file_that_is_missing_or_cut(shards: Path) -> None:
     assert len(needed) > 4
     for name in needed:
         content = (shards / name).read_bytes()
-        for size in (0, 7, len(content) // 2, len(content.rstrip()) - 1):
+        for size in (0, 7, len(content.rstrip()) - 1):
             (shards / name).write_bytes(content[:size])
             assert why_incomplete(shards, allow_pickle=False), (name, size)
         (shards / name).unlink()
         assert name in why_incomplete(shards, allow_pickle=False).replace("model.safetensors;", f"{name};")
         (shards / name).write_bytes(content)
-    assert why_incomplete(shards, allow_pickle=False) == ""
 
 
 def test_pickled_weights_that_are_cut(folder: Path) -> None:
@@ -378,9 +353,7 @@ def test_gguf_counts_by_content_not_by_name(tmp_path: Path) -> None:
     for name, content in (("a", b"GGUF one"), ("b", b"GGUF one"), ("c", b"GGUF two")):
         (tmp_path / f"{name}.gguf").write_bytes(content)
     a, b, c = (of(tmp_path / f"{name}.gguf") for name in "abc")
-    assert a == b
-    assert changed(a, c) == {"weights", "config", "tokenizer", "combined"}
-    assert resolve_dtype(Checkpoint("x", "gguf", tmp_path, gguf=tmp_path / "a.gguf"), "auto") == "float32"
+    assert a == b and changed(a, c) == {"weights", "config", "tokenizer", "combined"}
 
 
 @pytest.fixture
@@ -393,17 +366,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_second_time_reads_only_what_changed(shards: Path, tmp_path: Path, hashed: list[str]) -> None:
-    before = of(shards)
-    of(tiny_checkpoint(tmp_path / "two"))
-    hashed.clear()
-    assert of(shards) == before and hashed == []
-    shard = sorted(shards.glob("*.safetensors"))[0]
-    shard.write_bytes(shard.read_bytes())
-    assert of(shards) == before and hashed == [shard.name]
-
-
-def test_a_damaged_cache_is_ignored_and_written_again(
+def test_what_is_unchanged_is_not_read_again_and_a_damaged_cache_is_ignored(
     shards: Path, cache: Path, hashed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, first = of(shards), sorted(hashed)
@@ -413,8 +376,11 @@ def test_a_damaged_cache_is_ignored_and_written_again(
             entry.write_text(damage)
         hashed.clear()
         assert entries and of(shards) == before and sorted(hashed) == first
-    hashed.clear()
-    assert of(shards) == before and hashed == []
+    shard = sorted(shards.glob("*.safetensors"))[0]
+    for again in ([], [shard.name]):
+        hashed.clear()
+        assert of(shards) == before and hashed == again
+        shard.write_bytes(shard.read_bytes())
     (tmp_path / "a file").write_text("")
     monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "a file" / "cache"))
     assert of(shards) == before

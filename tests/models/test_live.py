@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from tokenizers.normalizers import Lowercase
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
 from evalkit.display import Progress
@@ -48,13 +48,10 @@ def asked(documents: Path, tmp_path: Path) -> dict[str, Any]:
             "progress": Progress(live=False)}  # fmt: skip
 
 
-CELLS = {"lengths": (200,), "depths": (50,), "repeats": 1}
-
-
 def of_suite(suite: str, asked: dict[str, Any]) -> dict[str, Any]:
-    return asked | {"suite": suite} if suite != "needle" else {
-        "suite": suite, "output": asked["output"], "settings": CELLS, "progress": asked["progress"],
-    }  # fmt: skip
+    cells = {"suite": suite, "settings": {"lengths": (200,), "depths": (50,), "repeats": 1}}
+    common = {key: asked[key] for key in ("output", "progress")}
+    return cells | common if suite == "needle" else asked | {"suite": suite}
 
 
 def loaded(folder: Path, **options: Any) -> Any:
@@ -91,7 +88,7 @@ def test_its_identity_is_its_state(
         without.setattr(type(model), "forward", None)  # running it raises
         tokenizer("A text", truncation=True, max_length=1)  # which the tokenizer keeps as a setting
         assert evaluated(copy.deepcopy(model)).folder == first.folder
-    names = ["run/1", "run_1", "." * 3, "a" * 60, "b" + "a" * 59]
+    names = ["run/1", "run_1", "a" * 60]
     runs = [evaluated(name=name) for name in names]
     assert [run.manifest["model"] for run in runs] == names and len({run.folder for run in runs}) == len(names)
     hook = model.lm_head.register_forward_hook(lambda *given: -given[-1])
@@ -133,7 +130,7 @@ def assert_same(state: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("family", fast(["gpt_neox"], ("llama", "gpt_neox", "qwen2")))
-@pytest.mark.parametrize("suite", ["zeroshot8", "needle"])
+@pytest.mark.parametrize("suite", fast(["needle"], ["zeroshot8", "needle"]))
 def test_it_comes_back_as_it_was(suite: str, family: Any, asked: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / family, family, window=1024, tied=True, bos=None)
     model, tokenizer = loaded(folder, attn_implementation="eager"), AutoTokenizer.from_pretrained(folder)
@@ -154,8 +151,8 @@ def test_it_comes_back_as_it_was(suite: str, family: Any, asked: dict[str, Any],
         def advance(self, work: float, documents: int) -> None:
             raise KeyboardInterrupt
 
+    interrupted = {"progress": Stopping(live=False), "output": tmp_path / "interrupted"}
     with pytest.raises(KeyboardInterrupt):
-        interrupted = {"progress": Stopping(live=False), "output": tmp_path / "interrupted"}
         evalkit.evaluate(model, tokenizer=tokenizer, **of_suite(suite, asked) | interrupted)
     assert_same(state_of(model), before)
     assert (len(tokenizer), tokenizer.special_tokens_map) == words
@@ -167,7 +164,7 @@ def test_training_continues_unchanged(folder: Path, tokenizer: Any, asked: dict[
         model = loaded(folder)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         losses = []
-        for step in range(3):
+        for step in range(2):
             tokens = torch.randint(0, 500, (2, 16))
             loss = model(input_ids=tokens, labels=tokens).loss
             loss.backward()
@@ -183,21 +180,15 @@ def test_training_continues_unchanged(folder: Path, tokenizer: Any, asked: dict[
     losses, model = trained(
         lambda model, step: runs.append(evalkit.evaluate(model, tokenizer=tokenizer, name=f"step {step}", **asked))
     )
-    assert losses == alone and len({run.manifest["id"] for run in runs}) == 3
+    assert losses == alone and len({run.manifest["id"] for run in runs}) == 2
     assert all(torch.equal(mine, other) for mine, other in zip(model.parameters(), expected.parameters(), strict=True))
 
 
-def test_wrappers_are_taken_off(model: Any, tokenizer: Any, asked: dict[str, Any], tmp_path: Path) -> None:
+def test_wrappers_are_taken_off(model: Any, tokenizer: Any, asked: dict[str, Any]) -> None:
     """Of torch, and of accelerate, which would compute in another dtype."""
     expected = evalkit.evaluate(model, tokenizer=tokenizer, **asked)
     wrapped = torch.nn.DataParallel(torch.compile(model, backend="eager"))
     assert evalkit.evaluate(wrapped, tokenizer=tokenizer, **asked).folder == expected.folder
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        parallel = torch.nn.parallel.DistributedDataParallel(model)
-        assert evalkit.evaluate(parallel, tokenizer=tokenizer, **asked).folder == expected.folder
-    finally:
-        torch.distributed.destroy_process_group()
     model.compile(backend="eager")
     assert evalkit.evaluate(model, tokenizer=tokenizer, **asked).folder == expected.folder
     assert model._compiled_call_impl is not None
@@ -231,19 +222,13 @@ def test_its_tokenizer_is_the_one_that_is_saved(
         evalkit.evaluate(model, tokenizer=tokenizer, name="mine", **asked)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"context": 4096}, {"revision": "main"}, {"allow_pickle": True}, {"device": "cuda"}, {"dtype": "bfloat16"},
-     {"name": ""}, {"tokenizer": "CKPT"}, {"tokenizer": None}, {"attention": "flash"}, {"device_map": "auto"}],
-    ids=str,
-)  # fmt: skip
-def test_what_does_not_apply_is_refused(model: Any, tokenizer: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(EvalkitError, match=next(iter(options))):
-        evalkit.evaluate(model, **({"tokenizer": tokenizer} | options))
-
-
-class FullyShardedDataParallel(torch.nn.Module):
-    """A module with torch's name."""
+def test_what_does_not_apply_is_refused(folder: Path, model: Any, tokenizer: Any, asked: dict[str, Any]) -> None:
+    """Options about files, of a model without any; a name, of a checkpoint, which has its own."""
+    for options in ({"context": 4096}, {"revision": "main"}, {"dtype": "bfloat16"}, {"name": ""}, {"tokenizer": None}):
+        with pytest.raises(EvalkitError, match=next(iter(options))):
+            evalkit.evaluate(model, **({"tokenizer": tokenizer} | options))
+    with pytest.raises(UsageError, match="name mine"):
+        evalkit.evaluate(folder, name="mine", **asked)
 
 
 class LoraLayer(torch.nn.Module):
@@ -256,13 +241,9 @@ def changes() -> dict[str, tuple[Callable[[Any], Any], str]]:
     """Of a copy of a model, each with what the error names."""
     return {
         "other module": (lambda model: torch.nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
-        "no module": (lambda model: 5, "builtins.int"),
-        "adapter": (lambda model: LoraLayer(), "peft"),
         "base model": (lambda model: model.model, "output head"),
-        "classifier": (lambda model: LlamaForSequenceClassification(model.config), "output head"),
         "float64": (lambda model: model.to(torch.float64), "torch.float64"),
         "quantised": (lambda model: setattr(model.config, "quantization_config", {"a": 1}), "quantised"),
-        "sharded": (lambda model: setattr(model.model, "more", FullyShardedDataParallel()), "sharded"),
         "adapted": (lambda model: setattr(model.model, "more", LoraLayer()), "adapters"),
         "spread": (lambda model: setattr(model, "hf_device_map", {"a": "cpu", "b": "disk"}), "cpu, disk"),
         "nan": (lambda model: model.lm_head.weight.data.fill_(torch.nan), "lm_head.weight"),
@@ -313,8 +294,3 @@ def test_a_state_is_its_numbers_under_their_names(folder: Path, tmp_path: Path) 
     before = state_digest(tied)
     tied.lm_head.weight = torch.nn.Parameter(tied.lm_head.weight.detach().clone())
     assert state_digest(tied) == before
-
-
-def test_a_checkpoint_has_no_name_of_its_own(folder: Path, asked: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="name mine"):
-        evalkit.evaluate(folder, name="mine", **asked)

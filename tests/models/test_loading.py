@@ -1,8 +1,4 @@
-"""From files to a model: as transformers loads it, or rejected in one line where config, weights and files differ.
-
-Not shown again here: what tests/guards lists (missing, unexpected and damaged weights, pickles, code that is not
-trusted).
-"""
+"""From files to a model: as transformers loads it, or rejected in one line (most refusals: tests/guards)."""
 
 from __future__ import annotations
 
@@ -40,15 +36,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
     "gemma2": {"head_dim": 16, "tie_word_embeddings": True},
     "mixtral": {"num_local_experts": 4},
-    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
-    "bloom": {"n_layer": 2, "n_head": 4},
     "mamba": {"state_size": 4},
     "deepseek_v3": LATENT | {"first_k_dense_replace": 1, "n_routed_experts": 4, "n_group": 2, "topk_group": 1,
                              "head_dim": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "zamba": {"num_hidden_layers": 6, "attn_layer_period": 3, "attn_layer_offset": 2, "mamba_d_state": 4,
               "mamba_dt_rank": 4, "n_mamba_heads": 2},
-    # Heads that the class never ties, though tie_word_embeddings is true
-    "bigbird_pegasus": {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 96},
+    # A head that the class never ties, though tie_word_embeddings is true
     "cpmant": {"dim_head": 16, "dim_ff": 96, "prompt_types": 4, "prompt_length": 4, "position_bias_num_buckets": 32},
     # A table of the experts of each token, whose name in files differs from the model's
     "deepseek_v4": {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32, "q_lora_rank": 16,
@@ -60,17 +53,17 @@ KINDS: dict[str, dict[str, Any]] = {
 float32 (DeepSeek) and weights that the model's class creates in float32 (Zamba)."""
 
 
-def made(folder: Path, kind: str, dtype: torch.dtype = torch.bfloat16) -> Path:
+def made(folder: Path, kind: str, dtype: torch.dtype = torch.bfloat16, shard: str = "50KB") -> Path:
     """A checkpoint of another architecture, whose head and integers differ from what the class starts with."""
     tiny_tokenizer(folder)
     torch.manual_seed(0)
     with quiet():
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(SIZES | KINDS[kind]))).to(dtype)
         for tensor in [*model.parameters(), *model.buffers()]:
-            if tensor.dtype != torch.bool and (tensor.dtype == torch.long or kind in ("bigbird_pegasus", "cpmant")):
+            if tensor.dtype != torch.bool and (tensor.dtype == torch.long or kind == "cpmant"):
                 tensor.data += torch.ones_like(tensor) if tensor.dtype == torch.long else 0.1
         model.generation_config.repetition_penalty = 1.5
-        model.save_pretrained(folder, max_shard_size="50KB")
+        model.save_pretrained(folder, max_shard_size=shard)
     return folder
 
 
@@ -111,8 +104,6 @@ def test_as_transformers_loads_the_folder(
 
 def test_facts_and_description(folder: Path, tmp_path: Path) -> None:
     loaded = load_folder(folder)
-    assert (loaded.dtype, loaded.device, loaded.window, loaded.name) == ("float32", "cpu", 256, "small")
-    assert (loaded.bos_id, loaded.eos_id, loaded.attention) == (0, 1, "sdpa")
     assert loaded.parameters == sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
     assert loaded.describe().splitlines() == [
         "small: LlamaForCausalLM, 139.6K parameters, float32 on cpu, sdpa attention",
@@ -169,10 +160,9 @@ def test_eight_bits_with_their_scales(tmp_path: Path) -> None:
 
 def test_attention_and_device(tmp_path: Path) -> None:
     """GPT-J has eager attention only: `auto` selects it, and requesting sdpa is an error that says what to do."""
-    assert resolve_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(UsageError, match="cuda device"):
         resolve_device(f"cuda:{torch.cuda.device_count()}")
-    for nonsense in ("gpu", "cuda:x", "meta", ""):
+    for nonsense in ("cuda:x", "meta", ""):
         with pytest.raises(UsageError, match="--device"):
             model_spec("demo", device=nonsense)
     with pytest.raises(UnknownNameError, match="'spda'"):
@@ -194,9 +184,7 @@ def test_window() -> None:
 
 
 OWN_CODE = """
-from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
-Path(__file__).with_name("ran").touch()
 class OwnConfig(LlamaConfig):
     model_type = "evalkit_test_own"
 class OwnForCausalLM(LlamaForCausalLM):
@@ -214,10 +202,8 @@ def test_trusted_code_and_allowed_pickles(folder: Path, tmp_path: Path, monkeypa
     (folder / "modeling_own.py").write_text(OWN_CODE)
     names = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
     edit_config(folder, model_type="evalkit_test_own", auto_map=names, architectures=["OwnForCausalLM"])
-    refused(folder, "--trust-remote-code", allow_pickle=True)
-    assert not list(tmp_path.rglob("ran"))
     loaded = load_folder(folder, trust_remote_code=True, allow_pickle=True)
-    assert loaded.architecture == "OwnForCausalLM" and list(tmp_path.rglob("ran"))
+    assert loaded.architecture == "OwnForCausalLM"
     assert all(torch.equal(loaded.model.state_dict()[name], tensor) for name, tensor in stored.items())
 
 
@@ -234,13 +220,10 @@ def test_a_tokenizers_code_of_another_repository(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),
         ({"model_type": "bert", "architectures": ["BertLMHeadModel"]}, "BertLMHeadModel attends in both directions"),
         ({"model_type": "clip"}, "'clip' has no causal language model"),
-        ({"model_type": "xlm", "causal": False}, "'xlm' attends in both directions"),
         ({"model_type": "mllama", "architectures": ["MllamaForConditionalGeneration"]}, "MllamaForCond"),
-        ({"model_type": "mllama_text_model", "architectures": ["MllamaModel"]}, "no causal language model"),
         ({"model_type": "evalkit_unheard_of"}, "'evalkit_unheard_of', which transformers does not know"),
     ],
 )
@@ -259,7 +242,6 @@ VISION = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "n
 @pytest.mark.parametrize(
     ("saved_as", "loaded_as"),
     [
-        ("Emu3ForCausalLM", "Emu3ForCausalLM"),
         ("MllamaForCausalLM", "MllamaForCausalLM"),
         ("MllamaForConditionalGeneration", "MllamaForCausalLM"),
         ("Gemma3ForConditionalGeneration", "Gemma3ForConditionalGeneration"),
@@ -273,7 +255,7 @@ def test_language_models_with_or_of_other_parts(tmp_path: Path, saved_as: str, l
     config = kind.config_class(**text) if is_part else kind.config_class(text_config=text, vision_config=VISION)
     torch.manual_seed(0)
     model = kind(config).eval()
-    tiny_checkpoint(tmp_path)
+    tiny_tokenizer(tmp_path)
     model.save_pretrained(tmp_path)
     loaded = load_folder(tmp_path)
     assert loaded.architecture == loaded_as
@@ -296,12 +278,7 @@ def test_names_of_old_checkpoints(folder: Path, tmp_path: Path) -> None:
     rewrite(folder, lambda stored: without_base(stored, "model"))
     load_folder(folder, say=said.append)
     assert said == []
-    edit_config(folder, num_hidden_layers=1)
-    refused(folder, r"layers\.1\..*more layers than config\.json has")
-    gpt2 = tiny_checkpoint(tmp_path / "gpt2")
-    with quiet():
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **(SIZES | KINDS["gpt2"])))
-        model.save_pretrained(gpt2)
+    gpt2 = made(tmp_path / "gpt2", "gpt2", shard="1GB")
     rewrite(gpt2, lambda stored: without_base(stored, "transformer"))
     masks = {"h.0.attn.bias": torch.ones(4), "h.1.attn.masked_bias": torch.ones(1, 1, 64, 64, dtype=torch.uint8)}
     rewrite(gpt2, lambda stored: stored.update(masks))
@@ -311,10 +288,8 @@ def test_names_of_old_checkpoints(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [
-    "model.layers.0.self_attn.q_proj.SCB", "layers.0.self_attn.q_proj.weight_scale",
+    "model.layers.0.self_attn.q_proj.SCB", "layers.-1.a",
     "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight",
-    "model.layers.0.self_attn.q_norm.weight", "layers.1.mlp.extra", "layers.-1.a",
-    f"model.layers.{'9' * 5000}.weight",
 ])  # fmt: skip
 def test_weights_of_a_module_or_a_layer_that_has_none_such(folder: Path, name: str) -> None:
     rewrite(folder, lambda stored: stored.update({name: torch.ones(64)}))
@@ -340,10 +315,8 @@ def test_an_index_beside_whole_weights_is_not_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"num_hidden_layers": 22}, {"num_hidden_layers": 10**15}, {"num_experts": 10**9},
-                {"vocab_size": 64_000, "head_dim": 16}, {"hidden_size": 10**12, "head_dim": 16}],
-    ids=str,
-)  # fmt: skip
+    "changes", [{"num_hidden_layers": 22}, {"num_experts": 10**9}, {"hidden_size": 10**12, "head_dim": 16}], ids=str
+)
 def test_larger_than_the_weights(folder: Path, changes: dict[str, int]) -> None:
     edit_config(folder, **changes)
     refused(folder, r"config\.json")
@@ -363,9 +336,9 @@ def test_buffers_and_vocabularies(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_messages_name_the_users_folder(folder: Path) -> None:
     """And not the private folder to which its files were copied."""
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "float32", "hidden_act": "none"}))
-    for name in ("tokenizer.json", "config.json"):
-        assert ".evalkit-" not in refused(folder, str(folder))
-        (folder / name).write_text("{")
+    assert ".evalkit-" not in refused(folder, str(folder))
+    (folder / "tokenizer.json").write_text("{")
+    assert ".evalkit-" not in refused(folder, str(folder))
 
 
 def test_tokenizers_that_do_not_fit(folder: Path, tmp_path: Path) -> None:

@@ -46,17 +46,21 @@ CYCLES = {"two GPUs": ("cuda:1", "cuda:0", "cuda:1"), "GPUs and CPU": ("cuda:0",
 """Devices of the layers, in turn: each kind of change from one layer to the next."""
 
 
-def test_values_that_contradict(tmp_path: Path) -> None:
-    for wrong in ("balanced", "", "cuda=3", "Auto"):
+def test_values_that_contradict() -> None:
+    for wrong in ("balanced", ""):
         with pytest.raises(UnknownNameError, match="device_map"):
             model_spec("demo", device_map=wrong)
     with pytest.raises(UsageError, match="--device cuda:1 and --device-map auto"):
         model_spec("demo", device="cuda:1", device_map="auto")
 
 
-@given(st.lists(st.integers(4, 400).map(lambda share: share / 100), min_size=1, max_size=4))
-def test_layers_stay_in_order_and_within_the_memory_of_each_device(shares: list[float]) -> None:
-    model = model_of("llama", VANILLA)
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return model_of("llama", VANILLA)
+
+
+@given(shares=st.lists(st.integers(4, 400).map(lambda share: share / 100), min_size=1, max_size=4))
+def test_layers_stay_in_order_and_within_the_memory_of_each_device(model: Any, shares: list[float]) -> None:
     layer = tensor_bytes(layers_of(model)[0])
     rest = tensor_bytes(model) - 3 * layer
     memory = {f"cuda:{number}": int(share * tensor_bytes(model)) for number, share in enumerate(shares)}
@@ -109,7 +113,7 @@ def numbers(model: Any) -> tuple[list[np.ndarray], list[list[int]], str]:
     assert len(batches) > 1 and any(len(batch.trunk) for batch in batches)
     scored = {item: members for batch in batches for item, members in engine.score(batch)}
     generator = Generator(model, chunk=8)
-    texts = generator.generate(prompts([*tokens(7, 23, 12), *tokens(21, 25, beginning=16)], most=6))
+    texts = generator.generate(prompts([*tokens(7, 23, 12), *tokens(21, 25, beginning=16)], most=4))
     how = f"{engine.kernel} {engine.shares} {engine.why_not} {generator.without_cache}"
     return [row.logprobs for index in sorted(scored) for row in scored[index]], [text.tokens for text in texts], how
 
@@ -166,7 +170,7 @@ def test_memory_beside_the_weights_is_that_of_each_device() -> None:
         assert beside == {"cuda:0": MEMORY - rest - 2 * layer, "cuda:1": MEMORY - layer}
 
 
-def test_shared_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_weights() -> None:
     """By its address accelerate would take a stored weight for a shared one, were that memory freed."""
     model = model_of("llama", VANILLA, tie_word_embeddings=True)
     weight = model.get_input_embeddings().weight
@@ -189,7 +193,7 @@ def test_a_run_has_the_same_rows_and_says_what_was_where(
     model = tiny_checkpoint(tmp_path / "model", window=1024, layers=4)
     options: dict[str, Any] = {"settings": {"lengths": (200,), "depths": (50,), "repeats": 1}}
     if suite == "zeroshot8":
-        made_up(tmp_path / "documents", count=6)
+        made_up(tmp_path / "documents", count=2)
         options = {"tasks": "piqa", "data_dir": tmp_path / "documents", "allow_unofficial_data": True}
 
     def run(device_map: str) -> Run:

@@ -24,7 +24,7 @@ from tests.tiny import TOKENS, TRAINING_TEXT, Family, tiny_checkpoint
 TEXTS = (*TRAINING_TEXT, "In 1987 it's 12,345.60  (twice)\n\n\tdone", "e\u0301 é ﬁ Ａ", " leading", "")
 
 
-@pytest.mark.parametrize(("family", "dropout"), [("llama", 0.5), ("gpt_neox", 0.0), ("qwen2", 0.0)])
+@pytest.mark.parametrize(("family", "dropout"), [("llama", 0.5), ("qwen2", 0.0)])
 def test_ids_are_those_of_tokenizer_json(tmp_path: Path, family: Family, dropout: float) -> None:
     """Without the dropout of training. A difference from transformers' class is reported."""
     path = tiny_checkpoint(tmp_path, family)
@@ -153,8 +153,8 @@ def test_files_folders_and_json_lines_are_the_same_text(trained: Path, tmp_path:
     assert vocabularies[0] == vocabularies[1]
 
 
-@pytest.mark.parametrize("text", ["so so so so", "a" * 300_000, ("a" * 999 + " ") * 3000, "<0x0A> " * 50],
-                         ids=["little", "word", "words", "bytes"])  # fmt: skip
+@pytest.mark.parametrize("text", ["so so so so", ("a" * 999 + " ") * 3000, "<0x0A> " * 50],
+                         ids=["little", "words", "bytes"])  # fmt: skip
 def test_texts_that_are_hard_to_train_on(tmp_path: Path, text: str) -> None:
     """Too little; words without end, which would take minutes; text that spells the token of a byte."""
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")

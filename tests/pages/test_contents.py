@@ -22,18 +22,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 import evalkit
-from evalkit.benchmarks.attention.groups import KINDS
 from evalkit.benchmarks.attention.results import HEADS
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.comparison.curves import curve
 from evalkit.comparison.sides import Side, sides_of
-from evalkit.data.sampling import DocumentSample
-from evalkit.errors import RunError, UsageError
+from evalkit.errors import RunError
 from evalkit.models.loading.locate import silent
 from evalkit.pages.documents import ABSENT, document_data, encoded
 from evalkit.pages.overview import figure_panels, overview_panels
 from evalkit.pages.page import Panel
-from evalkit.pages.report import comparison_panels, contents_of_runs, curve_panel
+from evalkit.pages.report import comparison_panels, curve_panel
 from evalkit.reporting.table import Cell, Table, plain
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import RESULTS, SCORES, Run, load_run
@@ -42,7 +40,6 @@ from evalkit.runs.score_table import SEGMENTS
 from tests.benchmarks.attention.made import made_run as made_analysis
 from tests.comparison.made import finished_run, make_longbench
 from tests.sealed import specification, write_run
-from tests.test_api import heavy_after
 
 NAMES = ["first", "second"]
 HOSTILE = "</script><img src=x>"
@@ -111,16 +108,6 @@ def drawn(svg: str) -> set[str]:
     return {(element.text or "").strip() for element in ElementTree.fromstring(svg).iter()}
 
 
-@pytest.mark.slow
-def test_all_figures_of_analyses_have_all_runs(tmp_path: Path) -> None:
-    analyses = [made_analysis(tmp_path, f"models/{name}", tokens=(65, 150)) for name in ("vanilla", "cog")]
-    [panel] = figure_panels(analyses, ["vanilla", HOSTILE])
-    assert [figure.name for figure in panel.figures] == [f"figures-attention-{name}" for name in KINDS]
-    for figure in panel.figures:
-        assert {"vanilla", HOSTILE} <= drawn(figure.svg) or figure.name.endswith("rank"), figure.name
-    assert figure_panels(analyses, ["vanilla", HOSTILE]) == (panel,)
-
-
 def test_a_figure_that_cannot_be_drawn_is_named(tmp_path: Path) -> None:
     broken = made_analysis(tmp_path, "models/vanilla", tokens=(65, 150))
     (broken.folder / HEADS).write_bytes(b"")
@@ -179,26 +166,6 @@ def test_sides_that_cannot_be_compared_are_explained(tmp_path: Path) -> None:
         [sentence] = panel.reports[0].facts
         assert "is not compared with a: " in sentence and noun in sentence and panel.figures == ()
     assert paired.figures
-
-
-def test_names_of_runs(tmp_path: Path) -> None:
-    choices, other, third = (finished_run(tmp_path, f"org/{name}") for name in ("one", "b", "c"))
-    answers = load_run(make_longbench(tmp_path, {"qasper": [0.5, 1.0]}, model="org/one"))
-    contents = contents_of_runs([choices, answers])
-    assert (contents.names, contents.comparisons) == ((f"one on {choices.suite}", "one on longbench"), ())
-    with pytest.raises(UsageError, match="'g 1'"):
-        contents_of_runs([choices], [("g", [other, third])], given_names=["g 1"])
-
-
-def test_a_page_is_written_without_a_model(two_runs: list[Run], tmp_path: Path) -> None:
-    folders = [str(run.folder) for run in two_runs]
-    read = (
-        "from evalkit.pages.report import contents_of_runs, write_report\n"
-        "from evalkit.runs.folder import load_run\nfrom pathlib import Path\n"
-        f"contents = contents_of_runs([load_run(folder) for folder in {folders!r}])\n"
-        f"write_report(contents, Path({str(tmp_path / 'page.html')!r}), print)"
-    )
-    assert heavy_after(read) == {"pandas"}
 
 
 # Documents
@@ -287,28 +254,12 @@ def test_runs_of_other_documents(tmp_path: Path) -> None:
     other.scores.loc[rows, "gold"] = 1 - other.scores.loc[rows, "gold"]
     with pytest.raises(RunError, match=r"other.*gold.*boolq document 3.*whole"):
         data_of([whole, other])
-    other.manifest["specification"]["documents"]["boolq"] = "other"
-    tasks = {task: entry["runs"] for task, (entry, *_) in data_of([whole, other]).items()}
-    assert tasks == {"arc_easy": [0, 1], "boolq": [0], "boolq (run 1)": [1], "mmlu": [0, 1]}
     # Each answer is beside the secret of its own text
     secrets = (["11", "12"], ["21", "22"])
     by_task = data_of([needles(tmp_path, text, own) for text, own in zip(("essays", "laws"), secrets, strict=True)])
     for (_, header, _), own in zip(by_task.values(), secrets, strict=True):
         [of_run] = header["runs"].values()
         assert (header["references"], of_run["answers"]) == ([[secret] for secret in own], own[:1] * 2)
-
-
-def test_a_sample_of_the_documents(two_runs: list[Run]) -> None:
-    whole = data_of(two_runs)
-    for task, (entry, header, arrays) in data_of(two_runs, sample=DocumentSample(5)).items():
-        of_all, every, all_arrays = whole[task]
-        assert (entry["documents"], entry["of"]) == (5, of_all["documents"])
-        names, all_names = (
-            [(about["subtasks"][number], document) for number, document in zip(part["subtask"], ids, strict=True)]
-            for about, part, ids in ((entry, arrays, header["ids"]), (of_all, all_arrays, every["ids"]))
-        )
-        numbers = [all_names.index(name) for name in names]
-        assert arrays["1/acc/prediction"].tolist() == all_arrays["1/acc/prediction"][numbers].tolist()
 
 
 def test_prompts_are_the_texts_that_were_scored(checkpoint: Path, documents: Path, tmp_path: Path) -> None:

@@ -31,28 +31,22 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"leraning_rate": 1}, "unknown key 'leraning_rate': did you mean 'learning_rate'?"),
     ({"text": [{"file": ["a"]}]}, "'text[0]': unknown key 'file'"),
     ({"text": None}, "it lacks 'text'"),
-    ({"text": []}, "'text' is "),
     ({"text": [{}]}, "'text[0]': "),
-    ({"text": [{"files": ["a"], "dataset": "b"}]}, "'text[0]': "),
     ({"steps": "20"}, "'steps' is "),
-    ({"steps": 0}, "'steps' is "),
     ({"betas": [0.9, 1.0]}, "'betas[1]' is 1.0"),
     ({"schedule": "cosin"}, "'schedule' is "),
     ({"model": "llama-125m-vanila"}, "'model': unknown model 'llama-125m-vanila'"),
-    ({"model": "none.yaml:x"}, "'model': none.yaml"),
     ({"held_out": [{"files": ["none.txt"]}]}, "'held_out[0].files': {folder}/none.txt"),
     ({"text": [{"dataset": "json", "data_files": "none/*.jsonl"}]}, "'text[0].data_files': "),
-    ({"text": [{"dataset": "json", "data_files": "../*"}]}, "'text[0].data_files': "),
     ({"evaluate": {"sample": 0}}, "'evaluate.sample' is "),
 ]
 BAD_STUDIES: list[tuple[dict[str, Any], str]] = [
     ({"models": {"a": "nine"}}, "'models.a': unknown model 'nine'"),
     ({"seeds": []}, "'seeds' is "),
-    ({"seeds": [1, -1]}, "'seeds[1]' is "),
     ({"seeds": [2**32]}, "'seeds[0]' is "),  # which numpy does not accept
     ({"seed": [1]}, "unknown key 'seed': did you mean 'seeds'?"),
     *(({"models": {name: "llama-125m-cog"}}, f"'models': the name {name!r} ")
-      for name in ("../esc", "a/b", r"a\b", ".a", "..", "", "a\n", "a b", "C:")),
+      for name in ("../esc", "", "a\n", "C:")),
 ]  # fmt: skip
 
 

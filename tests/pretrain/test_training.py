@@ -236,8 +236,8 @@ CASES = [
     ("vanilla", "step 14", ["checkpoint-10"]),
     ("cog", "step 18", ["checkpoint-10"]),
     ("differential", "step 3", []),
-    ("integral", "weights", ["checkpoint-10"]),
-    ("vanilla", "settled", ["checkpoint-10"]),
+    ("vanilla", "weights", ["checkpoint-10"]),
+    ("integral", "settled", ["checkpoint-10"]),
     ("vanilla", "model", ["checkpoint-10", "checkpoint-20"]),
 ]
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")

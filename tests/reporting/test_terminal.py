@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import struct
-import subprocess
-import sys
-import termios
-
 from hypothesis import given
 from hypothesis import strategies as st
 from wcwidth import wcswidth
@@ -56,24 +48,3 @@ def test_a_wide_table_continues_beneath_with_its_labels() -> None:
     shown = terminal_table(simple_table("t", ["what", "path"], [["three short words", path]], texts=2), 50)
     assert "three short words" in shown  # a path is broken before other texts
     assert "".join(line[19:].strip() for line in shown.split("\n")[2:]) == path
-
-
-def test_a_real_terminal(columns: int = 80) -> None:
-    """Everything that `evalkit ls` and a table print fits the terminal that it is printed on."""
-    for arguments in (["ls"], ["table", "main_res"], ["models", "ls"]):
-        main, child = pty.openpty()
-        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        command = [sys.executable, "-m", "evalkit", *arguments]
-        process = subprocess.Popen(command, stdout=child, stdin=child, stderr=subprocess.DEVNULL)
-        os.close(child)
-        out = b""
-        try:
-            while chunk := os.read(main, 65536):
-                out += chunk
-        except OSError:  # how Linux says that the other end is closed
-            pass
-        os.close(main)
-        assert process.wait() == 0
-        lines = out.decode().replace("\r\n", "\n").split("\n")
-        assert len(lines) > 10
-        assert max(map(wcswidth, lines)) <= columns

@@ -8,9 +8,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 
 from evalkit.benchmarks.registry import benchmark_of
@@ -19,15 +17,14 @@ from evalkit.models.loading.locate import Checkpoint
 from evalkit.runs.finding import find_run, folder_name, list_runs, model_name, scan
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, load_run, specification_id
 from evalkit.runs.writing import open_run
-from tests.marks import fast
 from tests.runs.conftest import MANIFEST as CONTENT
 from tests.runs.conftest import SPECIFICATION, Small
-from tests.sealed import read, reseal, write, write_run
+from tests.sealed import write_run
 
 LONG = "x" * 300
 
 
-@pytest.mark.parametrize("model", ["org/name@main", "../../etc", "模型" * 80, "a b\n*?", ""])
+@pytest.mark.parametrize("model", ["../../etc", "模型" * 80, ""])
 def test_folder_names_fit_every_file_system(model: str, tmp_path: Path) -> None:
     name = folder_name(model, "suite", "inst" * 30, "float32", "0123456789ab")
     assert name.endswith("-float32-0123456789ab") and len(name) < 130
@@ -88,7 +85,6 @@ def test_a_run_is_found_by_whatever_names_it_alone(
         (" ", root, UsageError),
         (str(tmp_path / "checkpoint"), root, RunError),
         (LONG, root, UnknownNameError),
-        ("~nobody/x", root, UnknownNameError),
         ("x", tmp_path / LONG, RunError),
     ]
     for name, folder, kind in cases:
@@ -122,10 +118,8 @@ def test_a_folder_is_opened_again_or_named(tmp_path: Path, monkeypatch: pytest.M
     other["id"] = specification_id(other["specification"])
     with pytest.raises(RunError, match="another specification"), open_run(tmp_path, "run", other):
         pass
-    (tmp_path / "file").touch()
-    for root in (tmp_path / "file", tmp_path / LONG, Path("/proc/runs")):
-        with pytest.raises(RunError, match="--output"), open_run(root, "run", dict(CONTENT)):
-            pass
+    with pytest.raises(RunError, match="--output"), open_run(tmp_path / LONG, "run", dict(CONTENT)):
+        pass
     with open_run(tmp_path, "run", CONTENT | {"created": "later"}) as writer:
         assert (writer.manifest["note"], writer.manifest["created"]) == ("kept", CONTENT["created"])
         monkeypatch.setattr(os, "fsync", full)
@@ -148,8 +142,7 @@ def flipped(content: bytes, dice: random.Random) -> bytes:
     return content[:at] + bytes([content[at] ^ 1 << dice.randrange(8)]) + content[at + 1 :]
 
 
-@pytest.mark.parametrize("flips", fast([15], [15, 600]))
-def test_no_flipped_bit_changes_a_number(small: Small, flips: int) -> None:
+def test_no_flipped_bit_changes_a_number(small: Small) -> None:
     """Of the journal, from which results are made anew, it costs a batch and changes nothing."""
     run, dice = small(log_samples=True), random.Random(8)
     expected = everything(run.folder)
@@ -157,7 +150,7 @@ def test_no_flipped_bit_changes_a_number(small: Small, flips: int) -> None:
     for name in (*run.files, RESULTS):
         path = run.folder / name
         whole = path.read_bytes()
-        for _ in range(flips):
+        for _ in range(15):
             path.write_bytes(flipped(whole, dice))
             try:
                 assert everything(run.folder) == expected
@@ -167,24 +160,3 @@ def test_no_flipped_bit_changes_a_number(small: Small, flips: int) -> None:
     (run.folder / JOURNAL).write_bytes(flipped((run.folder / JOURNAL).read_bytes(), dice))
     (run.folder / RESULTS).unlink()
     assert small(log_samples=True).scores.equals(run.scores)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "noun"),
-    [
-        (MANIFEST, {"documents": {"piqa": {"source": 1, "official": True, "count": 2}}}, "'documents.piqa.source'"),
-        (MANIFEST, {"group_sizes": {}}, "'group_sizes'"),
-        (MANIFEST, {"devices": [{"device": "cpu"}]}, r"'devices\[0\].hardware'"),
-        (MANIFEST, {"specification": {"suite": "zeroshot8"}}, "'specification.dtype'"),
-        (RESULTS, {"averages": [{"name": "A", "accuracy": "0.5", "stderr": None}]}, r"'averages\[0\].accuracy'"),
-        (SCORES, {}, "no column"),
-    ],
-)
-def test_sealed_files_of_another_form(own_run: Path, name: str, changes: dict[str, Any], noun: str) -> None:
-    if name == SCORES:
-        pd.DataFrame({"something": [1]}).to_parquet(own_run / SCORES)
-    else:
-        write(own_run, name, read(own_run, name) | changes)
-    reseal(own_run)
-    with pytest.raises(RunError, match=rf"{name} is damaged \(.*{noun}"):
-        everything(own_run)

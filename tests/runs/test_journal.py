@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import random
 import struct
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +20,7 @@ from hypothesis import strategies as st
 from evalkit.errors import RunError
 from evalkit.runs import columns, writing
 from evalkit.runs.columns import from_bytes, record_batch, schema_digest, schema_of, to_bytes
-from evalkit.runs.folder import JOURNAL, RESULTS, digest, load_run
+from evalkit.runs.folder import JOURNAL, digest, load_run
 from evalkit.runs.journal import Entry, FinishedRows, Journal
 from evalkit.runs.traits import BatchDevice
 from evalkit.runs.writing import open_run
@@ -47,7 +44,6 @@ class Row(NamedTuple):
 
 
 ROW = Row("piqa", 0, -1.5, True)
-PACKED = base64.b64encode(to_bytes(record_batch([ROW], Row)))
 Written = tuple[Entry, list[Row]]
 ENTRIES: list[Written] = [
     (Entry("piqa", 0, 0.25, HERE), [ROW]),
@@ -134,49 +130,21 @@ def test_garbage_is_no_entry(path: Path, garbage: bytes) -> None:
     assert reread(path)[0] == ENTRIES
 
 
-def test_lines_that_are_whole_but_not_as_they_were_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = written(path)
-    first, *others = whole.splitlines(keepends=True)
-    for content in (
-        b"\n" + whole[:-1],  # the file's size is then that of a whole one, and no line is where it seems to be
-        first.replace(b"\n", b"\r\n") + b"".join(others)[:-1],  # as an editor may leave them
-        whole + whole,
-    ):
-        path.write_bytes(content)
-        assert reread(path) == (ENTRIES, [])
-        assert path.read_bytes() == whole
-    monkeypatch.setattr("evalkit.runs.journal._LONGEST", 1000)  # a longer line is read in pieces, never as a whole
+def test_a_long_line_is_read_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = written(path).splitlines(keepends=True)
+    monkeypatch.setattr("evalkit.runs.journal._LONGEST", 1000)
     path.write_bytes(first + b"x" * 4500 + b"\n" + b"".join(others))
     entries, [line] = reread(path)
     assert entries == ENTRIES and "5 damaged line(s)" in line
 
 
-def header(packed: bytes, **changed: Any) -> bytes:
-    """A line's content with another header or other rows."""
-    content = {"run": RUN, "task": "piqa", "batch": 0, "seconds": 0.25, "place": HERE, "columns": schema_digest(Row)}
-    return json.dumps([*(content | changed).values()]).encode() + b" " + packed
-
-
-@pytest.mark.parametrize(
-    ("content", "noun"),
-    [
-        (b"{} x", "run"),
-        (b"[" * 100_000 + b"] x", "recursion"),
-        (header(PACKED, batch=2**63), "batch"),
-        (header(PACKED, seconds=-1), "seconds"),
-        (header(PACKED, place=["cpu"]), "place"),
-        (header(PACKED, more=1), "6 items"),
-        (header(b"=" + PACKED), "padding"),
-        (header(base64.b64encode(b"no rows")), "decompressing"),
-    ],
-)
-def test_a_whole_line_of_another_form_is_rejected(path: Path, content: bytes, noun: str) -> None:
-    """It was written so, by whatever wrote it: no batch is dropped for it. More are in tests/guards."""
-    whole = written(path) + line_of(content)
+@pytest.mark.parametrize("header", [b"[" * 100_000 + b"]", json.dumps([RUN, "piqa", 2**63, 1, HERE, ""]).encode()])
+def test_a_whole_line_of_another_form_is_an_error(path: Path, header: bytes) -> None:
+    """No batch is dropped for it. More are in tests/guards."""
+    whole = written(path) + line_of(header + b" x")
     path.write_bytes(whole)
-    with pytest.raises(RunError, match=rf"{JOURNAL}, line 4: .*{noun}") as caught:
+    with pytest.raises(RunError, match=f"{JOURNAL}, line 4: .*(recursion|batch)"):
         read(journal(path, pytest.fail))
-    assert "\n" not in str(caught.value)
     assert path.read_bytes() == whole
 
 
@@ -223,12 +191,8 @@ def test_other_columns_have_another_digest() -> None:
     ("rows", "noun"),
     [
         ([ROW, ROW._replace(entropy=-math.inf)], "'entropy'"),
-        ([ROW._replace(entropy=None)], "'entropy'"),
         ([ROW._replace(doc_id=1.5)], "'doc_id'"),
-        ([ROW._replace(doc_id=2**63)], "'doc_id'"),
-        ([ROW._replace(likelihood="3")], "'likelihood'"),
         ([ROW._replace(greedy=1)], "'greedy'"),
-        ([ROW._replace(task="\ud800")], "surrogates"),
         ([ROW, ROW[:4]], "4 fields"),
         (pa.table({"task": ["a"]}), "doc_id"),
         (pa.Table.from_pylist([ROW._replace(likelihood=None)._asdict()]), "'likelihood'"),
@@ -263,9 +227,7 @@ def nullable(**changed: Any) -> bytes:
     [
         (to_bytes(GOOD)[:-1], "truncated"),
         (to_bytes(GOOD) + b"\0", "other data follows"),
-        (zlib.compress(b""), "record batch"),
         (zlib.compress(messages(GOOD)[0]), "record batch"),
-        (zlib.compress(messages(GOOD.select(["task", "doc_id"]))[1]), "record batch"),
         (zlib.compress(messages(GOOD)[1].replace("é".encode(), b"\xff\xff")), r"(?i)utf-?8"),
         (nullable(task=None), "'task'"),
         (nullable(likelihood=math.nan), "'likelihood'"),
@@ -301,11 +263,10 @@ def changed(content: bytes, dice: random.Random) -> bytes:
     return content[:at] + b"\0" * len(content[at : at + 40]) + content[at + 40 :]
 
 
-@pytest.mark.parametrize("times", fast([800], [800, 10_000]))
-def test_damage_under_a_right_checksum_is_rejected_or_harmless(times: int) -> None:
+def test_damage_under_a_right_checksum_is_rejected_or_harmless() -> None:
     """Nothing crashes, and what is taken can be read to its last value."""
     message, dice, rejected = messages(GOOD)[1], random.Random(5), 0
-    for _ in range(times):
+    for _ in range(800):
         damaged = changed(message, dice)
         try:
             batch = from_bytes(zlib.compress(changed(damaged, dice) if dice.random() < 0.3 else damaged, 0), Row)
@@ -314,7 +275,7 @@ def test_damage_under_a_right_checksum_is_rejected_or_harmless(times: int) -> No
             assert "\n" not in str(error)
         else:
             assert batch.schema == schema_of(Row) and len(batch.to_pylist()) == batch.num_rows <= 1000
-    assert rejected > times / 10
+    assert rejected > 80
 
 
 # Finished rows, and the tables that are written from them
@@ -379,28 +340,3 @@ def test_a_table_is_written_piece_by_piece_or_not_at_all(tmp_path: Path, monkeyp
         path.write_bytes(before[:-9])
         with pytest.raises(RunError, match=r"states\.parquet is damaged"):
             run.table("states.parquet", Part._fields)
-
-
-@pytest.mark.slow
-def test_three_hundred_thousand_rows_need_little_memory() -> None:
-    """They are 300 MiB as Python objects, and 20 MiB as columns."""
-    command = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "large_run.py"), "--batches", "300"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    lines = [[cell.strip() for cell in line.strip("| ").split("|")] for line in done.stdout.splitlines()[2:]]
-    memory = {step: int(mebibytes) for step, _, _, mebibytes, _ in lines}
-    assert memory["append"] < 100 and memory["resume"] < 60 and memory["table"] < 150, memory
-
-
-def test_a_finished_run_is_listed_without_arrow(tmp_path: Path) -> None:
-    with open_run(tmp_path, "run", dict(MANIFEST)) as writer:
-        writer.finished(Part, ("document",)).append(Entry("piqa", 0, 0.5, HERE), parts("a", 1))
-        writer.save_results(RESULT)
-    assert (tmp_path / "run" / RESULTS).is_file()
-    script = (
-        "import sys\nfrom pathlib import Path\nimport evalkit.benchmarks.session\n"
-        "from evalkit.benchmarks.run_listing import *\n"
-        "[listed] = list_found(Path(sys.argv[1]))\nprint(listed.state)\n"
-        "print([name for name in ('pyarrow', 'pandas', 'torch') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["finished", "[]"]

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import platform
-import random
-import subprocess
-import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,11 +19,10 @@ from evalkit.benchmarks import session
 from evalkit.errors import RunInUseError
 from evalkit.models.loading.fingerprint import state_of
 from evalkit.runs import writing
-from evalkit.runs.folder import MANIFEST, RESULTS, load_run
+from evalkit.runs.folder import RESULTS, load_run
 from evalkit.runs.writing import LEASE, Owner, is_locked, locked, open_run, read_owner
 from tests.runs.conftest import MANIFEST as CONTENT
 from tests.runs.conftest import Small
-from tests.studies.made import made_files, write_study
 
 
 def owned(folder: Path, age: float = 0.0, **changes: Any) -> None:
@@ -145,52 +139,3 @@ def test_a_run_of_another_process_is_not_removed(tmp_path: Path, monkeypatch: py
     with pytest.raises(KeyboardInterrupt), open_run(tmp_path, "run", dict(content)):
         raise KeyboardInterrupt
     assert (tmp_path / "run" / RESULTS).exists()
-
-
-def _interrupt_often(root: Path, seed: int, results: Any) -> None:
-    """Open the folder and leave it by an interruption, again and again; count what must not happen."""
-    dice, counts, token = random.Random(seed), Counter[str](), root / "token"
-    end = time.monotonic() + 4
-    while time.monotonic() < end:
-        try:
-            with open_run(root / "runs", "run", dict(CONTENT)) as writer:
-                counts["opened"] += 1
-                try:
-                    token.touch(exist_ok=False)
-                except FileExistsError:
-                    counts["two writers"] += 1
-                time.sleep(dice.random() * 0.004)
-                counts["without a manifest"] += not (writer.folder / MANIFEST).is_file()
-                token.unlink(missing_ok=True)
-                raise KeyboardInterrupt
-        except (KeyboardInterrupt, RunInUseError):
-            pass
-        except Exception as error:
-            counts[repr(error)] += 1
-    results.put(+counts)
-
-
-@pytest.mark.slow
-def test_processes_that_are_interrupted_at_any_moment(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    processes = [context.Process(target=_interrupt_often, args=(tmp_path, seed, results)) for seed in range(4)]
-    for process in processes:
-        process.start()
-    counts = sum((results.get(timeout=100) for _ in processes), Counter[str]())
-    for process in processes:
-        process.join()
-    assert list(counts) == ["opened"] and counts["opened"] > 20
-    assert list((tmp_path / "runs").iterdir()) == []
-
-
-@pytest.mark.slow
-def test_several_studies_of_one_file_at_once(tmp_path: Path) -> None:
-    path = write_study(made_files(tmp_path) / "study.yaml", {"A": "vanilla", "B": "intg-seed1"})
-    command = [sys.executable, "-m", "evalkit", "study", "run", str(path)]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "abc"]
-    for process in started:
-        out, err = process.communicate(timeout=200)
-        assert "failed" not in out + err and "Traceback" not in err, (out, err)
-        assert process.returncode == 0 or "in use" in out, (out, err)
-    assert all(load_run(manifest.parent).complete for manifest in path.parent.glob(f"runs/*/{MANIFEST}"))

@@ -16,7 +16,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.accuracies import document_outcomes, summarise
-from evalkit.runs.rules import RULES, choose, decide
+from evalkit.runs.rules import RULES, decide
 from evalkit.runs.score_table import OUTCOMES, outcome_key, outcome_of, with_default_rule
 from tests.comparison.made import scores_of
 from tests.tables.made import Choice, documents, table
@@ -110,23 +110,6 @@ def test_documents_are_decided_one_by_one(drawn: list[list[Choice]], dice: Any, 
     assert predictions(table(*(drawn[i] for i in order)), rule) == [together[i] for i in order]
     doubled = table(*([*choices, choices[best]] for choices, best in zip(drawn, together, strict=True)))
     assert predictions(doubled, rule) == together and decide(doubled, RULES[rule])["tie"].all()
-
-
-@settings(max_examples=40)
-@given(documents, st.sampled_from(["special", "instruction", "context", "continuation", "end"]))
-def test_the_whole_sequence_rule_does_not_see_segments(drawn: list[list[Choice]], into: str) -> None:
-    """Moving log-likelihood and tokens from one segment to another leaves the perplexity of the whole as it is."""
-    names = ["special", "instruction", "context", "continuation", "end"]
-    moved = [
-        [
-            choice
-            | {f"{kind}_{name}": 0 for name in names for kind in ("ll", "n")}
-            | {f"{kind}_{into}": math.fsum(choice[f"{kind}_{name}"] for name in names) for kind in ("ll", "n")}
-            for choice in choices
-        ]
-        for choices in drawn
-    ]
-    np.testing.assert_allclose(RULES["ppl"].score(table(*moved)), RULES["ppl"].score(table(*drawn)), rtol=1e-12)
 
 
 # Accuracies
@@ -238,17 +221,6 @@ def test_outcomes_are_those_of_loops_over_documents(documents: list[Any], data: 
             assert values(table, name)[number] == pytest.approx(value, rel=1e-9, abs=1e-12), name
         margin = per_byte[gold] - max(per_byte[:gold] + per_byte[gold + 1 :])
         assert values(table, "margin", "acc_bytes")[number] == pytest.approx(margin, rel=1e-9, abs=1e-12)
-
-
-@settings(max_examples=40)
-@given(DOCUMENTS, st.data(), st.sampled_from(["acc", "acc_norm", "acc_token", "ppl_continuation"]))
-def test_a_positive_margin_is_a_right_answer(documents: list[Any], data: st.DataObject, rule: str) -> None:
-    golds = [data.draw(st.integers(0, len(choices) - 1)) for choices in documents]
-    table = table_of(documents, golds)
-    decisions, margins = choose(table, RULES[rule]), values(table, "margin", rule)
-    right = decisions.prediction == np.array(golds)
-    assert right[margins > 0].all() and not right[margins < 0].any()
-    assert decisions.tie[margins == 0].all()
 
 
 def test_against_scikit_learn_and_lm_eval() -> None:

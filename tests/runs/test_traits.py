@@ -34,9 +34,7 @@ Changes = dict[str, Any]
 
 REFUSED: list[tuple[str, Changes, Changes, str]] = [
     ("limit", {"limit": 2}, {}, "the first 2 documents of each task"),
-    ("template", {}, {"template": {"name": "plain"}}, "template plain"),
     ("template's text", {"template": "0" * 64}, {}, "template's text 000000000000"),
-    ("solved examples", {"num_fewshot": 3}, {}, "3-shot"),
     ("dtype", {"dtype": "bfloat16"}, {}, "dtype bfloat16"),
     ("context extension", {"context_extension": YARN}, {}, "context stretched from 2,048 to 8,192 tokens by yarn"),
     ("scoring version", {"scoring": 1}, {}, "scoring version 1"),

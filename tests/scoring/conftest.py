@@ -77,15 +77,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return model
 
 
-def engine_of(loaded: LoadedModel, budget: int = BUDGET, kernel: str = "") -> Engine:
-    """An engine that must not have anything to say."""
-
-    def say(line: str) -> None:
-        raise AssertionError(line)
-
-    return Engine(loaded.model, budget, say, kernels=(kernel,) if kernel else None)
-
-
 def encode(
     loaded: LoadedModel, template: Template | None = None, unconditional: bool = False, asked: Sequence[Question] = ()
 ) -> list[EncodedQuestion]:

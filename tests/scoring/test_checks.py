@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import ProphetNetConfig, ProphetNetForCausalLM
 
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import Sequences, SequenceSet, batches_of
-from evalkit.scoring.probe import in_float32, mask_first
+from evalkit.scoring.probe import in_float32
 from evalkit.scoring.sharing import SharingCheck
 from evalkit.scoring.tree import Tree
 from tests.marks import fast
@@ -25,10 +23,9 @@ from tests.scoring.conftest import RELATIVE, VOCABULARY, Scarce, from_alone, mod
 
 BUDGET = 1100
 START = with_choices([4, 6], [1, 1, 1])
-"""Short, with choices of one token: nothing that is wrong in long rows shows here."""
+"""Short, with choices of one token: nothing that is wrong in long rows is seen here."""
 ITEMS = with_choices([4, 6, 700, 90, 300, 8, 40, 120, 500, 60])
 SHORT, LONG = 40, 200
-HALF = fast([torch.float32], [torch.float32, torch.bfloat16])
 
 
 def checked(model: Any, budget: int = BUDGET, start: Sequences = START, **settings: Any) -> tuple[Engine, list[str]]:
@@ -52,11 +49,6 @@ def drop_positions(inputs: dict[str, Any]) -> None:
     inputs.pop("position_ids", None)
 
 
-def refuse_positions(inputs: dict[str, Any]) -> None:
-    if inputs.get("position_ids") is not None:
-        raise TypeError("forward() got an unexpected keyword argument 'position_ids'")
-
-
 def drop_cache(inputs: dict[str, Any]) -> None:
     """As a model would that keeps its state elsewhere: the trunk is run, and forgotten."""
     if inputs.get("attention_mask") is not None and inputs.get("past_key_values") is not None:
@@ -64,18 +56,11 @@ def drop_cache(inputs: dict[str, Any]) -> None:
         inputs["attention_mask"] = inputs["attention_mask"][..., -inputs["input_ids"].shape[1] :]
 
 
-@pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize(
-    ("change", "kernels"),
-    [
-        (drop_mask, ("dense",)),
-        (drop_cache, ("dense",)),
-        (drop_positions, ("tiles", "dense")),
-        (refuse_positions, ("tiles", "dense")),
-    ],
+    ("change", "kernels"), [(drop_mask, ("dense",)), (drop_cache, ("dense",)), (drop_positions, ("tiles", "dense"))]
 )
-def test_a_model_that_forgets_its_inputs(change: Any, kernels: tuple[str, ...], dtype: torch.dtype) -> None:
-    model = model_of("llama", dtype)
+def test_a_model_that_forgets_its_inputs(change: Any, kernels: tuple[str, ...]) -> None:
+    model = model_of("llama")
     forward = model.model.forward
 
     def forgetful(**inputs: Any) -> Any:
@@ -85,8 +70,7 @@ def test_a_model_that_forgets_its_inputs(change: Any, kernels: tuple[str, ...], 
     model.model.forward = forgetful
     engine, [line] = checked(model, 512, kernels=kernels)
     assert not engine.shares and line.startswith("warning: this model does not support") and "\n" not in line
-    # In bf16 a pass with one token more rounds differently
-    assert from_alone(engine, model, ITEMS) <= (RELATIVE if dtype == torch.float32 else 1e-2)
+    assert from_alone(engine, model, ITEMS) <= RELATIVE
 
 
 def by_rows(monkeypatch: pytest.MonkeyPatch, window: int, with_trunk: bool | None = None) -> None:
@@ -101,39 +85,21 @@ def by_rows(monkeypatch: pytest.MonkeyPatch, window: int, with_trunk: bool | Non
     monkeypatch.setattr(Forward, "_tree_states", windowed)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("with_trunk", [False, True])
-@pytest.mark.parametrize("kernel", ["tiles", "dense", pytest.param("flex", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("window", fast([-1], [64, 256, 1024, -1]))
-def test_a_window_over_the_row(
-    monkeypatch: pytest.MonkeyPatch, window: int, kernel: str, with_trunk: bool, dtype: torch.dtype
-) -> None:
-    """Also where it goes wrong in no row of the documents, and in half precision."""
+@pytest.mark.parametrize("kernel", ["tiles", "dense"])
+def test_a_window_over_the_row(monkeypatch: pytest.MonkeyPatch, kernel: str, with_trunk: bool) -> None:
+    """Also where it goes wrong in no row of the documents."""
     # The mask of a whole row is given fewer tokens at a time
     monkeypatch.setattr("evalkit.scoring.engine.DENSE_TOKENS", BUDGET)
-    by_rows(monkeypatch, BUDGET - 1 if window < 0 else window, with_trunk)
-    engine, [line] = checked(model_of("llama", dtype), kernels=(kernel,))
+    by_rows(monkeypatch, BUDGET - 1, with_trunk)
+    engine, [line] = checked(model_of("llama"), kernels=(kernel,))
     assert not engine.shares and engine.why_not in line
     assert "states differ by" in engine.why_not
     assert engine.why_not.endswith("with a cached prefix") == with_trunk
 
 
-def test_a_window_over_the_row_in_the_model_itself() -> None:
-    """GPT-Neo's local layers look back so many rows; short documents in small batches never show it."""
-    local = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 256}
-    model = model_of("gpt_neo", **local)
-    engine, [_] = checked(model)
-    assert not engine.shares
-    assert from_alone(engine, model, ITEMS) <= RELATIVE
-
-
 def test_one_masked_token() -> None:
     """The smallest error: the check measures its effect, and passes no check that could not have detected it."""
-    real = Forward.hidden_shared
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Forward, "hidden_shared", lambda own, tree, trunk: real(own, mask_first(tree), trunk))
-        assert "inconclusive" in checked(model_of("llama"))[0].why_not
     model = model_of("llama")
     for layer in model.model.layers:
         layer.self_attn.v_proj.weight.zero_()
@@ -157,24 +123,19 @@ def test_experts_that_rounding_decides_between_are_no_error(monkeypatch: pytest.
 
 # Right ways of sharing
 
-MOE = {"num_local_experts": 2, "head_dim": 16}
 SHARING: dict[str, tuple[dict[str, Any], str]] = {
     "llama": ({}, "tiles"),
-    "mistral": ({"sliding_window": 900}, "tiles"),
     "gemma2": ({"head_dim": 16, "sliding_window": 900, "final_logit_softcapping": 2.0}, "dense"),
-    "afmoe": (MOE | {"num_experts": 2, "num_experts_per_tok": 1, "sliding_window": 900}, "tiles"),
     "bloom": ({"n_layer": 2, "n_head": 4}, "dense"),
-    "falcon": ({"alibi": True}, "dense"),
     "mpt": ({"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 2048}, "dense"),
     "mixtral": ({"num_local_experts": 4, "sliding_window": 900}, "tiles"),
-    "qwen2": ({}, "tiles"),
-    "gpt_neox": ({}, "tiles"),
-    "llama4_text": (MOE | {"intermediate_size_mlp": 96}, "tiles"),
+    "granite": ({"logits_scaling": 3.0}, "tiles"),
+    "cohere": ({"logit_scale": 2.0}, "tiles"),
 }
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("kind", fast(["llama", "mistral", "bloom", "mixtral"], SHARING))
+@pytest.mark.parametrize("dtype", fast([torch.float32], [torch.float32, torch.bfloat16]))
+@pytest.mark.parametrize("kind", SHARING)
 def test_architectures_that_share(kind: str, dtype: torch.dtype) -> None:
     settings, kernel = SHARING[kind]
     model = model_of(kind, dtype, **settings)
@@ -229,15 +190,21 @@ def test_a_kernel_that_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> Non
 # Heads
 
 
-@pytest.mark.parametrize("dtype", HALF)
-def test_an_unknown_output_head(dtype: torch.dtype) -> None:
+def test_an_unknown_output_head() -> None:
     """A model that does something of its own to its logits is scored by its own pass."""
-    model = model_of("llama", dtype)
+    model = model_of("llama")
     model.register_forward_hook(lambda _, __, output: setattr(output, "logits", 1.05 * output.logits))
     engine, said = checked(model)
     assert not engine.shares and "output head" in said[0]
-    if dtype == torch.float32:
-        assert from_alone(engine, model, ITEMS) <= RELATIVE
+    assert from_alone(engine, model, ITEMS) <= RELATIVE
+
+
+def test_base_models_that_cannot_be_run_by_themselves() -> None:
+    """Mamba rounds its states to the dtype of its head's weights before the head."""
+    model = model_of("mamba", state_size=8)
+    engine, _ = checked(model)
+    assert not engine.shares
+    assert from_alone(engine, model, START) <= RELATIVE
 
 
 def test_small_logits_do_not_hide_their_cap() -> None:
@@ -247,23 +214,6 @@ def test_small_logits_do_not_hide_their_cap() -> None:
     assert SharingCheck(model)._head_gap(Forward(model), ITEMS[2].sequences[0]) < 5e-3
     engine, _ = checked(model)
     assert not engine.shares and "output head" in engine.why_not
-
-
-def test_base_models_that_cannot_be_run_by_themselves() -> None:
-    """Mamba rounds its states to the dtype of its head's weights before the head; another has no option of a cache."""
-    without = model_of("llama")
-    base, whole = without.model.forward, without.forward
-
-    def without_option(use_cache: bool | None = None, **inputs: Any) -> Any:
-        if use_cache is not None:
-            raise TypeError("forward() got an unexpected keyword argument 'use_cache'")
-        return base(**inputs)
-
-    without.model.forward, without.forward = without_option, lambda input_ids: whole(input_ids=input_ids)
-    for model in (model_of("mamba", state_size=8), without):
-        engine, _ = checked(model)
-        assert not engine.shares
-        assert from_alone(engine, model, START) <= RELATIVE
 
 
 # Causality
@@ -313,48 +263,26 @@ def prefix(_: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     return torch.cat((output[:, :20] + output[:, :20].mean(1, keepdim=True), output[:, 20:]), dim=1)
 
 
-@pytest.mark.parametrize("change", [*map(blocks_of, (2, 32, 128)), chosen, prefix])
+@pytest.mark.parametrize("change", [*map(blocks_of, (2, 128)), chosen, prefix])
 def test_tokens_that_see_later_ones(change: Any) -> None:
     """A sequence that is cut at the end of a block would not show it."""
     rejected(hooked(model_of("llama"), change), SHORT)
     rejected(hooked(model_of("llama"), change), LONG)
 
 
-def test_logits_from_another_stream_than_the_last_hidden_state() -> None:
-    """The states of ProphetNet's main stream are causal, and its logits come from the predicting stream."""
-    layers = {"num_encoder_layers": 2, "num_decoder_layers": 2, "decoder_ffn_dim": 96, "init_std": 0.2}
-    heads = {"num_encoder_attention_heads": 4, "num_decoder_attention_heads": 4, "is_encoder_decoder": False}
-    torch.manual_seed(0)
-    config = ProphetNetConfig(vocab_size=VOCABULARY, hidden_size=64, is_decoder=True, **layers, **heads)
-    rejected(ProphetNetForCausalLM(config).eval().requires_grad_(False), SHORT)
-
-
-def doge(keep: int) -> Any:
-    """A model that attends to the tokens of the highest scores, which are equal for equal tokens in the first layer."""
-    model = model_of("doge", keep_window_size=keep)
-    for layer in model.model.layers:
-        layer.self_attn.A.add_(torch.randn_like(layer.self_attn.A))
-    return model
-
-
 def test_what_takes_effect_in_long_sequences_only() -> None:
-    rejected(doge(16), SHORT)
-    scored(doge(512), SHORT, LONG)
-    scored(doge(100), SHORT, SHORT + 20, 100)
-    rejected(doge(100), SHORT, LONG)
     for window in (None, 16):  # also where a sliding window is shorter than the sequences of the check
         model = hooked(model_of("mistral", sliding_window=window), blocks_of(128, least=100))
         scored(model, SHORT, SHORT + 20)
         rejected(model, SHORT, LONG)
 
 
-@pytest.mark.parametrize("length", [SHORT, LONG])
-def test_lookahead_beyond_the_length_of_rotary_embeddings(length: int) -> None:
+def test_lookahead_beyond_the_length_of_rotary_embeddings() -> None:
     """All embeddings change with the length there, which is no lookahead."""
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
     settings = {"rope_parameters": rope, "max_position_embeddings": 256}
-    checked(model_of("llama", **settings), start=item(length))
-    rejected(hooked(model_of("llama", **settings), blocks_of(2, least=30)), length)
+    checked(model_of("llama", **settings), start=item(LONG))
+    rejected(hooked(model_of("llama", **settings), blocks_of(2, least=30)), LONG)
 
 
 def test_tokens_that_a_model_never_predicts() -> None:
@@ -370,12 +298,6 @@ def test_tokens_that_a_model_never_predicts() -> None:
     assert np.isfinite(scores.logprobs[1:]).all()
 
 
-def test_models_that_cannot_make_a_cache() -> None:
-    hybrid = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "pad_token_id": 0, "attn_layer_indices": []}
-    scored(model_of("bamba", **hybrid), SHORT, LONG)
-    scored(model_of("xlstm", embedding_dim=64, num_blocks=2, num_heads=4, pad_token_id=0), SHORT, LONG)
-
-
 # Models that do not run, numbers that are none, and memory
 
 
@@ -385,38 +307,20 @@ def test_a_model_that_does_not_run() -> None:
     with pytest.raises(CheckpointError, match=r"^the model does not run \(RuntimeError: .*") as caught:
         checked(model)
     assert "\n" not in str(caught.value)
-    model = model_of("gpt2", max_position_embeddings=128)
-    scored(model, SHORT, 120)
-    model.config.max_position_embeddings = 512
-    with pytest.raises(CheckpointError, match="does not run"):
-        scored(model, SHORT, LONG)
 
 
 def test_memory_that_does_not_hold_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the rows; the head; the check but not the document at its exact length; neither."""
-
-    def fails(*_: Any, error: Exception | None = None) -> Any:
-        raise error or torch.OutOfMemoryError("CUDA out of memory.")
-
+    """Half of the rows; the head; neither."""
     with monkeypatch.context() as patched:
         Scarce(patched, 700, "hidden_shared")
         engine, [line] = checked(model_of("llama"))
         assert engine.shares and engine.budget == 550 and "1375 tokens" in line
-    real, [batch] = Forward.hidden_alone, batches_of(item(LONG), BUDGET)
-    for most in (LONG, 64):
-        with monkeypatch.context() as patched:
-            patched.setattr(
-                Forward, "hidden_alone", lambda *given, most=most: real(*given) if len(given[1]) <= most else fails()
-            )
-            engine, _ = checked(model_of("llama"), start=item(SHORT))
-            if most == LONG:
-                assert engine.score(batch)
-            else:
-                with pytest.raises(ScoringError, match="out of memory"):
-                    engine.score(batch)
     for error in (torch.OutOfMemoryError(), RuntimeError("not enough memory: you tried to allocate")):
         with monkeypatch.context() as patched:
-            failing = partial(fails, error=error)
+
+            def failing(*_: Any, error: Exception = error) -> Any:
+                raise error
+
             patched.setattr(SharingCheck, "_head_gap", failing)
             assert "out of memory" in checked(model_of("llama"))[0].why_not
             patched.setattr(Forward, "hidden_alone", failing)
@@ -489,9 +393,9 @@ def test_a_verdict_is_kept_for_an_architecture(comparisons: Callable[[], int], t
         assert not again("gpt_neo", **local).shares and comparisons()
     stored = sorted((tmp_path / "cache" / "sharing").iterdir())
     contents = [file.read_bytes() for file in stored]
-    for content in (b"", b"[3]", b"[" * 10**5, *contents[:1]):  # damaged, and the verdict of another architecture
-        for file, real in zip(stored, contents, strict=True):
-            file.write_bytes(content if content != real else contents[-1])
+    for changed in ([b"[3]"] * len(stored), [*contents[1:], contents[0]]):  # damaged, and of another architecture
+        for file, content in zip(stored, changed, strict=True):
+            file.write_bytes(content)
         assert again().shares and comparisons()
 
 

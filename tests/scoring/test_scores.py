@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +34,6 @@ from tests.scoring.conftest import (
     Scarce,
     Tiny,
     encode,
-    engine_of,
     from_alone,
     largest_difference,
     model_of,
@@ -46,19 +45,23 @@ from tests.tiny import Family, tiny_checkpoint
 
 TILE = 128
 """Tokens of a block of FlexAttention's mask; tiles of the processor's way to attend end at multiples of 64."""
-KERNEL = [("sdpa", "tiles"), pytest.param("sdpa", "flex", marks=pytest.mark.slow), ("eager", "dense")]
-"""FlexAttention is compiled on a GPU only."""
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize(("attention", "kernel"), [*KERNEL, ("sdpa", "dense")])
-@pytest.mark.parametrize("family", get_args(Family))
-@pytest.mark.parametrize("template", fast(["joined"], TEMPLATES))
+@pytest.mark.filterwarnings("ignore:flex_attention called without")  # it is compiled on a GPU only
+@pytest.mark.parametrize(
+    ("family", "attention", "kernel", "template"),
+    [
+        ("llama", "sdpa", "tiles", "joined"),
+        ("gpt_neox", "eager", "dense", "inst"),
+        ("qwen2", "sdpa", "dense", "plain"),
+        pytest.param("llama", "sdpa", "flex", "joined", marks=pytest.mark.slow),
+    ],
+)
 def test_every_segment_as_by_itself(tiny: Tiny, family: Family, attention: str, kernel: str, template: str) -> None:
     loaded = tiny(family, attention=attention)
     encoded = encode(loaded, TEMPLATES[template], unconditional=True)
     scored = frozenset({CONTINUATION}) if template == "plain" else ALL
-    engine = engine_of(loaded, kernel=kernel)
+    engine = Engine(loaded.model, BUDGET, pytest.fail, kernels=(kernel,))
     engine.check(question_sequences(encoded[:2], ALL))
     assert engine.shares
     assert largest_difference(loaded.model, encoded, score(engine, encoded, scored), scored) <= RELATIVE
@@ -97,20 +100,17 @@ def test_the_papers_attentions(family: str, variant: str, kernel: str) -> None:
     assert from_alone(engine, model, sequences) <= RELATIVE
 
 
-@pytest.mark.parametrize("budget", fast([600], [100, 600]))
-@pytest.mark.parametrize("prefix", fast([30], [30, 0]))
 @pytest.mark.parametrize("device", DEVICES)
-def test_half_precision_is_as_near_to_float32_as_without_sharing(device: str, prefix: int, budget: int) -> None:
+def test_half_precision_is_as_near_to_float32_as_without_sharing(device: str) -> None:
     """bf16 rounds to 8 bits, in another order: the mean distance, in nats a token, is the same."""
     exact, half = model_of("llama").to(device), model_of("llama", torch.bfloat16).to(device)
     half.load_state_dict(exact.state_dict())
     exact.load_state_dict(half.state_dict())
-    sequences = with_choices(range(5, 60, 3), (2, 5, 9), prefix)
-    batches = batches_of(sequences, budget)
-    largest = max(len(batch.tree.tokens) for batch in batches)
-    assert largest > 3 * TILE if budget > TILE else largest < 2 * TILE
-    assert len(batches) > 1 and all((len(batch.trunk) > 8) == (prefix > 0) for batch in batches)
-    reference, shared, lone = (Engine(model, budget, pytest.fail) for model in (exact, half, half))
+    sequences = with_choices(range(5, 60, 3), (2, 5, 9))
+    batches = batches_of(sequences, 600)
+    assert max(len(batch.tree.tokens) for batch in batches) > 3 * TILE
+    assert len(batches) > 1 and all(len(batch.trunk) > 8 for batch in batches)
+    reference, shared, lone = (Engine(model, 600, pytest.fail) for model in (exact, half, half))
     for engine in (reference, shared):
         engine.check(sequences)
         assert (engine.shares, engine.kernel) == (True, KERNELS[device])
@@ -127,7 +127,7 @@ def test_half_precision_is_as_near_to_float32_as_without_sharing(device: str, pr
 # Windows, and lengths on which rotary embeddings depend
 
 
-@pytest.mark.parametrize("length", fast([16, 48], [16, 48, 300]))
+@pytest.mark.parametrize("length", [16, 48])
 @pytest.mark.parametrize("kind", ["sliding", "longrope", "dynamic"])
 def test_sequences_share_only_within_a_window(kind: str, length: int) -> None:
     """Sequences longer than the model was trained for do not share a batch, where they would change the others."""
@@ -145,10 +145,9 @@ def test_sequences_share_only_within_a_window(kind: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["yarn", "dynamic-yarn", "ntk", "linear"])
-@pytest.mark.parametrize("original", fast([16], [16, 48]))
-def test_stretched_contexts_share_what_they_may(tmp_path: Path, method: str, original: int) -> None:
+def test_stretched_contexts_share_what_they_may(tmp_path: Path, method: str) -> None:
     """Under "dynamic-yarn" frequencies depend on each sequence's own length past the original window."""
-    checkpoint = locate(str(tiny_checkpoint(tmp_path / "tiny", window=original)))
+    checkpoint = locate(str(tiny_checkpoint(tmp_path / "tiny", window=16)))
     loaded = load(
         checkpoint, device="cpu", extension=extension_of(checkpoint, ContextSettings(context=256, method=method))
     )
@@ -160,7 +159,7 @@ def test_stretched_contexts_share_what_they_may(tmp_path: Path, method: str, ori
 
 
 def test_a_longer_sequence_before_changes_no_score() -> None:
-    """transformers' own module keeps the frequencies of the longest one."""
+    """Though transformers' own module keeps the frequencies of the longest one."""
     rope = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}
 
     def fresh() -> Any:
@@ -173,10 +172,6 @@ def test_a_longer_sequence_before_changes_no_score() -> None:
         forward = Forward(fresh())
         scored(forward, long)
         np.testing.assert_allclose(scored(forward, short).logprobs, expected, rtol=1e-5)
-    model = fresh()
-    for ids in (long, short):
-        logs = model(input_ids=torch.from_numpy(ids[None, :-1]).long()).logits[0].log_softmax(-1)
-    assert np.abs(logs.numpy()[np.arange(19), short[1:]] - expected[1:]).max() > 0.01
 
 
 # Memory, and numbers that are not finite

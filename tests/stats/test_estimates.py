@@ -103,17 +103,6 @@ def test_clusters_are_the_literal_matrices_of_cr2(sizes: list[int], effect: floa
     assert again == pytest.approx(ours)
 
 
-def test_clusters_of_very_unequal_size_have_few_degrees_of_freedom() -> None:
-    """Independent documents: closed forms of Bell and McCaffrey's. A source with half of the documents leaves few."""
-    sizes = np.array([50] + [5] * 10)
-    clusters, values = np.repeat(np.arange(11), sizes), random_differences(100, 1)
-    # Maximum variation within sources, so the estimated shared effect is zero
-    values[:50], values[50:] = np.tile([1, -1], 25), np.tile([1, -1, 0, 1, -1], 10)
-    share = sizes / 100
-    whole = (share**2).sum() + ((share**2 / (1 - share)).sum() ** 2 - (share**4 / (1 - share) ** 2).sum())
-    assert mean(values, clusters).freedom == pytest.approx(1 / whole) and 1 / whole < 4
-
-
 @settings(max_examples=40)
 @given(st.lists(st.lists(st.floats(-1, 1), min_size=2, max_size=9), min_size=1, max_size=6))
 def test_strata_are_cochrans_sum_of_variances(parts: list[list[float]]) -> None:

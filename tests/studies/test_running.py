@@ -19,12 +19,12 @@ import pandas as pd
 import pytest
 
 from evalkit.display import Progress
-from evalkit.errors import RunError, SeveralErrors
+from evalkit.errors import SeveralErrors
 from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS, Run, load_run
 from evalkit.runs.writing import Owner, locked, read_owner
 from evalkit.studies import running as module
-from evalkit.studies.running import Job, Outcome, outcomes_report, plan_checkpoints, plan_runs, run_here, run_study
+from evalkit.studies.running import Job, Outcome, outcomes_report, plan_runs, run_here, run_study
 from evalkit.studies.status import RunState, states_of, status_report
 from evalkit.studies.study import Record, Study, finished_run_of, record_of, recorded_checkpoints, save_record
 from evalkit.studies.study_file import read_study
@@ -77,13 +77,6 @@ def test_all_problems_are_named_at_once(folder: Path) -> None:
         assert noun in problems.pop(name)
     same = "\n".join(problems.values())
     assert "A on zs and A on again are the same run" in same and "A on zs and copy on zs are the same run" in same
-    # Of several checkpoints of one command
-    options = ZS | {"data_dir": folder / "documents", "allow_unofficial_data": True, "output": folder / "runs"}
-    models = [str(folder / name) for name in ("vanilla", "nix", "intg-seed1", "nox")]
-    with pytest.raises(SeveralErrors) as raised:
-        plan_checkpoints(models, options, silent)
-    assert [name in problem for name, problem in zip(models[1::2], raised.value.problems, strict=True)] == [True, True]
-    assert [job.label for job in plan_checkpoints(models[::2], options, silent)] == models[::2]
 
 
 def test_checkpoints_that_are_gone(study: Path) -> None:
@@ -98,11 +91,9 @@ def test_checkpoints_that_are_gone(study: Path) -> None:
     assert kept == ["vanilla on zs", "diff seed 1 step 5 on zs"] and len(plans) == 8
     assert all(any(line.startswith(label) for line in said) for label in kept)
 
-    def runner(jobs: Sequence[Job], *_: object) -> list[Outcome]:
-        raise AssertionError(jobs)
-
     # A cluster is not started for them
-    report = outcomes_report(run_study(read_study(write_study(study, {"A": "vanilla"})), Told(), runner, wait=True))
+    outcomes = run_study(read_study(write_study(study, {"A": "vanilla"})), Told(), pytest.fail, wait=True)
+    report = outcomes_report(outcomes)
     assert report.content[0]["state"] == "finished" and report.content[0]["score"] is not None
     both = {"zs": ZS, "needle": NEEDLE}
     plans = plan_runs(read_study(write_study(study, {"C": steps}, both)), said.append)
@@ -112,11 +103,6 @@ def test_checkpoints_that_are_gone(study: Path) -> None:
     listed = steps | {"steps": ["checkpoint-5", "checkpoint-10"]}
     with pytest.raises(SeveralErrors, match=r"C step 5 on .*not found"):
         plan_runs(read_study(write_study(study, {"C": listed}, both)), silent)
-    # A checkpoint that is damaged is not gone
-    weights = lost.with_name("checkpoint-10") / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(SeveralErrors, match=r"C step 10 on .*model.safetensors"):
-        plan_runs(read_study(write_study(study, {"C": steps | {"steps": ["checkpoint-10"]}})), silent)
 
 
 # Records
@@ -129,18 +115,15 @@ def unread(tmp_path: Path) -> Study:
 
 
 def test_records(unread: Study) -> None:
-    """Success clears a failure, parameters stay; unchanged is not written again, but the same failure is."""
+    """Success clears a failure, parameters stay; what is unchanged is not written again."""
     output, [first_run, other] = unread.output, unread.runs
     assert record_of(output, first_run) is None
     save_record(output, first_run, output / "folder", "0123", "it broke", 7)
     first = record_at(unread, 0)
     assert (first.label, first.folder, first.id, first.error) == ("A on zs", "folder", "0123", "it broke")
-    [path] = (output / ".studies").iterdir()
-    time.sleep(0.002)
-    save_record(output, first_run, output / "folder", "0123", "it broke")
-    assert record_at(unread, 0).written > first.written
     save_record(output, first_run, output / "folder", "0123")
     assert (record_at(unread, 0).error, record_at(unread, 0).parameters) == ("", 7)
+    [path] = (output / ".studies").iterdir()
     before = path.stat().st_ino
     save_record(output, first_run, output / "folder", "0123")
     assert path.stat().st_ino == before
@@ -150,47 +133,19 @@ def test_records(unread: Study) -> None:
     save_record(output, other, output / "one", "0123")
     place = unread.checkpoints[0].place
     assert recorded_checkpoints(output, place) == set()
-    for name in ("two", "one"):
-        (output / name).mkdir()
+    (output / "one").mkdir()
     (output / "one" / RESULTS).touch()
     assert recorded_checkpoints(output, place) == {"org/b"} and recorded_checkpoints(output, "../elsewhere") == set()
-    for content in ("", "[]", '{"label": 1}', '{"label": "a", "folder": "../../x", "id": "1"}'):
-        path.write_text(content)
-        assert record_of(output, first_run) is None and finished_run_of(unread, first_run) is None
-    shutil.rmtree(output / ".studies")
-    (output / ".studies").touch()
-    with pytest.raises(RunError, match=r"\.studies"):
-        save_record(output, first_run, output / "folder", "0123")
-
-
-_WRITING = """
-import sys
-from pathlib import Path
-from evalkit.studies.study import save_record
-from evalkit.studies.study_file import read_study
-study = read_study(Path(sys.argv[1]))
-for number in range(200):
-    save_record(study.output, study.runs[0], study.output / "folder", "0123", f"{sys.argv[2]} {number}")
-"""
-
-
-@pytest.mark.slow
-def test_processes_may_write_a_record_at_the_same_time(unread: Study) -> None:
-    command = [sys.executable, "-c", _WRITING, str(unread.path)]
-    started = [subprocess.Popen([*command, str(number)], stderr=subprocess.PIPE, text=True) for number in range(3)]
-    for process in started:
-        _, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-    assert record_at(unread, 0).error.endswith(" 199")
-    assert len(list((unread.output / ".studies").iterdir())) == 1
+    path.write_text('{"label": "a", "folder": "../../x", "id": "1"}')
+    assert record_of(output, first_run) is None and finished_run_of(unread, first_run) is None
 
 
 # Running
 
 
 def test_a_failure_is_recorded_and_cleared_by_success(folder: Path) -> None:
-    path = write_study(folder / "study.yaml", {"A": "vanilla", "B": "intg-*"}, {"zs": ZS, "needle": NEEDLE})
-    study, weights = read_study(path), folder / "intg-seed1" / "model.safetensors"
+    study = read_study(write_study(folder / "study.yaml", {"A": "vanilla", "B": "intg-*"}))
+    weights = folder / "intg-seed1" / "model.safetensors"
     whole, other = weights.read_bytes(), (folder / "vanilla" / "model.safetensors").read_bytes()
 
     def damaging(jobs: Sequence[Job], progress: Progress, done: Any) -> list[Outcome]:
@@ -199,12 +154,11 @@ def test_a_failure_is_recorded_and_cleared_by_success(folder: Path) -> None:
 
     told = Told()
     outcomes = run_study(study, told, damaging, wait=False)
-    states = [outcome.state for outcome in outcomes]
-    assert states == ["finished", "finished", "failed", "failed", "finished", "finished"]
-    assert len([line for line in told.lines if line.startswith("B seed 1 on ") and " failed: " in line]) == 2
-    assert "changed since this run was started" in record_at(study, 2).error
-    assert record_at(study, 2).parameters == 139_584
-    assert "6 runs: 4 finished, 2 failed" in printed(outcomes_report(outcomes))
+    assert [outcome.state for outcome in outcomes] == ["finished", "failed", "finished"]
+    assert len([line for line in told.lines if line.startswith("B seed 1 on ") and " failed: " in line]) == 1
+    assert "changed since this run was started" in record_at(study, 1).error
+    assert record_at(study, 1).parameters == 139_584
+    assert "3 runs: 2 finished, 1 failed" in printed(outcomes_report(outcomes))
     # A recorded failure is not touched when the study is planned again: another process may write it at this moment
     records = {path: path.stat().st_ino for path in (study.output / ".studies").iterdir()}
 
@@ -212,10 +166,10 @@ def test_a_failure_is_recorded_and_cleared_by_success(folder: Path) -> None:
         return [Outcome(job, "in use") for job in jobs]
 
     weights.write_bytes(whole)
-    assert run(study, runner=idle) == ["in use"] * 6
+    assert run(study, runner=idle) == ["in use"] * 3
     assert records == {path: path.stat().st_ino for path in (study.output / ".studies").iterdir()}
-    assert run(study) == ["finished"] * 6
-    assert record_at(study, 2).error == ""
+    assert run(study) == ["finished"] * 3
+    assert record_at(study, 1).error == ""
 
 
 def test_runs_of_others_are_named_and_waiting_takes_them_over(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,29 +201,22 @@ def test_runs_of_others_are_named_and_waiting_takes_them_over(study: Path, monke
     same_tables(study, single)
 
 
-def test_waiting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It rests where a folder only seems to be free, and what failed in another process meanwhile is not tried."""
+def test_what_failed_in_another_process_meanwhile_is_not_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier failure says nothing: its process may have been killed."""
     study = read_study(write_study(folder / "study.yaml", {"A": "vanilla"}))
     [(study_run, plan)] = plan_runs(study, silent)
-    rounds, calls, told = list[float](), list[int](), Told()
-    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=rounds.append))
+    told, calls = Told(), list[int]()
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=lambda _: None))
 
-    def in_use(jobs: Sequence[Job], *_: Any) -> list[Outcome]:
+    def fail(jobs: Sequence[Job] = (), *_: Any) -> list[Outcome]:
         calls.append(len(jobs))
-        return [Outcome(job, "in use" if len(calls) < 4 else "finished") for job in jobs]
-
-    def failing(jobs: Sequence[Job], *_: Any) -> list[Outcome]:
         time.sleep(0.002)  # records have milliseconds
-        save_record(study.output, study_run, plan.folder, plan.manifest["id"], "it broke")
-        return in_use(jobs)
+        save_record(study.output, study_run, plan.folder, plan.manifest["id"], f"it broke {len(calls)}")
+        return [Outcome(job, "in use") for job in jobs]
 
-    # An earlier failure says nothing: the process that had the run may have been killed
-    save_record(study.output, study_run, plan.folder, plan.manifest["id"], "it broke")
-    assert run(study, runner=in_use, wait=True) == ["finished"]
-    assert (len(calls), len(rounds)) == (4, 2)
-    calls.clear()
-    [outcome] = run_study(study, told, failing, wait=True)
-    assert (outcome.state, outcome.message, len(calls)) == ("failed", "it broke", 1)
+    fail()
+    [outcome] = run_study(study, told, fail, wait=True)
+    assert (outcome.state, outcome.message, calls) == ("failed", "it broke 2", [0, 1])
     assert told.lines[-1].startswith("A on zs failed in another process")
 
 
@@ -292,32 +239,29 @@ def test_results_are_those_of_the_rule_in_the_file(study: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ends", [[signal.SIGKILL, signal.SIGKILL], [signal.SIGINT], [signal.SIGTERM]])
-def test_processes_share_a_study_and_some_are_ended(ends: list[signal.Signals], tmp_path: Path) -> None:
-    """Two more than are ended, if any is killed: they take over. An interrupted one resumes."""
+def test_processes_share_a_study_and_take_over_from_those_that_are_killed(tmp_path: Path) -> None:
     folder, benchmarks = made_files(tmp_path, count=60), {"zs": ZS | {"limit": None, "token_budget": 128}}
     alone = write_study(folder / "alone.yaml", CHECKPOINTS, benchmarks, output="alone")
     assert set(run(read_study(alone))) == {"finished"}
     path = write_study(folder / "study.yaml", CHECKPOINTS, benchmarks)
     command = [sys.executable, "-m", "evalkit", "study", "run", str(path), "--wait"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started = [subprocess.Popen(command, **pipes) for _ in range(4 if len(ends) > 1 else 1)]
+    started = [subprocess.Popen(command, **pipes) for _ in range(4)]
     try:
-        ended: dict[int, signal.Signals] = {}
+        ended: set[int] = set()
         deadline = time.monotonic() + 240
-        while len(ended) < len(ends):
+        while len(ended) < 2:
             assert time.monotonic() < deadline
             for journal in (folder / "runs").glob(f"*/{JOURNAL}"):
                 owner = read_owner(journal.parent)
                 begun = journal.read_bytes().count(b"\n") > 2 and not (journal.parent / RESULTS).exists()
-                if owner and begun and not owner.released and owner.process not in ended and len(ended) < len(ends):
-                    ended[owner.process] = ends[len(ended)]
-                    os.kill(owner.process, ended[owner.process])
+                if owner and begun and not owner.released and len(ended) < 2:
+                    ended.add(owner.process)
+                    os.kill(owner.process, signal.SIGKILL)
             time.sleep(0.005)
-        codes = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130, signal.SIGTERM: 143}
         for process in started:
             out, err = process.communicate(timeout=300)
-            assert process.returncode == codes.get(ended.get(process.pid), 0) and "Traceback" not in err, err
+            assert process.returncode == (-signal.SIGKILL if process.pid in ended else 0), err
             assert process.pid in ended or "8 runs: 8 finished" in out
     finally:
         for process in started:
@@ -371,13 +315,12 @@ def test_runs_in_use_and_without_results(small: Study) -> None:
         assert f"process {os.getpid()} on {platform.node()}" in text and "about 1:30 left" in text
     ended = state(small, 1)
     assert (ended.state, ended.share, ended.host) == ("interrupted", 0.5, "") and ended.seconds_left is not None
-    # Of another machine, as long as it renews its file
+    # Of another machine
     owner = Owner(host="another-machine", process=7, done=0.25, seconds_left=60.0)
     (folder / ".owner").write_text(json.dumps(owner.model_dump()))
     running = state(small, 1)
     assert (running.state, running.host, running.process, running.share) == ("running", "another-machine", 7, 0.25)
-    os.utime(folder / ".owner", (0, 0))
-    assert state(small, 1).state == "interrupted"
+    (folder / ".owner").unlink()
     save_record(small.output, small.runs[1], folder, record_at(small, 1).id, "it broke")
     assert (state(small, 1).state, state(small, 1).reason) == ("failed", "it broke")
     (folder / "kept").rename(folder / RESULTS)
@@ -389,18 +332,8 @@ def test_runs_in_use_and_without_results(small: Study) -> None:
 
 
 def test_without_records_runs_are_planned(small: Study) -> None:
-    """Neither torch nor transformers is imported."""
     shutil.rmtree(small.output / ".studies")
     (small.path.parent / "intg-seed2" / "config.json").unlink()
-    script = (
-        "import sys\nfrom pathlib import Path\nfrom evalkit.models.loading.locate import silent\n"
-        "from evalkit.studies.status import states_of, status_report\n"
-        "from evalkit.studies.study_file import read_study\n"
-        f"study = read_study(Path({str(small.path)!r}))\nstates = states_of(study, silent)\n"
-        "status_report(study, states)\nprint([state.state for state in states], states[2].reason)\n"
-        "print([name for name in ('torch', 'transformers', 'pandas', 'lm_eval') if name in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    states, heavy = done.stdout.splitlines()
-    assert states.startswith("['finished', 'finished', 'not planned']") and "config.json" in states
-    assert heavy == "[]" and not (small.output / ".studies").exists()
+    states = states_of(small, silent)
+    assert [state.state for state in states] == ["finished", "finished", "not planned"]
+    assert "config.json" in states[2].reason and not (small.output / ".studies").exists()

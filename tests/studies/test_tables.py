@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from evalkit.errors import EvalkitError, TableError, UnknownNameError, UsageError
+from evalkit.errors import EvalkitError, TableError, UsageError
 from evalkit.reporting.table import plain
 from evalkit.runs.folder import Run
 from evalkit.studies.results import read_results
@@ -124,28 +124,8 @@ def test_benchmarks_by_suite(own: Path, finished: Run) -> None:
     assert rows(filled(with_tables(own, main_res={"benchmark": "zs"}))) == ROWS
     assert "no row has a finished run on plain" in unfilled(own, "main_res", "plain")
     assert "benchmark needle is of that suite" in unfilled(own, "main_res", "needle")
-    with pytest.raises(UnknownNameError, match=r"benchmark of study .* 'zz'"):
-        filled(own, benchmark="zz")
     recorded(own, finished, {"base on text": "llama-125m-vanilla"}, suite="zeroshot8_text")
     assert rows(filled(own, benchmark="text")) == ["vanilla_125m"]
-
-
-def test_tables_that_no_run_fills(own: Path) -> None:
-    layout = {"rows": [{"items": {"base": None}}], "columns": [{"items": {"x": None}}]}
-    (own.parent / "suiteless.yaml").write_text(yaml.safe_dump(layout), "utf-8")
-    with_tables(own, **{"suiteless.yaml": {}})
-    tables = [
-        study_table(read_results(own), TableRequest(name, "runs"), None) for name in study_layouts(read_study(own))
-    ]
-    reasons = {table.name: table.why for table in tables if table.table is None}
-    nouns = {
-        "app_long_contx": "suite longbench",
-        "anly_rank_main": "suite attention",
-        "suiteless": "no suite",
-        "abl_top_main": "base, diff_125m, intg, other: no row has this model",
-    }
-    assert all(noun in reasons[name] for name, noun in nouns.items())
-    assert not {"main_res", "sig_abl_app", "vanilla_head_app", "backbone_abl_main"} & reasons.keys()
 
 
 def test_settings_of_a_layout_file_by_any_path(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,12 +150,9 @@ def test_invalid_settings(own: Path, finished: Run) -> None:
     invalid: list[tuple[Any, type[EvalkitError], str]] = [
         ({"main_rse": {}}, UsageError, "'main_rse'.*'main_res'"),
         ({"main_res": {"rows": {"vanila_125m": "base"}}}, UsageError, "'main_res'.*'vanila_125m'"),
-        ({"main_res": {"rows": {"intg_125m": "itng"}}}, UsageError, "'intg_125m'.*'itng'"),
         ({"main_res": {"rows": {"intg_125m": "intg@5"}}}, UsageError, "'intg@5'"),
-        ({"main_res": {"benchmark": "zz"}}, UsageError, "'main_res'.*'zz'"),
         ({"main_res": {"titles": {"Resoning": "x"}}}, UsageError, "main_res .*'Reasoning'"),
         ({"main_res": {"caption": "**x"}}, TableError, r"'main_res', caption: '\*\*'"),
-        ({"main_res": {"drop-empty": True}}, UsageError, "drop-empty.*drop_empty"),
     ]
     for tables, kind, nouns in invalid:
         with pytest.raises(kind, match=nouns):
@@ -208,9 +185,5 @@ def test_runs_are_compared_with_their_baseline(tmp_path: Path) -> None:
     with_tables(path)
     shutil.rmtree(next(study.output.glob("llama-125m-vanilla-*")))
     why = unfilled(path, "anly_rank_main")
-    assert (
-        "no row has a finished run on maps" in why and "llama-125m-vanilla, the baseline of cog/125m, diff/125m" in why
-    )
-    for folder in study.output.glob("llama-*"):
-        shutil.rmtree(folder)
-    assert unfilled(path, "anly_rank_main")
+    assert "no row has a finished run on maps" in why
+    assert "llama-125m-vanilla, the baseline of cog/125m, diff/125m" in why

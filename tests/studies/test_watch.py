@@ -166,15 +166,3 @@ def test_until_a_step(sharded: Path, training: Path) -> None:
             watcher.again(arrived, 0.3)
     assert steps.count(10) + steps.count(20) == len(steps) == 4
     late.join()
-
-
-@pytest.mark.slow
-def test_a_folder_that_is_away_for_a_while(sharded: Path, training: Path) -> None:
-    shutil.copytree(sharded, training / "checkpoint-10")
-    said, steps = list[str](), list[int]()
-    for arrived in watch(training, say=said.append, idle=3.0):
-        steps.append(arrived.step)
-        if len(steps) == 1:
-            training.rename(training.with_name("away"))
-            threading.Timer(0.5, lambda: training.with_name("away").rename(training)).start()
-    assert steps[0] == 10 and len(said) == 1 and str(training) in said[0]

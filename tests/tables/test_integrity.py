@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from evalkit.errors import UsageError
-from evalkit.reporting.table import plain
-from evalkit.runs.folder import Run, load_run
+from evalkit.runs.folder import Run
 from evalkit.runs.rules import RULES
 from evalkit.tables.integrity import check, read_protocols
 from evalkit.tables.layout import load_layout
 from evalkit.tables.request import TableRequest, make
-from tests.tables.runs import altered, lines
+from tests.tables.runs import lines
 
 
 def test_the_run_stands_beside_the_published_rows(finished: Run) -> None:
@@ -34,19 +30,3 @@ def test_the_run_stands_beside_the_published_rows(finished: Run) -> None:
     for protocol in protocols.values():
         assert set(protocol.rules.values()) <= RULES.keys()
         assert set(protocol.rules) - {"default"} <= set(layout.tasks)
-
-
-def test_differences_are_noted(finished: Run, tmp_path: Path) -> None:
-    table = check(finished)
-    notes, average = "\n".join(map(plain, table.notes)), lines(table)["as OurLlama"][-1]
-    assert f"Average under OurLlama's rules: {average}, {float(average) - 47.2:+.1f} from its 47.2." in notes
-    for words in ("rule ppl", "template inst", "not the official ones of winogrande"):
-        assert words in notes
-    assert "Documents differ: the first" not in notes and "Context differs" not in notes
-    extension = {"method": "linear", "target": 8192, "original": 2048, "factor": 4.0}
-    limited = altered(finished, tmp_path / "b", limit=2, num_fewshot=5, context_extension=extension, dtype="bfloat16")
-    notes = "\n".join(map(plain, check(load_run(limited)).notes))
-    for words in ("the first 2 documents", "from 2,048 to 8,192", "dtype bfloat16", "5-shot here"):
-        assert words in notes
-    with pytest.raises(UsageError, match="zeroshot8_text"):
-        check(load_run(altered(finished, tmp_path / "text", suite="zeroshot8_text")))

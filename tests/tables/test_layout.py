@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.errors import EvalkitError, TableError, UnknownNameError
+from evalkit.errors import TableError, UnknownNameError
 from evalkit.reporting.table import plain
 from evalkit.tables.layout import load_layout
 from tests.tables.runs import written
@@ -45,19 +45,12 @@ def test_a_users_own(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (OWN | {"columns": [{"items": {"arc_esy": "ARCe"}}]}, ["'arc_esy'", "'arc_easy'"]),
-        (OWN | {"suite": "nowhere.yaml"}, ["nowhere.yaml"]),
         (OWN | {"rows": [{"items": {"a": 1}}, {"items": {"a": 2}}]}, ["'a'"]),
-        (OWN | {"rows": [{"items": {"a": {"facts": {"size": "1B"}}}}]}, ["'a'", "'size'"]),
-        (OWN | {"rows": [{"items": {"a": {"model": ["x", ""]}}}]}, ["'rows[0].items.a.model[1]'"]),
-        (OWN | {"columns": [{"items": {"Average": {"model": "x"}}}]}, ["'Average'"]),
         (OWN | {"marks": {"bold": "best"}}, ["'marks.bold'", "highest in section"]),
         (OWN | {"caption": "**no end"}, ["'caption'", "'**'"]),
-        (OWN | {"caption": 2.5}, ["'caption'", "2.5"]),
         (PAIRED | {"suite": None}, ["'suite'"]),
         (PAIRED | {"suite": "zeroshot8", "pairs": {}}, ["'a'", "'s'", "'pairs'"]),
-        (PAIRED | {"pairs": {"s": {"baseline": "v", "measures": {"y": "rank"}}}}, ["'pairs'", "'y'"]),
         (PAIRED | {"columns": [{"items": {"x": "X", "y": "Y"}}]}, ["'y'", "'pairs'"]),
-        (PAIRED | {"rows": [{"items": {"a": {"model": "llama-125m-diff"}}}]}, ["'a'", "size"]),
         (PAIRED | {"rows": [{"items": {"baseline": {"model": {"s": "v"}}}}]}, ["'baseline'"]),
     ],
 )
@@ -65,8 +58,6 @@ def test_invalid_layouts(tmp_path: Path, content: dict[str, Any], words: list[st
     with pytest.raises(TableError) as caught:
         load_layout(written(tmp_path / "my_table.yaml", **content))
     assert all(word in str(caught.value) for word in ("my_table.yaml", *words)), caught.value
-    with pytest.raises(EvalkitError, match=r"nowhere\.yaml"):
-        load_layout("nowhere.yaml")
 
 
 @given(filled=st.sets(st.sampled_from(list(MAIN.model_items)), min_size=1))

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-from evalkit.errors import TableError, UnknownNameError, UsageError
+from evalkit.errors import UsageError
 from evalkit.reporting.table import Table, plain
 from evalkit.runs.folder import Run
 from evalkit.tables.fill import Number
@@ -18,10 +17,9 @@ from evalkit.tables.layout import load_layout
 from evalkit.tables.measured import measure
 from evalkit.tables.request import TableRequest, make
 from evalkit.tables.rows import RunMapping
-from tests.benchmarks.attention.made_ranks import TASKS, made_ranks
+from tests.benchmarks.attention.made_ranks import made_ranks
 from tests.printed import printed
-from tests.tables.runs import lines, mapped, written
-from tests.tables.test_layout import PAIRED
+from tests.tables.runs import lines
 
 TABLE = "anly_rank_main"
 BASE = np.array([[2.0, 3.0, 90.0]] * 5)
@@ -114,60 +112,12 @@ def test_runs_of_other_documents_are_rejected(tmp_path: Path, small: dict[str, R
 
     seed = diff("b", seed=1)
     for run, words in (
-        (diff("a", documents={"piqa": "0" * 64, "boolq": "hash of boolq"}), "documents of piqa 000000000000"),
         (seed, r"200 random documents of each task \(seed 1\), row 'baseline/125m'"),
-        (diff("d", continuation="all"), "all continuations"),
-        (diff("e", version=2), "benchmark version 2"),
         (diff("f", first=1), "row 'diff/125m': .* same documents of piqa, boolq"),
         (finished, "suite zeroshot8.* suite attention"),
     ):
         with pytest.raises(UsageError, match=words):
             of_runs(small["vanilla"], run)
     assert of_runs(small["vanilla"], seed, mixed=True).sections[0].lines[1].label[-1].text == "a"
-    sources = {task: {"source": "mine", "official": False, "count": 9} for task in TASKS}
-    own = made_ranks(tmp_path / "more", "llama-125m-vanilla", ranks(BASE, BASE, BASE), manifest={"documents": sources})
-    notes = [plain(note) for note in of_runs(own, small["diff"]).notes]
-    assert f"baseline/125m: {own.folder.name}: not the official documents of piqa, boolq." in notes
-    for options, word in (({"rule": "rank"}, "--rule rank"), ({"significance": True}, "--significance")):
-        with pytest.raises(UsageError, match=word):
-            of_runs(small["vanilla"], small["diff"], **options)
     with pytest.raises(UsageError, match=r"'diff/125m'.* llama-125m-vanilla; .*'baseline/125m'"):
         of_runs(small["diff"])
-
-
-def test_rows_are_named_by_size_and_values_may_fill_others(tmp_path: Path, small: dict[str, Run]) -> None:
-    def filled(source: str = "runs", **content: Any) -> Table:
-        return make(TableRequest(TABLE, source, mapped(tmp_path, **content)))
-
-    rows = {"baseline/125m": str(small["vanilla"].folder), "cog/125m": str(small["diff"].folder)}
-    values = tmp_path / "mine.csv"
-    values.write_text("model,125m_last1,1b_last3\nintg,61.5,7\n", encoding="utf-8")
-    table = filled("both", rows=rows, values=str(values))
-    assert (lines(table)["cog"][:3], lines(table)["intg"]) == (["40%", "80%", "100%"], ["62%", *["-"] * 4, "7%"])
-    assert [cell.difference for cell in table.sections[0].lines[0].cells[:3]] == ["-18", "+10", "+0"]
-    assert any("row 'cog/125m' is llama-125m-cog" in plain(note) for note in table.notes)
-    with pytest.raises(UnknownNameError, match=f"row of table {TABLE} 'diff'"):
-        filled(rows=rows | {"diff": str(small["diff"].folder)})
-    with pytest.raises(TableError, match="row 'intg' has both a run and numbers in"):
-        filled(rows=rows | {"intg/125m": str(small["intg"].folder)}, values=str(values))
-
-
-def test_a_layout_of_ones_own(tmp_path: Path, small: dict[str, Run]) -> None:
-    """Models in columns, another measure, and a baseline that is none of the paper's."""
-    content = PAIRED | {
-        "models": "columns",
-        "pairs": {"s": {"baseline": ["llama-125m-intg", "llama-125m-cog"], "measures": {"x": "rank", "y": "rank@19"}}},
-        "columns": PAIRED["rows"],
-        "rows": [{"items": {"x": "X", "y": "Y"}}],
-        "decimals": 1,
-    }
-    path = written(tmp_path / "own.yaml", **content)
-    assert list(load_layout(path).assigned) == ["baseline/s", "a/s"]
-    table = make(TableRequest(path, "runs", runs=tuple(str(small[name].folder) for name in ("intg", "diff"))))
-    # Layer 16 is the same in both; sums of the others by hand: diff 12, 12, 11, 10, 8; intg 5, 5, 5, 5, 13
-    assert lines(table) == {"x": ["80.0"], "y": ["80.0"]}
-    layout = yaml.safe_load(load_layout(TABLE).path.read_text("utf-8"))
-    layout["pairs"]["125m"]["measures"]["125m_last1"] = "entropy@-1"
-    path = written(tmp_path / "own.yaml", **layout)
-    with pytest.raises(UsageError, match="'125m_last1' of row 'diff/125m'"):
-        make(TableRequest(path, "runs", runs=tuple(str(run.folder) for run in small.values())))

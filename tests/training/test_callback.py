@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import evalkit
 from evalkit.comparison.curves import curve
 from evalkit.comparison.sides import find_trainings
 from evalkit.display import Progress
-from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.loading.load import LoadedModel
 from evalkit.runs.folder import Run
 from evalkit.studies.training import logged_metrics
@@ -154,20 +152,14 @@ def test_a_resumed_training(folder: Path, asked: dict[str, Any], tmp_path: Path)
     assert names(asked["output"]) == ["with step 2", "with step 4", "with step 6"]
 
 
-@pytest.mark.parametrize("at_end", [True, pytest.param(False, marks=pytest.mark.training)])
 def test_a_training_that_is_stopped_is_evaluated_at_its_end(
-    at_end: bool, folder: Path, asked: dict[str, Any], tmp_path: Path
+    folder: Path, asked: dict[str, Any], tmp_path: Path
 ) -> None:
-    """On all tasks there is an average."""
-
     def stop(state: Any, control: Any, _: Any) -> None:
         control.should_training_stop = state.global_step == 3
 
-    arguments = asked | {"every": 4, "at_end": at_end, "name": "end", "tasks": (), "limit": 2}
-    trainer = train(folder, tmp_path / "x", arguments, Calling("on_step_end", stop))
-    assert names(asked["output"]) == ["end step 3"] * at_end
-    for logged in logs_of(trainer).values():
-        assert {f"evalkit/zeroshot8/{name}" for name in ("arc_easy", "Average", "Knowledge")} <= logged.keys()
+    trainer = train(folder, tmp_path / "x", asked | {"every": 4, "name": "end"}, Calling("on_step_end", stop))
+    assert names(asked["output"]) == ["end step 3"] and sorted(logs_of(trainer)) == [3]
 
 
 @pytest.mark.training
@@ -240,17 +232,11 @@ def test_a_failed_evaluation(
 
 INVALID: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"tasks": "piqq"}, UsageError, "piqq"),
-    ({"data_dir": "nowhere"}, DataError, "nowhere"),
-    ({"template": "nothing"}, UnknownNameError, "nothing"),
     ({"attention": "flash"}, UsageError, "'flash'"),
     ({"every": 0}, UsageError, "every is 0"),
-    ({"every": 2.5}, UsageError, "every is 2.5"),
     ({"every": None, "at_end": False}, UsageError, "every and at_end"),
-    ({"at_end": 1}, UsageError, "at_end is 1"),
     ({"on_error": "ignore"}, UsageError, "on_error is 'ignore'"),
-    ({"suite": "zeroshot9"}, UsageError, "'zeroshot9'"),
     ({"settings": {"limit": 5}}, UsageError, "limit"),
-    ({"name": ""}, UsageError, "name"),
 ]
 
 
@@ -296,37 +282,3 @@ def test_metrics_are_those_of_the_rule(finished: Run) -> None:
     assert logged[own] != logged["acc_norm"]
     with pytest.raises(UnknownNameError, match="'nix'"):
         logged_metrics(finished, "nix")
-
-
-@pytest.mark.training
-def test_what_it_logs_reaches_tensorboard(
-    folder: Path, asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    protocol = pytest.importorskip("tensorboardX.proto.event_pb2")
-    script = (
-        "import sys, warnings; warnings.simplefilter('ignore'); import evalkit; from pathlib import Path\n"
-        "from tests.training.trainers import trainer_of\n"
-        "start, folder, documents = map(Path, sys.argv[1:])\n"
-        "trainer = trainer_of(start, folder / 'x', report_to=['tensorboard'], logging_steps=3)\n"
-        "trainer.add_callback(evalkit.TrainerCallback(trainer, every=2, tasks='piqa', data_dir=documents, "
-        "allow_unofficial_data=True, output=folder / 'runs'))\n"
-        "trainer.train()\n"
-    )
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "log"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    call = [sys.executable, "-c", script, str(folder), str(tmp_path), str(asked["data_dir"])]
-    subprocess.run(call, check=True, capture_output=True)
-    logged: dict[str, list[tuple[int, float]]] = {}
-    for path in sorted((tmp_path / "log").rglob("events.*")):
-        # A record is length, checksum, content, checksum
-        content, start = path.read_bytes(), 0
-        while start < len(content):
-            size = int.from_bytes(content[start : start + 8], "little")
-            event = protocol.Event.FromString(content[start + 12 : start + 12 + size])
-            for value in event.summary.value:
-                logged.setdefault(value.tag, []).append((event.step, value.simple_value))
-            start += size + 16
-    assert [step for step, _ in logged["train/loss"]] == [3, 6]
-    for step, value in logged["train/evalkit/zeroshot8/piqa"]:
-        [task] = evalkit.load_run(f"x step {step}", root=tmp_path / "runs").results().tasks
-        assert value == pytest.approx(task.accuracy)

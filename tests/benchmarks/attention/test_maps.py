@@ -74,20 +74,20 @@ def test_maps_are_those_that_transformers_records(family: str) -> None:
     assert all(torch.equal(streamed[n], m) for n, m in enumerate(recorded(model, IDS, attention_mask=padding)))
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss", "gpt2", "bamba", "bloom", "mpt", "falcon"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "gpt2", "bamba", "bloom"])
 def test_architectures(name: str) -> None:
-    """With windows, soft caps, sinks, layers without attention; the last three do not use transformers' registry."""
+    """With windows, soft caps, sinks, layers without attention; the last one does not use transformers' registry."""
     model, lines = model_named(name), list[str]()
     reader = MapReader(model, lines.append)
     maps, expected = maps_of(reader), recorded(model)
     assert list(maps) == [*reader.layers] == ([1] if name == "bamba" else [0, 1])
-    outside = name in ("bloom", "mpt", "falcon")
+    outside = name == "bloom"
     assert (reader.kind, len(lines)) == (("eager", 1) if outside else ("blocks", 0))
     assert all(close(seen, each[0]) for seen, each in zip(maps.values(), expected, strict=True))
     streamed: dict[int, torch.Tensor] = {}
     stream_attention_maps(model, torch.tensor(TOKENS[None]), streamed.__setitem__)
     assert all(torch.equal(seen, each) for seen, each in zip(streamed.values(), expected, strict=True))
-    if name in ("mistral", "gemma2", "gpt_oss"):
+    if name in ("gemma2", "gpt_oss"):
         assert (maps[0][:, 10, :7] == 0).all(), "the window of 4 tokens is not applied"
     if name == "gpt_oss":
         assert (maps[0].sum(-1) < 0.99).any(), "sinks take no weight"
@@ -97,8 +97,9 @@ def test_architectures(name: str) -> None:
     assert len(lines) == 2 * outside
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("family", "variant"), [*(("llama", variant) for variant in VARIANTS), ("gpt_neox", "cog"), ("qwen2", "integral")]
+)
 def test_maps_of_variants_are_those_of_the_formulas(family: str, variant: str) -> None:
     model, scene = model_of(family, VARIANTS[variant]), causal(1, 23)
     inputs: dict[int, torch.Tensor] = {}
@@ -120,7 +121,7 @@ def test_maps_of_variants_are_those_of_the_formulas(family: str, variant: str) -
         assert torch.allclose(attention_map(model, scene.ids[:1], layer)[0].double(), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("variant", ["vanilla", *VARIANTS])
+@pytest.mark.parametrize("variant", ["vanilla", "differential-keep", "integral-probabilities"])
 def test_the_size_of_blocks_and_single_heads_do_not_matter(variant: str) -> None:
     model = model_of("llama", VARIANTS.get(variant, VANILLA))
     whole = maps_of(MapReader(model, fail, elements=2**24))
@@ -143,22 +144,6 @@ def test_the_size_of_blocks_and_single_heads_do_not_matter(variant: str) -> None
     assert maps_of(MapReader(model, fail), [5])[1].shape[1:] == (1, 1)
 
 
-@pytest.mark.parametrize("variant", ["vanilla", "cog", "differential", "integral-probabilities", "gemma2", "gpt_oss"])
-def test_hidden_states_are_the_models_own(variant: str) -> None:
-    """Those of models with soft caps and sinks up to rounding."""
-    own = variant in ("gemma2", "gpt_oss")
-    model = model_named(variant) if own else model_of("llama", VARIANTS.get(variant, VANILLA))
-    before = "eager" if own else "sdpa"
-    model.set_attn_implementation(before)
-    after: list[torch.Tensor] = []
-    model.model.layers[0 if own else 1].register_forward_hook(lambda _, __, out: after.append(out[0]))
-    maps_of(MapReader(model, fail, elements=ODD))
-    with torch.no_grad():
-        model(torch.tensor(TOKENS)[None])
-    assert attention_of(model.config) == before
-    assert torch.allclose(after[-2], after[-1], atol=1e-5 if own else 0, rtol=0)
-
-
 def test_half_precision_is_read_in_float32_and_rows_of_differential_attention_sum_to_one_less_lambda() -> None:
     model = model_of("llama", VARIANTS["differential"], dtype=torch.bfloat16)
     maps = maps_of(MapReader(model, fail))
@@ -168,24 +153,19 @@ def test_half_precision_is_read_in_float32_and_rows_of_differential_attention_su
     assert close(maps[1].sum(-1), 1 - weight.float().expand_as(maps[1].sum(-1)))
 
 
-def test_layers_come_in_order_no_map_outlives_its_turn_and_later_layers_are_not_run() -> None:
+def test_no_map_outlives_its_turn_and_later_layers_are_not_run() -> None:
     model = model_of("llama", VARIANTS["integral"])
-    order: list[int] = []
     last: list[Any] = []
 
     def use(layer: int, seen: torch.Tensor) -> None:
         gc.collect()
-        assert all(earlier() is None for earlier in last)
+        assert layer == len(last) and all(earlier() is None for earlier in last)
         last.append(weakref.ref(seen))
-        order.append(layer)
 
     stream_attention_maps(model, IDS, use)
-    assert order == [0, 1, 2]
-    reader = MapReader(model, fail)
+    assert len(last) == 3
     model.model.layers[2].mlp.register_forward_hook(lambda *_: pytest.fail("layer 2 ran"))
     assert attention_map(model, IDS, 1).shape == (2, 8, 12, 12)
-    assert list(maps_of(reader, layers=[1])) == [1]
-    assert maps_of(reader, layers=[]) == {}
 
 
 def test_models_and_layers_without_maps() -> None:
@@ -203,26 +183,21 @@ def test_models_and_layers_without_maps() -> None:
             MapReader(model, fail)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_check_passes(dtype: torch.dtype) -> None:
-    """The reader fails the test if the check says anything."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_check_passes_and_finds_a_wrong_scale(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """A reader that shall pass fails the test if the check says anything."""
     for variant in ("vanilla", *VARIANTS):
         MapReader(model_of("llama", VARIANTS.get(variant, VANILLA), dtype=dtype), fail).check(TOKENS)
 
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_check_finds_a_wrong_scale(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     def wrong(scale: float, **arguments: Any) -> CallMap:
         return CallMap(scale=scale * 1.001, **arguments)
 
-    model = model_of("llama", VANILLA, dtype=dtype, initializer_range=0.15)
+    model, lines = model_of("llama", VANILLA, dtype=dtype, initializer_range=0.15), list[str]()
     monkeypatch.setattr(attention_calls, "CallMap", wrong)
-    lines: list[str] = []
     reader = MapReader(model, lines.append)
-    reader.check(TOKENS)
-    reader.check(TOKENS)
-    assert len(lines) == 1
-    assert reader.kind == "eager"
+    for _ in range(2):
+        reader.check(TOKENS)
+    assert (len(lines), reader.kind) == (1, "eager")
     eager = recorded(model)
     assert all(torch.equal(seen, eager[layer][0].float()) for layer, seen in maps_of(reader).items())
 
@@ -236,31 +211,17 @@ def test_an_error_of_one_layer_is_not_one_of_later_layers() -> None:
     MapReader(model, fail).check(TOKENS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_check_passes_for_the_demo_checkpoint(demo: Any, dtype: str) -> None:
-    from evalkit.models.loading.load import load
-    from evalkit.models.loading.locate import locate
-
-    MapReader(load(locate(str(demo)), device="cpu", dtype=dtype).model, fail).check(torch.arange(5, 69).numpy())
-
-
 @pytest.mark.parametrize(
-    ("attributes", "settings", "count"),
+    ("settings", "count"),
     [
-        ({}, {}, 0),  # code that does not use the registry
-        ({}, {}, 2),  # two calls are one map only where the module combines maps
-        ({"variant": "differential"}, {}, 1),  # code of an earlier evalkit in a checkpoint lacks `effective_map`
-        ({}, {"position_bias": torch.zeros(1, 2, 5, 5)}, 1),
-        ({}, {"product": lambda *_: None}, 1),
-        ({}, {"keys": 7}, 1),
-        ({}, {"mask": torch.ones(1, 5, dtype=torch.bool)}, 1),
+        ({}, 0),  # code that does not use the registry
+        ({}, 2),  # two calls are one map only where the module combines maps
+        ({"position_bias": torch.zeros(1, 2, 5, 5)}, 1),
     ],
 )
-def test_what_is_not_recorded(attributes: Any, settings: Any, count: int) -> None:
-    module = SimpleNamespace(is_causal=True, num_key_value_groups=1, **attributes)
-    query, key = torch.randn(1, 2, 5, 4), torch.randn(1, 2, settings.pop("keys", 5), 4)
+def test_what_is_not_recorded(settings: Any, count: int) -> None:
+    module, states = SimpleNamespace(is_causal=True, num_key_value_groups=1), torch.randn(1, 2, 5, 4)
     with recording(model_of("llama", VANILLA), [module]) as calls, pytest.raises(Unrecorded):
         for _ in range(count):
-            AttentionInterface()[NAME](module, query, key, key, settings.pop("mask", None), **settings)
+            AttentionInterface()[NAME](module, states, states, states, None, **settings)
         calls.take(module)

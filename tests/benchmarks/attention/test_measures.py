@@ -44,9 +44,8 @@ def same_as_plainly(
         np.testing.assert_allclose(values[name], each, **tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
-@pytest.mark.parametrize("variant", ["vanilla", *VARIANTS])
-def test_measures_equal_loops_in_float64(variant: str, family: str) -> None:
+@pytest.mark.parametrize("variant", ["vanilla", "cog", "integral-probabilities"])
+def test_measures_equal_loops_in_float64(variant: str) -> None:
     tokens = np.random.default_rng(1).integers(1, 64, N)
     # The continuation's rows lie in several blocks
     about = reading(readers=[3, 40, 41, 70, 88], last=77)
@@ -55,24 +54,13 @@ def test_measures_equal_loops_in_float64(variant: str, family: str) -> None:
         # Weights are float32 in both; sums over a row are float32 in one. Ranks: float32 singular values
         same_as_plainly(measures_of(seen, about, GROUPS), seen.whole().numpy(), about, 2e-6, 2e-6, 2e-4)
 
-    MapReader(model_of(family, VARIANTS.get(variant, VANILLA)), pytest.fail, elements=3001).read(tokens, [0, 1], use)
+    MapReader(model_of("llama", VARIANTS.get(variant, VANILLA)), pytest.fail, elements=3001).read(tokens, [0, 1], use)
 
 
-@pytest.mark.parametrize("tokens", [2, 3, 4, 5, 63, 64, 65])
+@pytest.mark.parametrize("tokens", [2, 3, 63, 64])
 def test_lengths_around_the_edges_of_bins_and_of_the_sink(tokens: int) -> None:
     maps = np.tril(np.random.default_rng(0).normal(size=(2, tokens, tokens)))
     same_as_plainly(measured(maps), maps, reading(tokens), 1e-6, 0, 1e-6)
-
-
-def test_a_group_gives_the_same_alone_and_each_measure_is_of_one_group() -> None:
-    seen = WholeMap(torch.randn(3, N, N).tril(), elements=1000)
-    together = measures_of(seen, reading(), GROUPS)
-    names: list[str] = []
-    for group in GROUPS:
-        alone = measures_of(seen, reading(), [group])
-        assert all(np.array_equal(together[name], values) for name, values in alone.items())
-        names += alone
-    assert sorted(names) == sorted(together)
 
 
 def test_uniform_attention() -> None:
@@ -120,19 +108,16 @@ def test_ranks_in_closed_form() -> None:
     assert values["rank_stable"][0] == pytest.approx(25 / 16)
 
 
-@pytest.mark.parametrize(("tokens", "shifted", "plain"), [(200, 5.17, 2.84), (500, 6.15, 3.74)])
-def test_random_signs_lift_the_papers_entropy_to_that_of_a_uniform_row(
-    tokens: int, shifted: float, plain: float
-) -> None:
+def test_random_signs_lift_the_papers_entropy_to_that_of_a_uniform_row() -> None:
     """The softmax of normal logits of standard deviation 2.5, as in the reference's example of one draw."""
     draw = np.random.default_rng(0)
-    weights = np.exp(2.5 * draw.normal(size=(2000, tokens)))
+    weights = np.exp(2.5 * draw.normal(size=(500, 200)))
     weights /= weights.sum(1, keepdims=True)
     lifted = shifted_entropy(weights * draw.choice([-1, 1], weights.shape))
     unsigned = -(weights * np.log(weights)).sum(1)
-    assert abs(lifted.mean() - shifted) < 1.5 * lifted.std()
-    assert abs(unsigned.mean() - plain) < 1.5 * unsigned.std()
-    assert math.log(tokens) - lifted.mean() < 0.05
+    assert abs(lifted.mean() - 5.17) < 1.5 * lifted.std()
+    assert abs(unsigned.mean() - 2.84) < 1.5 * unsigned.std()
+    assert math.log(200) - lifted.mean() < 0.05
     # Without signs the shift changes little: it subtracts the smallest weight, which is nearly 0
     assert shifted_entropy(weights).mean() == pytest.approx(unsigned.mean(), abs=0.01)
 
@@ -152,18 +137,3 @@ def test_degenerate_maps() -> None:
     without = measured(np.tril(np.ones((2, N, N))), bos=False, readers=[])
     assert not [name for name in without if name.startswith(("bos", "mass"))]
     assert {"sink", "sink_abs", "entropy", "distance"} <= set(without)
-
-
-@pytest.mark.parametrize(
-    ("about", "groups"),
-    [
-        (Reading(None, np.array([1]), 4, True), ["entrpy"]),
-        (Reading(None, np.array([1]), 4, True), ["mass"]),
-        (Reading(np.zeros(4, np.int8), np.array([1]), 4, True), ["mass"]),
-        (Reading(None, np.array([5]), 4, True), ["bos"]),
-        (Reading(None, np.array([1]), -1, True), ["bos"]),
-    ],
-)
-def test_readings_that_do_not_fit(about: Reading, groups: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"entrpy|5 tokens"):
-        measures_of(WholeMap(torch.ones(1, 5, 5).tril()), about, groups)

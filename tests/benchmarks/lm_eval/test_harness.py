@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -43,7 +42,6 @@ PAIRS = [
     ("The river rose", " in the night"),
     ("The river rose", " by day, and in the morning the bridge was gone."),
     ("", "Der Fluss stieg über Nacht"),
-    ("Question: ", "yes"),
     ("Was ist das?\n\n  ", "夜里河水上涨"),
     ("На рассвете дети вышли к реке", " и увидели, что моста больше нет. 🌊"),
     ("The river rose in the night, and " * 30, " gone."),
@@ -54,28 +52,15 @@ PAIRS = [
     ("a", " b"),
 ]
 SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": LONGER,
-    "initializer_range": 0.2,
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 1,
-}
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": LONGER, "initializer_range": 0.2,
+    "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
+}  # fmt: skip
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": LONGER},
-    "bloom": {"n_layer": 2, "n_head": 4},
     "gemma2": {"sliding_window": 9, "head_dim": 16, "final_logit_softcapping": 2.0},
-    "mixtral": {"num_local_experts": 2},
-    "modernbert-decoder": {"cls_token_id": 0, "sep_token_id": 1},
     "mamba": {"state_size": 4},
-    "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 64, "attention_window_size": 9, "head_dim": 16},
 }
 PROMPTS = [
     *TRAINING_TEXT[:6],
@@ -113,8 +98,8 @@ def theirs(ours: Harness) -> HFLM:
     return HFLM(ours.loaded.model, tokenizer=ours.loaded.tokenizer, batch_size=3, logits_cache=False)
 
 
-def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
-    return [Instance(kind, {}, args, 0, ("made", number, 1)) for number, args in enumerate(arguments)]
+def requests(kind: str, *arguments: tuple[Any, ...], task: str = "made") -> list[Instance]:
+    return [Instance(kind, {}, args, 0, (task, number, 1)) for number, args in enumerate(arguments)]
 
 
 def encoded(ours: Harness, *texts: tuple[str, str], say: Say = silent) -> list[Continuation]:
@@ -124,15 +109,6 @@ def encoded(ours: Harness, *texts: tuple[str, str], say: Say = silent) -> list[C
 def split(part: Continuation) -> tuple[list[int], list[int]]:
     tokens = part.tokens.tolist()
     return tokens[: part.row.context_tokens], tokens[part.row.context_tokens :]
-
-
-def test_the_tokens_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
-    with_context = [text for text in PAIRS if text[0]]
-    for text, part in zip(with_context, encoded(ours, *with_context), strict=True):
-        context, continuation = theirs._encode_pair(*text)
-        assert split(part)[1] == continuation
-        assert part.tokens.tolist() == (context + continuation)[-(WINDOW + 1) :]
-        assert part.row.cut == max(0, len(context) + len(continuation) - WINDOW - 1)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -151,7 +127,6 @@ def test_the_tokens_are_lm_evals_whatever_the_text(
 
 
 def test_the_scores_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
-    """Also of texts in windows, and of the model's own argmax beside every other token."""
     pairs = requests("loglikelihood", *PAIRS)
     scores, expected = ours.loglikelihood(pairs), theirs.loglikelihood(pairs, disable_tqdm=True)
     assert [value for value, _ in scores] == pytest.approx([value for value, _ in expected], rel=1e-4)
@@ -159,20 +134,16 @@ def test_the_scores_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
     texts = requests("loglikelihood_rolling", (" ".join(TRAINING_TEXT),), ("short",), ("x" * 95,), ("",))
     windows = theirs.loglikelihood_rolling(texts, disable_tqdm=True)
     assert ours.loglikelihood_rolling(texts) == pytest.approx(windows, rel=1e-4)
-    best = int(ours.loaded.model(torch.tensor([ours.tok_encode("The river rose")])).logits[0, -1].argmax())
     words = [ours.tok_decode([token], skip_special_tokens=False) for token in range(3, VOCABULARY)]
     tokens = requests(
         "loglikelihood", *(("The river rose", word) for word in words if word.strip() and "\ufffd" not in word)
     )
     greedy = [is_greedy for _, is_greedy in ours.loglikelihood(tokens)]
     assert greedy == [is_greedy for _, is_greedy in theirs.loglikelihood(tokens, disable_tqdm=True)]
-    alone = [split(encoded(ours, request.args)[0])[1] == [best] for request in tokens]
-    assert all(is_greedy for is_greedy, is_best in zip(greedy, alone, strict=True) if is_best) and not all(greedy)
 
 
 @pytest.mark.parametrize("ours", fast(["llama that adds BOS"], TOKENIZERS), indirect=True)
 def test_simple_evaluate_takes_it(ours: Harness, theirs: HFLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All metrics of a task of each kind, through lm-eval's `simple_evaluate`."""
     monkeypatch.setenv("DISABLE_MULTIPROC", "1")
     manager = TaskManager(include_path=str(made_tasks(tmp_path / "tasks", count=4)), include_defaults=False)
     results = [
@@ -191,16 +162,8 @@ def test_lm_eval_knows_it_by_name(ours: Harness) -> None:
     assert named.batch_size == 2
 
 
-def test_a_token_over_the_boundary_is_reported(ours: Harness) -> None:
-    said: list[str] = []
-    context, continuation = next(t for t in ours.tokenizer.get_vocab() if len(t) == 2 and t.isascii() and t.isalpha())
-    [part] = encoded(ours, (context, continuation), say=said.append)
-    assert split(part) == (ours.tok_encode(context), ours.tok_encode(continuation, add_special_tokens=False))
-    assert len(said) == 1 and "made document 0" in said[0]
-
-
 def test_documents_and_models_that_cannot_be_scored_are_named(ours: Harness, tmp_path: Path) -> None:
-    for text in (("The river", ""), ("", ""), ("The river", " rose" * 200)):
+    for text in (("The river", ""), ("The river", " rose" * 200)):
         with pytest.raises(ScoringError, match="made document 0"):
             ours.loglikelihood(requests("loglikelihood", text))
     with pytest.raises(CheckpointError, match="BOS"):
@@ -226,10 +189,7 @@ def loaded_model(kind: str, tokenizer: Any, **settings: Any) -> LoadedModel:
 def texts_of(
     model: HFLM, texts: list[str], settings: dict[str, Any], task: str = "made", repeats: int = 1
 ) -> list[str]:
-    instances = [
-        Instance("generate_until", {}, (text, dict(settings)), 0, (task, number, 1))
-        for number, text in enumerate(texts)
-    ]
+    instances = requests("generate_until", *((text, dict(settings)) for text in texts), task=task)
     return list(model.generate_until(instances * repeats, disable_tqdm=True))
 
 
@@ -268,46 +228,30 @@ def test_settings_are_transformers(tokenizer: Any) -> None:
         {"max_new_tokens": 5, "until": "\n"},
         {"max_length": 120, "max_gen_toks": 20},
         {"repetition_penalty": 1.8},
-        {"no_repeat_ngram_size": 2},
         {"min_new_tokens": 6, "eos_token_id": list(range(0, VOCABULARY, 3))},
-        {"suppress_tokens": list(range(0, VOCABULARY, 2))},
         {"until": ["</s>", "<s>", ""]},
     ):
         texts = texts_of(Harness(loaded), PROMPTS[:9], GREEDY | changes)
         assert texts == texts_of(reference(loaded), PROMPTS[:9], GREEDY | changes) != free, changes
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        *(("llama", {"max_new_tokens": count}) for count in (3, 30)),
-        ("llama", {"encoder_repetition_penalty": 1.6}),
-        ("gemma2", {"repetition_penalty": 1.9, "eos_token_id": [1, *range(5, 400, 9)]}),
-    ],
-)
-def test_the_models_own_generation_config_counts(kind: str, settings: dict[str, Any], tokenizer: Any) -> None:
+def test_the_models_own_generation_config_counts(tokenizer: Any) -> None:
     """Generation ends at the window, where lm-eval continues."""
-    loaded = loaded_model(kind, tokenizer)
+    loaded = loaded_model("gemma2", tokenizer)
     before = texts_of(Harness(loaded), PROMPTS[:7], GREEDY)
-    for name, value in settings.items():
-        setattr(loaded.model.generation_config, name, value)
+    loaded.model.generation_config.repetition_penalty = 1.9
+    loaded.model.generation_config.eos_token_id = [1, *range(5, 400, 9)]
     texts = texts_of(Harness(loaded), PROMPTS[:7], GREEDY)
     assert texts == texts_of(reference(loaded), PROMPTS[:7], GREEDY) != before
     assert reference(loaded).max_gen_toks == NEW_TOKENS
 
 
-@pytest.mark.parametrize("kind", fast(["llama"], ["llama", "gemma2", "mamba"]))
-def test_a_sampled_text_is_its_documents_own(kind: str, tokenizer: Any) -> None:
-    """Whatever shares its batch or precedes it, in any order; documents, tasks and repeats differ."""
-    loaded = loaded_model(kind, tokenizer)
-    instances = [
-        Instance("generate_until", {}, (text, dict(SAMPLED)), 0, ("made", number, 1))
-        for number, text in enumerate(PROMPTS)
-    ]
+def test_a_sampled_text_is_its_documents_own(tokenizer: Any) -> None:
+    loaded = loaded_model("llama", tokenizer)
+    instances = requests("generate_until", *((text, SAMPLED) for text in PROMPTS))
     texts = Harness(loaded).generate_until(instances)
     torch.manual_seed(99)
-    again = Harness(loaded, batch_size=3).generate_until(instances[::-1])[::-1]
-    assert texts == again == [Harness(loaded).generate_until([instance])[0] for instance in instances]
+    assert texts == Harness(loaded, batch_size=3).generate_until(instances[::-1])[::-1]
     ours, river = Harness(loaded), ["The river"]
     assert len(set(texts_of(ours, river * 6, SAMPLED))) > 3
     repeated = texts_of(ours, river, SAMPLED, repeats=6)
@@ -323,10 +267,9 @@ def test_a_sampled_text_is_its_documents_own(kind: str, tokenizer: Any) -> None:
     assert expected != texts_of(Harness(loaded), PROMPTS, free)
 
 
-@pytest.mark.parametrize("kind", fast(["gemma2"], ["llama", "gemma2", "mamba"]))
-def test_samples_have_the_models_probabilities(kind: str, tokenizer: Any) -> None:
+def test_samples_have_the_models_probabilities(tokenizer: Any) -> None:
     """Of the first token, at a temperature; gemma2 caps its logits, which greedy decoding would not show."""
-    loaded, count = loaded_model(kind, tokenizer, initializer_range=0.1), 600
+    loaded, count = loaded_model("gemma2", tokenizer, initializer_range=0.1), 300
     settings = SAMPLED | {"max_gen_toks": 1, "temperature": 0.5, "top_k": 4, "top_p": 1.0}
     counts = Counter(texts_of(Harness(loaded), ["The river rose"] * count, settings))
     best = loaded.model(tokenizer("The river rose", return_tensors="pt").input_ids).logits[0, -1].div(0.5).topk(4)
@@ -350,32 +293,12 @@ def test_unsupported_settings_are_named(tokenizer: Any) -> None:
         ({"num_beams": 10}, "num_beams"),
         ({"tempreature": 0.6}, "tempreature"),
         ({"do_sample": True, "temperature": 0.0}, "temperature"),
-        ({"until": [3]}, "until"),
         ({"max_gen_toks": LONGER}, "max_gen_toks"),
-        ({"do_sample": "no"}, "do_sample"),
-        ({"max_gen_toks": "many"}, "many"),
         ({"bad_words_ids": [[1, 9000]]}, "9000"),
     ):
         instances = requests("generate_until", ("a", GREEDY), ("b", GREEDY | changes))
         with pytest.raises(ScoringError, match=f"made document 1: .*{noun}"):
             Harness(loaded).generate_until(instances)
-    for name, value in (("num_beams", 4), ("stop_strings", ["a"])):
-        loaded = loaded_model("llama", tokenizer)
-        setattr(loaded.model.generation_config, name, value)
-        with pytest.raises(ScoringError, match=r"made document 0: .*generation config"):
-            texts_of(Harness(loaded), ["a"], GREEDY)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("most", [None, 1])
-def test_texts_of_real_weights_are_lm_evals(most: int | None, demo: Path, shared_data: Path) -> None:
-    """Four examples, then a question: each as lm-eval's task files have them."""
-    lines = (shared_data / "zeroshot8" / "arc_easy.jsonl").read_text(encoding="utf-8").splitlines()[:20]
-    rows = [json.loads(line) for line in lines]
-    answers = [row["choices"]["text"][row["choices"]["label"].index(row["answerKey"])] for row in rows]
-    shown = [f"Question: {row['question']}\nAnswer: {answer}" for row, answer in zip(rows, answers, strict=True)]
-    texts = ["\n\n".join([*shown[n : n + 4], f"Question: {rows[n + 4]['question']}\nAnswer:"]) for n in range(0, 12, 2)]
-    ours = Harness(str(demo), dtype="float32", batch_size=most)
-    model = HFLM(ours.loaded.model, tokenizer=ours.loaded.tokenizer, batch_size=most or 3)
-    for other in ({"max_gen_toks": 24}, {"until": ["\n", "Question:"]}):
-        assert texts_of(ours, texts, GREEDY | other) == texts_of(model, texts, GREEDY | other)
+    loaded.model.generation_config.num_beams = 4
+    with pytest.raises(ScoringError, match=r"made document 0: .*generation config"):
+        texts_of(Harness(loaded), ["a"], GREEDY)

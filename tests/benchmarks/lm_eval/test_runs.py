@@ -12,6 +12,7 @@ import lm_eval
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
@@ -19,11 +20,11 @@ from evalkit.benchmarks.document_views import AnswerView, ChoiceView
 from evalkit.benchmarks.lm_eval.requests import RequestRow
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import evaluate, planned
+from evalkit.cli import main
 from evalkit.comparison.comparison import compare_pairing
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.data import Library
-from evalkit.data.schema import SUBJECTS
 from evalkit.errors import UsageError
 from evalkit.models.loading.locate import silent
 from evalkit.paths import resource
@@ -116,10 +117,8 @@ def test_the_numbers_are_lm_evals(whole: Run, model: Path, tasks: Path) -> None:
                 assert mine[key] == theirs[key], (task, key)
     # evalkit's own rules, from the stored scores
     for rule in ("acc", "acc_norm"):
-        accuracies = {task.task: task.accuracy for task in whole.results(rule).tasks}
-        names = ("made_choice", "made_other", "made_shots")
-        assert accuracies == {name: pytest.approx(expected["results"][name][f"{rule},none"]) for name in names}
-    assert np.isfinite(whole.scores["ll_continuation"]).all() and (whole.scores["n_continuation"] > 0).all()
+        for task in whole.results(rule).tasks:
+            assert task.accuracy == pytest.approx(expected["results"][task.task][f"{rule},none"])
 
 
 @pytest.mark.slow
@@ -145,19 +144,10 @@ def test_the_average_of_zeroshot8_is_evalkits(checkpoint: Path, real_documents: 
     average = theirs["zeroshot8"]
     assert average["acc,none"] == pytest.approx(ours.average.accuracy, abs=1e-12)
     assert average["acc_stderr,none"] == pytest.approx(ours.average.stderr, abs=1e-12)
-    # A limit samples each subject, with the subject's own prompt
-    loaded = manager.load(["mmlu", "mmlu_pooled"])["tasks"]
-    pooled = loaded["mmlu_pooled"]
-    assert [doc["subject"] for doc in pooled.eval_docs.select(range(LIMIT))] == list(SUBJECTS)
-    for doc in pooled.eval_docs.select(range(2 * LIMIT)):
-        subject = loaded[f"mmlu_{doc['subject']}"]
-        assert pooled.fewshot_context(doc, num_fewshot=0) == subject.fewshot_context(doc, num_fewshot=0)
-        assert pooled.doc_to_target(doc) == subject.doc_to_target(doc)
 
 
 def test_evalkits_own_tasks_keep_their_documents(checkpoint: Path, documents: Path, tmp_path: Path) -> None:
-    """The same accuracies as under the suite's plain template, from the same folder of documents."""
-    names = ("winogrande", "arc_easy", "boolq", "mmlu_anatomy")
+    names = ("winogrande", "arc_easy", "mmlu_anatomy")
 
     def scored(suite: str, tasks: tuple[str, ...], **options: str) -> Run:
         return evaluate(
@@ -165,14 +155,11 @@ def test_evalkits_own_tasks_keep_their_documents(checkpoint: Path, documents: Pa
             progress=Lines(), **options,
         )  # fmt: skip
 
-    run, suite = scored("lm_eval", names), scored("zeroshot8", (*names[:3], "mmlu"), template="plain")
+    run, suite = scored("lm_eval", names), scored("zeroshot8", (*names[:2], "mmlu"), template="plain")
     assert not any(source["official"] for source in run.manifest["documents"].values())
-    for rule in ("acc", "acc_norm"):
-        results = suite.results(rule)
-        expected = {task.task: task.accuracy for task in (*results.tasks, *results.subtasks["mmlu"])}
-        assert {task.task: task.accuracy for task in run.results(rule).tasks} == {
-            name: expected[name] for name in names
-        }
+    results = suite.results("acc_norm")
+    expected = {task.task: task.accuracy for task in (*results.tasks, *results.subtasks["mmlu"])}
+    assert {task.task: task.accuracy for task in run.results("acc_norm").tasks}.items() <= expected.items()
     merged = run.scores.merge(suite.scores, on=["subtask", "doc_id", "choice"], suffixes=("", "_suite"))
     assert len(merged) == len(run.scores)
     for column in ("n_continuation", "chars", "bytes", "gold", "choices", "truncated"):
@@ -190,26 +177,21 @@ def test_mutual_information_fills_the_unconditional_column(run: Evaluate, tmp_pa
 
 
 def test_what_changes_the_numbers_is_another_run(model: Path, tmp_path: Path) -> None:
-    """Selection, examples, dtype, documents, code beside the task files, and the aggregation of a group."""
-    folder = made_tasks(tmp_path / "tasks")
+    folder = made_tasks(tmp_path / "tasks", count=2)
 
     def named(**options: Any) -> Path:
         common = {"suite": "lm_eval", "tasks": ("made_pair",), "include_path": folder, "output": tmp_path}
         return planned(str(model), common | options, silent).folder
 
-    names = [named(), named(limit=3), named(num_fewshot=1), named(dtype="bfloat16")]
+    names = [named(), named(limit=1), named(num_fewshot=1)]
     (folder / "code.py").write_text("VALUE = 1\n", encoding="utf-8")
     names.append(named())
     group = folder / "made_pair.yaml"
     group.write_text(group.read_text(encoding="utf-8").replace("weight_by_size: true", "weight_by_size: false"))
-    names.append(named())
-    document = {"question": "Why?", "choices": ["a", "b"], "gold": 1}
-    (folder / "made_choice.jsonl").write_text(json.dumps(document) + "\n", encoding="utf-8")
-    assert len({*names, named()}) == 7
+    assert len({*names, named()}) == 5
 
 
 def test_an_answer_to_another_question_is_not_taken(run: Evaluate) -> None:
-    """A manipulated journal."""
     first = run(tasks=("made_choice",))
     entries = entries_of(first, RequestRow)
     (first.folder / "journal.jsonl").unlink()
@@ -223,7 +205,7 @@ def test_an_answer_to_another_question_is_not_taken(run: Evaluate) -> None:
     pd.testing.assert_frame_equal(again.scores, first.scores, check_exact=True)
 
 
-def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_text_is_kept_too(tmp_path: Path) -> None:
     """It has no token unless the tokenizer adds one, so its log-likelihood is 0, as in lm-eval."""
     bare = str(tiny_checkpoint(tmp_path / "tiny", window=128))
 
@@ -238,9 +220,6 @@ def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run.manifest["sharing"]["shares"] and run.manifest["sharing"]["checked"]["row"] > 0
     # Without bytes it adds nothing to a mean over bytes
     assert with_empty["bits_per_byte"] == pytest.approx(measured("The river rose.", "Rice")[1]["bits_per_byte"])
-    (run.folder / "results.json").unlink()
-    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", None)  # nothing is left to score
-    assert measured("", "The river rose.", "Rice")[1] == with_empty
 
 
 def test_sampled_texts_are_those_of_an_undisturbed_run(
@@ -259,7 +238,6 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
     expected = texts(run(**options, output=tmp_path / "whole"))
     assert [key[:2] for key in expected] == [(doc, part) for doc in range(5) for part in range(3)]
     assert len({text for _, _, text in expected}) > 5
-    assert texts(run(**options, output=tmp_path / "single", token_budget=1)) == expected
     append = Journal.append
 
     def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> None:
@@ -271,7 +249,7 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
         for name, budget in (("cut", 60), ("free", None)):
             with pytest.raises(KeyboardInterrupt):
                 run(**options, output=tmp_path / name, token_budget=budget)
-    # The first budget is kept, also of keys and values, whose default differs from that of scoring
+    # The first budget is kept, also of keys and values
     cut = run(**options, output=tmp_path / "cut")
     assert cut.manifest["kept_tokens"] == 60 and texts(cut) == expected
     begun = json.loads(next((tmp_path / "free").glob("*/manifest.json")).read_text(encoding="utf-8"))
@@ -280,11 +258,10 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
     assert run(**options, output=tmp_path / "free", token_budget=None).manifest["kept_tokens"] == begun["kept_tokens"]
 
 
-def test_documents_are_read_as_people_read_them(whole: Run, tasks: Path, run: Evaluate) -> None:
-    """Compared with the task files' documents and the score table; without sample files there are no texts."""
+def test_documents_are_read_as_people_read_them(whole: Run, tasks: Path) -> None:
     views = {view.task: view for view in benchmark_of(whole).views(whole, (), silent)}
     assert list(views) == [task["task"] for task in whole.stored["tasks"]]
-    choices, answers, last = views["made_choice"], views["made_answers"], views["made_last_word"]
+    choices, answers = views["made_choice"], views["made_answers"]
     assert isinstance(choices, ChoiceView) and choices.problem == ""
     documents = [json.loads(line) for line in (tasks / "made_choice.jsonl").read_text("utf-8").splitlines()]
     for number, document in enumerate(documents):
@@ -298,12 +275,6 @@ def test_documents_are_read_as_people_read_them(whole: Run, tasks: Path, run: Ev
     assert [answer.references for answer in answers.documents] == [(document["answer"],) for document in documents]
     assert [answer.prompt[0].text for answer in answers.documents] == [document["text"] for document in documents]
     assert {answer.score for answer in answers.documents} <= {0.0, 1.0}
-    assert isinstance(last, AnswerView) and all(answer.prompt[0].text for answer in last.documents)
-    plain = run(tasks=("made_choice", "made_answers"), limit=2)
-    choices, answers = benchmark_of(plain).views(plain, (), silent)
-    assert isinstance(choices, ChoiceView) and len(choices.scores) and not choices.texts
-    assert isinstance(answers, AnswerView) and not answers.documents
-    assert "--log-samples" in choices.problem and "--log-samples" in answers.problem
 
 
 def paired(a: Run, b: Run) -> Pairing:
@@ -327,14 +298,10 @@ def test_a_random_sample_has_the_whole_runs_prompts_and_scores(run: Evaluate, wh
     both = more.scores.merge(whole.scores, on=["task", "doc_id", "choice"], suffixes=("", "_whole"))
     assert len(both) == len(more.scores)
     assert np.allclose(both["ll_continuation"], both["ll_continuation_whole"], rtol=1e-4)
-    # The documents of the smaller sample are paired, in either order
-    for a, b in ((few, more), (more, few)):
-        pairing = paired(a, b)
-        assert [(len(task.rows[0]), task.dropped) for task in pairing.tasks] == [(2, 2)] * 3
-        for task in pairing.tasks:
-            [mine], [theirs] = pairing.scores(task, "log_loss")
-            np.testing.assert_allclose(mine, theirs, rtol=1e-4)
-        assert compare_pairing(pairing).average.difference == 0.0
+    # The documents of the smaller sample are paired
+    pairing = paired(more, few)
+    assert [(len(task.rows[0]), task.dropped) for task in pairing.tasks] == [(2, 2)] * 3
+    assert compare_pairing(pairing).average.difference == 0.0
 
 
 def test_other_examples_are_another_prompt(run: Evaluate, tmp_path: Path) -> None:
@@ -349,3 +316,69 @@ def test_other_examples_are_another_prompt(run: Evaluate, tmp_path: Path) -> Non
         runs.append(run(tasks=("shots",), include_path=tmp_path / "tasks", sample=count))
     with pytest.raises(UsageError, match="solved examples"):
         paired(*runs)
+
+
+DOCUMENTS = [{"question": "Why?", "choices": ["a", "b"], "gold": 1, "text": "t", "answer": "a"}]
+
+Refused = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], checkpoint: Path
+) -> Refused:
+    """Run a command that fails offline and without a model; return exit code and last line."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("evalkit.models.loading.load.load", None)
+
+    def run(*arguments: object) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as left:
+            main(["run", "--model", str(checkpoint), "--output", "runs", *map(str, arguments)])
+        err = capsys.readouterr().err
+        assert "Traceback" not in err
+        assert not list(Path("runs").glob("*"))
+        return int(left.value.code or 0), err.splitlines()[-1]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "noun"),
+    [
+        ({"doc_to_image": "picture"}, 2, "images"),
+        ({"doc_to_text": "{{ question.nothing.here }}"}, 1, "made_bad"),
+        ({"dataset_path": "nobody/nothing", "dataset_kwargs": None}, 1, "nobody/nothing"),
+    ],
+)
+def test_an_unsupported_task(refused: Refused, tmp_path: Path, change: dict[str, Any], code: int, noun: str) -> None:
+    write_task(tmp_path / "bad", CHOICE | {"task": "made_bad"} | change, DOCUMENTS)
+    exit_code, line = refused("--include-path", tmp_path / "bad", "--tasks", "made_bad")
+    assert exit_code == code and line.startswith("evalkit: task made_bad") and noun in line
+
+
+def test_no_code_of_a_group_runs_if_one_of_its_tasks_is_unsupported(refused: Refused, tmp_path: Path) -> None:
+    """Where a nested group defines the task itself."""
+    folder = tmp_path / "bad"
+    path = write_task(folder, CHOICE, DOCUMENTS)
+    (folder / "code.py").write_text("open('sprung', 'w')\n\n\ndef process(docs):\n    return docs\n", encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8") + "process_docs: !function code.process\n", encoding="utf-8")
+    inline = CHOICE | {"task": "inner", "unsafe_code": True, "dataset_path": "json"}
+    group = {"group": "made_group", "task": ["made_choice", {"group": "deeper", "task": [inline]}]}
+    (folder / "group.yaml").write_text(yaml.safe_dump(group), encoding="utf-8")
+    code, line = refused("--include-path", folder, "--tasks", "made_group")
+    assert code == 2 and "task made_group::deeper::inner " in line
+    assert not Path("sprung").exists()
+
+
+def test_invalid_requests(refused: Refused, tmp_path: Path) -> None:
+    for arguments, noun in (
+        (["made_choise"], "made_choice"),
+        (["made_choice,made_pair"], "made_choice"),
+        (["made_answers", "--template", "inst"], "generate_until"),
+        *((["made_choice", "--suite", "lm_eval", option, value], option)
+          for option, value in (("--rule", "acc_norm"), ("--vary", "template"))),
+        *((["made_choice", "--include-path", tmp_path / name], tmp_path / name) for name in ("none", ".")),
+    ):  # fmt: skip
+        code, line = refused("--include-path", made_tasks(Path("tasks"), count=2), "--tasks", *arguments)
+        assert code == 2 and str(noun) in line

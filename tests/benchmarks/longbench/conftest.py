@@ -24,20 +24,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
-def longbench_data(shared_data: Path) -> Path:
-    return shared_data / "longbench"
-
-
-@pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Public predictions of a real model on eight tasks of LongBench-E, and the official code's scores of them."""
     return unpacked("predictions", tmp_path_factory.mktemp("golden"))
-
-
-@pytest.fixture(scope="session")
-def all_golden(longbench_data: Path) -> Path:
-    """The same on all thirteen tasks."""
-    return longbench_data / "golden_e"
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,6 @@ def record(task: str = "hotpotqa", number: int = 0, **changes: Any) -> dict[str,
 
 
 def write(path: Path, records: list[Any]) -> Path:
-    """Write a file of JSON lines; bytes are written verbatim."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in records]
     path.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -44,7 +43,6 @@ def read(predictions: Path) -> list[dict[str, Any]]:
 
 
 def prediction(pred: Any, answers: Any, length: Any = 10, all_classes: Any = None) -> dict[str, Any]:
-    """Return a line in the format of the official code's output."""
     return {"pred": pred, "answers": answers, "all_classes": all_classes, "length": length}
 
 

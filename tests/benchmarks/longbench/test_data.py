@@ -1,40 +1,36 @@
-"""Official files: documents, which are recognised, marked or rejected, and predictions of the official code."""
+"""Official files, which are recognised, marked or rejected; scores as the official code prints them."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import numpy as np
+import pandas as pd
 import pytest
 
 from evalkit.benchmarks.generated import TaskDocuments
-from evalkit.benchmarks.longbench.data import (
-    OFFICIAL_BLOBS,
-    blob_hash,
-    load_rows,
-    read_predictions,
-    write_predictions,
-)
+from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS, blob_hash, load_rows, read_predictions, write_predictions
 from evalkit.benchmarks.longbench.official import template
-from evalkit.benchmarks.longbench.protocol import TASKS, suite_tasks
+from evalkit.benchmarks.longbench.protocol import TASKS
+from evalkit.benchmarks.longbench.results import BUCKETS, draw_by_length, score_generations, scores_by_length
+from evalkit.cli import main
 from evalkit.data import sources
 from evalkit.data.sampling import FirstDocuments
 from evalkit.data.sources import Hub
 from evalkit.errors import DataError, EvalkitError
+from evalkit.models.loading.locate import silent
 from tests.benchmarks.longbench.made import generations, prediction, record, write
+from tests.fixtures import official_scores
 
 
 def load(folder: Path, task: str = "hotpotqa", **options: Any) -> TaskDocuments:
     return load_rows(TASKS[task], folder, say=pytest.fail, **options)
-
-
-@pytest.mark.slow
-def test_official_documents_are_recognised(longbench_data: Path) -> None:
-    rows = load(longbench_data, "multi_news", selection=FirstDocuments(3))
-    assert (rows.official, len(rows.documents)) == (True, 3)
 
 
 def test_documents_are_pinned_by_content(real_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +50,6 @@ def test_documents_are_pinned_by_content(real_rows: Path, tmp_path: Path, monkey
 
 
 def test_rows_of_a_file(tmp_path: Path) -> None:
-    """A byte-order mark, blank lines, a subfolder; LongBench-E's own files; ids from the content."""
     lines = [b"\xef\xbb\xbf" + json.dumps(record("trec")).encode(), b"", record("trec", 2)]
     path = write(tmp_path / "data" / "trec.jsonl", lines)
     rows = load(tmp_path, "trec")
@@ -75,15 +70,11 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     ("task", "bad", "noun"),
     [
         ("hotpotqa", {"context": " "}, "'context'"),
-        ("hotpotqa", {"input": None}, "'input'"),
         ("hotpotqa", {"answers": ["", " "]}, "'answers'"),
-        ("hotpotqa", {"answers": "one"}, "'answers'"),
-        ("hotpotqa", {"length": True}, "'length'"),
         # The hub's re-worked copies: the prompt in the documents, or the question in a field of another name
         ("hotpotqa", {"input": None, "question": "Question: Who?", "answer_prefix": "A"}, "re-worked.*'question'"),
         ("hotpotqa", {"context": template(TASKS["hotpotqa"]).split("{context}")[0]}, "re-worked.*'context'"),
         ("trec", {"all_classes": ["Place"]}, "'all_classes'"),
-        ("trec", {"input": "Question: Who ?"}, "re-worked.*'Type:'"),
         ("passage_retrieval_en", {"answers": ["3"]}, "'answers'"),
     ],
 )
@@ -95,41 +86,21 @@ def test_a_bad_row_is_named(tmp_path: Path, task: str, bad: dict[str, Any], noun
 
 
 def test_the_hub_serves_what_the_folder_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An archive of hotpotqa and trec, whose rows of hotpotqa are a re-worked copy; a hub that fails is asked once."""
-    archive, asked = tmp_path / "hub" / "data.zip", list[str]()
-    archive.parent.mkdir()
-    with zipfile.ZipFile(archive, "w") as opened:
+    """An archive of hotpotqa and trec, whose rows of hotpotqa are a re-worked copy."""
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as opened:
         for row in (record("trec"), record(max_new_tokens=3)):
             opened.writestr(f"data/{row['dataset']}.jsonl", json.dumps(row) + "\n")
     monkeypatch.setattr(sources, "reach", lambda: None)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(archive))
-
-    def served(task: str, hub: Hub, folder: Path | None = None) -> TaskDocuments:
-        return load_rows(TASKS[task], folder, say=lambda _: None, hub=hub)
-
-    hub, inner = Hub(), write(tmp_path / "own" / "hotpotqa.jsonl", [record(number=1)]).parent
-    assert served("hotpotqa", hub, inner).documents[0].id == "hotpotqa-1"
-    rows = served("trec", hub, inner)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(tmp_path / "data.zip"))
+    inner = write(tmp_path / "own" / "hotpotqa.jsonl", [record(number=1)]).parent
+    assert load_rows(TASKS["hotpotqa"], inner, say=silent, hub=Hub()).documents[0].id == "hotpotqa-1"
+    rows = load_rows(TASKS["trec"], inner, say=silent, hub=Hub())
     about = (rows.documents[0].id, rows.official, rows.source)
     assert about == ("trec-0", False, "hub THUDM/LongBench, data/trec.jsonl")
     for task, noun in (("hotpotqa", "data/hotpotqa.jsonl, line 1 .*re-worked"), ("lcc", r"data\.zip \(lcc\)")):
         with pytest.raises(DataError, match=noun):
-            served(task, hub)
-    archive.write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"data\.zip \(trec\)"):
-        served("trec", hub)
-
-    def fail(repository: str, *_: Any, **__: Any) -> str:
-        asked.append(repository)
-        raise ConnectionError("cut off")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
-    failing = Hub()
-    for task in ("trec", "lcc"):
-        with pytest.raises(DataError, match=r"<task>\.jsonl.*cut off.*--data-dir"):
-            served(task, failing, tmp_path)
-    assert len(asked) == 1
+            load_rows(TASKS[task], None, say=silent, hub=Hub())
 
 
 def test_irregular_predictions_are_reported(tmp_path: Path) -> None:
@@ -141,23 +112,10 @@ def test_irregular_predictions_are_reported(tmp_path: Path) -> None:
     out = " ".join(read_predictions([tmp_path])[1])
     expected = ("lcc.jsonl 6 for 3 (each 2 times)", "qasper.jsonl 3 for 200", "multifieldqa_en.jsonl 151 for 150")
     assert all(note in out for note in (*expected, "--e", "vcsum.jsonl"))
-    labels = {"trec": "Person", "passage_retrieval_en": "Paragraph 1"}
-    for task in suite_tasks("longbench-e"):
-        rows = [prediction("x", [labels.get(task.name, "x")], n, ["Person"]) for n in range(task.documents + 1)]
-        write(tmp_path / "e" / f"{task.name}.jsonl", rows)
-    [note] = read_predictions([tmp_path / "e"])[1]
-    assert (note.count(".jsonl "), note.count("--e")) == (13, 1)
 
 
 def test_a_bad_prediction_is_named(tmp_path: Path) -> None:
-    for bad, noun in (
-        ({"pred": "x", "answers": ["x"], "length": 9}, "'all_classes'"),
-        (prediction("x", []), "'answers'"),
-        (prediction(None, ["x"]), "'pred'"),
-        (prediction("x", ["x"], "9", ["x"]), "'length'"),
-        (prediction("x", ["x"]), "'all_classes'"),
-        (b"\xff", "UTF-8"),
-    ):
+    for bad, noun in ((prediction("x", []), "'answers'"), (prediction("x", ["x"]), "'all_classes'")):
         file = write(tmp_path / "trec.jsonl", [prediction("x", ["x"], all_classes=["x"]), bad])
         with pytest.raises(DataError, match=rf"trec\.jsonl, line 2 \(trec\): .*{noun}"):
             read_predictions([file])
@@ -170,14 +128,83 @@ def test_files_of_predictions(tmp_path: Path) -> None:
     columns = ["task", "length", "prediction", "answers", "all_classes"]
     assert read_predictions([file])[0][columns].to_dict("list") == table[columns].to_dict("list")
     hotpotqa = write(tmp_path / "hotpotqa.jsonl", [{"pred": "x", "answers": ["x"], "all_classes": None}])
-    assert len(read_predictions([hotpotqa])[0]) == 1
-    for paths, suite, noun in (
-        ([hotpotqa], "longbench-e", "'length'"),  # of which LongBench-E has buckets
-        ([tmp_path / "nowhere"], "longbench", "nowhere"),
-        ([file, write(tmp_path / "lcc_e.jsonl", [prediction("x", ["x"])])], "longbench", "lcc"),
-        ([write(tmp_path / "empty" / "lcc.jsonl", [b""])], "longbench", r"lcc\.jsonl"),
-        ([write(tmp_path / "hotpot.jsonl", [])], "longbench", "hotpotqa"),
-        ([write(tmp_path / "run" / "manifest.json", [{}]).parent], "longbench", "predictions"),
-    ):
+    other = write(tmp_path / "lcc_e.jsonl", [prediction("x", ["x"])])
+    # LongBench-E has buckets of lengths; a task has one file
+    for paths, suite, noun in (([hotpotqa], "longbench-e", "'length'"), ([file, other], "longbench", "lcc")):
         with pytest.raises(EvalkitError, match=noun):
             read_predictions(paths, suite)
+
+
+def hits(right: int, wrong: int, task: str = "hotpotqa", lengths: list[int] | None = None) -> pd.DataFrame:
+    return generations(task, *[("yes", "yes")] * right, *[("no", "yes")] * wrong, lengths=lengths)
+
+
+def test_the_command_reproduces_official_scores(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["longbench", "score", "--e", str(golden), "--format", "csv"])
+    assert not done.value.code
+    printed = capsys.readouterr()
+    scores = {
+        row["name"]: {name: float(score) for name in BUCKETS if (score := row[f"score_{name}"])}
+        for row in csv.DictReader(io.StringIO(printed.out))
+        if row["kind"] == "task"
+    }
+    assert scores == official_scores()
+    assert "qasper.jsonl 672 for 224 (each 3 times)" in printed.err
+
+
+def test_buckets_and_means_of_groups_and_of_tasks() -> None:
+    results = score_generations(hits(2, 4, lengths=[0, 3999, 4000, 7999, 8000, 10**6]), "longbench-e")
+    assert [(part["n"], part["score"]) for part in results["tasks"][0]["buckets"]] == [(2, 100.0), (2, 0.0), (2, 0.0)]
+    results = score_generations(hits(1, 2, lengths=[1, 2, 9000]), "longbench-e")
+    [task] = results["tasks"]
+    assert [(part["n"], part["score"]) for part in task["buckets"]] == [(2, 50.0), (0, None), (1, 0.0)]
+    assert [part["score"] for part in results["plain_mean"]["buckets"]] == [50.0, None, 0.0]
+    assert (task["buckets"][2]["low"], task["buckets"][2]["high"]) == (None, None)  # a single row has no interval
+    assert "NaN" not in json.dumps(results)
+    results = score_generations(pd.concat([hits(1, 3), hits(3, 1, "musique"), hits(4, 0, "qasper")]))
+    assert [task["task"] for task in results["tasks"]] == ["qasper", "hotpotqa", "musique"]
+    assert [(group["name"], group["all"]["score"], group["all"]["n"]) for group in results["groups"]] == [
+        ("Single-Document QA (1 of 3 tasks)", 100.0, 4),
+        ("Multi-Document QA (2 of 3 tasks)", 50.0, 8),
+    ]
+    assert results["mean_of_groups"]["name"] == "Mean of groups (3 of 16 tasks)"
+    assert results["mean_of_groups"]["all"]["score"] == 75.0
+    assert results["plain_mean"]["all"]["score"] == round(200 / 3, 2)
+
+
+def test_intervals() -> None:
+    """Against closed forms; they do not depend on other tasks, and take rows of one document together."""
+    table = hits(30, 70)
+    [task] = score_generations(table)["tasks"]
+    assert score_generations(pd.concat([table, hits(1, 1, "lcc")]))["tasks"][0]["all"] == task["all"]
+    half = 196 * np.sqrt(0.3 * 0.7 / 100)
+    assert (task["all"]["low"], task["all"]["high"]) == pytest.approx((30 - half, 30 + half), abs=1.5)
+    dice = np.random.default_rng(5)
+    sizes = dice.integers(1, 9, 120)
+    sources = np.repeat(np.arange(120), sizes)
+    right = np.repeat(dice.random(120) < 0.5, sizes)
+    table = generations("passage_count", *(("7" if is_right else "0", "7") for is_right in right))
+    alone = score_generations(table)["tasks"][0]["all"]
+    together = score_generations(table.assign(source=sources))["tasks"][0]["all"]
+    for score, codes in ((alone, np.arange(len(right))), (together, sources)):
+        residuals = np.bincount(codes, right - right.mean())
+        error = 100 * np.sqrt((residuals**2).sum()) / len(right)
+        assert score["high"] - score["low"] == pytest.approx(2 * 1.96 * error, rel=0.08)
+    single = score_generations(table.assign(source="x"))["tasks"][0]["all"]
+    assert (single["low"], single["high"]) == (None, None)
+
+
+def test_tables_that_cannot_be_scored() -> None:
+    broken = hits(2, 0)
+    broken.loc[1, "answers"] = "[]"
+    for table, noun in ((hits(0, 0), "generations"), (broken, "hotpotqa, row 2")):
+        with pytest.raises(DataError, match=noun):
+            score_generations(table)
+
+
+def test_scores_by_length(tmp_path: Path) -> None:
+    bands = scores_by_length(hits(2, 2, lengths=[1999, 2000, 2001, 16000]))
+    assert bands == {"hotpotqa": [(0, 100.0, None), (1, 50.0, pytest.approx(50.0)), (4, 0.0, None)]}
+    with pytest.raises(DataError, match="'length'"):
+        draw_by_length(hits(1, 1).assign(length=None), tmp_path / "b.png")

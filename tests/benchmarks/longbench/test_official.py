@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from difflib import SequenceMatcher
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.benchmarks.longbench import official
@@ -49,7 +48,7 @@ LINES = st.text(alphabet="ab#`/ \n", max_size=30)
 CODE = st.text(alphabet="ab (){}=\t'", max_size=60)
 WORDS = st.lists(st.sampled_from([*"abcdeA", ".", ".", ". ", " ", "\n", "é", "a.b", ""]), max_size=40)
 LETTERS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=14).map(" ".join)
-TEXTS = WORDS.map(" ".join) | WORDS.map("".join) | LETTERS | st.text(max_size=60)
+TEXTS = WORDS.map(" ".join) | LETTERS | st.text(max_size=60)
 
 
 def test_constants_and_templates_are_the_official_ones() -> None:
@@ -75,12 +74,10 @@ def test_constants_and_templates_are_the_official_ones() -> None:
     assert set(E_TASKS) == {name.removesuffix("_e") for name in facts("blobs") if name.endswith("_e")}
 
 
-@pytest.mark.parametrize("content", [None, b"7", b'doc_to_text: "{{context}} new"'])
-def test_another_lm_eval_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> None:
+def test_another_lm_eval_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(official, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
     template.cache_clear()
-    if content is not None:
-        write(tmp_path / "tasks" / "longbench" / "trec.yaml", [content])
+    write(tmp_path / "tasks" / "longbench" / "trec.yaml", [b'doc_to_text: "{{context}} new"'])
     with pytest.raises(TemplateError, match=r"trec\.yaml.*lm-eval 0\.4\.13"):
         template(TASKS["trec"])
 
@@ -116,46 +113,6 @@ def test_a_chat_template_encloses_the_truncated_prompt(tokenizer: Any, monkeypat
         fit_prompt(tokenizer, MIXED, 50, 5, chat=True, label="qasper row 7")
 
 
-def stopped_scores_the_same(name: str, rows: Iterable[dict[str, Any]], tokenizer: Any) -> int:
-    """Compare the scores of whole and stopped predictions; return the number of stopped ones."""
-    task, saved = TASKS[name], 0
-    pattern = stops_of(task, frozenset({1}), tokenizer).pattern
-    for row in rows:
-        whole = row["pred"]
-        ids = tokenizer(whole, add_special_tokens=False).input_ids
-        pieces = (tokenizer.decode(ids[:end], skip_special_tokens=True) for end in range(1, len(ids)))
-        by_token = next((text for text in pieces if re.search(pattern, text)), whole)
-        by_letter = next((whole[:end] for end in range(len(whole)) if re.search(pattern, whole[:end])), whole)
-        texts = (whole, by_letter, by_token)
-        scores = {score_prediction(task, text, row["answers"], row["all_classes"] or ()) for text in texts}
-        assert len(scores) == 1, row
-        saved += len(by_token) < len(whole)
-    return saved
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STOPPED)
-def test_every_golden_prediction_scores_the_same(name: str, all_golden: Path, tokenizer: Any) -> None:
-    saved = stopped_scores_the_same(name, read(all_golden / f"{name}.jsonl"), tokenizer)
-    # Llama2-7B-chat began no second line on samsum, where newlines ended its predictions too
-    assert (saved > 50) == (name != "samsum")
-
-
-def test_a_prediction_that_goes_on_scores_the_same(golden: Path, tokenizer: Any) -> None:
-    """As a base model does: after its answer come another question, or more code."""
-    lines = Path(json.__file__).with_name("decoder.py").read_text(encoding="utf-8").splitlines(keepends=True)[:200]
-    code: list[dict[str, Any]] = [
-        {"pred": "".join(lines[start : start + 6]), "answers": [lines[start + 3].rstrip("\n")], "all_classes": None}
-        for start in range(len(lines) - 6)
-    ]
-    assert stopped_scores_the_same("lcc", code, tokenizer) > 50
-    for name, source in {"trec": "trec", "triviaqa": "2wikimqa", "samsum": "2wikimqa"}.items():
-        rows = read(golden / f"{source}.jsonl")[:60]
-        follow = [f"\n{row['pred']}\n\nQuestion: What next?\nAnswer: {rows[-n]['pred']}" for n, row in enumerate(rows)]
-        rows = [row | {"pred": text} for row, text in zip(rows, follow, strict=True)]
-        assert stopped_scores_the_same(name, rows, tokenizer) == len(rows)
-
-
 @given(LINES, LINES)
 def test_stops_are_where_no_continuation_changes_the_score(text: str, more: str) -> None:
     for pattern, scored in ((FIRST_LINE, first_line), (CODE_LINE, code_line)):
@@ -189,7 +146,6 @@ def test_closed_forms() -> None:
         ("", "cat", 0.0),
         ("the", "a", 0.0),  # nothing is left of either
         ("well-known", "wellknown", 1.0),
-        ("theatre", "theatre the", 1.0),
         ("“cat”", "cat", 0.0),  # only ASCII punctuation is removed
     ):
         assert qa_f1(prediction, answer) == qa_f1(answer, prediction) == pytest.approx(score, abs=1e-15)
@@ -241,7 +197,6 @@ def rouge_package(prediction: str, answer: str) -> float:
     return float(scores["rouge-l"]["f"])
 
 
-@settings(max_examples=300)
 @given(TEXTS, TEXTS)
 def test_rouge_is_the_packages(prediction: str, answer: str) -> None:
     assert rouge_l(prediction, answer) == pytest.approx(rouge_package(prediction, answer), abs=1e-12)
@@ -249,26 +204,13 @@ def test_rouge_is_the_packages(prediction: str, answer: str) -> None:
     assert rouge_l(answer, answer) == (pytest.approx(1, abs=1e-8) if answer.strip(".") else 0)
 
 
-def compare_texts(predictions: Path, every: int) -> None:
-    rows = read(predictions)[::every]
-    assert len(rows) >= 5
-    for row in rows:
-        expected = rouge_package(row["pred"], row["answers"][0])
-        assert rouge_l(row["pred"], row["answers"][0]) == pytest.approx(expected, abs=1e-12)
-
-
 def test_rouge_is_the_packages_on_real_texts(golden: Path) -> None:
-    compare_texts(golden / "gov_report.jsonl", 20)
+    for row in read(golden / "gov_report.jsonl")[::40]:
+        expected = rouge_package(row["pred"], row["answers"][0])
+        assert rouge_l(row["pred"], row["answers"][0]) == pytest.approx(expected, abs=1e-12) != 0
     # Lin's example: the union of "w1 w2" and "w1 w3 w5" has four of five words; precision counts distinct words
     recall, precision = 4 / 5, 4 / 8
     score = rouge_l("w1 w2 w6 w7 w8.w1 w3 w8 w9 w5", "w1 w2 w3 w4 w5")
     assert score == pytest.approx(2 * recall * precision / (recall + precision), abs=1e-7)
-
-
-@pytest.mark.slow
-def test_rouge_is_the_packages_on_more_real_texts(all_golden: Path) -> None:
-    for task, every in (("gov_report", 25), ("multi_news", 15), ("samsum", 1)):
-        compare_texts(all_golden / f"{task}.jsonl", every)
     text = " ".join(f"w{number}" for number in range(3000))
-    assert rouge_l(text, text) == pytest.approx(1, abs=1e-8)
-    assert rouge_package(text[:6000], text[:6000]) == 0  # the defect that evalkit does not reproduce
+    assert rouge_l(text, text) == pytest.approx(1, abs=1e-8)  # where the package fails

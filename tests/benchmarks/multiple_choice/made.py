@@ -38,6 +38,5 @@ def write_suite(files: Path, name: str = "mine", **changes: Any) -> Path:
 
 
 def run_of(checkpoint: Path, output: Path, data_dir: Path | None = None, **options: Any) -> Run:
-    """A run, of unofficial documents if there is a folder of them."""
     data = {} if data_dir is None else {"data_dir": data_dir, "allow_unofficial_data": True}
     return evaluate(str(checkpoint), **({"output": output, "dtype": "float32", "progress": Lines()} | data | options))

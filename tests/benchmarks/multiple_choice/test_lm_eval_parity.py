@@ -1,13 +1,11 @@
 """Real weights, real documents, lm-eval's own prompt: the same log-likelihoods and the same decisions as lm-eval.
 
-The documents of tests/fixtures, and fifty of each of the eight tasks where the complete data is at hand;
-SmolLM2-135M-Instruct in float32, template `plain`. On random weights: tests/exchange/test_exports.py.
+The documents of tests/fixtures, SmolLM2-135M-Instruct in float32. On random weights: tests/exchange/test_exports.py.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -46,16 +44,10 @@ def lm_evals(demo: Path, documents: Path, ours: Run) -> pd.DataFrame:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["a few", "complete"])
-def test_log_likelihoods_and_decisions_are_lm_evals(
-    which: str, demo: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    few = which == "a few"
-    documents = Path(request.getfixturevalue("real_documents" if few else "shared_data")) / ("" if few else "zeroshot8")
-    options: dict[str, Any] = {"template": "plain", "limit": 50, "device": "cpu"}
-    run = run_of(demo, tmp_path, documents, **options)
+def test_log_likelihoods_and_decisions_are_lm_evals(demo: Path, tmp_path: Path, real_documents: Path) -> None:
+    run = run_of(demo, tmp_path, real_documents, template="plain", limit=50, device="cpu")
     assert run.manifest["sharing"]["shares"]
-    theirs = lm_evals(demo, documents, run)
+    theirs = lm_evals(demo, real_documents, run)
     for task, scores in run.scores.groupby("task"):
         decided = {rule: decide(scores, find_rule(rule)).set_index(KEY) for rule in ("acc", "acc_norm")}
         expected = theirs.loc[decided["acc"].index]

@@ -67,14 +67,7 @@ def text_of(tokenizer: Any, sequence: TokenSequence, *codes: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "absent"),
-    [
-        ({}, ()),
-        ({"bos": None}, ("BOS",)),
-        ({"eos": None}, ("EOS",)),
-        ({"bos": "<|end|>", "eos": "<|end|>"}, ()),
-        ({"adds_bos": True}, ()),
-    ],
+    ("options", "absent"), [({"bos": None}, ("BOS",)), ({"eos": None}, ("EOS",)), ({"adds_bos": True}, ())]
 )
 def test_a_choice_is_tokenised_as_its_text_alone(tmp_path: Path, options: Any, absent: tuple[str, ...]) -> None:
     """Under the paper's template (Appendix A.3), and under lm-eval's own prompt; absent tokens are reported once."""
@@ -89,8 +82,6 @@ def test_a_choice_is_tokenised_as_its_text_alone(tmp_path: Path, options: Any, a
             text = f"{head}{context}{gap}{continuation}"
             assert sequence.tokens.tolist() == [*first, *own(text, add_special_tokens=False)["input_ids"], *last]
             assert text_of(own, sequence, *range(len(SEGMENTS))) == text
-            spans = [name for name, _, _ in sequence.spans()]
-            assert spans[:4] == ["special", "instruction", "special", "context"]
             assert (sequence.segments == END).sum() == len(last)
         for context, continuation, sequence in zip(
             asked.contexts, asked.continuations, under_plain.sequences, strict=True
@@ -129,17 +120,11 @@ def test_each_token_belongs_to_the_segment_of_its_last_byte(
 
 
 def test_a_token_over_the_boundary_counts_with_the_continuation(tokenizer: Any) -> None:
-    """ " water" is one token, so the context "ice and wa" ends inside it; space moves to the continuation."""
+    """ " water" is one token, so the context "ice and wa" ends inside it."""
     joined = made(("context", "{context}"), ("continuation", "{continuation}"))
-    assert tokenizer.tokenize("ice and water")[-2:] == ["Ġand", "Ġwater"]
     (sequence,) = encode(tokenizer, joined, question("ice and wa", ["ter rose"]))
-    assert text_of(tokenizer, sequence, CONTEXT) == "ice and"
-    assert text_of(tokenizer, sequence, CONTINUATION) == " water rose"
+    assert [text_of(tokenizer, sequence, code) for code in (CONTEXT, CONTINUATION)] == ["ice and", " water rose"]
     assert sequence.straddles == 1
-    (moved,) = encode(tokenizer, joined, question("She counted ", ["the coins"]))
-    (plain,) = encode(tokenizer, joined, question("She counted", [" the coins"]))
-    assert (moved.tokens.tolist(), moved.segments.tolist()) == (plain.tokens.tolist(), plain.segments.tolist())
-    assert text_of(tokenizer, moved, CONTINUATION) == " the coins"
 
 
 def test_an_empty_context_is_replaced_by_bos_or_eos(tmp_path: Path) -> None:
@@ -175,17 +160,14 @@ def test_the_window_cuts_the_context_on_its_left(tokenizer: Any, template: str, 
 def test_unconditional_sequences_lack_the_context_alone(tokenizer: Any) -> None:
     """In the order of the questions, of which several calls of the tokenizer are made."""
     asked = [question(f"River {i}", [f"{i}.{k}" for k in range(2 + i % 4)], doc_id=i) for i in range(150)]
-    for name in ("inst", "plain"):
-        encoded = list(Prompter(load_template(name), tokenizer, WIDE).encode(asked, unconditional=True))
-        assert [member.question for member in encoded] == asked
-        for member in encoded[::37]:
-            for choice, whole, alone in zip(
-                member.question.choices, member.sequences, member.unconditional, strict=True
-            ):
-                assert CONTEXT not in alone.segments and alone.tokens[0] == tokenizer.bos_token_id
-                for code in (INSTRUCTION, CONTINUATION):
-                    assert text_of(tokenizer, alone, code) == text_of(tokenizer, whole, code)
-                assert text_of(tokenizer, whole, CONTINUATION) == f" {choice}"
+    encoded = list(Prompter(load_template("inst"), tokenizer, WIDE).encode(asked, unconditional=True))
+    assert [member.question for member in encoded] == asked
+    for member in encoded[::37]:
+        for choice, whole, alone in zip(member.question.choices, member.sequences, member.unconditional, strict=True):
+            assert CONTEXT not in alone.segments and alone.tokens[0] == tokenizer.bos_token_id
+            for code in (INSTRUCTION, CONTINUATION):
+                assert text_of(tokenizer, alone, code) == text_of(tokenizer, whole, code)
+            assert text_of(tokenizer, whole, CONTINUATION) == f" {choice}"
 
 
 CHAT = (
@@ -193,7 +175,6 @@ CHAT = (
     "{% if m.role == 'assistant' %}{{ eos_token + '\n' }}{% endif %}{% endfor %}"
 )
 REFUSES_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHAT
-DROPS_SYSTEM = CHAT.replace("in messages", "in messages if m.role != 'system'")
 
 
 def test_the_tokenizers_chat_template(tmp_path: Path) -> None:
@@ -209,20 +190,15 @@ def test_the_tokenizers_chat_template(tmp_path: Path) -> None:
             assert text_of(own, sequence, code) == of_segment
         assert text_of(own, sequence, SPECIAL) == "<|system|>{}<|user|>{}<|assistant|>{"
         assert (sequence.tokens[-1], sequence.segments[-1]) == (own.eos_token_id, END)
-    for form in (REFUSES_SYSTEM, DROPS_SYSTEM):
-        own.chat_template, said = form, list[str]()
-        (encoded,) = Prompter(template, own, WIDE, said.append).encode([ICE])
-        assert len(said) == 1 and "system" in said[0]
-        assert text_of(own, encoded.sequences[0], SPECIAL) == "<|user|>{}<|assistant|>{"
-        assert INSTRUCTION not in encoded.sequences[0].segments
+    own.chat_template, said = REFUSES_SYSTEM, list[str]()
+    (encoded,) = Prompter(template, own, WIDE, said.append).encode([ICE])
+    assert len(said) == 1 and "system" in said[0]
+    assert text_of(own, encoded.sequences[0], SPECIAL) == "<|user|>{}<|assistant|>{"
+    assert INSTRUCTION not in encoded.sequences[0].segments
     # A date is that of no day
     own.chat_template = "{{ strftime_now('%d %b %Y') }} " + CHAT
     assert text_of(own, encode(own, template, ICE)[0], SPECIAL).startswith("26 Jul 2024 ")
-    for broken, noun in (
-        (None, "chat template"),
-        ("{{ raise_exception('never') }}", "never"),
-        (CHAT.replace("{{ m.content }}", ""), "context"),
-    ):
+    for broken, noun in ((None, "chat template"), (CHAT.replace("{{ m.content }}", ""), "context")):
         own.chat_template = broken
         with pytest.raises(TemplateError, match=noun):
             Prompter(template, own, WIDE)
@@ -262,22 +238,12 @@ def test_a_file_and_the_hash_of_what_shapes_a_sequence(tmp_path: Path) -> None:
     assert all(load_template(name).name == name for name in template_names())
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "noun"),
-    [
-        ("{gap}{continuation}", "{{continuation}}", r"parts\[1\]"),
+def test_an_invalid_file(tmp_path: Path) -> None:
+    for old, new, noun in (
         ('  - continuation: "{gap}{continuation}"\n', "", r"\{continuation\}"),
         ("{context} ", "{context}{continuation}", r"parts\[0\]"),
-        ("- context:", "- end: x\n    context:", r"parts\[0\]"),
         ("{context} ", "{contxt} ", "contxt.* 'context'"),
-        ("{context} ", "{context!r} ", r"parts\[0\]"),
-        ("{context} ", "{context ", r"parts\[0\]"),
         ("[continuation, context]", "[context]", "'score'"),
-        ("eos: false", "chat: true", "chat"),
-    ],
-)
-def test_an_invalid_file(tmp_path: Path, old: str, new: str, noun: str) -> None:
-    assert old in GOOD
-    with pytest.raises(TemplateError, match=noun) as caught:
-        load_template(written(tmp_path, GOOD.replace(old, new)))
-    assert "mine.yaml" in str(caught.value)
+    ):
+        with pytest.raises(TemplateError, match=rf"mine\.yaml.*{noun}"):
+            load_template(written(tmp_path, GOOD.replace(old, new)))

@@ -1,4 +1,4 @@
-"""Texts, windows, batches and bins of positions, compared with lm-eval's windows, sums by hand and a simulation."""
+"""Texts, bytes of tokens, windows and bins of positions, compared with lm-eval, sums by hand and a simulation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from evalkit.benchmarks.perplexity.results import position_bins, ratio
 from evalkit.benchmarks.perplexity.windows import (
@@ -25,6 +27,7 @@ from evalkit.benchmarks.perplexity.windows import (
     read_texts,
     rows_of,
     spans,
+    token_bytes,
     windows_of,
 )
 from evalkit.errors import EvalkitError, ScoringError, UsageError
@@ -57,10 +60,9 @@ def test_files_and_folders(tmp_path: Path) -> None:
         (1, "b", f"{wiki}, line 2"),
     ]
 
-    def digest(*texts: str, key: str = "text") -> str:
-        return read_texts([lines(tmp_path / "a.jsonl", *({key: text} for text in texts))], key)["a"].digest
+    def digest(*texts: str) -> str:
+        return read_texts([lines(tmp_path / "a.jsonl", *({"text": text} for text in texts))], "text")["a"].digest
 
-    assert digest("ab", "c") == digest("ab", "c", key="other")
     assert len({digest("ab", "c"), digest("a", "bc"), digest("c", "ab"), digest("abc")}) == 4
 
 
@@ -71,20 +73,14 @@ def test_texts_that_cannot_be_read(tmp_path: Path) -> None:
         ("a.txt", b"x" * (2**23 + 1), "a.txt"),  # too long for a tokenizer
         ("a.jsonl", b'{"text": "x"}\n\n{"text": ""}', "a.jsonl, line 3: .*'text'"),
         ("a.jsonl", b'{"text": "x"}\n{"body": "x"}', "a.jsonl, line 2: .*'text'.*--key"),
-        ("a.jsonl", b'["x"]', "a.jsonl, line 1"),
-        ("a.jsonl", b"\n", "a.jsonl"),
-        ("a.parquet", b"", "parquet"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(EvalkitError, match=noun):
             read_texts([tmp_path / name], "text")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    (tmp_path / "a.txt").write_text("x", encoding="utf-8")
     same = [tmp_path / "a.txt", lines(tmp_path / "a.jsonl", {"text": "x"})]
-    for paths, noun in (([], "--text FILE"), ([empty], str(empty)), (same, "task a;")):
-        with pytest.raises(UsageError, match=noun):
-            read_texts(paths, "text")
+    same[0].write_text("x", encoding="utf-8")
+    with pytest.raises(UsageError, match="task a;"):
+        read_texts(same, "text")
 
 
 @st.composite
@@ -93,7 +89,6 @@ def cuts(draw: st.DrawFn) -> tuple[int, int, int]:
     return draw(st.integers(0, 70)), window, draw(st.integers(1, window))
 
 
-@settings(max_examples=300)
 @given(cuts())
 def test_windows_are_lm_evals(cut: tuple[int, int, int]) -> None:
     """A stride is lm-eval's window less its context, which is one token by default. Each token is scored once."""
@@ -126,10 +121,8 @@ def test_the_windows_of_a_document(tmp_path: Path) -> None:
     # As in lm-eval, the tokenizer's own BOS is scored after the prefix, unless the text spells it
     adding = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path / "adding", adds_bos=True))
     facts = PerplexityFacts(16, 64, adding.bos_token_id, "<s>")
-    [plain] = windows_of(TextDocument("t", 0, "river", "t"), adding, facts)
-    [spelled] = windows_of(TextDocument("t", 0, "<s>river", "t"), adding, facts)
+    plain, spelled = (windows_of(TextDocument("t", 0, text, "t"), adding, facts)[0] for text in ("river", "<s>river"))
     assert plain.tokens.tolist() == spelled.tokens.tolist()
-    assert (plain.tokens[:2] == adding.bos_token_id).all()
     assert (plain.bytes[0], spelled.bytes[0]) == (0, 3)
     empty: Any = lambda *_, **__: {"input_ids": [], "offset_mapping": [], "special_tokens_mask": []}  # noqa: E731
     with pytest.raises(ScoringError, match=r"a\.jsonl, line 4"):
@@ -175,8 +168,7 @@ def table(documents: int, bins: int) -> pd.DataFrame:
 
 def test_bins_are_merged_for_readers() -> None:
     positions = table(3, 33)
-    [narrow], [merged] = position_bins([positions], 33), position_bins([positions], 16)
-    assert [bin.last for bin in narrow] == list(range(WIDTH, 34 * WIDTH, WIDTH))
+    [merged] = position_bins([positions], 16)
     assert [(bin.first, bin.last) for bin in merged] == [(start, start + 255) for start in range(1, 2200, 256)]
     assert sum(bin.nats for bin in merged) == pytest.approx(positions["nats"].sum(), rel=1e-12)
     inside = positions[(positions["position"] >= 257) & (positions["position"] <= 512)]
@@ -188,16 +180,97 @@ def test_bins_are_merged_for_readers() -> None:
     residuals = sums["nats"] / math.log(2) - value * sums["bytes"]
     error = math.sqrt(3 / 2 * (residuals**2).sum()) / inside["bytes"].sum()
     assert merged[1].stderr == pytest.approx(error, rel=1e-12)
-    [[single]], [[without_bytes]] = position_bins([table(1, 1)]), position_bins([table(2, 1).assign(bytes=0)])
+    [[single]] = position_bins([table(1, 1)])
     assert (single.stderr, single.freedom) == (None, None)
-    assert (without_bytes.bits_per_byte, without_bytes.tokens) == (None, 2 * WIDTH)
 
 
 def test_the_error_is_the_spread_of_the_ratio() -> None:
     """Over many samples of 40 documents whose lengths and losses are related."""
     dice = np.random.default_rng(1)
-    sizes = dice.lognormal(6, 0.7, (4000, 40))
+    sizes = dice.lognormal(6, 0.7, (2000, 40))
     bits = sizes * (1.0 + 0.2 * dice.standard_normal(sizes.shape)) + 20 * np.log(sizes)
     estimates = [ratio(sample, weights) for sample, weights in zip(bits, sizes, strict=True)]
     spread = np.std([estimate.value for estimate in estimates])
     assert np.sqrt(np.mean([estimate.variance for estimate in estimates])) == pytest.approx(spread, rel=0.06)
+
+
+ODD = "Hé 👍🏽 夜里  x\n\n朝 क्षि\u200d👩\u200d👩\u200d👧 \ufeffend \t"
+BYTES = {character: number for number, character in bytes_to_unicode().items()}
+
+
+def counted(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
+    encoding = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
+    spans, added = np.array(encoding["offset_mapping"]).reshape(-1, 2), np.array(encoding["special_tokens_mask"], bool)
+    spelled = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
+    return token_bytes(text, spans, added, spelled).tolist(), spelled
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The vocabulary spells each byte as one character; the second, as GPT-2's, leaves out the space before a token."""
+    folder, tokenizers = tiny_tokenizer(tmp_path_factory.mktemp("bytes")), []
+    for trims in (False, True):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=trims)
+        tokenizers.append(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    return tokenizers
+
+
+@pytest.fixture(scope="module")
+def fallback() -> Any:
+    """As Llama 2's: characters, with bytes for those that it does not know, and BOS."""
+    kinds = [f"<0x{number:02X}>" for number in range(256)]
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", "<s>", *kinds], show_progress=False)
+    tokenizer.train_from_iterator(TRAINING_TEXT[:5], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
+
+
+@pytest.fixture(scope="module")
+def pieces() -> Any:
+    """As BERT's: lower case without accents, white space dropped, unknown words as one token."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]"], show_progress=False)
+    tokenizer.train_from_iterator(TRAINING_TEXT[:8], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+
+
+@settings(max_examples=100)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+@example(ODD)
+@example("👍")
+def test_every_byte_is_counted_once(byte_level: list[Any], fallback: Any, pieces: Any, text: str) -> None:
+    """The bytes of byte-level tokens are known without offsets."""
+    for tokenizer in byte_level:
+        sizes, tokens = counted(tokenizer, text)
+        assert b"".join(bytes(BYTES[character] for character in token) for token in tokens) == text.encode()
+        assert sizes == [len(token) for token in tokens]
+    for tokenizer in (fallback, pieces):
+        sizes, tokens = counted(tokenizer, text)
+        assert min(sizes, default=0) >= 0
+        assert sum(sizes) == (len(text.encode()) if tokens else 0)
+
+
+def test_tokens_by_hand(fallback: Any) -> None:
+    sizes, tokens = counted(fallback, "a 👍b")
+    assert (tokens[0], sizes[0], sum(sizes)) == ("<s>", 0, 7)
+    assert [size for size, token in zip(sizes, tokens, strict=True) if token.startswith("<0x")] == [1, 1, 1, 1]
+
+    def count(text: str, spans: list[tuple[int, int]], pieces: list[str], added: tuple[int, ...] = ()) -> list[int]:
+        mask = np.isin(np.arange(len(spans)), added)
+        return token_bytes(text, np.array(spans), mask, pieces).tolist()
+
+    # What no token covers belongs to the next one, and at the end to the last
+    assert count("  é b  ", [(2, 3), (4, 5)], ["é", "b"]) == [4, 4]
+    # Added tokens have none; without any other token all bytes are theirs
+    assert count("ab", [(0, 0), (0, 2), (0, 0)], ["<s>", "ab", "</s>"], (0, 2)) == [0, 2, 0]
+    assert count("ab", [(0, 0)], ["<s>"], (0,)) == [2]
+    # A character whose parts are spelled in an unknown way is divided evenly; nothing is lost
+    assert count("x👍", [(0, 1), (1, 2), (1, 2), (1, 2)], ["x", "?", "??", "????"]) == [1, 1, 1, 2]

@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from evalkit.benchmarks.registry import benchmark
+from evalkit.benchmarks.session import opened
 from evalkit.errors import EvalkitError
+from evalkit.models.loading.locate import silent
 from evalkit.runs.folder import JOURNAL, load_run
 from evalkit.runs.score_table import ScoreRow
 from evalkit.runs.writing import is_locked
@@ -432,3 +434,10 @@ def test_ctrl_c_keeps_every_batch_that_came(files: Path, tmp_path: Path, monkeyp
         ray.run(jobs)
     assert lines(tmp_path) == 7
     assert not is_locked(jobs[0].plan.folder)
+
+
+def test_a_run_of_another_process_is_left_to_it(files: Path, tmp_path: Path) -> None:
+    jobs = jobs_of(files, tmp_path)
+    with opened(jobs[0].plan, silent):
+        outcomes, _ = InProcessRay(1).run(jobs)
+    assert states(outcomes) == ["in use", "finished"] and f"process {os.getpid()}" in outcomes[0].message

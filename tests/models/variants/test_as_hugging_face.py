@@ -52,7 +52,7 @@ def test_saved_and_loaded(family: str, variant: str, tmp_path: Path) -> None:
     assert torch.equal(logits_of(loaded), logits_of(model))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", fast(["gpt_neox"], FAMILIES))
 def test_weights_begin_as_in_training(family: str) -> None:
     """λ's vectors ~ N(0, 0.1²), norms 1, projections ~ N(0, initializer_range²); the seed decides every bit.
 
@@ -142,7 +142,7 @@ def uncached(model: Any, ids: torch.Tensor, mask: torch.Tensor, tokens: int) -> 
     return ids
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("implementation", fast(["sdpa"], ["sdpa", "eager"]))
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("family", fast(["llama"], FAMILIES))
 @torch.no_grad()

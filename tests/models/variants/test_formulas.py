@@ -58,7 +58,7 @@ def test_every_reading_is_its_formula(variant: str) -> None:
     keys = DIFFERENTIAL if variant == "differential" else INTEGRAL | {"num_signals": 4}
     for chosen in readings(variant):
         model = model_of("llama", keys | chosen, dtype=torch.float64)
-        assert largest_error(model, left_padded()) <= 1e-12, chosen
+        assert largest_error(model, left_padded(tokens=8)) <= 1e-12, chosen
 
 
 CASES: dict[str, tuple[dict[str, Any], str, float]] = {
@@ -99,7 +99,7 @@ def test_without_signals_it_is_the_backbone(family: str, implementation: str) ->
             assert torch.equal(logits_of(model, scene), logits_of(plain, scene))
 
 
-@pytest.mark.parametrize("kv_heads", [8, 4, 2])
+@pytest.mark.parametrize("kv_heads", [8, 2])
 def test_differential_attention_is_diffllamas(kv_heads: int) -> None:
     """The same logits from the same weights, to the last bit under eager and sdpa, padded or not."""
     keys = {"diff_pairing": "halves", "diff_subln": "plain", "diff_subln_eps": 1e-6}
@@ -132,10 +132,11 @@ def test_lambda() -> None:
         assert layer._lambda(torch.bfloat16) == first - second + lambda_init(1)
 
 
-@pytest.mark.parametrize("yarn", [False, True], ids=["", "yarn"])
-@pytest.mark.parametrize("scale", OPEN["integral"]["signal_scale"])
-@pytest.mark.parametrize("layout", OPEN["integral"]["signal_layout"])
-@pytest.mark.parametrize(("family", "signals"), [("llama", 2), ("llama", 8), ("qwen2", 4), ("gpt_neox", 2)])
+@pytest.mark.parametrize(("family", "signals", "layout", "scale", "yarn"), [
+    ("llama", 2, "contiguous", "signal", False), ("llama", 8, "tiled", "head", False),
+    ("qwen2", 4, "tiled", "signal", True), ("gpt_neox", 2, "contiguous", "head", True),
+    ("gpt_neox", 2, "tiled", "signal", False),
+])  # fmt: skip
 def test_rotated_by_signal_it_is_vanilla_with_other_frequencies(
     family: str, signals: int, layout: str, scale: str, yarn: bool
 ) -> None:

@@ -1,14 +1,10 @@
-"""Valid settings of a config and errors of invalid ones; the model types in transformers' auto classes."""
+"""Valid settings of a config and errors of invalid ones."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +19,7 @@ from evalkit.models.variants.settings import (
     layers_of,
     read_variant,
 )
-from tests.models.variants.building import COG, DIFFERENTIAL, INTEGRAL, VANILLA, causal, config_of, logits_of, model_of
+from tests.models.variants.building import COG, DIFFERENTIAL, INTEGRAL, VANILLA, config_of
 
 SHAPE = Shape(layers=3, heads=8, kv_heads=4, head_size=16)
 CONFIGS = {"vanilla": VANILLA, "cog": COG, "differential": DIFFERENTIAL, "integral": INTEGRAL}
@@ -147,46 +143,3 @@ def test_other_layers() -> None:
     for nonsense in ("", "top", "top 50", "half", "top 0%", "top 101%", "middle 50%", "top -5%"):
         with pytest.raises(ValueError, match="variant_layers"):
             layers_of(nonsense, 20)
-
-
-# transformers' auto classes know the model types after `import evalkit.models.auto`, in any order of imports
-
-AUTO = "from transformers import AutoConfig, AutoModelForCausalLM\n"
-LOAD = """
-import torch
-model = AutoModelForCausalLM.from_pretrained(folder)
-given = torch.load(folder + "/given.pt")
-with torch.no_grad():
-    assert torch.equal(model(given["ids"]).logits, given["logits"])
-assert type(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))) is type(model)
-"""
-ORDERS = {
-    "evalkit first": "import evalkit.models.auto\n" + AUTO + LOAD,
-    "auto classes first": AUTO + "import evalkit.models.auto\n" + LOAD,
-    "not registered": f"""
-import evalkit, evalkit.models.loading.spec
-{AUTO}
-for auto in (AutoConfig, AutoModelForCausalLM):
-    try:
-        auto.from_pretrained(folder)
-    except ValueError as error:
-        assert "evalkit_llama" in str(error)
-    else:
-        raise AssertionError("known without evalkit.models.auto")
-""",
-    "light modules": """
-import sys, evalkit, evalkit.models, evalkit.models.loading.spec, evalkit.models.zoo.shapes, evalkit.models.zoo.named
-assert not {"torch", "transformers", "pandas"} & set(sys.modules)
-""",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS)
-def test_import_order(order: str, tmp_path: Path) -> None:
-    model = model_of("llama", DIFFERENTIAL)
-    model.save_pretrained(tmp_path)
-    torch.save({"ids": causal().ids, "logits": logits_of(model)}, tmp_path / "given.pt")
-    command = [sys.executable, "-W", "error", "-c", f"folder = {str(tmp_path)!r}\n{ORDERS[order]}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
-    assert done.returncode == 0, done.stderr

@@ -1,11 +1,11 @@
-"""Runs under several prompts: each prompt's scores are those of an ordinary run with that prompt; their spread."""
+"""Sets of prompts; runs under several prompts have the scores of ordinary runs with each; their spread."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,143 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 import evalkit
-from evalkit.benchmarks.multiple_choice.templates import load_template
+from evalkit.benchmarks.multiple_choice.tasks import Question
+from evalkit.benchmarks.multiple_choice.templates import Part, load_template
 from evalkit.benchmarks.prompt_variants import PROMPT
+from evalkit.benchmarks.prompt_variants.prompt_sets import in_orders, load_prompts, order_name, orders_of, under_order
 from evalkit.benchmarks.prompt_variants.results import PromptTables, expected_deviation, prompt_tables, varied_results
-from evalkit.benchmarks.registry import benchmark, benchmark_of
-from evalkit.benchmarks.run import planned
-from evalkit.cli import main
-from evalkit.errors import RunError, UsageError
-from evalkit.models.loading.locate import silent
-from evalkit.models.loading.spec import tokenizer_alone
+from evalkit.benchmarks.registry import benchmark_of
+from evalkit.errors import DataError, RunError, TemplateError, UsageError
 from evalkit.runs.accuracies import document_outcomes
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.score_table import OUTCOMES
-from evalkit.runs.traits import summary, traits
+from evalkit.runs.traits import traits
 from tests.benchmarks.kinds import Lines
 from tests.comparison.made import scores_of
-from tests.printed import printed
+from tests.questions import question
+
+INST = load_template("inst")
+HASHES = {
+    "inst": "48356555",
+    "no-instruction": "c8650ff9",
+    "instruction-line": "c3d5aa61",
+    "dialogue": "1af7b859",
+    "system-2": "0c0bc130",
+    "system-3": "126a2d5b",
+}
+"""Of prompts in finished runs: a change would repeat them."""
+BY_TEMPLATE = ["inst", "no-instruction", "instruction-line", "dialogue"]
+BY_SYSTEM = ["inst", "system-1", "system-2", "system-3"]
+
+
+def written(folder: Path, **content: Any) -> str:
+    (folder / "my.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    return str(folder / "my.yaml")
+
+
+@pytest.mark.parametrize(
+    ("vary", "names", "orders"),
+    [
+        (["template"], BY_TEMPLATE, 1),
+        (["choice_order"], ["inst"], 4),
+        (["choice_order", "system_prompt", "template"], [*BY_TEMPLATE, *BY_SYSTEM[1:]], 4),
+    ],
+)
+def test_each_factor_adds_its_own_prompts(vary: list[str], names: list[str], orders: int) -> None:
+    prompts = load_prompts(vary, INST)
+    assert ([*prompts.templates], prompts.choice_orders) == (names, orders)
+    hashes = prompts.specification["templates"]
+    assert {name: digest[:8] for name, digest in hashes.items() if name != "system-1"}.items() <= HASHES.items()
+    # Every rule applies to every prompt
+    assert all(template.scores_all for template in prompts.templates.values())
+    for name in {"system-2", "system-3"} & set(names):
+        assert replace(prompts.templates[name], name="inst", system=INST.system) == INST
+
+
+def test_no_system_prompt_leaves_no_space_of_its_own(tmp_path: Path) -> None:
+    texts = {"instruction": "{system}\n", "context": "{context}", "special": "\n\n", "continuation": "{continuation}"}
+    for base, text in (
+        (INST, "[INST] [/INST] Context yes"),
+        (load_template("instruction-line"), "Context yes"),
+        (load_template("dialogue"), "User: Context\nAssistant: yes"),
+        (replace(INST, parts=tuple(Part(*part) for part in texts.items())), "Context\n\nyes"),
+    ):
+        [_, without] = load_prompts([written(tmp_path, system_prompts=[""])], base).templates.values()
+        assert "".join(piece.text for piece in without.pieces(question("Context", ["yes", "no"]), 0)) == text
+
+
+def test_a_file_names_its_own_prompts_and_none_is_repeated(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("parts:\n- context: '{context}'\n- continuation: ' {continuation}'\n")
+    content: dict[str, Any] = {"templates": ["inst", "plain", "mine.yaml"], "choice_orders": 2}
+    prompts = load_prompts([written(tmp_path, **content, system_prompts=["Be brief."])], INST)
+    assert [*prompts.templates] == ["inst", "plain", "mine", "system-1"] and prompts.choice_orders == 2
+    assert prompts.templates["mine"] == load_template(str(tmp_path / "mine.yaml"))
+    for change in ({"system_prompts": ["Be kind."]}, {"system_prompts": ["Be brief."], "choice_orders": 3}):
+        assert load_prompts([written(tmp_path, **content | change)], INST).specification != prompts.specification
+    # Neither the run's own, nor one that is another template without its system prompt
+    prompts = load_prompts(["template", "system_prompt"], load_template("instruction-line"))
+    assert [*prompts.templates] == ["instruction-line", "inst", "no-instruction", "dialogue", "system-2", "system-3"]
+
+
+def test_invalid_sets(tmp_path: Path) -> None:
+    for content, noun in (
+        ({"templates": ["absent.yaml"]}, "absent.yaml"),
+        ({"choice_orders": 1}, "templates, choice_orders, system_prompts"),
+        ({"system_prompts": ["x", "x"]}, "'system-2'.*'system-1'"),
+    ):
+        with pytest.raises((UsageError, TemplateError), match=noun):
+            load_prompts([written(tmp_path, **content)], INST)
+    with pytest.raises(UsageError, match="plain"):  # which has no system prompt
+        load_prompts(["system_prompt"], load_template("plain"))
+
+
+OPTIONS = ["red", "green", "blue", "A. red\nB. green"]
+"""The last one looks like a list itself."""
+
+
+def listed(
+    options: list[str] = OPTIONS, gold: int = 0, before: str = "Which colour?", form: str = "{}. {}"
+) -> Question:
+    letters = "ABCDE"[: len(options)]
+    lines = "\n".join(form.format(letter, text) for letter, text in zip(letters, options, strict=True))
+    asked = question(f"{before}\n{lines}\nAnswer:", list(letters), gold=gold)
+    return replace(asked, doc={"choices": options, "answer": gold})
+
+
+@given(st.permutations(range(4)), st.integers(0, 3), st.sampled_from(["{}. {}", "{}) {}", "({}) {}"]))
+def test_options_move_and_the_gold_letter_still_names_the_gold_option(order: list[int], gold: int, form: str) -> None:
+    """Letters and solved examples stay."""
+    example = listed(form=form).contexts[0] + " A\n\nWhich colour?"
+    moved = under_order(listed(gold=gold, form=form, before=example), tuple(order))
+    options = [OPTIONS[number] for number in order]
+    assert moved.contexts == listed(options, form=form, before=example).contexts
+    assert options[moved.gold] == OPTIONS[gold]
+    assert moved.choices == moved.continuations == ("A", "B", "C", "D")
+
+
+def test_orders_are_cyclic_begin_with_the_original_and_follow_each_other() -> None:
+    assert orders_of([listed(), listed(gold=3)], 4) == [(0, 1, 2, 3), (1, 2, 3, 0), (2, 3, 0, 1), (3, 0, 1, 2)]
+    assert orders_of([listed(["red", "green"])], 9) == [(0, 1), (1, 0)]
+    assert order_name((1, 2, 3, 0)) == "order-BCDA"
+    orders = orders_of([listed()], 3)
+    joined = in_orders(listed(gold=2), orders)
+    assert joined.contexts == tuple(text for order in orders for text in under_order(listed(gold=2), order).contexts)
+    assert (joined.continuations, joined.gold) == (("A", "B", "C", "D") * 3, 2)
+    assert len(joined.gaps) == len(joined.choices) == 12
+    assert in_orders(listed(), orders[:1]) == listed()
+    # One document that lists them does not suffice, nor documents with different numbers
+    plain = replace(question("Which colour?", ["red", "green"]), doc={"choices": ["red", "green"]})
+    lettered = replace(plain, continuations=("A", "B"), choices=("A", "B"))
+    for members in ([plain], [listed(["red", "green"]), lettered], [listed(["red", "green"]), listed()]):
+        assert orders_of(members, 4) == [(0, 1)]
+    with pytest.raises(DataError, match="made_up document 0"):
+        under_order(plain, (1, 0))
+
 
 Evaluate = Callable[..., Run]
 VARY = ("template", "choice_order", "system_prompt")
@@ -44,14 +162,12 @@ KEY = ["task", "subtask", "doc_id"]
 
 @pytest.fixture(scope="module")
 def options(documents: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Options of a run of MMLU and PIQA."""
     data = {"data_dir": documents, "allow_unofficial_data": True, "tasks": ("mmlu", "piqa"), "limit": 8}
     return data | {"dtype": "float32", "token_budget": 700, "output": tmp_path_factory.mktemp("varied")}
 
 
 @pytest.fixture(scope="module")
 def run_of(checkpoint: Path, options: dict[str, Any]) -> Evaluate:
-    """`evaluate` with these options; keyword arguments change the rest."""
     return lambda **changes: evalkit.evaluate(str(checkpoint), **(options | {"progress": Lines()} | changes))
 
 
@@ -80,45 +196,31 @@ def same_scores(scores: pd.DataFrame, expected: pd.DataFrame) -> None:
 def test_each_prompt_has_the_scores_of_an_ordinary_run_with_it(
     varied: Run, run_of: Evaluate, documents: Path, tmp_path: Path
 ) -> None:
-    """A template; a template with another system prompt; documents whose options are rotated by hand."""
+    """A template; and documents whose options are rotated by hand."""
     ordinary = run_of()
     same_scores(varied.scores, ordinary.scores)
     assert varied.manifest["rule"] == ordinary.manifest["rule"] == "ppl"
     same_scores(of_prompt(varied, "inst"), ordinary.scores)
     same_scores(of_prompt(varied, "dialogue"), run_of(template="dialogue").scores)
-    content = asdict(load_template("inst")) | {"system": "You are a helpful assistant."}
-    parts = [{part["segment"]: part["text"]} for part in content.pop("parts")]
-    del content["name"], content["chat"]
-    (tmp_path / "helpful.yaml").write_text(yaml.safe_dump(content | {"parts": parts, "score": [*content["score"]]}))
-    same_scores(of_prompt(varied, "system-2"), run_of(template=str(tmp_path / "helpful.yaml")).scores)
     records = [json.loads(line) for line in (documents / "mmlu.jsonl").read_text("utf-8").splitlines()]
-    for shift, name in ((1, "order-BCDA"), (3, "order-DABC")):
-        moved = []
-        for record in records:
-            choices = record["choices"][shift:] + record["choices"][:shift]
-            moved.append(record | {"choices": choices, "answer": (record["answer"] - shift) % 4})
-        (tmp_path / "mmlu.jsonl").write_text("\n".join(map(json.dumps, moved)), encoding="utf-8")
-        same_scores(of_prompt(varied, name), run_of(data_dir=tmp_path, tasks=("mmlu",)).scores)
-        assert of_prompt(varied, name, "piqa").empty
+    for record in records:
+        record["choices"] = record["choices"][3:] + record["choices"][:3]
+        record["answer"] = (record["answer"] - 3) % 4
+    (tmp_path / "mmlu.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    same_scores(of_prompt(varied, "order-DABC"), run_of(data_dir=tmp_path, tasks=("mmlu",)).scores)
+    assert of_prompt(varied, "order-DABC", "piqa").empty
 
 
-def test_few_shot_and_other_rules(run_of: Evaluate, tmp_path: Path) -> None:
+def test_few_shot_and_other_rules(run_of: Evaluate) -> None:
     """With an example and PMI, the unconditional scores too are those of an ordinary run."""
     changes: dict[str, Any] = {"tasks": ("mmlu",), "num_fewshot": 1, "rule": "pmi", "limit": 2, "token_budget": None}
     varied, ordinary = run_of(vary="choice_order", **changes), run_of(**changes)
     same_scores(of_prompt(varied, "inst"), ordinary.scores)
     assert len(prompt_tables(varied).documents) == 2 and varied.rule == "pmi"
     assert np.isfinite(of_prompt(varied, "order-BCDA")["ll_unconditional"]).all()
-    (tmp_path / "both.yaml").write_text("templates: [inst, plain]\n")
-    changes = {"vary": str(tmp_path / "both.yaml"), "tasks": ("piqa",)}
-    both = run_of(**changes)
-    assert both.rule == "acc" and "ppl" not in prompt_tables(both).rules
-    with pytest.raises(UsageError, match=r"rule ppl .* plain"):
-        run_of(**changes, rule="ppl")
 
 
 def test_accuracies_spread_and_mean(varied: Run) -> None:
-    """By hand from the decisions of each prompt."""
     for task, prompts, n in (("mmlu", PROMPTS, 8), ("piqa", PROMPTS[:7], 6)):
         right = np.array([decide(of_prompt(varied, prompt, task), find_rule("ppl"))["correct"] for prompt in prompts])
         [stored] = [entry for entry in varied.stored["tasks"] if entry["task"] == task]
@@ -132,10 +234,8 @@ def test_accuracies_spread_and_mean(varied: Run) -> None:
         assert metrics[0].value == stored["accuracy"] and len(metrics) == len(prompts) + 1
 
 
-@pytest.mark.parametrize("name", ["bits_per_byte", "margin"])
-def test_continuous_outcomes_are_means_over_prompts(varied: Run, name: str) -> None:
-    """In comparisons, and in tables; also under one prompt."""
-    comparable, outcomes = benchmark_of(varied).comparable(varied), {}
+def test_continuous_outcomes_are_means_over_prompts(varied: Run) -> None:
+    name, comparable, outcomes = "bits_per_byte", benchmark_of(varied).comparable(varied), {}
     for prompt, rows in prompt_tables(varied).by_prompt.items():
         first = rows[rows["choice"] == 0].set_index(KEY)
         outcomes[prompt] = pd.Series(document_outcomes(rows, OUTCOMES[name], find_rule("ppl")), first.index)
@@ -145,27 +245,7 @@ def test_continuous_outcomes_are_means_over_prompts(varied: Run, name: str) -> N
     assert comparable.by_rule(f"{name}@order-DABC") == pytest.approx(under)
     by_task = {metric.task: metric.value for metric in benchmark_of(varied).metrics(varied, name)}
     assert by_task == pytest.approx(values.mean(axis=1).groupby(level="task").mean().to_dict())
-    assert comparable.measure(name).higher_is_better is (name == "margin")
-
-
-def test_reports_figures_and_documents(varied: Run, run_of: Evaluate, tmp_path: Path) -> None:
-    served_by = benchmark_of(varied)
-    text = printed(served_by.report(varied))
-    assert all(f"\n{name}" in text for name in PROMPTS)
-    assert "prompt system-2: system prompt: You are a helpful assistant." in text
-    detailed = served_by.report(varied, "acc", detail=True)
-    assert "mmlu" in [table.name for table in detailed.tables]
-    assert {record["rule"] for record in detailed.records or ()} == {"acc"}
-    with pytest.raises(UsageError, match="bits_per_byte"):
-        served_by.report(varied, "bits_per_byte")
-    [figure] = served_by.figures([varied], ["tiny"])
-    figure.draw(tmp_path / "prompts.svg")
-    drawn = (tmp_path / "prompts.svg").read_text(encoding="utf-8")
-    assert all(name in drawn for name in (*PROMPTS, "MMLU", "PIQA", "Knowledge"))
-    # Documents are those of the run's own prompt
-    [view], [own] = (benchmark_of(run).views(run, ["piqa"], silent) for run in (varied, run_of()))
-    assert view.texts == own.texts and len(view.scores) == len(own.scores)  # type: ignore[attr-defined]
-    assert "inst" in view.problem
+    assert comparable.measure(name).higher_is_better is False
 
 
 def test_other_prompts_are_another_run_and_another_trait(varied: Run, run_of: Evaluate, tmp_path: Path) -> None:
@@ -174,43 +254,12 @@ def test_other_prompts_are_another_run_and_another_trait(varied: Run, run_of: Ev
     assert traits(ordinary)["prompts"].value == "one"
     assert traits(template)["prompts"].value != traits(varied)["prompts"].value
     assert traits(template)["prompts"].refused
-    assert "mean over prompts inst, " in summary(varied)
-    for changes, noun in (
-        ({"vary": "choice_order"}, "piqa"),
-        ({"vary": "template", "log_samples": True}, "--log-samples"),
-        ({"vary": "template", "suite": "lm_eval"}, "lm_eval"),
-    ):
-        with pytest.raises(UsageError, match=noun):
-            run_of(tasks=("piqa",), **changes)
+    with pytest.raises(UsageError, match="--log-samples"):
+        run_of(tasks=("piqa",), vary="template", log_samples=True)
     copied = evalkit.load_run(shutil.copytree(varied.folder, tmp_path / varied.folder.name))
     shutil.copy(copied.folder / SCORES, copied.folder / "prompts.parquet")
     with pytest.raises(RunError, match=r"prompts.parquet"):
         prompt_tables(copied)
-
-
-def test_prompts_are_shown_and_tokens_counted_under_each_template_and_order(
-    checkpoint: Path, options: dict[str, Any], varied: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["run", str(checkpoint), "--tasks", "mmlu", "--vary", ",".join(VARY), "--show-prompts", "1"]
-    with pytest.raises(SystemExit):
-        main([*command, "--data-dir", str(options["data_dir"]), "--allow-unofficial-data"])
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("prompt ")]
-    assert [line.removeprefix("prompt ") for line in lines] == ["inst", *PROMPTS[7:], *PROMPTS[1:7]]
-    changes: dict[str, dict[str, Any]] = {"all": {"vary": VARY}, "orders": {"vary": ("choice_order",)}, "own": {}}
-    plans = {name: planned(checkpoint, options | more, silent) for name, more in changes.items()}
-    tokenizer = tokenizer_alone(plans["own"].checkpoint, silent)
-    counts = {
-        name: {part.task: part for part in benchmark(plan.manifest["kind"]).token_counts(plan, tokenizer, 100, silent)}
-        for name, plan in plans.items()
-    }
-    table = pd.concat(prompt_tables(varied).by_prompt.values())
-    for task, documents in {"mmlu": 8, "piqa": 6}.items():
-        tokens = table.loc[table["task"] == task, [name for name in table if name.startswith("n_")]]
-        assert (counts["all"][task].alone, counts["all"][task].documents) == (tokens.to_numpy().sum(), documents)
-    # Instruction, subject and question are computed once for all orders
-    assert counts["orders"]["mmlu"].alone == 4 * counts["own"]["mmlu"].alone
-    assert counts["orders"]["mmlu"].distinct < 0.8 * 4 * counts["own"]["mmlu"].distinct
-    assert counts["orders"]["piqa"] == counts["own"]["piqa"]
 
 
 # The spread over prompts by chance, against permutations and closed forms
@@ -219,7 +268,6 @@ MANIFEST = {"groups": {"Average": ["one", "two"]}, "group_sizes": {"Average": 2}
 
 
 def tables_of(answers: dict[str, dict[str, Any]]) -> PromptTables:
-    """Return the tables of prompt → task → which documents are right."""
     parts = [
         scores_of(task, list(right)).assign(**{PROMPT: prompt})
         for prompt, tasks in answers.items()
@@ -244,7 +292,7 @@ def test_the_deviation_by_chance_is_that_of_permutations() -> None:
     average = varied_results(tables_of(answers), MANIFEST, "acc").average
     assert [under.prompt for under in average.prompts] == names
     of_first, of_average = [], []
-    for _ in range(10_000):
+    for _ in range(4_000):
         one, two = (generator.permuted(task, axis=0).mean(axis=1) for task in (first, second))
         of_first.append(one.var(ddof=1))
         of_average.append(((one + two[[0, 1, 2, 0, 0]]) / 2).var(ddof=1))
