@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 @command(
     kind="multiple_choice",
     order="ORIGIN suite tasks include_path template rule SELECTION ... output data_dir COMPUTING CONTEXT token_budget "
-    "show_prompts log_samples TRUST allow_unofficial_data own watching workers dry detail printer",
+    "model_args show_prompts log_samples TRUST allow_unofficial_data own watching workers dry detail printer",
 )
 def run(
     *,
     checkpoints: tuple[str, ...] = argument(metavar="[CKPT]...", required=False),
     model: str | None = option(None, "Checkpoint folder, hub name, .gguf file, or demo. Or a pattern in quotes, such "
                                "as 'train/checkpoint-*'.  [required, here or as CKPT]"),
+    model_args: str | None = typed_option(None, "As lm-eval's: pretrained=CKPT,revision=main,dtype=float32.",
+                                          metavar="KEY=VALUE,…"),
     show_prompts: int = option(0, "Print this many questions of each task as they are fed to the model, segments in "
                                "colour, and score nothing.", least=0, shows_least=True),
     own: tuple[str, ...] = typed_option((), "A setting of another benchmark's suite, such as max_prompt_tokens=3500 of "
@@ -64,7 +66,14 @@ def run(
     evalkit run --watch TRAINING --sample 200 --plot curve.png      each checkpoint of a training, as it appears
     """
     from evalkit.benchmarks.registry import benchmark, benchmark_of
+    from evalkit.cli.lm_eval import with_model_args, with_task_files
 
+    if options["tasks"] == ("list",):
+        from evalkit.cli import listing
+
+        printer(listing.tasks())
+        return 0
+    model, options = with_model_args(model, model_args, with_task_files(options))
     exclude(watch=watching.watch, dry_run=dry, show_prompts=show_prompts or None)
     if watching.watch is not None:
         if workers.option:

@@ -81,6 +81,22 @@ class Command(click.Command):
         declared = [_parameter(setting) for setting in self._declared()]
         return [_CONFIG, *declared] if self.kind else declared
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from evalkit.cli.lm_eval import OPTIONS
+
+            if (meant := OPTIONS.get(error.option_name)) is None:
+                raise
+            raise UsageError(f"{error.option_name} is lm-eval's: {meant}") from error
+        except click.BadParameter as error:
+            if error.param is None or error.param.name != "limit":
+                raise
+            raise UsageError(
+                f"--limit: {error.message.rstrip('.')}; it counts documents, a fraction is none"
+            ) from error
+
     def _declared(self) -> Iterator[Setting]:
         hints, own = get_type_hints(self.function), dict[str, list[Setting]]()
         for name, parameter in inspect.signature(self.function).parameters.items():
