@@ -184,7 +184,8 @@ def unknown_options(words: list[str]) -> set[str]:
     # `evalkit longbench` runs a command of its group where none is named
     members = [command, *(command.commands.values() if isinstance(command, click.Group) else ())]
     known = {option for member in members for parameter in member.params for option in parameter.opts}
-    return {word.partition("=")[0] for word in given if re.match("--?[a-z]", word)} - known
+    asked = {word.partition("=")[0].replace("_", "-") for word in given if re.match("--?[a-z]", word)}
+    return asked - known
 
 
 def documentation() -> Iterator[str]:

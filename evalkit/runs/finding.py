@@ -117,7 +117,7 @@ def only_run(given: str, root: Path, runs: Sequence[Run]) -> Run:
 
 
 def settings_words(run: Run) -> tuple[str, ...]:
-    """Return what distinguishes runs of one checkpoint on a suite, in words: revision, template, dtype, …"""
+    """Return what distinguishes runs of one checkpoint on a suite, in words."""
     specification = run.manifest["specification"]
     shots, read = specification.get("num_fewshot"), documents_read(specification) or "all documents"
     made = (str(run.manifest.get("revision") or ""), run.template, str(specification.get("dtype") or ""))
