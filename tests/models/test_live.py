@@ -184,11 +184,17 @@ def test_training_continues_unchanged(folder: Path, tokenizer: Any, asked: dict[
     assert all(torch.equal(mine, other) for mine, other in zip(model.parameters(), expected.parameters(), strict=True))
 
 
-def test_wrappers_are_taken_off(model: Any, tokenizer: Any, asked: dict[str, Any]) -> None:
+def test_wrappers_are_taken_off(model: Any, tokenizer: Any, asked: dict[str, Any], tmp_path: Path) -> None:
     """Of torch, and of accelerate, which would compute in another dtype."""
     expected = evalkit.evaluate(model, tokenizer=tokenizer, **asked)
     wrapped = torch.nn.DataParallel(torch.compile(model, backend="eager"))
     assert evalkit.evaluate(wrapped, tokenizer=tokenizer, **asked).folder == expected.folder
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        parallel = torch.nn.parallel.DistributedDataParallel(model)
+        assert evalkit.evaluate(parallel, tokenizer=tokenizer, **asked).folder == expected.folder
+    finally:
+        torch.distributed.destroy_process_group()
     model.compile(backend="eager")
     assert evalkit.evaluate(model, tokenizer=tokenizer, **asked).folder == expected.folder
     assert model._compiled_call_impl is not None
@@ -231,6 +237,10 @@ def test_what_does_not_apply_is_refused(folder: Path, model: Any, tokenizer: Any
         evalkit.evaluate(folder, name="mine", **asked)
 
 
+class FullyShardedDataParallel(torch.nn.Module):
+    """A module with torch's name."""
+
+
 class LoraLayer(torch.nn.Module):
     """A module with peft's name."""
 
@@ -244,6 +254,7 @@ def changes() -> dict[str, tuple[Callable[[Any], Any], str]]:
         "base model": (lambda model: model.model, "output head"),
         "float64": (lambda model: model.to(torch.float64), "torch.float64"),
         "quantised": (lambda model: setattr(model.config, "quantization_config", {"a": 1}), "quantised"),
+        "sharded": (lambda model: setattr(model.model, "more", FullyShardedDataParallel()), "sharded"),
         "adapted": (lambda model: setattr(model.model, "more", LoraLayer()), "adapters"),
         "spread": (lambda model: setattr(model, "hf_device_map", {"a": "cpu", "b": "disk"}), "cpu, disk"),
         "nan": (lambda model: model.lm_head.weight.data.fill_(torch.nan), "lm_head.weight"),
