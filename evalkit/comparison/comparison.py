@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.comparison.differences import Comparison, ContinuousEvidence, Rows, RuleVerdict, TaskDifference, tally
@@ -45,13 +45,29 @@ def load_run(run: str | Path, root: str | Path = RUNS) -> Run:
     return find_any_run(values.name_or_path("run", run), values.path("root", root))
 
 
+@overload
+def compare(
+    a: GivenRun, b: GivenRun, /, *, rule: str | None = None, outcome: str | None = None, root: str | Path = RUNS
+) -> Comparison: ...
+
+
+@overload
 def compare(
     *runs: GivenRun,
     groups: Mapping[str, Sequence[GivenRun]] | None = None,
     rule: str | None = None,
     outcome: str | None = None,
     root: str | Path = RUNS,
-) -> list[Comparison]:
+) -> Comparison | list[Comparison]: ...
+
+
+def compare(
+    *runs: GivenRun,
+    groups: Mapping[str, Sequence[GivenRun]] | None = None,
+    rule: str | None = None,
+    outcome: str | None = None,
+    root: str | Path = RUNS,
+) -> Comparison | list[Comparison]:
     """Compare finished runs on the same documents, as `evalkit compare` does.
 
     The first run, or without runs the first group, is the baseline A. Each other side is a B that is compared with it.
@@ -65,8 +81,8 @@ def compare(
         root: folder of run folders, in which names are looked up.
 
     Returns:
-        A comparison for each side but the first, in their order. Differences are B less A, of fractions, or in
-            the unit of the outcome.
+        Of two sides their comparison; of more a list, for each side but the first, in their order. Differences are B
+            less A, of fractions, or in the unit of the outcome.
 
     Raises:
         EvalkitError: a run is not found or not finished, a side is named twice, or two sides cannot be paired.
@@ -76,7 +92,8 @@ def compare(
             raise UsageError(f"groups: '{name}' is one run; give a list of runs")
     singles = [_finished(run, root) for run in runs]
     named = [(name, [_finished(run, root) for run in members]) for name, members in (groups or {}).items()]
-    return compare_sides(sides_of(singles, named), outcome_key(outcome, rule))
+    comparisons = compare_sides(sides_of(singles, named), outcome_key(outcome, rule))
+    return comparisons[0] if len(comparisons) == 1 else comparisons
 
 
 def _finished(given: GivenRun, root: str | Path) -> Run:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from html import escape
+from typing import TYPE_CHECKING, TypeAlias
 
 from evalkit.benchmarks.outcomes import Label, Measure
 from evalkit.comparison.sides import Claim
@@ -16,6 +17,9 @@ from evalkit.errors import UsageError
 from evalkit.escape import brief, counted
 from evalkit.stats.power import ALPHA
 from evalkit.stats.significance import Spread
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
 HIGHER, LOWER = "higher", "lower"
@@ -150,6 +154,17 @@ class Comparison:
     def __repr__(self) -> str:
         average = f"average {self.average.difference:+.4g}: {self.average.verdict}"
         return brief(self, f"{self.b} against {self.a}", self.rule, counted(len(self.tasks), "task"), average)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each task and each average, by name, with the fields of `TaskDifference`."""
+        import pandas as pd
+
+        rows = [{**vars(row), "spread": None} for row in (*self.tasks, *self.averages)]
+        return pd.DataFrame(rows).drop(columns="spread").set_index("name")
+
+    def _repr_html_(self) -> str:
+        numbers = self.to_frame()[["n", "score_a", "score_b", "difference", "low", "high", "p", "verdict"]]
+        return f"<p>{escape(repr(self))}</p>{numbers.to_html(float_format='{:.4g}'.format, na_rep='')}"
 
     @property
     def verdicts(self) -> tuple[str, str]:

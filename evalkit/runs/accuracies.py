@@ -74,6 +74,14 @@ class Results:
         """The mean over all tasks."""
         return self.averages[-1]
 
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each task and each average, by name; accuracies are fractions."""
+        averages = [{"task": average.name, **asdict(average)} for average in self.averages]
+        return pd.DataFrame([*map(asdict, self.tasks), *averages]).drop(columns="name").set_index("task")
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame().to_html(float_format="{:.3f}".format, na_rep=""))
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data, for results.json."""
         return asdict(self)

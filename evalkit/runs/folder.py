@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -239,6 +240,15 @@ class Run:
         from evalkit.runs.accuracies import summarise
 
         return summarise(self.scores, self.manifest, rule or self.manifest["rule"])
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each task: accuracies under the run's own rule, or what its benchmark stores of tasks."""
+        import pandas as pd
+
+        return self.results().to_frame() if self.rule else pd.DataFrame(self.stored["tasks"]).set_index("task")
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame().to_html()) if self.complete else escape(repr(self))
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -27,7 +27,8 @@ Runs = Run | Path | Sequence[Run | Path]
 def compared(a: Runs, b: Runs, rule: str | None = None, outcome: str | None = None) -> Comparison:
     """Compare two runs, or groups of runs, called a and b."""
     sides = {name: [runs] if isinstance(runs, (Run, Path)) else runs for name, runs in (("a", a), ("b", b))}
-    [comparison] = evalkit.compare(groups=sides, rule=rule, outcome=outcome)
+    comparison = evalkit.compare(groups=sides, rule=rule, outcome=outcome)
+    assert isinstance(comparison, Comparison)
     return comparison
 
 

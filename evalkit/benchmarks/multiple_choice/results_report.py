@@ -44,15 +44,15 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     sources = {kind: manifest[kind] for kind in ("documents", "examples") if kind in manifest}
     by_rule = summarise_all(run.scores, manifest)
     by_rule = {name: by_rule[name] for name in distinct([*by_rule], results.rule)}
-    accuracies = accuracy_table(results, manifest, seconds)
+    notes: tuple[str, ...] = ()
     if detail:
         details += [rules_table(by_rule, run.scores, manifest, results.rule), outcomes_table(run, results.rule)]
     elif others := [other.average.accuracy for name, other in by_rule.items() if name != results.rule]:
         spread = f"{percent(min(others))} to {percent(max(others))}" if len(others) > 1 else percent(others[0])
-        more = f"average under {counted(len(others), 'other rule')}: {spread}; --detail prints them, and outcomes"
-        accuracies = accuracies._replace(notes=(*accuracies.notes, literal(more)))
+        notes = (f"average under {counted(len(others), 'other rule')}: {spread}; --detail prints them, and outcomes",)
     return Report(
-        (accuracies, *details),
+        (accuracy_table(results, manifest, seconds), *details),
+        notes=notes,
         content=about_run(run, seconds) | sources | results.to_json(),
         records=list(_records(results, manifest, detail)),
     )
