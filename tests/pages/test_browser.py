@@ -16,12 +16,14 @@ import pytest
 
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.models.loading.locate import silent
+from evalkit.pages.documents import DocumentData
 from evalkit.pages.page import write_page
 from evalkit.pages.report import contents_of_runs, write_report
+from evalkit.reporting.report import Report, render
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run
 from evalkit.runs.rules import decide, find_rule
-from tests.pages.made_up import HOSTILE, Choices, documents, page
+from tests.pages.made_up import HOSTILE, SEGMENTS, TABLE, Choices, block, documents, page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARC, MMLU = Choices(300, 1, 30, 1), Choices(400, 4, 30, 2)
@@ -82,6 +84,10 @@ def select(tab: Any, label: str, value: str) -> None:
 def column(tab: Any, field: str) -> list[str]:
     cells = tab.locator(f"#documents-table .tabulator-row [tabulator-field='{field}']")
     return [str(text) for text in cells.all_inner_texts()]
+
+
+def sort(tab: Any, field: str) -> None:
+    tab.locator(f"[tabulator-field='{field}'] button.sort").click()
 
 
 def titled(tab: Any, title: str) -> None:
@@ -164,6 +170,32 @@ def test_rules_filters_and_search(opened: Any) -> None:
 
 
 @pytest.mark.browser
+def test_order_of_documents(opened: Any) -> None:
+    """By the margins of the rule; next and previous follow order and filter."""
+    sort(opened, "number-0")
+    assert column(opened, "document")[:5] == list(map(str, by_margin("0/ppl")[:5]))
+    select(opened, "Rule", "sum")
+    assert column(opened, "document")[:5] == list(map(str, by_margin("0/sum")[:5]))
+    assert column(opened, "number-0")[0] == f"{ARC.margins['0/sum'].min():.3f}".replace("-", "−")
+    sort(opened, "number-0")
+    assert column(opened, "document")[0] == str(by_margin("0/sum")[-1])
+    sort(opened, "number-0")
+    select(opened, "Rule", "ppl")
+    select(opened, "A", "2")
+    wrong = np.flatnonzero(~ARC.right(0, "ppl"))
+    shown(opened, len(wrong), 300)
+    order = wrong[by_margin("0/ppl", wrong)]
+    sort(opened, "number-0")
+    if column(opened, "document")[0] != str(order[0]):  # it was sorted from the highest
+        sort(opened, "number-0")
+    opened.locator(".tabulator-row").first.click()
+    titled(opened, f"arc_easy / {order[0]}")
+    assert opened.get_by_role("button", name="Previous").is_disabled()
+    opened.get_by_role("button", name="Next").click()
+    titled(opened, f"arc_easy / {order[1]}")
+
+
+@pytest.mark.browser
 def test_a_document_shows_what_was_scored(opened: Any) -> None:
     opened.locator(".tabulator-row").nth(3).click()
     titled(opened, "arc_easy / 3")
@@ -188,6 +220,25 @@ def test_a_document_shows_what_was_scored(opened: Any) -> None:
     assert panel.get_by_text("answer 1 <i>0</i>").is_visible()
     assert panel.locator("dd").all_inner_texts() == ["0.2500", "end token", "812", "0.5000", "end token", "813"]
     assert "#qasper/q%2F1" in opened.url
+
+
+@pytest.mark.browser
+def test_addresses_open_documents_in_tasks_and_subjects(opened: Any, address: str) -> None:
+    opened.evaluate("location.hash = '#mmlu/law%2Fhistory/7'")
+    titled(opened, "mmlu / law/history / 7")
+    assert MMLU.texts[4 * 7 + 1] in opened.locator("#document .prompt").first.inner_text()
+    opened.get_by_role("button", name="Next").click()
+    titled(opened, "mmlu / virology / 7")
+    opened.go_back()
+    titled(opened, "mmlu / law/history / 7")
+    for target, noun in (("mmlu/nothing/7", "no document"), ("nothing/7", "no task")):
+        opened.evaluate(f"location.hash = '#{target}'")
+        opened.locator("#announcement", has_text=noun).wait_for()
+    titled(opened, "Not found")
+    other = opened.context.new_page()
+    other.goto(f"{address}#arc_easy/250")
+    titled(other, "arc_easy / 250")
+    assert ARC.texts[250] in other.locator("#document .prompt").first.inner_text()
 
 
 @pytest.mark.browser
@@ -217,6 +268,20 @@ def test_the_keyboard_alone(opened: Any) -> None:
     keys.press("Escape")
     opened.locator(f"a:focus:text-is('{order[2]}')").wait_for()
     assert opened.locator("#document").is_hidden()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("clipboard", [True, False])
+def test_copying(opened: Any, clipboard: bool) -> None:
+    """The clipboard's interface, and the fallback where it is missing."""
+    opened.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    if not clipboard:
+        opened.evaluate("navigator.clipboard.writeText = undefined")
+    for form in ("latex", "markdown", "csv"):
+        opened.locator(f"button[data-form={form}]").first.press("Enter")
+        opened.locator("#announcement", has_text="copied").wait_for()
+        expected = render(Report(tables=(TABLE,)), form)  # type: ignore[arg-type]
+        opened.wait_for_function("async expected => await navigator.clipboard.readText() === expected", arg=expected)
 
 
 @pytest.mark.browser
@@ -250,9 +315,51 @@ def test_accessibility(opened: Any) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("tab", [{"viewport": {"width": 400, "height": 800}}], indirect=True)
+def test_a_narrow_screen_is_not_scrolled_sideways(opened: Any) -> None:
+    opened.locator(".tabulator-row").first.click()
+    titled(opened, "arc_easy / 0")
+    assert opened.evaluate("document.documentElement.scrollWidth") == 400
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("tab", [{"java_script_enabled": False}], indirect=True)
 def test_without_scripts_the_static_parts_are_readable(tab: Any, address: str) -> None:
     tab.goto(address)
     for static in ("#results-table table", "figure img", "noscript p"):
         assert tab.locator(static).is_visible()
     assert tab.locator("button:visible").count() == 0
+
+
+def open_task(tab: Any, folder: Path, kind: str, data: str, subtasks: list[str]) -> None:
+    """Open the documents of a page of one run and one task."""
+    task = {"task": "made", "label": "made", "kind": kind, "block": 0, "documents": 1, "of": 1, "runs": [0],
+            "rules": [], "subtasks": subtasks, "official": None, "metric": "perplexity"}  # fmt: skip
+    runs = [{"name": "run", "id": "a1", "rule": None}]
+    path = folder / "report.html"
+    write_page(page(DocumentData({"runs": runs, "segments": SEGMENTS, "tasks": [task]}, [data])), path)
+    tab.goto(path.as_uri())
+    tab.locator("#explorer").scroll_into_view_if_needed()
+
+
+@pytest.mark.browser
+def test_texts_begin_after_what_the_contexts_of_a_subject_share(tab: Any, tmp_path: Path) -> None:
+    """Also where the choices have the contexts, as in WinoGrande."""
+    contexts = ["About law.\n\nFirst?", "About law.\n\nSecond?", "About cells.\n\nOnly?"]
+    prompt = {"runs": [0], "common": [[[0, "[BOS]"]]] * 3,
+              "choices": [[[[2, text], [3, f" {n}"]] for n in (0, 1)] for text in contexts]}  # fmt: skip
+    header = {"ids": [0, 1, 0], "options": [[]] * 3, "prompts": [prompt], "problem": ""}
+    arrays = {"subtask": ("u2", np.array([0, 0, 1])), "gold": ("u1", np.zeros(3)), "choices": ("u1", np.full(3, 2))}
+    open_task(tab, tmp_path, "choices", block(header, arrays), ["law", "cells"])
+    shown(tab, 3, 3)
+    assert column(tab, "text") == ["First?", "Second?", "About cells. Only?"]
+
+
+@pytest.mark.browser
+def test_scores_with_other_bounds_are_neither_right_nor_wrong(tab: Any, tmp_path: Path) -> None:
+    header = {"ids": ["0"], "references": [[]], "prompts": [], "problem": "",
+              "runs": {"0": {"answers": ["x"], "facts": [{}]}}}  # fmt: skip
+    arrays = {"subtask": ("u2", np.zeros(1)), "0/score": ("f8", np.array([12.5]))}
+    open_task(tab, tmp_path, "answers", block(header, arrays), ["made"])
+    shown(tab, 1, 1)
+    assert tab.get_by_label("A", exact=True).count() == 0
