@@ -156,7 +156,7 @@ def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report
     headers = [headers[column] for column in shown]
     notes = [f"{run.id[:_ID_SHOWN] or Path(run.folder).name}: {note}" for run in runs for note in run.notes]
     if kept := [run.id[:_ID_SHOWN] for run in runs if run.state == "finished" and not (run.journal or run.imported)]:
-        notes.append(f"stored without a journal, so their tables cannot be recomputed: {', '.join(kept)}")
+        notes.append(f"copies without their journal: {', '.join(kept)}")
     content = [asdict(run) for run in runs]
     records = [
         {name: "; ".join(value) if isinstance(value, tuple) else value for name, value in record.items()}

@@ -236,13 +236,13 @@ def _print_every(request: TableRequest, source: Source, printer: Printer, folder
     except OSError as error:
         raise UsageError(f"--output {folder} cannot be made: {error.strerror or error}") from error
     written: set[str] = set()
-    failed = False
+    left_out, failed = list[str](), False
     for name in layout_names() if source.results is None else study_layouts(source.results.study):
         try:
             with doing(f"table {name}"):
                 filled = _filled(replace(request, name=name), source)
             if filled.table is None:
-                say(f"left out: {filled.name}: {filled.why}")
+                left_out.append(filled.name)
                 continue
             table = filled.table
             if table.name in written:
@@ -252,6 +252,9 @@ def _print_every(request: TableRequest, source: Source, printer: Printer, folder
         except EvalkitError as error:
             say(f"evalkit: table {Path(name).stem}: {error}")
             failed = True
+    if left_out:
+        why = f"evalkit table NAME --study {source.study} says why"
+        say(f"left out, without a row that fits: {', '.join(left_out)}; {why}")
     if not (written or failed):
         raise TableError(f"study {source.study} has no finished run for any table")
     return int(failed)

@@ -5,6 +5,7 @@ All commands print by `render`, so that all support the same formats.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,9 @@ from evalkit.escape import PACKAGES, in_markdown
 from evalkit.reporting import formats
 from evalkit.reporting.latex import latex_comments, latex_document, latex_table
 from evalkit.reporting.table import Format, Table, literal, plain
+
+_FOLDERS = re.compile(r"^(\w+: .*) \([^()]*\)$")
+"""A side of a comparison with its run folders, which a paper does not print."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +110,11 @@ def _list(texts: Sequence[str]) -> str:
 
 def _latex_blocks(part: Report) -> list[str]:
     tables = list(part.tables)
-    if tables:  # the first has the verdict as its caption if it has none, and below it what its marks mean
-        marks = (*part.facts, *(note for note in part.notes if note.startswith(("*", "†", "↓"))))
+    if tables:  # the first has the first sentence as its caption if it has none, and below it what its marks mean
+        facts = (_FOLDERS.sub(r"\1", fact) for fact in part.facts)
+        marks = (*facts, *(note for note in part.notes if note.startswith(("*", "†", "↓"))))
         notes = (*tables[0].notes, *map(literal, marks))
-        tables[0] = tables[0]._replace(caption=tables[0].caption or literal(" ".join(part.verdict)), notes=notes)
+        tables[0] = tables[0]._replace(caption=tables[0].caption or literal("".join(part.verdict[:1])), notes=notes)
     above, below = (latex_comments(lines) for lines in ((*part.verdict, *part.facts), part.notes))
     return [*filter(None, [above]), *map(latex_table, tables), *filter(None, [below])]
 

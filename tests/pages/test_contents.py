@@ -86,7 +86,7 @@ def test_the_summary_and_each_run_are_results_json(two_runs: list[Run]) -> None:
             expected = pytest.approx((100 * result["accuracy"], 100 * result["stderr"]), abs=0.0501)
             assert (float(cell.value), float(cell.spread)) == expected, label
         assert panel.reports == (benchmark_of(run).report(run),)
-        [subjects] = panel.panels[0].reports[0].tables
+        subjects, *_ = panel.panels[0].reports[0].tables
         for subject in run.stored["subtasks"]["mmlu"]:
             n, accuracy, _ = texts(subjects)[subject["task"].removeprefix("mmlu_")]
             assert (int(n), float(accuracy)) == (subject["n"], pytest.approx(100 * subject["accuracy"], abs=0.0501))

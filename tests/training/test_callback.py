@@ -14,7 +14,7 @@ import transformers
 
 import evalkit
 from evalkit.comparison.curves import curve
-from evalkit.comparison.sides import find_trainings
+from evalkit.comparison.sides import find_alike, find_trainings
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.loading.load import LoadedModel
@@ -102,7 +102,7 @@ def test_a_training_ends_as_without_it_and_its_numbers_are_those_of_the_checkpoi
             f"evalkit/zeroshot8/{results.average.name}_stderr": results.average.stderr,
         }
     given = [str(run.folder) for run in evalkit.list_runs(asked["output"]) if "run 7" in str(run.manifest["model"])]
-    [side] = find_trainings(given, (), asked["output"])
+    [side] = find_trainings(find_alike(given, (), asked["output"]))
     assert [(point.step, point.accuracy) for point in curve(side).tasks["piqa"]] == [
         (step, logs_of(trainer)[step]["evalkit/zeroshot8/piqa"]) for step in (2, 4, 6)
     ]

@@ -22,7 +22,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, literal, simple_table
 from evalkit.runs.accuracies import Average, Results, TaskResult, summarise_all
 from evalkit.runs.folder import Run
-from evalkit.runs.rules import all_rules, distinct, find_rule, invalid_rules, why_unusable
+from evalkit.runs.rules import RULES, all_rules, distinct, find_rule, invalid_rules, why_unusable
 from evalkit.runs.score_table import MARGIN, OUTCOMES
 from evalkit.runs.traits import is_imported, mixture, origin_notes, unofficial
 
@@ -44,15 +44,19 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     sources = {kind: manifest[kind] for kind in ("documents", "examples") if kind in manifest}
     by_rule = summarise_all(run.scores, manifest)
     by_rule = {name: by_rule[name] for name in distinct([*by_rule], results.rule)}
-    notes: tuple[str, ...] = ()
+    others, notes = [other.average.accuracy for name, other in by_rule.items() if name != results.rule], list[str]()
     if detail:
         details += [rules_table(by_rule, run.scores, manifest, results.rule), outcomes_table(run, results.rule)]
-    elif others := [other.average.accuracy for name, other in by_rule.items() if name != results.rule]:
-        spread = f"{percent(min(others))} to {percent(max(others))}" if len(others) > 1 else percent(others[0])
-        notes = (f"average under {counted(len(others), 'other rule')}: {spread}; --detail prints them, and outcomes",)
+    else:
+        if others:
+            spread = f"{percent(min(others))} to {percent(max(others))}" if len(others) > 1 else percent(others[0])
+            about = f"average under {counted(len(others), 'other rule')}: {spread}"
+            notes.append(f"{about}; --detail prints them, and outcomes")
+        unusable = (why_unusable(other, run.scores) for other in all_rules() if other.name not in RULES)
+        notes += [*filter(None, unusable), *invalid_rules()]
     return Report(
         (accuracy_table(results, manifest, seconds), *details),
-        notes=notes,
+        notes=tuple(notes),
         content=about_run(run, seconds) | sources | results.to_json(),
         records=list(_records(results, manifest, detail)),
     )
