@@ -131,7 +131,8 @@ def test_what_is_paired(tmp_path: Path) -> None:
     some = {task: tables[task] for task in ("arc_easy", "piqa")}
     partly = compared(make_run(tmp_path, tables, model="x"), make_run(tmp_path, some, model="y"))
     assert [task.name for task in partly.tasks] == ["arc_easy", "piqa"]
-    assert (partly.average.name, partly.left_out) == ("Average (2 of 3)", {"boolq": "not in every run"})
+    assert [average.name for average in partly.averages] == ["Average (2 of 3)"]
+    assert partly.left_out == {"boolq": "not in every run"}
     # Sources are numbered within subjects
     sources = {"clusters": [0, 0, 2, 0, 0, 2], "subtasks": ["x", "x", "x", "y", "y", "y"]}
     right = [1, 0, 1, 0, 1, 1]

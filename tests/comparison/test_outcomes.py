@@ -284,6 +284,11 @@ def test_unbounded_measures(plugin: None, tmp_path: Path) -> None:
     assert (task.low, task.high) == pytest.approx(expected, rel=1e-9) and task.low > 1
     smallest = TTestPower().solve_power(nobs=DOCUMENTS, alpha=0.05, power=0.8) * apart.std(ddof=1)
     assert task.detectable == pytest.approx(smallest, rel=1e-4)
+    # Of five sources no pattern of signs is significant, of six one is
+    for count in (5, 6):
+        sources = [str(n % count) for n in range(DOCUMENTS)]
+        a, b = copier(tmp_path, "a", sources, surplus=first), copier(tmp_path, "b", sources, surplus=second)
+        assert (compared(a, b, SURPLUS).tasks[0].detectable is None) is (count == 5)
     # Another unit changes no p value
     for sources in (None, [str(n // 3) for n in range(DOCUMENTS)]):
         small, large = (

@@ -251,6 +251,12 @@ def test_extreme_tables_and_margins_that_do_not_exist() -> None:
             values(frame, "margin", rule)
 
 
+def test_outcomes_are_better_in_the_direction_that_they_say() -> None:
+    sure, unsure = (table_of([[(gold, 3, 1), (-3.0, 3, 1)]], [0]) for gold in (-1.0, -2.5))
+    for name, outcome in OUTCOMES.items():
+        assert (values(sure, name)[0] > values(unsure, name)[0]) == outcome.higher_is_better, name
+
+
 def test_keys_of_outcomes() -> None:
     assert outcome_key(None, None) is None and outcome_key("accuracy", "acc") == "acc"
     assert outcome_key("margin", "acc_norm") == "margin:acc_norm" and outcome_key("margin", None) == "margin"

@@ -99,6 +99,8 @@ def test_layouts_are_attention_under_the_whole_mask(device: str, lengths: Length
     assert torch.allclose(flex.attend(*states, 0.3, None).cpu(), expected, atol=1e-5)
     signed = tiles.attend(*states, 0.3, signed_attention)
     assert torch.allclose(signed.cpu(), attended(tree, trunk, signed=True), atol=1e-5)
+    by_size = [tiles.attend(*states, scale, signed_attention) for scale in (None, SIZE**-0.5)]
+    assert torch.equal(*by_size)
     with pytest.raises(Unsupported, match="not softmax"):
         flex.attend(*states, 0.3, signed_attention)
 

@@ -210,6 +210,11 @@ def test_a_batch_that_memory_does_not_hold_is_halved_and_scored_alike(
             assert all(np.array_equal(a.logprobs, b.logprobs, equal_nan=True) for a, b in zip(left, right, strict=True))
     assert said == [f"out of memory at {len(batch.tree.tokens)} tokens a batch: such batches are halved"]
     assert engine.budget == 10**6
+    if device == "cpu":  # down to single documents
+        pair = with_choices([100, 105], (20, 30), prefix=0)
+        [of_two] = batches_of(pair, 10**6)
+        Scarce(monkeypatch, len(of_two.tree.tokens) - 1)
+        assert from_alone(engine, loaded.model, pair, 10**6) <= RELATIVE
 
 
 @pytest.mark.parametrize("method", ["score", "score_unshared", "trunk"])
