@@ -441,3 +441,33 @@ def test_a_run_of_another_process_is_left_to_it(files: Path, tmp_path: Path) -> 
     with opened(jobs[0].plan, silent):
         outcomes, _ = InProcessRay(1).run(jobs)
     assert states(outcomes) == ["in use", "finished"] and f"process {os.getpid()}" in outcomes[0].message
+
+
+def test_estimates_are_those_of_the_measured_seconds(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two jobs is measured: the other one, of the same kind and size, is expected to take as long."""
+    monkeypatch.setattr("evalkit.studies.cluster.jobs._ESTIMATE_EVERY", 0.0)
+    seen: list[tuple[float, float | None, float | None]] = []
+
+    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method != "compute":
+            return None
+        answer = ray.workers[worker].compute(*arguments)
+        return answer._replace(content=replace(answer.content, seconds=arguments[1].work / 100))
+
+    def estimate(queue: JobQueue) -> None:
+        real(queue)
+        seen.append((queue.progress.share(), queue.progress.seconds_left(), queue.jobs[0].seconds_left))
+        totals.update({job.label: job.total / 100 for job in queue.jobs if job.total})
+
+    real, totals = JobQueue._estimate, dict[str, float]()
+    monkeypatch.setattr(JobQueue, "_estimate", estimate)
+    ray = InProcessRay(1, fault)
+    assert states(ray.run(jobs_of(files, tmp_path))[0]) == ["finished"] * 2
+    whole = sum(totals.values())
+    middle = [(share, left) for share, left, _ in seen if left is not None and 0.1 < share < 0.9]
+    assert len(middle) > 5
+    assert all(left == pytest.approx((1 - share) * whole, rel=0.02) for share, left in middle)
+    own = [left for _, _, left in seen if left is not None]
+    assert own == sorted(own, reverse=True) and 0 < own[0] < totals["model0"] and own[-1] == 0
