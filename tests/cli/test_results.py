@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from evalkit.benchmarks.attention.groups import KINDS
 from evalkit.benchmarks.run import evaluate
@@ -186,6 +187,20 @@ def test_latex_compiles(evalkit: Command, own: Path, finished: Run) -> None:
         typeset = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", path.name]
         done = subprocess.run(typeset, cwd="tables", capture_output=True, text=True, errors="replace", check=False)
         assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_the_rule_of_a_benchmark_is_that_of_its_numbers(evalkit: Command, study: Path) -> None:
+    """A finished run has the results of every rule; the rule in the file is the one that is shown."""
+    begin, end = ("compare", "--study", study, "--benchmark", "zs"), ("--format", "json")
+    for words in (("intg", "vanilla"), ("--curve", "diff")):
+        plain, chosen = evalkit(*begin, *words, *end), evalkit(*begin, *words, *end, "--rule", "acc_norm")
+        content = yaml.safe_load(study.read_text("utf-8"))
+        content["benchmarks"]["zs"]["rule"] = "acc_norm"
+        written(study, **content)
+        assert evalkit(*begin, *words, *end).out == chosen.out != plain.out
+        assert evalkit(*begin, *words, *end, "--rule", "ppl").out == plain.out
+        del content["benchmarks"]["zs"]["rule"]
+        written(study, **content)
 
 
 def test_completion_of_names_in_a_study(own: Path) -> None:

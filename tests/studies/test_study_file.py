@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from evalkit.errors import UsageError
-from evalkit.studies.study import Study
+from evalkit.runs.folder import RESULTS
+from evalkit.studies.study import Study, save_record
 from evalkit.studies.study_file import read_study
 from tests.studies.made import NEEDLE, changed, write_study
 
@@ -73,6 +75,29 @@ def test_seeds_and_steps_by_number(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert by_label["T seed 2 step 20"].options == PLAIN | {"dtype": "bfloat16"}
     assert (study.names, study.output) == (tuple(checkpoints), folder / "runs")
     assert len(study.runs) == len(study.checkpoints)
+
+
+def test_checkpoints_that_were_evaluated_stand_for_those_that_are_gone(folder: Path) -> None:
+    """Steps are those on disk and recorded, seeds on disk alone unless none is left; other studies do not count."""
+    checkpoints = {"B": "b-*", "T": {"model": "t-*", "steps": "checkpoint-*"}}
+    study = study_of(folder, checkpoints)
+    for number, run in enumerate(study.runs):
+        save_record(study.output, run, study.output / f"run{number}", f"{number}")
+        (study.output / f"run{number}").mkdir(parents=True)
+        (study.output / f"run{number}" / RESULTS).touch()
+    whole = labels(study)
+    for name in ("b-1", "t-1/checkpoint-20", "t-2"):
+        shutil.rmtree(folder / name)
+    found = read_study(study.path)
+    steps = [("T step 20", "t-1/checkpoint-20"), ("T step 100", "t-1/checkpoint-100")]
+    assert labels(found) == [("B seed 1", "b-2"), ("B seed 2", "b-10"), *steps]
+    assert [checkpoint.is_gone for checkpoint in found.checkpoints] == [False, False, True, False]
+    for name in ("b-2", "b-10", "t-1"):
+        shutil.rmtree(folder / name)
+    assert labels(read_study(study.path)) == whole
+    assert all(checkpoint.is_gone for checkpoint in read_study(study.path).checkpoints)
+    with pytest.raises(UsageError, match="'B'"):
+        study_of(folder, checkpoints, output="elsewhere")
 
 
 def test_options_of_benchmarks(folder: Path) -> None:
