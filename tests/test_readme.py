@@ -27,26 +27,48 @@ WRITTEN = ("samples.html", "report.html", "forest.png", "rounding.tex", "rounded
 """What the commands leave in the checkout."""
 
 
-@pytest.mark.slow
-def test_in_order_on_a_tiny_checkpoint(
-    tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In this process, with a random checkpoint of the demo's name and made-up documents, without workers."""
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with what the commands read of a checkout."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("pretrain", "replication"))
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "samples").symlink_to(ROOT / "results" / "samples")
-    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def verify(folder: Path) -> None:
+    for page in ("samples.html", "report.html"):
+        text = (folder / page).read_text(encoding="utf-8")
+        assert "could show" in text, page
+        assert "is not compared with" not in text, page
+    left = [name for name in WRITTEN if (folder / name).exists()]
+    assert left == list(WRITTEN)
+    paths = [name + "/" * (folder / name).is_dir() for name in left]
+    ignored = subprocess.run(["git", "check-ignore", *paths], cwd=ROOT, capture_output=True, text=True)
+    if "not a git repository" not in ignored.stderr:
+        assert ignored.stdout.split() == paths
+
+
+@pytest.mark.slow
+def test_in_order_on_a_tiny_checkpoint(
+    checkout: Path, documents: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, with a random checkpoint of the demo's name and made-up documents, without workers."""
+    monkeypatch.chdir(checkout)
     monkeypatch.setenv("EVALKIT_DATA_DIR", str(documents))
     monkeypatch.setenv("EVALKIT_ALLOW_UNOFFICIAL_DATA", "1")
     # Restored at the end, since the README's own `export` sets it
     monkeypatch.setenv("EVALKIT_OUTPUT", "results/runs")
-    tiny_checkpoint(tmp_path / "demo", window=4096)
-    study = tmp_path / "examples" / "rounding_study.yaml"
+    tiny_checkpoint(checkout / "demo", window=4096)
+    study = checkout / "examples" / "rounding_study.yaml"
     study.write_text(study.read_text(encoding="utf-8").replace("before: demo", "before: ../demo"), encoding="utf-8")
     for command in (DEMO, *COMMANDS):
-        here = re.sub(r"(--model|round_weights.py) demo", r"\1 ./demo", re.sub(r"--workers \d+", "", command))
-        expanded = ["bash", "-c", f"printf '%s\\n' {here}"]
-        words = subprocess.run(expanded, capture_output=True, text=True, check=True).stdout.splitlines()
+        here = re.sub(
+            r"(--model|round_weights.py) demo|--workers \d+", lambda m: f"{m[1]} ./demo" if m[1] else "", command
+        )
+        words = subprocess.run(
+            ["bash", "-c", f"printf '%s\\n' {here}"], capture_output=True, text=True, check=True
+        ).stdout.split("\n")[:-1]  # as the shell expands them
         if words[0] == "export":
             name, _, value = words[1].partition("=")
             monkeypatch.setenv(name, value)
@@ -60,10 +82,16 @@ def test_in_order_on_a_tiny_checkpoint(
     scope: dict[str, Any] = {}
     exec(PYTHON.replace('"demo"', '"./demo"'), scope)
     assert scope["run"].complete
-    for page in ("samples.html", "report.html"):
-        text = Path(page).read_text(encoding="utf-8")
-        assert "could show" in text and "is not compared with" not in text, page
-    paths = [name + "/" * Path(name).is_dir() for name in WRITTEN if Path(name).exists()]
-    assert len(paths) == len(WRITTEN)
-    ignored = subprocess.run(["git", "check-ignore", *paths], cwd=ROOT, capture_output=True, text=True)
-    assert ignored.stdout.split() == paths or "not a git repository" in ignored.stderr
+    verify(checkout)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_in_order_as_a_reader_does(checkout: Path, demo: Path) -> None:
+    """In a shell, literally but for the sizes of the samples: the demo checkpoint, and workers."""
+    script = "\n".join((DEMO, *COMMANDS, f"python <<'END'\n{PYTHON}END"))
+    for size, small in ((r"\b50\b", "2"), (r"(sample[ =])200\b", r"\g<1>4")):
+        script = re.sub(size, small, script)
+    programs = f"export PATH={Path(sys.executable).parent}:$PATH\nset -e\n"
+    subprocess.run(["bash", "-c", programs + script], cwd=checkout, check=True)
+    verify(checkout)

@@ -7,17 +7,20 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from statsmodels.stats.multitest import multipletests
 
-from evalkit.errors import DataError
+import evalkit
+from evalkit.errors import DataError, UsageError
 from evalkit.stats.significance import Spread
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS, DOCS = ROOT / "examples" / "replication", ROOT / "docs"
+CORPORA = ROOT.parent / "shared" / "data" / "corpora"
+BENCHMARKS = {"held_out": "perplexity", "zeroshot8": "zeroshot8", "attention": "attention", "needle": "needle"}
 """Benchmarks of study.yaml and their suites."""
 
 
@@ -49,6 +52,17 @@ def test_the_page_is_what_the_program_writes(script: Any, tmp_path: Path, monkey
     assert all((DOCS / "images" / image).is_file() for image in images)
 
 
+def test_every_table_is_on_the_page(script: Any, tables: dict[str, list[dict[str, str]]]) -> None:
+    write_page: ModuleType = script("write_page")
+    before = write_page.page(tables)
+    for name, column in {"outcomes": "value", "differences": "difference", "needed": "difference",
+                         "attention": "value", "needle": "found"}.items():  # fmt: skip
+        row = next(row for row in tables[name] if row.get("benchmark", "held_out") == "held_out")
+        changed = {**row, column: "3" if name == "needle" else str(float(row[column]) + 3)}
+        rows = [changed if other is row else other for other in tables[name]]
+        assert write_page.page(tables | {name: rows}) != before, name
+
+
 def test_the_tables_agree_with_each_other(script: Any, tables: dict[str, list[dict[str, str]]]) -> None:
     """Differences are those of the seeds' means, Holm's correction is statsmodels', the paper's are main_res's."""
     for row in tables["differences"]:
@@ -71,6 +85,40 @@ def test_the_tables_agree_with_each_other(script: Any, tables: dict[str, list[di
     assert [float(row["p_holm"]) for row in averages] == pytest.approx(list(expected), rel=1e-5)
     # Averages of 39.825, 40.2625, 40.475 and 41.15
     assert script("summarise").published() == pytest.approx({"cog": 0.004375, "diff": 0.0065, "intg": 0.01325})
+
+
+def _run(suite: str, model: str) -> Any:
+    return SimpleNamespace(suite=suite, complete=True, manifest={"model": model})
+
+
+def test_runs_by_benchmark_model_and_seed(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other runs are left out; missing and double ones are errors."""
+    summarise = script("summarise")
+    runs = [
+        _run(suite, f"examples/replication/trained/{model}-seed{seed}/model")
+        for suite in BENCHMARKS.values()
+        for seed in (3, 1, 2)
+        for model in ("vanilla", "cog", "diff", "intg")
+    ]
+
+    def selected(runs: list[Any]) -> Any:
+        monkeypatch.setattr(evalkit, "list_runs", lambda root: runs)
+        return summarise.runs_by_model(Path("runs"))
+
+    found = selected(runs)
+    assert found.keys() == BENCHMARKS.keys()
+    for name, by_model in found.items():
+        for model, members in by_model.items():
+            assert [(run.suite, run.manifest["model"].split("/")[3]) for run in members] == [
+                (BENCHMARKS[name], f"{model}-seed{seed}") for seed in (1, 2, 3)
+            ]
+    others = [_run("perplexity", f"trained/vanilla-seed1/{name}") for name in ("initial", "checkpoint-300")]
+    others += [_run("perplexity", "demo"), _run("longbench", "trained/vanilla-seed1/model")]
+    assert selected([*others, *runs]) == found
+    with pytest.raises(UsageError, match="2 finished runs of intg seed 3 on held_out"):
+        selected([*runs, _run("perplexity", "trained/intg-seed3/model")])
+    with pytest.raises(UsageError, match="0 finished runs of diff seed 2 on needle"):
+        selected([run for run in runs if run.suite != "needle" or "diff-seed2" not in run.manifest["model"]])
 
 
 def test_what_a_plan_assumes(script: Any) -> None:
@@ -106,6 +154,12 @@ def test_the_text(script: Any, tmp_path: Path) -> None:
         ("One title", "= One title =\n\nA …, well-known.\n\n== Part ==\n\nmore"),
         ("Other", "= Other =\ntext"),
     ]
-    (tmp_path / "openstax_cc-by.jsonl").write_text("{}", encoding="utf-8")
-    with pytest.raises(DataError, match=r"openstax_cc-by\.jsonl"):
-        collect_text.read(tmp_path, "openstax_cc-by.jsonl")
+    for content in (None, "{}"):
+        if content:
+            (tmp_path / "openstax_cc-by.jsonl").write_text(content, encoding="utf-8")
+        with pytest.raises(DataError, match=r"openstax_cc-by\.jsonl"):
+            collect_text.read(tmp_path, "openstax_cc-by.jsonl")
+    if CORPORA.is_dir():
+        found = collect_text.articles(collect_text.read(CORPORA, "wikitext-2/wiki.test.tokens"))
+        # 60 articles; two formulas look like titles and divide theirs
+        assert len(found) == 62 and all(text.startswith("= ") and "<unk>" not in text for _, text in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from gguf_files import check_weights, main_type, set_weights, write_gguf
 from llama_perplexity import (
+    Peer,
+    Settings,
     TextQuestion,
     bit_labels,
     computed_tokens,
@@ -24,9 +27,12 @@ from llama_perplexity import (
     own_token_means,
     parse_output,
     rounds_needed,
+    run_watched,
     task_file,
+    text_question,
 )
 
+PROGRAM = os.environ.get("EVALKIT_LLAMA_PERPLEXITY")
 QUESTIONS = [
     TextQuestion("Question: wo liegt Köln?\nAnswer:", ("am Rhein", "in 東京", "🌊")),
     TextQuestion("The sky is", ("blue", "a\nsquare")),
@@ -53,6 +59,16 @@ def test_task_file_is_read_back_at_its_offsets() -> None:
         # The part with several right answers is empty
         assert ([number() for _ in expected], number()) == (expected, 0)
     assert file.read() == b""
+
+
+def test_a_question_joined_by_a_space_is_the_sequence() -> None:
+    """Others cannot be expressed in the form."""
+    joined = text_question(("a b", "a b"), (" c", "  d"))
+    assert [f"{joined.question} {answer}" for answer in joined.answers] == ["a b c", "a b  d"]
+    for contexts, continuations in (("ab", (" c", " d")), ("aa", (" c", "d")), (("", ""), (" c", " d")),
+                                    ("aa", (" c", " "))):  # fmt: skip
+        with pytest.raises(ValueError, match=r"contexts differ|begin with a space|empty"):
+            text_question(tuple(contexts), continuations)
 
 
 def test_decisions_follow_from_the_bits_that_runs_print() -> None:
@@ -87,6 +103,16 @@ def test_shared_tokens_are_computed_once_and_not_scored() -> None:
     assert own_token_means(sequences, logprobs).tolist() == [-1.5, -4.0]
     assert is_scorable(sequences)
     assert not is_scorable([sequences[0], sequences[0][:3]])
+
+
+def test_memory_is_that_of_the_child() -> None:
+    """A small child of this process, which has torch in memory, and one that holds 200 MiB."""
+    small = run_watched([sys.executable, "-S", "-c", "import time; time.sleep(0.1)"])
+    large = run_watched([sys.executable, "-S", "-c", "import time; x = b'1' * (200 << 20); time.sleep(0.1)"])
+    assert small.peak < 60 << 20 and 200 << 20 < large.peak < 260 << 20
+    assert small.seconds > 0.1
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        run_watched([sys.executable, "-S", "-c", "raise SystemExit(3)"])
 
 
 @pytest.fixture
@@ -152,3 +178,17 @@ def test_files_hold_the_weights_of_the_model(tmp_path: Path, llama: Any) -> None
         llama.model.layers[1].self_attn.k_proj.weight[3, 5] += 0.25
     with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.k_proj\.weight differs"):
         check_weights(tmp_path / "BF16", llama)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PROGRAM, reason="EVALKIT_LLAMA_PERPLEXITY names no llama-perplexity")
+def test_the_program_reads_the_form_and_decides(demo: Path) -> None:
+    """Easy questions, the right answer at each place; the program reports tokens and decisions."""
+    right, wrong = "Paris", ("qwrtz purple", "seventeen xylophones", "of of of", "Kgbn")
+    questions = [
+        TextQuestion("The capital of France is", (*wrong[:place], right, *wrong[place:])) for place in range(5)
+    ]
+    peer = Peer(Path(PROGRAM or ""), demo, 1, Settings(512, 512))
+    runs = [peer.run(task_file(questions, bit_labels([5] * 5, bit)))[1] for bit in range(3)]
+    assert decisions_from_bits([run.is_correct for run in runs]).tolist() == [0, 1, 2, 3, 4]
+    assert len({run.tokens for run in runs}) == 1 and 0 < runs[0].scoring < 60

@@ -138,11 +138,11 @@ def two_nodes(cluster: Nodes) -> Iterator[Nodes]:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two checkpoints and documents."""
+    """Three checkpoints and documents."""
     folder = tmp_path_factory.mktemp("files")
-    for seed in range(2):
+    for seed in range(3):
         tiny_checkpoint(folder / f"model{seed}", seed=seed, window=1024)
-    made_up(folder / "documents", count=20)
+    made_up(folder / "documents", count=40)
     return folder
 
 
@@ -180,7 +180,7 @@ def expected(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Tables:
     """The tables of a single process of one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    jobs = jobs_of(files, tmp_path_factory.mktemp("single"), models=2)
+    jobs = jobs_of(files, tmp_path_factory.mktemp("single"), models=3)
     for job in jobs:
         run_plan(job.plan, Recorder())
     torch.set_num_threads(threads)
