@@ -106,10 +106,12 @@ def test_outcomes_that_contradict_are_rounding_or_of_letters(tmp_path: Path) -> 
     contradicting = compared(a, changed(tmp_path, "likelier", likelier))
     assert contradicting.average.verdict == "worse" and "contradict" in line_of(contradicting)
 
-    def rounded(task: str, rows: pd.DataFrame, gold: Any) -> None:
-        """One checkpoint scored by two programs: every document differs in the same direction, by 1e-6."""
-        rows["ll_continuation"] *= 1 + 1e-6
+    def rounded(task: str, rows: pd.DataFrame, gold: Any, by: float = 1e-6) -> None:
+        """One checkpoint scored by two programs: every document differs in the same direction."""
+        rows["ll_continuation"] *= 1 + by
 
+    more = changed(tmp_path, "more", lambda *given: rounded(*given, by=2e-4))  # twice the tolerance
+    assert all(task.p < 1 for task in compared(a, more, outcome="bits_per_byte").tasks)
     b = changed(tmp_path, "rounded", rounded)
     for outcome in ("bits_per_byte", "log_loss", "brier", "margin"):
         comparison = compared(a, b, outcome=outcome)
