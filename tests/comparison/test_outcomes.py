@@ -221,6 +221,10 @@ def test_scores_are_means_over_a_documents_prompts(tmp_path: Path) -> None:
     alone = compared(*runs, "acc@a")  # an ordinary comparison of right and wrong answers
     assert [task.test for task in alone.tasks] == ["McNemar", "McNemar"]
     assert (alone.tasks[0].difference, alone.average.p) == (pytest.approx(gains[1, 0]), under["acc@a"].p)
+    one_prompt = load_run(make_run(tmp_path, {"piqa": scores_of("piqa", [1] * 40)}, model="one prompt"))
+    for sides in ((one_prompt, runs[0]), (runs[0], one_prompt)):
+        with pytest.raises(UsageError, match="--vary"):
+            compared(*sides)
 
 
 def test_better_under_all_prompts(tmp_path: Path) -> None:
