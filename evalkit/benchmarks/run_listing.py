@@ -193,7 +193,7 @@ class Summarised(NamedTuple):
         for task, metric in of_runs[0].items():
             values = [firsts[task].value for firsts in of_runs if task in firsts]
             if len(values) == len(of_runs):
-                mean, deviation = _over_seeds([value for value in values if value is not None])
+                mean, deviation = _over_seeds([] if None in values else values)
                 means[task] = replace(metric, value=mean, stderr=deviation)
         return means
 
@@ -207,7 +207,7 @@ class Summarised(NamedTuple):
         return {"name": last[0]["name"], "accuracy": mean, "stderr": deviation}
 
 
-def _over_seeds(values: Sequence[float]) -> tuple[float | None, float | None]:
+def _over_seeds(values: Sequence[Any]) -> tuple[float | None, float | None]:
     return statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None
 
 
