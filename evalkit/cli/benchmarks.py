@@ -73,6 +73,8 @@ def run(
 
         printer(listing.tasks())
         return 0
+    if model_args and checkpoints:
+        raise UsageError(f"--model-args {model_args} and {checkpoints[0]} both name a checkpoint; give one")
     model, options = with_model_args(model, model_args, with_task_files(options))
     exclude(watch=watching.watch, dry_run=dry, show_prompts=show_prompts or None)
     if watching.watch is not None:

@@ -182,6 +182,10 @@ def table(
     elif name is None and of_study.results is not None:
         from evalkit.studies.tables import own_tables
 
+        others = replace(options, rule=None, spreads=False)
+        if source == "both" or others != TableOptions(None, None, False, False, False, False, False):
+            raise UsageError("a study's own table has --rule and --stderr only; name a layout for other options")
+
         with doing("reading runs"):
             report = own_tables(of_study.results, benchmark, options.rule, options.spreads)
         printer(report, output)

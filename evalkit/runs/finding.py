@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,10 +100,12 @@ def find_runs(given: str, root: Path, usable: Callable[[Run], bool] = lambda _: 
     says which runs a command can use; if it can use none, all are returned.
     """
     runs = _named(given, root)
-    finished = sorted(filter(attrgetter("complete"), runs), key=lambda run: str(run.manifest["created"]), reverse=True)
-    if not finished or len({run.manifest.get("path") or run.manifest["model"] for run in finished}) > 1:
-        only_run(given, root, finished or runs[-1:]).require_finished()
-    last = [run for run in finished if checkpoint_of(run) == checkpoint_of(finished[0])]
+    if len({run.manifest.get("path") or run.manifest["model"] for run in runs}) > 1:
+        only_run(given, root, runs)
+    newest = sorted(runs, key=lambda run: str(run.manifest["created"]), reverse=True)
+    last = [run for run in newest if checkpoint_of(run) == checkpoint_of(newest[0])]
+    last = [run for run in last if run.complete] or last[:1]
+    last[0].require_finished()
     fitting = list(filter(usable, last)) or last
     return sorted(fitting, key=lambda run: bool(documents_read(run.manifest["specification"])))
 
@@ -186,6 +187,8 @@ def _has_checkpoint(run: Run | DamagedRun, given: str, path: str | None) -> bool
     if local is None:  # of the hub: also without its revision, and with its commit
         name = model.partition("@")[0]
         names |= {name, f"{name}@{run.manifest['revision']}"}
+    if path is not None and is_file(Path(path) / "config.json"):  # a checkpoint that is here is meant, and no namesake
+        return local == path
     return given.rstrip("/") in names or (path is not None and local == path)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from evalkit.benchmarks.multiple_choice.suites import filled
 from evalkit.benchmarks.run_listing import Summarised, summary_report
+from evalkit.comparison.sides import Side, check_uniform
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
 from evalkit.reporting.report import Report
@@ -98,6 +99,8 @@ def own_tables(results: StudyResults, benchmark: str | None, rule: str | None, e
         entries = []
         for model in models:
             runs = results.runs(model.checkpoints, each)
+            if runs:
+                check_uniform(Side(model.name, runs))
             entries.append(Summarised(model.name, runs, rule or each.rule, "finished" if runs else "not finished"))
         checkpoints = [checkpoint for model in models for checkpoint in model.checkpoints]
         notes = *steps_note(models), *results.unfinished(checkpoints, each), *results.changes(checkpoints, each)
