@@ -182,10 +182,8 @@ def table(
     elif name is None and of_study.results is not None:
         from evalkit.studies.tables import own_tables
 
-        others = replace(options, rule=None, spreads=False)
-        if source == "both" or others != TableOptions(None, None, False, False, False, False, False):
-            raise UsageError("a study's own table has --rule and --stderr only; name a layout for other options")
-
+        others = {name: value for name, value in vars(options).items() if name not in ("rule", "spreads", "mixed")}
+        require("the NAME of a table", False, source=source == "both", allow_mixed=options.mixed, **others)
         with doing("reading runs"):
             report = own_tables(of_study.results, benchmark, options.rule, options.spreads)
         printer(report, output)

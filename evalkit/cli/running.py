@@ -75,10 +75,9 @@ def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
 
 def named_run(given: str, root: Path | None = None, usable: Callable[[Run], bool] = lambda _: True) -> Run:
     """Return the finished run that a command's RUN names, the only usable one, in a folder of runs or the default."""
-    from evalkit.runs.finding import find_runs, only_run, root_of_runs
+    from evalkit.runs.finding import find_run, root_of_runs
 
-    folder = root or root_of_runs()
-    return only_run(given, folder, find_runs(given, folder, usable))
+    return find_run(given, root or root_of_runs(), usable)
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,7 @@ class Comparison:
         """Return a row for each task and each average, by name, with the fields of `TaskDifference`."""
         import pandas as pd
 
-        rows = [{**vars(row), "spread": None} for row in (*self.tasks, *self.averages)]
-        return pd.DataFrame(rows).drop(columns="spread").set_index("name")
+        return pd.DataFrame(map(vars, (*self.tasks, *self.averages))).drop(columns="spread").set_index("name")
 
     def _repr_html_(self) -> str:
         numbers = self.to_frame()[["n", "score_a", "score_b", "difference", "low", "high", "p", "verdict"]]

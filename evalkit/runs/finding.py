@@ -83,9 +83,9 @@ def root_of_runs() -> Path:
     return Path(os.environ.get("EVALKIT_OUTPUT") or RUNS)
 
 
-def find_run(given: str, root: Path) -> Run:
-    """Find a finished run under a folder of runs; a name of several raises a `UsageError` that says how they differ."""
-    return only_run(given, root, find_runs(given, root))
+def find_run(given: str, root: Path, usable: Callable[[Run], bool] = lambda _: True) -> Run:
+    """Find a finished run; several raise a `UsageError` that says how they differ. Arguments as of `find_runs`."""
+    return only_run(given, root, find_runs(given, root, usable))
 
 
 def find_any_run(given: str, root: Path) -> Run:
@@ -136,7 +136,7 @@ def distinctions(runs: Sequence[Run]) -> list[str]:
 
 
 def _named(given: str, root: Path) -> list[Run]:
-    """Return all runs that a name may mean, at least one; those that are damaged raise where they are named alone."""
+    """Return all runs that a name may mean, at least one; a damaged one raises, since it may be the one meant."""
     if not given.strip():
         raise UsageError("a run's name is empty; give its folder, id or checkpoint (evalkit ls runs lists them)")
     for folder in (Path(given), root / given):
@@ -146,9 +146,11 @@ def _named(given: str, root: Path) -> list[Run]:
     with suppress(OSError, RuntimeError):
         path = str(Path(given).expanduser().resolve())
     stored = list(scan(root))
-    for matches in (_has_checkpoint, _begins):
+    # A checkpoint that is here is meant itself, and no namesake
+    is_here = path is not None and is_file(Path(path) / "config.json")
+    for matches in (_is_at,) if is_here else (_is_at, _has_name, _begins):
         if matching := [run for run in stored if matches(run, given, path)]:
-            return [run for run in matching if isinstance(run, Run)] or [load_run(matching[0].folder)]
+            return [run if isinstance(run, Run) else load_run(run.folder) for run in matching]
     # Unlike `Path.is_dir`, false for a path that the file system rejects
     if path is not None and os.path.isdir(path):  # noqa: PTH112
         raise RunError(f"{given} is neither a run folder (it has no {MANIFEST}) nor the checkpoint of a run in {root}")
@@ -178,8 +180,13 @@ def scan(root: Path) -> Iterator[Run | DamagedRun]:
                 yield DamagedRun(folder, str(error))
 
 
-def _has_checkpoint(run: Run | DamagedRun, given: str, path: str | None) -> bool:
-    """Return whether a run is of the checkpoint with a name, the last part of its name, or a path."""
+def _is_at(run: Run | DamagedRun, _: str, path: str | None) -> bool:
+    """Return whether a run is of the checkpoint at a path."""
+    return isinstance(run, Run) and path is not None and run.manifest.get("path") == path
+
+
+def _has_name(run: Run | DamagedRun, given: str, _: str | None) -> bool:
+    """Return whether a run is of the checkpoint with a name, or with its last part."""
     if isinstance(run, DamagedRun):
         return False
     model, local = run.manifest["model"].rstrip("/"), run.manifest.get("path")
@@ -187,9 +194,7 @@ def _has_checkpoint(run: Run | DamagedRun, given: str, path: str | None) -> bool
     if local is None:  # of the hub: also without its revision, and with its commit
         name = model.partition("@")[0]
         names |= {name, f"{name}@{run.manifest['revision']}"}
-    if path is not None and is_file(Path(path) / "config.json"):  # a checkpoint that is here is meant, and no namesake
-        return local == path
-    return given.rstrip("/") in names or (path is not None and local == path)
+    return given.rstrip("/") in names
 
 
 def _begins(run: Run | DamagedRun, given: str, _: str | None) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from evalkit.comparison.sides import find_alike
-from evalkit.errors import UsageError
+from evalkit.errors import RunError, UsageError
+from evalkit.runs.folder import MANIFEST, RESULTS
 from tests.comparison.made import answers, make_run, scores_of
 
 TABLE = {"arc_easy": scores_of("arc_easy", answers(0, 0.5, 60))}
@@ -54,6 +55,32 @@ def test_an_older_state_of_a_checkpoint_and_another_checkpoint_of_the_name_are_n
     make("their/last", 3)
     with pytest.raises(UsageError, match=r"their/last.*org/last"):
         chosen(tmp_path, "last")
+
+
+def test_an_unfinished_or_damaged_run_is_not_passed_over(make: Callable[..., str], tmp_path: Path) -> None:
+    make("org/last", 1)
+    (tmp_path / make("org/last", 2, weights="trained further") / RESULTS).unlink()
+    with pytest.raises(RunError, match="not finished"):
+        chosen(tmp_path, "last")
+    make("step1000", 3)
+    torn = tmp_path / make("step100", 4)
+    (torn / RESULTS).unlink()
+    with pytest.raises(UsageError, match="2 runs"):
+        chosen(tmp_path, "step10")
+    (torn / MANIFEST).write_text("{", encoding="utf-8")
+    with pytest.raises(RunError, match=MANIFEST):
+        chosen(tmp_path, "step100")
+
+
+def test_a_checkpoint_that_is_here_is_no_namesake(
+    make: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("elsewhere/checkpoint-7", 1)
+    (tmp_path / "here" / "checkpoint-7").mkdir(parents=True)
+    (tmp_path / "here" / "checkpoint-7" / "config.json").write_text("{}", encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(RunError, match="checkpoint-7"):
+        chosen(tmp_path, "checkpoint-7")
 
 
 def test_groups_and_what_a_command_can_use(make: Callable[..., str], tmp_path: Path) -> None:
