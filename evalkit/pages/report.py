@@ -180,7 +180,10 @@ def write_report(
         raise UsageError(f"{path} cannot be written: {error.strerror or error}; name another file") from error
     with remembering():
         with doing("results"):
-            overview, results = overview_panels(runs, names), figure_panels(runs, names)
+            sides = (side for each in contents.comparisons for side in each.sides)
+            models = {run.manifest["id"]: side.name for side in sides for run in side.runs}
+            of_runs = [models.get(run.manifest["id"], name) for run, name in zip(runs, names, strict=True)]
+            overview, results = overview_panels(runs, names), figure_panels(runs, names, of_runs)
         with doing("comparisons"):
             several, numbered = len(contents.comparisons) > 1, enumerate(contents.comparisons, 1)
             compared = tuple(panel for number, each in numbered for panel in _compared(each, number, several))

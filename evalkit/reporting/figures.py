@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 """Distinguishable with red-green colour blindness (Okabe and Ito)."""
+_DARKER = 0.6
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 INK, GREY = "#222222", "#6b6b6b"
 """Colours of text, and of what is less important."""
@@ -37,13 +39,27 @@ _NOTE_SIZE, _NOTE_MARGIN, _NOTE_HEIGHT = 6.5, 0.2, 0.118
 
 
 def line_look(number: int) -> dict[str, Any]:
-    """Return colour and marker of a figure's n-th line, from 0."""
-    return {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
+    """Return colour and marker of a figure's n-th line, from 0; no colour repeats: after each six they are darker."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    cycle, place = divmod(number, len(_COLOURS))
+    colour = to_hex([part * _DARKER**cycle for part in to_rgb(_COLOURS[place])])
+    return {"color": colour, "marker": _MARKERS[place]}
 
 
 def dashes(number: int) -> Any:
     """Return the dashes of a figure's n-th line, from 0; after six colours the dashes are others than before."""
     return _DASHES[(number + number // len(_COLOURS)) % len(_DASHES)]
+
+
+def tick_values(measured: Iterable[float], most: int) -> list[float]:
+    """Return measured values to label on an axis: the first, the last, and others at least 1/`most` of it apart."""
+    first, *others = sorted({*measured})
+    last, ticks = max(others, default=first), [first]
+    for value in others:
+        if min(value - ticks[-1], last - value or math.inf) >= (last - first) / most or value == last:
+            ticks.append(value)
+    return ticks
 
 
 def style_axes(panel: Axes, grid: Literal["x", "y"] = "x") -> None:
@@ -193,17 +209,23 @@ class FigurePanel:
 
 
 def draw_panels(
-    panels: Sequence[FigurePanel], runs: Sequence[str], columns: int, notes: str, path: Path, share_y: bool = False
+    panels: Sequence[FigurePanel],
+    runs: Mapping[str, str],
+    columns: int,
+    notes: str,
+    path: Path,
+    share_y: bool = False,
 ) -> None:
     """Draw panels (all of lines, or all maps), `columns` in a row, a legend above them and paragraphs of notes below.
 
-    A run has the same look in each panel. `path` ends in .png, .pdf or .svg.
+    `runs`: name in the tables → text of the legend; a run has the same look in each panel. `path` ends in .png, .pdf
+    or .svg.
     """
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     width = _WIDEST if len(panels) == 1 else _WIDTH * columns + 0.7 * bool(panels[0].y)
     lines = wrapped(notes, width)
-    in_row = max(1, int(width / (_LEGEND_LOOK + max(_text_width(short_name(run), _LEGEND_SIZE) for run in runs))))
+    in_row = max(1, int(width / (_LEGEND_LOOK + max(_text_width(text, _LEGEND_SIZE) for text in runs.values()))))
     legend = 0 if panels[0].y else -(-len(runs) // in_row)
     figure = new_figure(width, _HEIGHT * rows + notes_height(lines) + _LEGEND_LINE * legend + 0.2)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y).flatten()
@@ -219,14 +241,12 @@ def draw_panels(
     if panels[0].y:
         _draw_maps(figure, panels)
     elif legend:
-        _draw_legend(figure, runs, in_row)
+        _draw_legend(figure, [*runs.values()], in_row)
     write_notes(figure, lines)
     save_figure(figure, path)
 
 
-def _draw_lines(axis: Axes, panel: FigurePanel, runs: Sequence[str]) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
+def _draw_lines(axis: Axes, panel: FigurePanel, runs: Iterable[str]) -> None:
     for number, run in enumerate(runs):
         points = panel.table[panel.table["run"] == run].sort_values(panel.x)
         if points.empty:
@@ -242,20 +262,24 @@ def _draw_lines(axis: Axes, panel: FigurePanel, runs: Sequence[str]) -> None:
     if panel.reference is not None:
         axis.axhline(panel.scale * panel.reference, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
     style_axes(axis, "y")
+    if panel.percent:  # a band may reach where no share can be
+        bottom, top = axis.get_ylim()
+        axis.set_ylim(max(bottom, -4), min(top, 104))
+    measured = sorted({*panel.table[panel.x]})
+    ticks = tick_values(measured, _MOST_TICKS)
     if panel.doubling:
         axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    else:
-        axis.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
+        ticks = [measured[int(number)] for number in tick_values(range(len(measured)), _MOST_TICKS)]
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
-def _draw_legend(figure: Figure, runs: Sequence[str], in_row: int) -> None:
+def _draw_legend(figure: Figure, texts: Sequence[str], in_row: int) -> None:
     from matplotlib.lines import Line2D
 
     lines = []
-    for number, run in enumerate(runs):
+    for number, text in enumerate(texts):
         look = {"linestyle": dashes(number), "linewidth": 1.3, "markersize": 3.5} | line_look(number)
-        lines.append(Line2D([], [], label=short_name(run), **look))
+        lines.append(Line2D([], [], label=text, **look))
     form: dict[str, Any] = {"loc": "outside upper left", "ncols": min(in_row, len(lines)), "frameon": False}
     form |= {"handlelength": 3.2, "borderpad": 0.2, "labelspacing": 0.3, "fontsize": _LEGEND_SIZE}
     legend = figure.legend(handles=lines, **form)
@@ -264,7 +288,7 @@ def _draw_legend(figure: Figure, runs: Sequence[str], in_row: int) -> None:
 
 
 def _draw_maps(figure: Figure, panels: Sequence[FigurePanel]) -> None:
-    """Draw maps; those of one measure have one scale of colours."""
+    """Draw maps; those of one measure have one scale of colours. A row with fewer values than others has wider cells."""
     import numpy as np
     from matplotlib.colors import Normalize
 
@@ -273,16 +297,17 @@ def _draw_maps(figure: Figure, panels: Sequence[FigurePanel]) -> None:
         members = [(axis, panel) for axis, panel in zip(axes, panels, strict=False) if panel.label == label]
         values = np.concatenate([panel.scale * panel.table["value"].to_numpy(float) for _, panel in members])
         low, high = float(np.nanmin(values)), float(np.nanmax(values))
-        colours, norm = "viridis", Normalize(min(low, 0.0), high or 1.0)
+        colours, norm = "viridis", Normalize(low, high if high > low else low + 1)
         if low < 0:
             colours, norm = "RdBu_r", Normalize(-max(-low, high), max(-low, high))
         look: dict[str, Any] = {"aspect": "auto", "origin": "lower", "interpolation": "nearest"}
         for axis, panel in members:
             wide = panel.scale * panel.table.pivot(index=panel.y, columns=panel.x, values="value")
-            axis.set_facecolor("#d9d9d9")
-            image = axis.imshow(wide.to_numpy(float), cmap=colours, norm=norm, **look)
+            known = [row[~np.isnan(row)] for row in wide.to_numpy(float)]
+            cells = [row[np.arange(wide.shape[1]) * len(row) // wide.shape[1]] for row in known]
+            image = axis.imshow(np.stack(cells), cmap=colours, norm=norm, **look)
             for labels, set_ticks in ((wide.columns, axis.set_xticks), (wide.index, axis.set_yticks)):
-                ticks = range(0, len(labels), -(-len(labels) // _MOST_TICKS))
+                ticks = [int(number) for number in tick_values(range(len(labels)), _MOST_TICKS)]
                 set_ticks(ticks, [f"{labels[tick]}" for tick in ticks])
             axis.tick_params(labelsize=8, colors="#444444")
             axis.set_ylabel(panel.y, fontsize=8, color=INK)

@@ -144,7 +144,7 @@ def study_sides(results: StudyResults, names: Sequence[str], benchmark: StudyBen
 
 
 def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str | None) -> StudySides:
-    """Return the finished analyses of a study's models, by NAME or NAME@STEP, a side for each seed.
+    """Return the finished analyses of a study's models, by NAME or NAME@STEP. Seeds are runs of one side.
 
     Raises:
         UsageError: an unknown name, no benchmark analyses attention, several do and none is named, or no run is
@@ -161,16 +161,19 @@ def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str |
         )
     [chosen] = fitting
     models = [select(study, name) for name in names or study.names]
-    labels = [pair for model in models for pair in zip(model.labels, model.checkpoints, strict=True)]
-    checkpoints = [checkpoint for _, checkpoint in labels]
+    checkpoints = [checkpoint for model in models for checkpoint in model.checkpoints]
     if names:
         results.require(checkpoints, chosen)
-    runs = ((label, results.run(checkpoint, chosen)) for label, checkpoint in labels)
-    sides = tuple(Side(label, (run,)) for label, run in runs if run is not None)
+    sides = []
+    for model in models:
+        marks = (label.removeprefix(model.name) for label in model.labels)
+        runs = (results.run(checkpoint, chosen) for checkpoint in model.checkpoints)
+        finished = {mark: run for mark, run in zip(marks, runs, strict=True) if run is not None}
+        sides += [Side(model.name, tuple(finished.values()), tuple(finished))] if finished else []
     if not sides:
         raise UsageError(f"study {study.path}: no run of {chosen.name} is finished; run {results.remedy}")
     notes = *steps_note(models), *results.unfinished(checkpoints, chosen), *results.changes(checkpoints, chosen)
-    return StudySides(sides, notes)
+    return StudySides(tuple(sides), notes)
 
 
 @dataclass(frozen=True)

@@ -273,7 +273,7 @@ def _exceeded_window(run: Run) -> int | None:
     return window if window and run.stored["positions"][-1]["first"] > window else None
 
 
-def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[figures.RunFigure]:
+def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[figures.RunFigure]:
     """Return a figure for each group of runs on the same documents; their order is that of colours."""
     groups: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
