@@ -83,7 +83,7 @@ def compare(
         if curve:
             if results:
                 trainings = study_trainings(results, runs, measured)
-                curves = [curve_of(training.side, key, training.steps) for training in trainings]
+                curves = [curve_of(training.side, key, training.steps, training.model) for training in trainings]
                 notes += [note for training in trainings for note in training.notes]
             else:
                 curves = [curve_of(side, key) for side in find_trainings(source.named(runs, root))]

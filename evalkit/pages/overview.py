@@ -121,10 +121,7 @@ def _run_panel(run: Run, name: str) -> Panel:
 
 
 def figure_panels(runs: Sequence[Run], names: Sequence[str], models: Sequence[str] = ()) -> tuple[Panel, ...]:
-    """Return a panel with the figures of each benchmark that has any; those that cannot be drawn are named.
-
-    `models`: of each run, the same for the seeds of one; by default each run's name.
-    """
+    """Return a panel with the figures of each benchmark that has any; those that cannot be drawn are named."""
     panels = []
     for kind in dict.fromkeys(run.kind for run in runs):
         members = [each for each in zip(runs, names, models or names, strict=True) if each[0].kind == kind]

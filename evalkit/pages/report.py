@@ -26,7 +26,7 @@ from evalkit.comparison.sides import Group, Side, check_unique, names, sides_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import doing
 from evalkit.errors import EvalkitError, RunError, UsageError
-from evalkit.escape import counted
+from evalkit.escape import counted, printable
 from evalkit.pages.documents import document_data
 from evalkit.pages.overview import by_suite, figure_panels, overview_panels, sources_panel
 from evalkit.pages.page import Page, PageFigure, Panel, svg_of, write_page
@@ -154,7 +154,9 @@ def _trainings(
         for name, of_training in trainings(results.study, model):
             steps = [each.step for each in of_training if results.run(each, benchmark) and each.step is not None]
             if len(steps) > 1:
-                yield StudyTraining(Side(name, results.runs(of_training, benchmark)), tuple(steps), ())
+                yield StudyTraining(
+                    Side(name, results.runs(of_training, benchmark)), tuple(steps), (), printable(model)
+                )
 
 
 def write_report(
@@ -210,7 +212,10 @@ def _compared(comparison: PageComparison, number: int, several: bool) -> Iterato
     if comparison.trainings:
         name = f"curves-{number}"
         try:
-            curves = [curve(training.side, comparison.rule, training.steps) for training in comparison.trainings]
+            curves = [
+                curve(training.side, comparison.rule, training.steps, training.model)
+                for training in comparison.trainings
+            ]
             yield curve_panel(curves, suite, name)
         except EvalkitError as error:
             yield Panel(name, "Training curves", (Report((), facts=(f"There are no curves: {error}",)),))

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import io
-import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 """Distinguishable with red-green colour blindness (Okabe and Ito)."""
-_DARKER = 0.6
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 INK, GREY = "#222222", "#6b6b6b"
 """Colours of text, and of what is less important."""
@@ -39,25 +38,25 @@ _NOTE_SIZE, _NOTE_MARGIN, _NOTE_HEIGHT = 6.5, 0.2, 0.118
 
 
 def line_look(number: int) -> dict[str, Any]:
-    """Return colour and marker of a figure's n-th line, from 0; no colour repeats: after each six they are darker."""
+    """Return colour, marker and dashes of a figure's n-th line, from 0; after each six the colours are darker."""
     from matplotlib.colors import to_hex, to_rgb
 
-    cycle, place = divmod(number, len(_COLOURS))
-    colour = to_hex([part * _DARKER**cycle for part in to_rgb(_COLOURS[place])])
-    return {"color": colour, "marker": _MARKERS[place]}
+    cycle, column = divmod(number, len(_COLOURS))
+    red, green, blue = (part * 0.6**cycle for part in to_rgb(_COLOURS[column]))
+    dashes = _DASHES[(number + cycle) % len(_DASHES)]  # others for a marker than before, for prints without colour
+    return {"color": to_hex((red, green, blue)), "marker": _MARKERS[column], "linestyle": dashes}
 
 
-def dashes(number: int) -> Any:
-    """Return the dashes of a figure's n-th line, from 0; after six colours the dashes are others than before."""
-    return _DASHES[(number + number // len(_COLOURS)) % len(_DASHES)]
+def legend_texts(models: Iterable[str]) -> dict[str, str]:
+    """Return the text of each model in a legend, with the number of its seeds if there are several."""
+    return {name: short_name(name) + f" ({n} seeds)" * (n > 1) for name, n in Counter(models).items()}
 
 
-def tick_values(measured: Iterable[float], most: int) -> list[float]:
+def tick_values(measured: Iterable[int], most: int) -> list[int]:
     """Return measured values to label on an axis: the first, the last, and others at least 1/`most` of it apart."""
-    first, *others = sorted({*measured})
-    last, ticks = max(others, default=first), [first]
-    for value in others:
-        if min(value - ticks[-1], last - value or math.inf) >= (last - first) / most or value == last:
+    ticks, last = list[int](), max(values := sorted({*measured}))
+    for value in values:
+        if value in (values[0], last) or min(value - ticks[-1], last - value) >= (last - values[0]) / most:
             ticks.append(value)
     return ticks
 
@@ -76,7 +75,7 @@ def short_name(name: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
 
 
-def _text_width(text: str, size: float) -> float:
+def text_width(text: str, size: float) -> float:
     """Inches that a text takes in a font size, in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
@@ -91,7 +90,7 @@ def wrapped(notes: str, width: float) -> list[str]:
     for note in notes.split("\n"):
         line = ""
         for word in note.split():
-            if line and _text_width(f"{line} {word}", _NOTE_SIZE) > width - _NOTE_MARGIN:
+            if line and text_width(f"{line} {word}", _NOTE_SIZE) > width - _NOTE_MARGIN:
                 lines.append(line)
                 line = " "  # later lines of a paragraph are indented
             line = f"{line} {word}" if line else word
@@ -209,23 +208,17 @@ class FigurePanel:
 
 
 def draw_panels(
-    panels: Sequence[FigurePanel],
-    runs: Mapping[str, str],
-    columns: int,
-    notes: str,
-    path: Path,
-    share_y: bool = False,
+    panels: Sequence[FigurePanel], runs: Mapping[str, str], columns: int, notes: str, path: Path, share_y: bool = False
 ) -> None:
     """Draw panels (all of lines, or all maps), `columns` in a row, a legend above them and paragraphs of notes below.
 
-    `runs`: name in the tables → text of the legend; a run has the same look in each panel. `path` ends in .png, .pdf
-    or .svg.
+    A run has the same look in each panel; `runs` has its text in the legend. `path` ends in .png, .pdf or .svg.
     """
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     width = _WIDEST if len(panels) == 1 else _WIDTH * columns + 0.7 * bool(panels[0].y)
     lines = wrapped(notes, width)
-    in_row = max(1, int(width / (_LEGEND_LOOK + max(_text_width(text, _LEGEND_SIZE) for text in runs.values()))))
+    in_row = max(1, int(width / (_LEGEND_LOOK + max(text_width(text, _LEGEND_SIZE) for text in runs.values()))))
     legend = 0 if panels[0].y else -(-len(runs) // in_row)
     figure = new_figure(width, _HEIGHT * rows + notes_height(lines) + _LEGEND_LINE * legend + 0.2)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y).flatten()
@@ -241,7 +234,7 @@ def draw_panels(
     if panels[0].y:
         _draw_maps(figure, panels)
     elif legend:
-        _draw_legend(figure, [*runs.values()], in_row)
+        _draw_legend(figure, runs.values(), in_row)
     write_notes(figure, lines)
     save_figure(figure, path)
 
@@ -258,28 +251,25 @@ def _draw_lines(axis: Axes, panel: FigurePanel, runs: Iterable[str]) -> None:
         low, high = heights - spread, heights + spread
         axis.fill_between(across, low, high, color=look["color"], alpha=0.13, linewidth=0, zorder=1)
         size = 3.2 if len(across) <= _MOST_MARKED else 0
-        axis.plot(across, heights, linestyle=dashes(number), linewidth=1.3, markersize=size, zorder=2, **look)
+        axis.plot(across, heights, linewidth=1.3, markersize=size, zorder=2, **look)
     if panel.reference is not None:
         axis.axhline(panel.scale * panel.reference, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
     style_axes(axis, "y")
     if panel.percent:  # a band may reach where no share can be
         bottom, top = axis.get_ylim()
         axis.set_ylim(max(bottom, -4), min(top, 104))
-    measured = sorted({*panel.table[panel.x]})
-    ticks = tick_values(measured, _MOST_TICKS)
+    ticks = tick_values(measured := sorted({*panel.table[panel.x]}), _MOST_TICKS)
     if panel.doubling:
         axis.set_xscale("log", base=2)
-        ticks = [measured[int(number)] for number in tick_values(range(len(measured)), _MOST_TICKS)]
-    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        ticks = [measured[number] for number in tick_values(range(len(measured)), _MOST_TICKS)]
+    axis.set_xticks(ticks, map(str, ticks))
 
 
-def _draw_legend(figure: Figure, texts: Sequence[str], in_row: int) -> None:
+def _draw_legend(figure: Figure, texts: Iterable[str], in_row: int) -> None:
     from matplotlib.lines import Line2D
 
-    lines = []
-    for number, text in enumerate(texts):
-        look = {"linestyle": dashes(number), "linewidth": 1.3, "markersize": 3.5} | line_look(number)
-        lines.append(Line2D([], [], label=text, **look))
+    looks: list[dict[str, Any]] = [{"label": text} | line_look(number) for number, text in enumerate(texts)]
+    lines = [Line2D([], [], linewidth=1.3, markersize=3.5, **look) for look in looks]
     form: dict[str, Any] = {"loc": "outside upper left", "ncols": min(in_row, len(lines)), "frameon": False}
     form |= {"handlelength": 3.2, "borderpad": 0.2, "labelspacing": 0.3, "fontsize": _LEGEND_SIZE}
     legend = figure.legend(handles=lines, **form)
@@ -288,7 +278,7 @@ def _draw_legend(figure: Figure, texts: Sequence[str], in_row: int) -> None:
 
 
 def _draw_maps(figure: Figure, panels: Sequence[FigurePanel]) -> None:
-    """Draw maps; those of one measure have one scale of colours. A row with fewer values than others has wider cells."""
+    """Draw maps, with one scale of colours for each measure; a row with fewer values than others has wider cells."""
     import numpy as np
     from matplotlib.colors import Normalize
 
@@ -297,7 +287,8 @@ def _draw_maps(figure: Figure, panels: Sequence[FigurePanel]) -> None:
         members = [(axis, panel) for axis, panel in zip(axes, panels, strict=False) if panel.label == label]
         values = np.concatenate([panel.scale * panel.table["value"].to_numpy(float) for _, panel in members])
         low, high = float(np.nanmin(values)), float(np.nanmax(values))
-        colours, norm = "viridis", Normalize(low, high if high > low else low + 1)
+        high = high if high > low else low + 1
+        colours, norm = "viridis", Normalize(low, high)
         if low < 0:
             colours, norm = "RdBu_r", Normalize(-max(-low, high), max(-low, high))
         look: dict[str, Any] = {"aspect": "auto", "origin": "lower", "interpolation": "nearest"}
@@ -307,10 +298,11 @@ def _draw_maps(figure: Figure, panels: Sequence[FigurePanel]) -> None:
             cells = [row[np.arange(wide.shape[1]) * len(row) // wide.shape[1]] for row in known]
             image = axis.imshow(np.stack(cells), cmap=colours, norm=norm, **look)
             for labels, set_ticks in ((wide.columns, axis.set_xticks), (wide.index, axis.set_yticks)):
-                ticks = [int(number) for number in tick_values(range(len(labels)), _MOST_TICKS)]
+                ticks = tick_values(range(len(labels)), _MOST_TICKS)
                 set_ticks(ticks, [f"{labels[tick]}" for tick in ticks])
             axis.tick_params(labelsize=8, colors="#444444")
             axis.set_ylabel(panel.y, fontsize=8, color=INK)
         bar = figure.colorbar(image, ax=[axis for axis, _ in members], aspect=28, pad=0.02)
         bar.set_label(label, fontsize=8, color=INK)
+        bar.ax.set_ylim(low, high)  # of a scale about zero, what the data span
         bar.ax.tick_params(labelsize=8, colors="#444444")

@@ -184,6 +184,8 @@ class StudyTraining:
     steps: tuple[int, ...]
     notes: tuple[str, ...]
     """Steps that are not finished, and checkpoints that have changed since."""
+    model: str = ""
+    """The name that its seeds share."""
 
 
 def study_trainings(results: StudyResults, names: Sequence[str], benchmark: StudyBenchmark) -> list[StudyTraining]:
@@ -197,7 +199,7 @@ def study_trainings(results: StudyResults, names: Sequence[str], benchmark: Stud
     if not (chosen := names or list(with_steps)):
         raise UsageError(f"study {study.path}: no checkpoint has 'steps', so there is no curve")
     curves = []
-    for name, checkpoints in (seed for model in chosen for seed in trainings(study, model)):
+    for model, (name, checkpoints) in ((of, seed) for of in chosen for seed in trainings(study, of)):
         missing = results.missing(checkpoints, benchmark)
         done = [checkpoint for checkpoint in checkpoints if checkpoint not in missing]
         if len(done) < 2:
@@ -207,6 +209,6 @@ def study_trainings(results: StudyResults, names: Sequence[str], benchmark: Stud
             lacking = ", ".join(f"{checkpoint.step:,}" for checkpoint in missing)
             notes = [f"{name}: not finished: {'step' if len(missing) == 1 else 'steps'} {lacking}.", *notes]
         steps = tuple(checkpoint.step for checkpoint in done if checkpoint.step is not None)
-        curves.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, tuple(notes)))
+        curves.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, tuple(notes), printable(model)))
     check_unique([training.side for training in curves])
     return curves

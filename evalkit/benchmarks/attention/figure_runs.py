@@ -123,17 +123,12 @@ def spread_of(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame({"value": grouped["value"].mean(), "spread": grouped["value"].std(), "n": count}).reset_index()
 
 
-def seeds_of(runs: Sequence[AnalysedRun]) -> dict[str, int]:
-    """Return model → number of its seeds, in the order of the models."""
-    return dict(Counter(run.model for run in runs))
-
-
 def over_seeds(runs: Sequence[AnalysedRun], tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """Join `AnalysedRun.labelled` tables; if a model has several seeds, as mean and standard deviation over seeds.
 
     A number that a seed lacks is left out. A model with a single run has no `spread` then.
     """
-    table, seeds = pd.concat(tables, ignore_index=True), seeds_of(runs)
+    table, seeds = pd.concat(tables, ignore_index=True), Counter(run.model for run in runs)
     if len(seeds) == len(runs):
         return table
     keys = [column for column in table if column not in ("id", "value", "spread", "n")]

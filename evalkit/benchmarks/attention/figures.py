@@ -16,19 +16,12 @@ from typing import Any
 
 import pandas as pd
 
-from evalkit.benchmarks.attention.figure_runs import (
-    AnalysedRun,
-    over_seeds,
-    run_differences,
-    seeds_of,
-    share_above,
-    spread_of,
-)
+from evalkit.benchmarks.attention.figure_runs import AnalysedRun, over_seeds, run_differences, share_above, spread_of
 from evalkit.benchmarks.attention.groups import KINDS, MEASURES, Band, FigureRequest
 from evalkit.benchmarks.attention.results import SAMPLE
 from evalkit.errors import RunError, UsageError
 from evalkit.paths import replace_file
-from evalkit.reporting.figures import FigurePanel, RunFigure, check_figure_path, draw_panels, short_name
+from evalkit.reporting.figures import FigurePanel, RunFigure, check_figure_path, draw_panels, legend_texts, short_name
 from evalkit.reporting.formats import records_csv
 from evalkit.runs.folder import Run
 
@@ -91,8 +84,8 @@ def draw(figure: Figure, runs: Runs, path: Path) -> None:
     drawn = pd.concat([panel.table for panel in figure.panels])
     if drawn["measure"].str.startswith("bos_negative").all() and not drawn["value"].any():
         raise UsageError("no run has negative weights on BOS")
-    names = {model: short_name(model) + f" ({n} seeds)" * (n > 1) for model, n in seeds_of(runs).items()}
-    draw_panels(figure.panels, names, figure.columns, figure_notes(figure, runs), path, figure.share_y)
+    names, notes = legend_texts(run.model for run in runs), figure_notes(figure, runs)
+    draw_panels(figure.panels, names, figure.columns, notes, path, figure.share_y)
 
 
 def write(figure: Figure, runs: Runs, paths: Sequence[Path]) -> list[Path]:
@@ -208,9 +201,9 @@ def _rank(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
         above = [run.labelled(share_above(base, run, measure, layers), measure) for base, run in pairs]
         title = f"documents above {short_name(first)}"
         panels.append(FigurePanel(title, over_seeds(runs, above), "layer", "%", percent=True, reference=0.5))
-        words += "; right: share of documents whose median is above that of the first model, "
         pair = "mean over pairs of seeds, band: ± 1 standard deviation over the pairs"
-        words += pair if _have_seeds(runs) else "band: ± 1 standard error"
+        band = pair if _have_seeds(runs) else "band: ± 1 standard error"
+        words += f"; right: share of documents whose median is above that of the first model, {band}"
     return Figure(panels, 2, f"{words}. {_described([measure])}")
 
 
@@ -219,8 +212,10 @@ def _heatmap(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
     for run in runs:
         table = run.labelled(run.values(measure, "heads", layers), measure).assign(run=run.name)
         panels.append(_panel(measure, table, "head", short_name(run.name), y="layer"))
-    words = "Colour: mean over documents of each head, one scale for all runs; cells are wider in layers with fewer heads"
-    return Figure(panels, 2 if len(panels) == 4 else 3, f"{words}. {_described([measure])}")
+    uneven = any(panel.table.groupby("layer").size().nunique() > 1 for panel in panels)
+    words = "; cells are wider in layers with fewer heads" * uneven
+    words = f"Colour: mean over documents of each head, one scale for all runs{words}. {_described([measure])}"
+    return Figure(panels, 2 if len(panels) == 4 else 3, words)
 
 
 def _panel(measure: str, table: pd.DataFrame, x: str, title: str = "", y: str = "", **more: Any) -> FigurePanel:
@@ -232,7 +227,7 @@ def _panel(measure: str, table: pd.DataFrame, x: str, title: str = "", y: str = 
 
 
 def _have_seeds(runs: Runs) -> bool:
-    return len(seeds_of(runs)) < len(runs)
+    return len({run.model for run in runs}) < len(runs)
 
 
 def _line_words(runs: Runs, band: Band, value: str = "") -> str:

@@ -55,7 +55,7 @@ _INFOS = [
     )),
     MeasureInfo("entropy", "entropy", "entropy of |weights|, last continuation token, in nats", None, True,
                 unit="nats"),
-    MeasureInfo("entropy_shifted", "entropy", "entropy of weights - min, as in the paper, in nats", unit="nats"),
+    MeasureInfo("entropy_shifted", "entropy", "entropy of weights − min, as in the paper, in nats", unit="nats"),
     MeasureInfo("bos_negative", "negative", "share of tokens after the first with a negative weight on BOS", _SHARE),
     MeasureInfo("sink", "sink", "mean weight on the first token, first 64 tokens", unsigned="sink_abs", unit="weight"),
     MeasureInfo("sink_abs", "sink", "mean share of |weights| on the first token, first 64 tokens", _SHARE),
