@@ -154,9 +154,8 @@ def _trainings(
         for name, of_training in trainings(results.study, model):
             steps = [each.step for each in of_training if results.run(each, benchmark) and each.step is not None]
             if len(steps) > 1:
-                yield StudyTraining(
-                    Side(name, results.runs(of_training, benchmark)), tuple(steps), (), printable(model)
-                )
+                side = Side(name, results.runs(of_training, benchmark))
+                yield StudyTraining(side, tuple(steps), (), printable(model))
 
 
 def write_report(
