@@ -159,7 +159,7 @@ KINDS = {
                           "|weights|", "samples", as_in_paper=True),
     "negative": FigureKind("share of negative weights on BOS, by layer (fig:diff_cog_neg_app)", "heads",
                            ("bos_negative", "bos_negative_all")),
-    "rank": FigureKind("effective rank by layer, and share of documents above the first run (tab:anly_rank_main)",
+    "rank": FigureKind("effective rank by layer, and share of documents above the first model (tab:anly_rank_main)",
                        None, _RANKS),
     "position": FigureKind("share on BOS and entropy by position of the query: lines by run, of one run all layers",
                            "heads"),
