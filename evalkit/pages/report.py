@@ -211,10 +211,7 @@ def _compared(comparison: PageComparison, number: int, several: bool) -> Iterato
     if comparison.trainings:
         name = f"curves-{number}"
         try:
-            curves = [
-                curve(training.side, comparison.rule, training.steps, training.model)
-                for training in comparison.trainings
-            ]
+            curves = [curve(each.side, comparison.rule, each.steps, each.model) for each in comparison.trainings]
             yield curve_panel(curves, suite, name)
         except EvalkitError as error:
             yield Panel(name, "Training curves", (Report((), facts=(f"There are no curves: {error}",)),))

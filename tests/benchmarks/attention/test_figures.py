@@ -220,6 +220,15 @@ def test_documents_above_of_seeds_are_over_pairs(seeds: list[AnalysedRun], tmp_p
         np.testing.assert_allclose(same["spread"], pd.concat(shares, axis=1).std(axis=1))
 
 
+def test_a_mean_over_seeds_is_of_all_of_them(tmp_path: Path) -> None:
+    """The second seed has the rank of fewer layers."""
+    runs = [made_run(tmp_path, f"models/{name}", ranked=ranked) for name, ranked in (("a", 2), ("b", 1), ("c", 2))]
+    members = [AnalysedRun(str(n), run, (), model) for n, (run, model) in enumerate(zip(runs, "xxy", strict=True))]
+    numbers = drawn_of_seeds("rank", members, tmp_path)
+    layers = numbers[numbers["panel"] == "rank, median over heads"].groupby("run")["layer"].agg(list)
+    assert layers.to_dict() == {"x": [2], "y": [1, 2]}
+
+
 def test_heads_of_seeds_are_not_averaged(seeds: list[AnalysedRun], tmp_path: Path) -> None:
     numbers = drawn_of_seeds("heatmap", seeds, tmp_path)
     assert [*dict.fromkeys(numbers["run"])] == [member.name for member in seeds]
