@@ -306,7 +306,9 @@ def test_maps_have_no_empty_cells_and_the_scale_of_the_data(tmp_path: Path) -> N
         assert (len(np.unique(top, axis=0)), len(np.unique(bottom, axis=0))) == (2, 4)
         half = len(top) // 2
         assert (top[0] == top[half - 2]).all() and (top[half + 2] == top[-1]).all()
-    # The same value has the same colour in both
+    # The smallest value has the first colour of viridis, the largest the last; an equal one the same in both
+    ends = [maps[0][len(maps[0]) // 4][0], maps[1][len(maps[1]) // 4][0]]
+    np.testing.assert_allclose(ends, [(68, 1, 84, 255), (253, 231, 37, 255)], atol=2)
     assert (maps[0][-1] == maps[1][-1]).all() and (maps[0][0] != maps[1][0]).any()
 
 
