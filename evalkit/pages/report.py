@@ -26,7 +26,7 @@ from evalkit.comparison.sides import Group, Side, check_unique, names, sides_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import doing
 from evalkit.errors import EvalkitError, RunError, UsageError
-from evalkit.escape import counted
+from evalkit.escape import counted, printable
 from evalkit.pages.documents import document_data
 from evalkit.pages.overview import by_suite, figure_panels, overview_panels, sources_panel
 from evalkit.pages.page import Page, PageFigure, Panel, svg_of, write_page
@@ -154,7 +154,8 @@ def _trainings(
         for name, of_training in trainings(results.study, model):
             steps = [each.step for each in of_training if results.run(each, benchmark) and each.step is not None]
             if len(steps) > 1:
-                yield StudyTraining(Side(name, results.runs(of_training, benchmark)), tuple(steps), ())
+                side = Side(name, results.runs(of_training, benchmark))
+                yield StudyTraining(side, tuple(steps), (), printable(model))
 
 
 def write_report(
@@ -180,7 +181,10 @@ def write_report(
         raise UsageError(f"{path} cannot be written: {error.strerror or error}; name another file") from error
     with remembering():
         with doing("results"):
-            overview, results = overview_panels(runs, names), figure_panels(runs, names)
+            sides = (side for each in contents.comparisons for side in each.sides)
+            models = {run.manifest["id"]: side.name for side in sides for run in side.runs}
+            of_runs = [models.get(run.manifest["id"], name) for run, name in zip(runs, names, strict=True)]
+            overview, results = overview_panels(runs, names), figure_panels(runs, names, of_runs)
         with doing("comparisons"):
             several, numbered = len(contents.comparisons) > 1, enumerate(contents.comparisons, 1)
             compared = tuple(panel for number, each in numbered for panel in _compared(each, number, several))
@@ -207,7 +211,7 @@ def _compared(comparison: PageComparison, number: int, several: bool) -> Iterato
     if comparison.trainings:
         name = f"curves-{number}"
         try:
-            curves = [curve(training.side, comparison.rule, training.steps) for training in comparison.trainings]
+            curves = [curve(each.side, comparison.rule, each.steps, each.model) for each in comparison.trainings]
             yield curve_panel(curves, suite, name)
         except EvalkitError as error:
             yield Panel(name, "Training curves", (Report((), facts=(f"There are no curves: {error}",)),))
