@@ -54,7 +54,7 @@ def cli() -> None:
 
 for command in (
     benchmarks.run, benchmarks.needle, benchmarks.attention, benchmarks.perplexity, longbench.longbench, study.study,
-    comparing.compare, comparing.figure, comparing.report, results.show, results.rescore, results.table,
+    comparing.compare, comparing.plan, comparing.figure, comparing.report, results.show, results.rescore, results.table,
     results.integrity, results.export, models.import_, models.models, models.list_, models.data, models.doctor,
 ):  # fmt: skip
     cli.add_command(command)
