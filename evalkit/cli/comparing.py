@@ -138,7 +138,7 @@ def plan(
 
     exclude(study=study, **{"in": root})
     source, notes, is_guess = Source(study, benchmark, groups), list[str](), not (groups or study or len(runs) > 1)
-    if discordant is not None and not is_guess or accuracy is not None and (runs or not is_guess):
+    if (discordant is not None and not is_guess) or (accuracy is not None and (runs or not is_guess)):
         raise UsageError("--discordant and --accuracy are guesses of what runs show; leave them out")
     with doing("reading runs"):
         if not is_guess:

@@ -26,6 +26,7 @@ from evalkit.comparison.line import MCNEMAR, ScoredLine, average_difference, by_
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.data import TASKS
+from evalkit.data.sampling import ALL_DOCUMENTS, selection_of
 from evalkit.errors import UsageError
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.report import Report
@@ -103,9 +104,8 @@ class OutcomePlan:
         def suffice(count: int) -> bool:
             return self.smallest(documents or count, seeds or count)[of] <= abs(self.expected)
 
-        counts = (
-            range(2, MOST_SEEDS + 1) if seeds is None else range(min(_LEAST, max(self.totals)), max(self.totals) + 1)
-        )
+        least, most = (2, MOST_SEEDS) if seeds is None else (min(_LEAST, max(self.totals)), max(self.totals))
+        counts = range(least, most + 1)
         index = bisect_left(counts, True, key=suffice)
         return counts[index] if index < len(counts) else None
 
@@ -127,8 +127,9 @@ def plan_pairing(pairing: Pairing, rule: str | None, difference: float | None) -
             observed = average_difference("Average", lines).difference
             title = f"accuracy ({key})" if (title := lines[0].measure.name) == "accuracy" else title
             expected = observed if plans or difference is None else difference
-            plans.append(OutcomePlan(title, lines, _totals(pairing, lines), expected))
-    return _report(plans, graded.run.suite, min(counts), continuous_sentence(compare_pairing(pairing, key)))
+            plans.append(OutcomePlan(title, lines, _benchmark(pairing, lines)[1], expected))
+    suite, _ = _benchmark(pairing, plans[0].lines)
+    return _report(plans, suite, min(counts), continuous_sentence(compare_pairing(pairing, key)))
 
 
 def plan_guess(
@@ -145,25 +146,28 @@ def plan_guess(
         pairing = pair(alone, alone, {})
         of_run = by_task(pairing, pairing.key(rule))
         if of_run[0].measure.graded:
-            raise UsageError(
-                f"{of_run[0].measure.name} is not right or wrong, and one run does not show its differences"
-            )
-        totals = _totals(pairing, of_run)
-        suite, sizes = run.suite, {line.paired.task: (n, line.a.mean()) for line, n in zip(of_run, totals, strict=True)}
+            raise UsageError(f"{of_run[0].measure.name}: one run does not show how it differs; name two")
+        suite, totals = _benchmark(pairing, of_run)
+        sizes = {line.paired.task: (n, line.a.mean()) for line, n in zip(of_run, totals, strict=True)}
     lines = []
     for task, (n, right) in sizes.items():
         share = 2 * right * (1 - right) if discordant is None else discordant
-        if share < abs(difference):
-            raise UsageError(f"{task}: where {percent(share)} % are discordant, sides differ by no more points")
+        if not difference <= share <= 1:
+            raise UsageError(
+                f"{task}: {percent(difference)} points need as many discordant documents, not {percent(share)} %"
+            )
         won: Floats = (np.arange(n)[None] < n * share / 2).astype(np.float64)
         paired = PairedTask(task, None, None, (np.arange(n),) * 2, 0, True)
         lines.append(ScoredLine(paired, won, won[:, ::-1], Measure("right or wrong", False, "accuracy")))
     return _report([OutcomePlan("accuracy", lines, [line.paired.n for line in lines], difference)], suite, 1)
 
 
-def _totals(pairing: Pairing, lines: Sequence[ScoredLine]) -> list[int]:
-    documents = pairing.graded[0].run.manifest["documents"]
-    return [max(line.paired.n, documents[line.paired.task]["count"]) for line in lines]
+def _benchmark(pairing: Pairing, lines: Sequence[ScoredLine]) -> tuple[str, list[int]]:
+    """Return the name of what is planned, and its documents by line; of a selection of unknown size, the runs' own."""
+    manifest, seen = pairing.graded[0].run.manifest, [line.paired.n for line in lines]
+    totals = [max(line.paired.n, manifest["documents"][line.paired.task]["count"]) for line in lines]
+    is_whole = selection_of(manifest["specification"]) == ALL_DOCUMENTS
+    return pairing.graded[0].run.suite if is_whole or totals != seen else "the runs' documents", totals
 
 
 def _report(plans: Sequence[OutcomePlan], suite: str, seeds: int, sentence: str | None = None) -> Report:

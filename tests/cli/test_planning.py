@@ -45,7 +45,9 @@ def test_a_guess_is_the_normal_approximation_and_the_exact_test(evalkit: Command
     # At Holm's level the fourth of eight tasks: those with fewer documents than the row's count all of theirs
     for row in rows(content, "accuracy", "a task"):
         n = sorted(min(row["documents"], size) for size in SIZES)[4]
-        assert mcnemar_power(n, max(0.15, row["detectable"]), row["detectable"], 0.05 / 8) == pytest.approx(0.8, abs=0.01)
+        assert mcnemar_power(n, max(0.15, row["detectable"]), row["detectable"], 0.05 / 8) == pytest.approx(
+            0.8, abs=0.01
+        )
     assert planned(evalkit, "--accuracy", 40)["plan"] == planned(evalkit, "--discordant", 48)["plan"]
     share = sum(min(needed, size) for size in SIZES) / sum(SIZES)
     assert f"{100 * share:.1f} % of zeroshot8" in content["verdict"]
@@ -87,7 +89,9 @@ def test_two_sides_and_their_outcomes(evalkit: Command, tmp_path: Path) -> None:
     accuracies = [of.mean() for of in right["a"].values()]
     variance = sum(2 * p * (1 - p) / n for p, n in zip(accuracies, (5000, n), strict=True)) / 4
     guessed = planned(evalkit, runs[0])
-    assert rows(guessed, "accuracy", documents=5000)[0]["detectable"] == pytest.approx(Z * math.sqrt(variance), rel=0.01)
+    assert rows(guessed, "accuracy", documents=5000)[0]["detectable"] == pytest.approx(
+        Z * math.sqrt(variance), rel=0.01
+    )
     terminal = evalkit("plan", *runs).out
     assert "share of zeroshot8" in terminal and "5 % / tasks" in terminal
 
