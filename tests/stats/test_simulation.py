@@ -367,7 +367,7 @@ def detected(draw: Callable[[int], Sequence[ScoredLine]], documents: int, times:
 def test_the_planned_documents_find_the_difference(
     kind: Callable[..., ScoredLine], difference: float, times: int
 ) -> None:
-    """Of three tasks: all of them have the difference, or the first one alone has it. 30 % of answers are discordant."""
+    """Of three tasks: all of them have the difference, or the first one alone has it; 30 % are discordant."""
     dice, tasks = np.random.default_rng(times), 3
     pilot = [kind(20_000, 0.0, dice) for _ in range(tasks)]
     plan = OutcomePlan("", pilot, [10**5] * tasks, difference)
