@@ -105,7 +105,7 @@ def doctor(
 @command(name="import")
 def import_(
     *,
-    files: tuple[Path, ...] = argument(metavar="FILE…", required=False),
+    files: tuple[Path, ...] = argument(metavar="FILE…|FOLDER", required=False),
     model: str | None = typed_option(None, "Name of the evaluated model.", "the one in the results file",
                                      metavar="NAME"),
     data_dir: Path | None = option(None, "Folder of <task>.jsonl files with documents, searched first."),
@@ -115,10 +115,11 @@ def import_(
     """Import lm-eval's logs as finished runs, so that a published log can be a row; prints the run folders.
 
     FILE… are the samples_<task>_<time>.jsonl of one model, which `lm_eval --log_samples` writes, and `evalkit run
-    --log-samples` too. results_<time>.json beside them has model, dtype and versions. Documents are matched by number
-    and content.
+    --log-samples` too; of a FOLDER, those in it and below. results_<time>.json beside them has model, dtype and
+    versions. Documents are matched by number and content.
 
     \b
+    evalkit import log
     evalkit import log/samples_*.jsonl
     evalkit import log/samples_arc_easy_2026-01-31T10-00-00.000000.jsonl --model org/name
     evalkit compare MY_RUN IMPORTED_RUN --rule acc_norm
