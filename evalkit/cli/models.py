@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import click
 
-from evalkit.cli.parameters import Commands, argument, command, exclude, option, require, typed_option
+from evalkit.cli.parameters import Commands, argument, command, option, require, typed_option
 from evalkit.cli.running import OUTPUT, RUNS_IN, Printer
 from evalkit.display import doing, news
-from evalkit.errors import UnknownNameError
+from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
 
 _LISTS = ("suites", "tasks", "templates", "rules", "outcomes", "tables", "exports", "runs")
@@ -42,8 +42,9 @@ def list_(
     """
     if what and what not in _LISTS:
         if not Path(what).is_dir():
-            raise UnknownNameError("list", what, _LISTS)
-        exclude(**{what: True, "in": root})
+            raise UsageError(f"{what}: is no folder") if "/" in what else UnknownNameError("list", what, _LISTS)
+        if root is not None:
+            raise UsageError(f"evalkit ls {what} lists the runs in that folder; leave out --in {root}")
         what, root = "runs", Path(what)
     require("evalkit ls runs", what == "runs", sort=sort, filter=text)
     from evalkit.benchmarks.run_listing import list_found, runs_report

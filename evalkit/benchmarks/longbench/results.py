@@ -64,8 +64,9 @@ def score_generations(
     Returns the scores as in results.json: `tasks` in the paper's order, `groups`, `mean_of_groups` (the average of the
     LongBench paper) and `plain_mean` (over tasks). Each has `all` and, for LongBench-E, `buckets` in the order of
     `BUCKETS`, with `n` rows; `score` in percent, rounded to two decimals, None without rows, also of a part of a
-    mean; `low` and `high`, the bounds of the interval, None for fewer than two documents and for equal scores. The name of a mean has
-    "(2 of 3 tasks)" if tasks are missing. `official` is that of `documents`, a manifest's; None without them.
+    mean; `low` and `high`, the bounds of the interval, None for fewer than two documents and for equal scores. The name
+    of a mean has "(2 of 3 tasks)" if tasks are missing. `official` is that of `documents`, a manifest's; None without
+    them.
     """
     if generations.empty:
         raise DataError("there are no generations to score")
