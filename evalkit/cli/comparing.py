@@ -154,7 +154,13 @@ def plan(
             require("a run", bool(runs), rule=rule)
             run = named_run(runs[0], root) if runs else None
             share = None if discordant is None else discordant / 100
-            shown = plan_guess(run, rule, (50 if accuracy is None else accuracy) / 100, share, (difference or 1) / 100)
+            shown = plan_guess(
+                run,
+                rule,
+                (50 if accuracy is None else accuracy) / 100,
+                share,
+                (1 if difference is None else difference) / 100,
+            )
     printer(shown.with_notes(tuple(notes)))
 
 

@@ -271,16 +271,6 @@ def _rules(compared: Comparison, b: str) -> Table:
     return simple_table(f"rules-{b}", headers, rows, title=title)
 
 
-def _interval_note(compared: Comparison, seeds: bool) -> Iterator[str]:
-    """Yield how intervals are made that are not the difference ± t × SE."""
-    how = ["one won and one lost document are added (Bonett and Price 2012)"] if compared.measure.bounds else []
-    how += ["each component of the error has its own t quantile (Banerjee 1960)"] if seeds else []
-    if any(0 in (row.low, row.high) for row in (*compared.tasks, *compared.averages)):
-        how.append("extended to 0 where the test shows nothing")
-    if how:
-        yield f"95 % interval: not ± t × SE; {'; '.join(how)}"
-
-
 def _notes(compared: Comparison, b: str) -> Iterator[str]:
     measure, tasks = compared.measure, compared.tasks
     seeds = any(task.test == SEEDS for task in tasks)
@@ -296,7 +286,11 @@ def _notes(compared: Comparison, b: str) -> Iterator[str]:
             sampled = f"{DRAWS:,} sampled patterns where there are too many to enumerate"
             test = f"the larger of the sign-flip test's ({sampled}) and the interval's t{every}"
         yield f"p: {test}; Holm over the tasks; averages: t, uncorrected; a p of 0.05 is significant"
-    yield from _interval_note(compared, seeds)
+    how = ["one won and one lost document are added (Bonett and Price 2012)"] if measure.bounds else []
+    how += ["each component of the error has its own t quantile (Banerjee 1960)"] if seeds else []
+    is_extended = any(0 in (row.low, row.high) for row in (*tasks, *compared.averages))
+    if how := [*how, *["extended to 0 where the test shows nothing"] * is_extended]:
+        yield f"95 % interval: not ± t × SE; {'; '.join(how)}"
     if compared.letters:
         listed = ", ".join(label(compared, task) for task in compared.letters)
         yield f"answers of {listed} are letters: the values mostly measure the format, and outweigh others in averages"

@@ -32,14 +32,12 @@ from evalkit.reporting.decimals import percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
-from evalkit.runs.score_table import MARGIN, OUTCOMES, outcome_key
+from evalkit.runs.score_table import MARGIN, OUTCOMES
 from evalkit.stats.estimates import Estimate, Floats, average
 from evalkit.stats.power import ALPHA, MOST_SEEDS, mcnemar_detectable, seeds_detectable, t_detectable
 
-SIZES = (50, 100, 200, 500, 1000)
-"""Documents of each task in a report."""
-SEEDS = (1, 2, 3, 5, 8)
-"""Seeds of each side in a report."""
+SIZES, SEEDS = (50, 100, 200, 500, 1000), (1, 2, 3, 5, 8)
+"""Documents of each task, and seeds of each side, in a report."""
 _LEAST = 10
 """Documents of each task below which nothing is planned."""
 _NOTES = (
@@ -73,24 +71,21 @@ class OutcomePlan:
 
         Of so many documents of each task, or all of a task that has fewer. Infinite if no difference is detected.
         """
-        count, errors, tasks, span = len(self.lines), [], [], self.lines[0].measure.span
+        errors, tasks, span, level = [], [], self.lines[0].measure.span, ALPHA / len(self.lines)
         for line, total in zip(self.lines, self.totals, strict=True):
-            n, of_line = min(documents, total), line.documents
-            scale, level = n / line.paired.n, ALPHA / count
-            errors.append(error := Estimate(0.0, of_line.variance / scale, of_line.freedom * scale))
+            scale = min(documents, total) / line.paired.n
+            errors.append(error := Estimate(0.0, line.documents.variance / scale, line.documents.freedom * scale))
             if line.spread is not None:
                 tasks.append(seeds_detectable(line.spread, seeds, scale, level) if seeds > 1 else None)
             elif line.test == MCNEMAR:
-                tasks.append(mcnemar_detectable(n, (line.won + line.lost) * scale, level))
+                tasks.append(mcnemar_detectable(min(documents, total), (line.won + line.lost) * scale, level))
             else:
                 tasks.append(t_detectable(error.stderr, error.freedom, span, level))
-        whole, spread = average(errors), self.observed.spread
-        if count == 1:
-            of_average = tasks[0]
-        elif spread is not None:
+        whole, spread, of_average = average(errors), self.observed.spread, tasks[0]
+        if spread is not None:
             scale = spread.documents / whole.variance if whole.variance else 1.0
             of_average = seeds_detectable(spread, seeds, scale) if seeds > 1 else None
-        else:
+        elif len(tasks) > 1:
             of_average = t_detectable(whole.stderr, whole.freedom, span)
         known = [math.inf if smallest is None else smallest for smallest in (of_average, *tasks)]
         return known[0], median_low(known[1:])
@@ -122,11 +117,12 @@ def plan_pairing(pairing: Pairing, rule: str | None, difference: float | None) -
     for name in (key, *(OUTCOMES if graded.beside(key) else ())):
         letters = graded.of_letters(name) if plans else ()
         with suppress(*[UsageError] * len(plans)):  # a run may lack an outcome, as that of a log
-            lines = by_task(pairing, outcome_key(name, key) or name if name == MARGIN else name)
-            lines = [line for line in lines if line.paired.task not in letters]
-            observed = average_difference("Average", lines).difference
+            of_tasks = by_task(pairing, f"{MARGIN}:{key}" if name == MARGIN else name)
+            lines = [line for line in of_tasks if line.paired.task not in letters]
             title = f"accuracy ({key})" if (title := lines[0].measure.name) == "accuracy" else title
-            expected = observed if plans or difference is None else difference
+            expected = average_difference("Average", lines).difference
+            if difference is not None and not plans:
+                expected = difference
             plans.append(OutcomePlan(title, lines, _benchmark(pairing, lines)[1], expected))
     suite, _ = _benchmark(pairing, plans[0].lines)
     return _report(plans, suite, min(counts), continuous_sentence(compare_pairing(pairing, key)))
@@ -173,43 +169,36 @@ def _benchmark(pairing: Pairing, lines: Sequence[ScoredLine]) -> tuple[str, list
 def _report(plans: Sequence[OutcomePlan], suite: str, seeds: int, sentence: str | None = None) -> Report:
     """Build the report of plans; the verdict is about the first one's expected difference."""
     first, most, records = plans[0], max(plans[0].totals), list[dict[str, Any]]()
-    kinds, is_several = ("average", "a task")[: len(first.lines)], first.observed.spread is not None
+    kinds, unit = ("average", "a task")[: len(first.lines)], first.unit
 
     def rows(fixed: dict[str, int], name: str, counts: Sequence[int]) -> Iterator[list[str]]:
         for plan, (of, kind) in product(plans, enumerate(kinds)):
-            fewest, cells, about = plan.fewest(of, **fixed), [], {"outcome": plan.name, "of": kind} | fixed
+            fewest, cells = plan.fewest(of, **fixed), list[str]()
+            about = {"outcome": plan.name, "of": kind, "expected": plan.expected, "needs": fewest} | fixed
             for count in counts:
                 value = plan.smallest(**fixed, **{name: count})[of]
-                cells.append(plan.unit.value(detected := value if value < math.inf else None))
-                records.append(
-                    {**about, name: count, "detectable": detected, "expected": plan.expected, "needs": fewest}
-                )
+                cells.append(plan.unit.value(detectable := value if value < math.inf else None))
+                records.append(about | {name: count, "detectable": detectable})
             yield [plan.name, kind, *cells, plan.unit.difference(plan.expected), f"{fewest:,}" if fewest else "more"]
 
     def share(documents: int) -> str:
         return percent(sum(min(documents, total) for total in first.totals) / sum(first.totals)) + " %"
 
     sizes = [*(size for size in SIZES if size < most), most]
-    above, by_documents = (
-        [f"share of {suite}", "", *map(share, sizes), "", ""],
-        rows({"seeds": seeds}, "documents", sizes),
-    )
+    body = [[f"share of {suite}", "", *map(share, sizes), "", ""], *rows({"seeds": seeds}, "documents", sizes)]
     headers = ("documents of each task", "", *(f"{size:,}" for size in sizes[:-1]), "all", "expected", "needs")
-    tables = [simple_table("documents", headers, [above, *by_documents], texts=2, ruled={1})]
+    tables = [simple_table("documents", headers, body, texts=2, ruled={1})]
     fewest, alone = (first.fewest(of, seeds=seeds) for of in (0, 1))
-    verdict = f"A difference of {first.unit.value(abs(first.expected))}{first.unit.points} in {first.name} needs "
-    if fewest:
-        verdict += f"{fewest:,} documents of each task (--sample {fewest}, {share(fewest)} of {suite})"
-    else:
-        shown = first.unit.value(first.smallest(most, seeds)[0])
-        verdict += f"more than {suite} has: all {sum(first.totals):,} documents detect {shown}{first.unit.points}"
+    shown = f"all {sum(first.totals):,} documents detect {unit.value(first.smallest(most, seeds)[0])}{unit.points}"
+    enough = f"{fewest:,} documents of each task (--sample {fewest}, {share(fewest)} of {suite})" if fewest else ""
+    verdict = f"A difference of {unit.value(abs(first.expected))}{unit.points} in {first.name} needs "
+    verdict += enough or f"more than {suite} has: {shown}"
     if len(kinds) > 1:
         verdict += f"; for half of its tasks alone {f'{alone:,}' if alone else 'more than it has'}"
-    if is_several:
+    if first.observed.spread is not None:
         headers = ("seeds of each side, all documents", "", *map(str, SEEDS), "expected", "needs")
         tables.append(simple_table("seeds", headers, [*rows({"documents": most}, "seeds", SEEDS)], texts=2))
-        count = first.fewest(0, documents=most)
-        needed = f"{count:,}" if count else f"more than {MOST_SEEDS:,}"
+        needed = first.fewest(0, documents=most) or f"more than {MOST_SEEDS:,}"
         verdict += f"; with {seeds} seeds of each side. With all documents it needs {needed} seeds"
     content = {"verdict": f"{verdict}.", "suite": suite, "plan": records, "notes": [*_NOTES]}
     return Report(tuple(tables), tuple(filter(None, [f"{verdict}.", sentence])), (), _NOTES, content, records)

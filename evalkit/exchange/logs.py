@@ -179,9 +179,8 @@ def read_logs(paths: Sequence[Path]) -> list[LoggedTask]:
 
 def _files(path: Path) -> Sequence[Path]:
     """Return a file, or the sample files in a folder and its subfolders."""
-    if not path.is_dir():
-        return [path]
-    if not (files := sorted(file for file in path.rglob("samples_*.jsonl") if _NAME.fullmatch(file.name))):
+    files = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
+    if not files:
         raise UsageError(f"{path}: no samples_*.jsonl in this folder; lm_eval --log_samples writes them")
     return files
 

@@ -31,13 +31,11 @@ from evalkit.models.parts import dynamic_modules, forget_lengths
 from evalkit.scoring.architecture import memory_beside_weights, rotary_lengths
 
 _CHECKED_TOKENS = 16
-_CACHE_TOLERANCE = 0.6
-"""Tolerance of the cache check: the deviation of the logits with a cache from those without, in units of rounding. The
-unit is the deviation that one more rounding of the embeddings causes in this model, times √(2 layers), since each layer
-adds twice to the stream that is rounded. The cache's own rounding gives 0 to 0.25 in every dtype; positions that are
-off by one 1 to 8 in bfloat16 and more in others."""
-_LEAST_EPSILON = 2.0**-16
-"""Of a rounding in the check: kernels of float32 differ by more than its epsilon."""
+_CACHE_TOLERANCE, _LEAST_EPSILON = 0.6, 2.0**-16
+"""Tolerance of the cache check, in units of rounding: the deviation of the logits that rounding the embeddings once
+more causes in this model, times √(2 layers), since each layer adds twice to what is rounded. The cache's own rounding
+gives 0 to 0.25 in every dtype; positions that are off by one give 1 to 8 in bfloat16, and more in others. Kernels of
+float32 differ by more than its epsilon."""
 
 
 class _Storage:
