@@ -43,7 +43,7 @@ _LEAST = 10
 _NOTES = (
     "smallest true difference that a test at 5 % detects with a power of 80 %; –: none",
     "a task: the difference that half of the tasks detect alone, at Holm's first level: 5 % / tasks",
-    "observed variances are taken as true: few documents, and few seeds above all, estimate them badly",
+    "observed variances and differences are taken as true: few documents, and above all few seeds, estimate them badly",
 )
 
 
