@@ -181,7 +181,7 @@ def longbench_report(
     footnotes = {
         "Mean of groups: of the six groups' means (the paper's average). Plain mean: of the tasks.": True,
         "Buckets: by the stored length in words, below 4,000, below 8,000, and from there on": bool(buckets),
-        "–: no interval, since the scores are all equal": any(line["low"] is None and line["n"] > 1 for line in lines),
+        "–: no interval, of a single document or scores that are all equal": any(line["low"] is None for line in lines),
         f"edit sim.: {results['edit_similarity']}": any(task["variant"] for task in tasks),
         "cut: documents truncated in the middle, since their prompts were too long": truncated,
         "*: not the official documents of the task": any(task["official"] is False for task in tasks),
