@@ -68,7 +68,7 @@ class ListedRun:
     imported: bool = False
     """Whether it was imported from another program's log, which has no journal."""
     journal: bool = True
-    """Whether the journal exists; no table can be recomputed without it."""
+    """Whether the journal exists, from which a missing table is rebuilt."""
     notes: tuple[str, ...] = ()
 
     @property
