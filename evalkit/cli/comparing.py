@@ -224,12 +224,18 @@ def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths:
 
 
 def _without_others(given: Sequence[str]) -> list[str]:
-    """Leave out files and folders that are neither runs nor checkpoints, as a pattern may match; say so."""
+    """Leave out files and folders that are neither runs, damaged ones too, nor checkpoints nor names; say so.
+
+    A pattern may match them.
+    """
+    from evalkit.runs.finding import matching_runs, root_of_runs
+    from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS
+
     kept = []
     for name in given:
-        path = Path(name)
-        is_known = path.suffix == ".gguf" or any((path / file).is_file() for file in ("manifest.json", "config.json"))
-        if is_known or not path.exists():
+        path, files = Path(name), (MANIFEST, RESULTS, JOURNAL, "config.json", "adapter_config.json")
+        is_known = path.suffix == ".gguf" or any((path / file).is_file() for file in files)
+        if is_known or not path.exists() or matching_runs(name, root_of_runs()):
             kept.append(name)
         else:
             say(f"left out: {name}: no run folder")

@@ -76,6 +76,7 @@ def svg_of(draw: Callable[[Path], None]) -> str:
 _ASSETS = Path(__file__).parent / "assets"
 _TABULATOR = "vendor/tabulator.min"
 _PICTURE = "data:image/svg+xml;base64,"
+_SVG = re.compile(r"<svg\b[^>]*>")
 _DOCUMENT_SCRIPTS = ("blocks.js", "task.js", "filters.js", "table.js", "document.js", "controls.js", "explorer.js")
 """Scripts of the explorer, in the order of their definitions."""
 _COPIED: tuple[tuple[Format, str], ...] = (("latex", "LaTeX"), ("markdown", "Markdown"), ("csv", "CSV"))
@@ -128,10 +129,17 @@ def write_page(page: Page, path: Path) -> None:
         style=Markup("\n".join(map(_asset, styles))),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         lines=lambda lines, element: Markup(html_lines(lines, element)),
-        picture=lambda figure: _PICTURE + base64.b64encode(figure.svg.encode("utf-8", "replace")).decode(),
+        picture=_picture,
         formats=[(form, label, SUFFIXES[form]) for form, label in _COPIED],
     )
     replace_file(path, (chunk.encode("utf-8", "backslashreplace") for chunk in chunks))
+
+
+def _picture(figure: PageFigure) -> str:
+    """Return the address of a figure that follows the reader's dark setting; what readers save is without that."""
+    dark = f'<style class="dark">{_asset("figure.css")}</style>'
+    svg = _SVG.sub(lambda tag: tag[0] + dark, figure.svg, count=1)
+    return _PICTURE + base64.b64encode(svg.encode("utf-8", "replace")).decode()
 
 
 def _json(content: Any) -> Markup:
