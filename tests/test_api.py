@@ -7,15 +7,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import evalkit
-from evalkit.benchmarks.request import provenance
+from evalkit.benchmarks.request import Request, provenance
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.models.loading.locate import locate
+from evalkit.models.loading.locate import Checkpoint, locate
 from evalkit.models.loading.spec import ModelSpec, model_spec
 from evalkit.runs.score_table import CLUSTER, ScoreRow
 from tests.comparison.made import finished_run
@@ -124,5 +123,5 @@ def test_versions_are_this_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: evalkit\nVersion: 0.2.1\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    checkpoint: Any = SimpleNamespace(revision=None, kind="hub", folder=tmp_path, gguf=None)
-    assert provenance(ModelSpec("model"), checkpoint)["versions"]["evalkit"] == evalkit.__version__
+    checkpoint = Checkpoint("org/model", "hub", tmp_path)
+    assert provenance(Request(ModelSpec("model")), checkpoint)["versions"]["evalkit"] == evalkit.__version__

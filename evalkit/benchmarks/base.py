@@ -215,7 +215,7 @@ class Benchmark(ABC):
 
     def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
         """Return the names of a run's options, which include its suite, that never change its id; others may."""
-        return frozenset({"token_budget", "device_map"})
+        return frozenset({"token_budget", "device_map", "name"})
 
     def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
         """Yield the first prompts of each task as the model reads them, formatted for a terminal."""

@@ -111,14 +111,14 @@ def generated_plan(
     about = {name: task.about() for name, task in tasks.items()}
     template = {"name": "chat" if chat else "plain"}
     more = {"template": template, "documents": about, "context": context}
-    manifest = plain_manifest(kind, request.model, checkpoint, specification, **more)
+    manifest = plain_manifest(kind, request, checkpoint, specification, **more)
     return DocumentPlan(request, checkpoint, {name: task.documents for name, task in tasks.items()}, manifest)
 
 
 def about_run(run: Run) -> tuple[str, ...]:
     """Return the notes below a run's results: checkpoint, precision, prompts and context."""
     manifest, specification = run.manifest, run.manifest["specification"]
-    parts = [str(manifest["model"]), specification["dtype"], f"{run.template} prompts"]
+    parts = [run.model, specification["dtype"], f"{run.template} prompts"]
     if (most := specification.get("max_prompt_tokens")) is not None:
         parts.append(f"cut above {most:,} tokens of a context of {manifest['context']:,}")
     extension = specification["context_extension"]

@@ -14,6 +14,7 @@ class SuiteSettings(TypedDict, total=False):
     """Settings of a run of a suite."""
 
     output: str | Path
+    name: str | None
     token_budget: int | Literal["auto"] | None
     sample: int | None
     seed: int | None

@@ -96,6 +96,12 @@ class Request:
 
     model: ModelSpec
     output: Path = setting(RUNS, "Folder of run folders.", short="-o")
+    name: str | None = setting(
+        None,
+        "Name of the checkpoint in its run and in tables.",
+        "that of its folder, or on the hub",
+        has_variable=False,
+    )
     token_budget: int | None = setting(
         None, "Maximum tokens of a batch, limited by memory.", "auto", metavar="TOKENS|auto", word="auto"
     )
@@ -147,12 +153,13 @@ def request_of(kind: type[RequestType], model: str | Path | ModelSpec, options: 
     return kind(model, **fitted(kind, own))
 
 
-def provenance(model: ModelSpec, checkpoint: Checkpoint) -> dict[str, Any]:
+def provenance(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the provenance in every manifest: model, date, command, hardware and versions."""
-    path = {"folder": checkpoint.folder, "gguf": checkpoint.gguf}.get(checkpoint.kind)
+    path = {"folder": checkpoint.folder, "gguf": checkpoint.gguf}.get(checkpoint.kind, checkpoint.saved_as)
     return {
-        "model": model.named,
-        # None for a model of the hub or in memory
+        "model": request.model.named,
+        **({} if request.name is None else {"name": request.name}),
+        # None for a model of the hub, or in memory and not saved
         "path": None if path is None else str(values.path("--model", path.resolve())),
         "revision": checkpoint.revision,
         **({"live": True} if checkpoint.kind == "live" else {}),
@@ -166,7 +173,7 @@ def provenance(model: ModelSpec, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def plain_manifest(
-    kind: str, model: ModelSpec, checkpoint: Checkpoint, specification: Mapping[str, Any], **more: Any
+    kind: str, request: Request, checkpoint: Checkpoint, specification: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
     """Return the manifest of a run of a benchmark without groups of tasks or rules; `more` has its further entries."""
     return {
@@ -177,7 +184,7 @@ def plain_manifest(
         "groups": {},
         "group_sizes": {},
         **more,
-        **provenance(model, checkpoint),
+        **provenance(request, checkpoint),
     }
 
 

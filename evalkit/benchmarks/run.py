@@ -28,7 +28,6 @@ def evaluate(
     model: str | Path | Module,
     *,
     settings: Mapping[str, Any] | None = None,
-    name: str | None = None,
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     progress: Progress | None = None,
     **shared: Unpack[EvaluateSettings],
@@ -40,7 +39,6 @@ def evaluate(
             evaluated in place and left unchanged.
         settings: further settings of the suite's benchmark, such as {"lengths": [1000, 2000]} for suite needle; on the
             command line --set KEY=VALUE.
-        name: name of a model in memory in its run and in tables, such as "step 1000"; None: its class.
         tokenizer: folder or hub name of another tokenizer; for a model in memory its tokenizer, which is not
             changed.
         progress: receives messages and progress; None: standard error.
@@ -60,13 +58,11 @@ def evaluate(
     loading["tokenizer"] = tokenizer
     with progress or Progress() as shown:
         if isinstance(model, (str, Path)):
-            if name is not None:
-                raise UsageError(f"name {name}: names a model in memory; a checkpoint is named by its path or hub name")
             return run_plan(planned(model, options | loading, shown.say), shown)
         # Imported here: a model in memory needs torch anyway, a finished run of a checkpoint does not
         from evalkit.models.live import live_model
 
-        with live_model(model, name, **loading) as spec:
+        with live_model(model, options.pop("name", None), **loading) as spec:
             return run_plan(planned(spec, options, shown.say), shown)
 
 

@@ -46,6 +46,8 @@ class ListedRun:
     """finished, interrupted, begun, damaged or benchmark not installed."""
     id: str = ""
     created: str = ""
+    name: str = ""
+    """The name that was given to the checkpoint."""
     model: str = ""
     path: str | None = None
     """Path of the checkpoint; None if it is from the hub or in memory."""
@@ -75,8 +77,8 @@ class ListedRun:
     def checkpoint(self) -> str:
         if not self.model:
             return Path(self.folder).name
-        if self.path is None:
-            return self.model
+        if self.name or self.path is None:
+            return self.name or self.model
         path, here = Path(self.path), Path.cwd()
         return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -96,7 +98,7 @@ def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun
 
     def has_words(run: ListedRun) -> bool:
         about = (Path(run.folder).name, run.state, run.id, run.created, run.model, run.revision, run.path, run.suite,
-                 run.template, run.dtype, run.settings, run.rule)  # fmt: skip
+                 run.name, run.template, run.dtype, run.settings, run.rule)  # fmt: skip
         return all(word in " ".join(map(str, about)).lower() for word in text.lower().split())
 
     orders: dict[str, Any] = {
@@ -117,6 +119,7 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
         "folder": str(run.folder),
         "id": manifest["id"],
         "created": manifest["created"],
+        "name": manifest.get("name") or "",
         "model": manifest["model"],
         "path": manifest.get("path"),
         "revision": manifest["revision"],

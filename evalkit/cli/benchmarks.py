@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 @command(
     kind="multiple_choice",
-    order="ORIGIN suite tasks include_path template rule SELECTION ... output data_dir COMPUTING CONTEXT token_budget "
-    "model_args show_prompts log_samples TRUST allow_unofficial_data own watching workers dry detail printer",
+    order="ORIGIN suite tasks include_path template rule SELECTION ... output name data_dir COMPUTING CONTEXT "
+    "token_budget model_args show_prompts log_samples TRUST allow_unofficial_data own watching workers dry detail "
+    "printer",
 )
 def run(
     *,
@@ -88,8 +89,9 @@ def run(
     if dry:
         printer(running.dry_run(models, options))
     elif len(models) > 1:
-        if show_prompts or detail:
-            raise UsageError(f"--{'show-prompts' if show_prompts else 'detail'}: is for one checkpoint, not several")
+        single = {"show-prompts": show_prompts, "detail": detail, "name": options.get("name")}
+        if given := [option for option, value in single.items() if value]:
+            raise UsageError(f"--{given[0]}: is for one checkpoint, not several")
         return _run_several(models, options, workers, printer)
     elif show_prompts:
         with Progress() as progress:
@@ -151,7 +153,7 @@ def _request_options(options: dict[str, Any], own: Sequence[str]) -> dict[str, A
     return given_options(options, switched(request, given | typed), flag, "--set")
 
 
-@command(kind="needle", order="ORIGIN CONTEXT ... output COMPUTING token_budget TRUST dry printer")
+@command(kind="needle", order="ORIGIN CONTEXT ... output name COMPUTING token_budget TRUST dry printer")
 def needle(
     *,
     checkpoint: str | None = running.CHECKPOINT,
@@ -173,7 +175,7 @@ def needle(
 
 @command(
     kind="attention",
-    order="ORIGIN CONTEXT ... output COMPUTING TRUST dry workers detail printer",
+    order="ORIGIN CONTEXT ... output name COMPUTING TRUST dry workers detail printer",
     without=("token_budget",),
 )
 def attention(
@@ -206,7 +208,8 @@ def attention(
 
 @command(
     kind="perplexity",
-    order="ORIGIN text key SELECTION CONTEXT methods ... output COMPUTING token_budget TRUST dry workers plot printer",
+    order="ORIGIN text key SELECTION CONTEXT methods ... output name COMPUTING token_budget TRUST dry workers "
+    "plot printer",
 )
 def perplexity(
     *,
@@ -250,9 +253,7 @@ def perplexity(
         printer(results.methods_report(runs))
         draw(runs)
         return
-    running.evaluate(
-        checkpoint, options, printer, dry, workers, draw=lambda run: draw({str(run.manifest["model"]): run})
-    )
+    running.evaluate(checkpoint, options, printer, dry, workers, draw=lambda run: draw({run.model: run}))
 
 
 def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], runner: JobRunner) -> dict[str, Run]:

@@ -38,8 +38,8 @@ def longbench() -> None:
     longbench,
     "run",
     kind="longbench",
-    order="ORIGIN suite tasks SELECTION CONTEXT ... output data_dir COMPUTING token_budget TRUST dry edit_similarity "
-    "plot printer",
+    order="ORIGIN suite tasks SELECTION CONTEXT ... output name data_dir COMPUTING token_budget TRUST dry "
+    "edit_similarity plot printer",
 )
 def run_longbench(
     *,

@@ -171,7 +171,7 @@ def names(runs: Sequence[Run]) -> list[str]:
         parts = [part for part in str(run.manifest["model"]).rstrip("/").split("/") if part]
         # The last part of a folder or hub name, with its parent if that is a step or a common word
         count = 2 if len(parts) > 1 and (is_generic(parts[-1]) or step_in(parts[-1]) is not None) else 1
-        models.append("/".join(parts[-count:]) or run.folder.name)
+        models.append(run.manifest.get("name") or "/".join(parts[-count:]) or run.folder.name)
         settings.append(settings_words(run))
     unique = []
     for model, mine in zip(models, settings, strict=True):

@@ -137,6 +137,18 @@ def is_of_gradients(hook: Any) -> bool:
 
 
 @contextmanager
+def saving_weights_with(save: Callable[..., None]) -> Iterator[None]:
+    """Call a function in place of `safetensors.torch.save_file` within the block, whenever a model is saved.
+
+    Only `save_pretrained` knows which tensors it writes, under which names, and into which files.
+    """
+    from transformers import modeling_utils
+
+    with replaced(modeling_utils, safe_save_file=lambda _: save):
+        yield
+
+
+@contextmanager
 def without_gguf_bar() -> Iterator[None]:
     """Hide the progress bar of reading GGUF files within the block; it ignores transformers' public switch."""
     from transformers import modeling_gguf_pytorch_utils

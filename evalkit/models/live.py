@@ -9,6 +9,7 @@ folder and loaded from there.
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,13 +20,14 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 import numpy as np
+import safetensors.torch
 import torch
 import xxhash
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from evalkit.compatibility.torch import compiled, hooks_of, is_wrapped_by_accelerate, unwrap_forward
-from evalkit.compatibility.transformers import attention_of, is_of_gradients, quiet
+from evalkit.compatibility.transformers import attention_of, is_of_gradients, quiet, saving_weights_with
 from evalkit.display import Say
 from evalkit.errors import CheckpointError, UsageError, reading_as
 from evalkit.inputs import values
@@ -54,16 +56,17 @@ class LiveSpec(ModelSpec):
     folder: Path = Path()
     given_tokenizer: Any = field(default=None, repr=False)
     stock: bool = True
+    saved_as: Path | None = None
 
     def locate(self, say: Say = silent) -> Checkpoint:
-        state = state_digest(self.module)
+        state = (self.stock and _saved_weights(self.module, self.folder)) or (("state", state_digest(self.module)),)
         if not self.stock:
             say(
                 f"{self.model}: has hooks, another forward or changed attributes, which no fingerprint covers; this "
                 "evaluation is a run of its own and is not resumed"
             )
-            state = f"{state}-{uuid4().hex}"
-        checkpoint = Checkpoint(given=self.model, kind="live", folder=self.folder, state=state)
+            state = (*state, ("evaluation", uuid4().hex))
+        checkpoint = Checkpoint(given=self.model, kind="live", folder=self.folder, state=state, saved_as=self.saved_as)
         check_causal(checkpoint, checkpoint.config())
         return checkpoint
 
@@ -96,12 +99,13 @@ class LiveSpec(ModelSpec):
 
 @contextmanager
 def live_model(
-    model: torch.nn.Module, name: str | None, *, tokenizer: Any, device: str, dtype: str, attention: Any, **others: Any
-) -> Iterator[LiveSpec]:
+    model: torch.nn.Module, name: str | None, *, tokenizer: Any, device: str, dtype: str, attention: Any,
+    saved_as: Path | None = None, **others: Any,
+) -> Iterator[LiveSpec]:  # fmt: skip
     """Yield the `LiveSpec` of a `PreTrainedModel`, by default named after its class; restore the model at the end.
 
     The wrappers of DDP, DataParallel and torch.compile are removed. `device` and `dtype` are "auto" or the model's own;
-    the other fields of `ModelSpec` must have their defaults.
+    the other fields of `ModelSpec` must have their defaults. `saved_as` is the folder to which this state is saved.
     """
     module = unwrapped(model)
     shown_name = type(module).__name__ if name is None else values.text("name", name)
@@ -132,6 +136,7 @@ def live_model(
                 folder=folder,
                 given_tokenizer=given_tokenizer,
                 stock=is_stock(module),
+                saved_as=saved_as,
             )
         except CheckpointError as error:
             raise CheckpointError(str(error).replace(str(folder), shown_name)) from error
@@ -146,11 +151,7 @@ def _save_config_and_tokenizer(name: str, module: Any, tokenizer: Any, folder: P
         if module.can_generate():
             content = module.generation_config.to_json_string()
             (folder / GENERATION_CONFIG).write_text(content, encoding="utf-8")
-        # Without sampling, and without truncation and padding of its last call, which would be saved
         disable_sampling(tokenizer)
-        if tokenizer.is_fast:
-            tokenizer.backend_tokenizer.no_truncation()
-            tokenizer.backend_tokenizer.no_padding()
         tokenizer.save_pretrained(folder)
 
 
@@ -298,6 +299,55 @@ def _containers(model: Any) -> Iterator[_Container]:
                 todo.append(vars(value))
             elif isinstance(value, (dict, list, set)):
                 todo.append(value)
+
+
+def _saved_weights(module: Any, folder: Path) -> tuple[tuple[str, str], ...]:
+    """Return the names and SHA-256 of the weight files that `save_pretrained` would write, without writing them.
+
+    They identify a stock model as its saved checkpoint is identified. Empty if the checkpoint would not be loaded as
+    this model, because of another class or changed buffers that are not saved; or if the model cannot be saved.
+    """
+    digests = dict[str, str]()
+
+    def save(tensors: dict[str, torch.Tensor], path: str, metadata: dict[str, str]) -> None:
+        digests[Path(path).name] = _safetensors_digest(tensors, metadata)
+
+    try:
+        with quiet(), torch.device("meta"):
+            loaded = type(AutoModelForCausalLM.from_config(module.config))
+        buffers = (
+            (built, getattr(part, name))
+            for part in module.modules()
+            if part._non_persistent_buffers_set
+            for name, built in type(part)(part.config).named_buffers(recurse=False)
+            if name in part._non_persistent_buffers_set
+        )
+        if loaded is not type(module) or not all(torch.equal(built, own.cpu()) for built, own in buffers):
+            return ()
+        with quiet(), saving_weights_with(save):
+            module.save_pretrained(folder)
+    except Exception:  # modules that take more than a config, settings that transformers does not save
+        return ()
+    return tuple(sorted(digests.items()))
+
+
+def _safetensors_digest(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> str:
+    """Return the SHA-256 of the safetensors file of some tensors.
+
+    Its header, which determines the order of the tensors, is that of a file with one number of each, with other shapes.
+    """
+    small = safetensors.torch.save({name: tensors[name].new_empty(1, device="cpu") for name in tensors}, metadata)
+    header, end = json.loads(small[8 : 8 + int.from_bytes(small[:8], "little")]), 0
+    names = [name for name in header if name in tensors]
+    for name in names:
+        header[name] |= {"shape": list(tensors[name].shape), "data_offsets": [end, end + tensors[name].nbytes]}
+        end += tensors[name].nbytes
+    encoded = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    digest = hashlib.sha256(len(encoded).to_bytes(8, "little") + encoded)
+    for name in names:
+        digest.update(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def state_digest(model: torch.nn.Module) -> str:

@@ -116,6 +116,7 @@ def _settings(run: Run) -> list[tuple[str, str]]:
     versions = manifest["versions"]  # these are listed together
     made = [(name, trait) for name, trait in traits(run).items() if name.removesuffix(" version") not in versions]
     settings = [
+        ("name", manifest.get("name")),
         ("checkpoint", manifest["model"]),
         ("revision", manifest["revision"]),
         *((part_of + part, digest) for part, digest in manifest["specification"]["checkpoint"].items()),

@@ -50,14 +50,27 @@ def folder_name(model: str, suite: str, template: str, dtype: str, identity: str
 
 
 def run_folder(output: Path, checkpoint: Checkpoint, suite: str, template: str, manifest: Mapping[str, Any]) -> Path:
-    """Return the folder of the run with a manifest; it need not exist yet."""
+    """Return the folder of the run with a manifest; it need not exist yet.
+
+    A run of the same checkpoint with the same id is that run, whatever its name.
+    """
     dtype = manifest["specification"]["dtype"]
-    folder = folder_name(model_name(checkpoint), suite, template, dtype, manifest["id"])
-    if checkpoint.kind == "live" and not folder.startswith(f"{checkpoint.name}-"):
-        # The id does not depend on the name of a model in memory, so that the folder must
-        digest = hashlib.sha256(checkpoint.name.encode()).hexdigest()[:6]
+    name = manifest.get("name") or model_name(checkpoint)
+    folder = folder_name(name, suite, template, dtype, manifest["id"])
+    if (checkpoint.kind == "live" or "name" in manifest) and not folder.startswith(f"{name}-"):
+        # The id does not depend on a given name, so that the folder must
+        digest = hashlib.sha256(name.encode()).hexdigest()[:6]
         folder = f"{folder.removesuffix(manifest['id'])}{digest}-{manifest['id']}"
+    if not (output / folder).exists() and output.is_dir():
+        for other in sorted(output.glob(f"*-{manifest['id']}")):
+            with suppress(RunError):
+                if _location(load_run(other).manifest) == _location(manifest):
+                    return other
     return output / folder
+
+
+def _location(manifest: Mapping[str, Any]) -> str:
+    return str(manifest.get("path") or manifest["model"])
 
 
 def model_name(checkpoint: Checkpoint) -> str:
@@ -100,7 +113,7 @@ def find_runs(given: str, root: Path, usable: Callable[[Run], bool] = lambda _: 
     says which runs a command can use; if it can use none, all are returned.
     """
     runs = _named(given, root)
-    if len({run.manifest.get("path") or run.manifest["model"] for run in runs}) > 1:
+    if len({_location(run.manifest) for run in runs}) > 1:
         only_run(given, root, runs)
     newest = sorted(runs, key=lambda run: str(run.manifest["created"]), reverse=True)
     last = [run for run in newest if checkpoint_of(run) == checkpoint_of(newest[0])]
@@ -128,7 +141,7 @@ def settings_words(run: Run) -> tuple[str, ...]:
 def distinctions(runs: Sequence[Run]) -> list[str]:
     """Return each run's id, and in parentheses the settings and the date in which it differs from the others."""
     dates = [str(run.manifest["created"])[:16].replace("T", " ") for run in runs]
-    about = [(str(run.manifest["model"]), run.suite, *settings_words(run)) for run in runs]
+    about = [(run.model, run.suite, *settings_words(run)) for run in runs]
     settings = [(*of_run, date) for of_run, date in zip(about, dates, strict=True)]
     differing = [len(set(values)) > 1 for values in zip(*settings, strict=True)]
     words = (", ".join(filter(None, compress(of_run, differing))) for of_run in settings)
@@ -202,7 +215,7 @@ def _has_name(run: Run | DamagedRun, given: str, _: str | None) -> bool:
     if isinstance(run, DamagedRun):
         return False
     model, local = run.manifest["model"].rstrip("/"), run.manifest.get("path")
-    names = {model, model.rpartition("/")[2]}
+    names = {model, model.rpartition("/")[2], run.manifest.get("name")}
     if local is None:  # of the hub: also without its revision, and with its commit
         name = model.partition("@")[0]
         names |= {name, f"{name}@{run.manifest['revision']}"}

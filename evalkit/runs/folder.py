@@ -171,13 +171,18 @@ class Run:
     def __repr__(self) -> str:
         tasks = counted(len(self.manifest["documents"]), "task")
         state = "finished" if self.complete else "not finished"
-        return brief(self, self.suite, self.manifest["model"], tasks, state, self.folder)
+        return brief(self, self.suite, self.model, tasks, state, self.folder)
 
     @property
     def complete(self) -> bool:
         """Whether all documents are scored and the results are written."""
         scored = (self.folder / SCORES).is_file() or not self.manifest["groups"]
         return (self.folder / RESULTS).is_file() and scored
+
+    @property
+    def model(self) -> str:
+        """Name of the checkpoint: the one that was given for it, or its folder or hub name."""
+        return str(self.manifest.get("name") or self.manifest["model"])
 
     @property
     def kind(self) -> str:

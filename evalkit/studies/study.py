@@ -105,7 +105,7 @@ class StudyRun:
     @property
     def options(self) -> dict[str, Any]:
         """Return the options of its plan; a benchmark's own context counts more than its checkpoint's."""
-        return {**self.checkpoint.options, **self.benchmark.options}
+        return {**self.checkpoint.options, **self.benchmark.options, "name": self.checkpoint.label}
 
     @property
     def key(self) -> str:

@@ -127,8 +127,8 @@ def _check_known(where: str, kind: str, names: Iterable[str], known: Collection[
 
 
 def _options_of(kind: str) -> list[str]:
-    """Return the options of a benchmark's runs; the folder of runs is the study's."""
-    return sorted(settings_of(ModelSpec, benchmark(kind).request).keys() - {"output"} | {"suite"})
+    """Return the options of a benchmark's runs; their folder and names are the study's."""
+    return sorted(settings_of(ModelSpec, benchmark(kind).request).keys() - {"output", "name"} | {"suite"})
 
 
 def _benchmark(

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, Unpack
 import torch
 import transformers
 from torch import distributed
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from evalkit.benchmarks.keywords import SuiteSettings
 from evalkit.benchmarks.registry import benchmark_of
@@ -105,13 +106,12 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         every: steps (updates of the weights) between two evaluations; None: only at the end.
         at_end: whether to evaluate after the last step, too.
         on_error: what a failed evaluation does: "warn" logs a warning and the training goes on; "raise" ends it.
-        name: name of the training in its runs and in tables; None: the trainer's `run_name`, or the name of its output
-            folder.
         tokenizer: the model's tokenizer; None: the trainer's `processing_class`.
         settings: further settings of the suite's benchmark, see `evalkit.evaluate`.
         attention: see `evalkit.evaluate`.
         progress: receives messages and progress; None: lines on standard error.
-        **shared: suite, tasks, sample and the other settings of `evalkit.evaluate` that are not about loading a model.
+        **shared: suite, tasks, sample and the other settings of `evalkit.evaluate` that are not about loading a model;
+            `name` is that of the training, by default the trainer's `run_name`, or the name of its output folder.
 
     Raises:
         UsageError: an argument is invalid, or the trainer shards the model over processes.
@@ -125,7 +125,6 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         every: int | None = None,
         at_end: bool = True,
         on_error: Literal["warn", "raise"] = "warn",
-        name: str | None = None,
         tokenizer: transformers.PreTrainedTokenizerBase | None = None,
         settings: Mapping[str, Any] | None = None,
         attention: Literal["auto", "sdpa", "eager"] = "auto",
@@ -147,11 +146,11 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._trainer = trainer
         self._raises = on_error == "raise"
         own_name = trainer.args.run_name or Path(trainer.args.output_dir).resolve().name or "training"
-        self._name = own_name if name is None else values.text("name", name)
         self._tokenizer = trainer.processing_class if tokenizer is None else tokenizer
         if self._tokenizer is None:
             raise UsageError("the trainer has no processing_class; pass tokenizer=…, the tokenizer of the model")
         self._options = given_options(shared, settings or {})
+        self._name = values.text("name", self._options.pop("name", own_name))
         defaults = {setting.name: setting.default for setting in settings_of(ModelSpec).values()}
         given = fitted(ModelSpec, {"attention": attention})
         self._loading: dict[str, Any] = defaults | given | {"tokenizer": self._tokenizer}
@@ -225,8 +224,9 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
             return {}, str(error) if named else f"{type(error).__name__}: {first_line(error)}"
 
     def _run(self, step: int) -> dict[str, float]:
-        name = f"{self._name} step {step}"
-        with self._progress as shown, live_model(self._trainer.model, name, **self._loading) as spec:
+        name, loading = f"{self._name} step {step}", dict(self._loading)
+        loading["saved_as"] = Path(self._trainer.args.output_dir).resolve() / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        with self._progress as shown, live_model(self._trainer.model, name, **loading) as spec:
             plan = planned(spec, self._options, shown.say)
             return logged_metrics(run_plan(plan, shown), plan.manifest["rule"])
 

@@ -47,7 +47,7 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
         raise UsageError(f"run {run.folder} is of suite {run.suite}; the published numbers are of suite {layout.suite}")
     protocols = read_protocols()
     rule = rule or str(run.manifest["rule"])
-    name = str(run.manifest["model"]).rstrip("/").rsplit("/", 1)[-1]
+    name = run.model.rstrip("/").rsplit("/", 1)[-1]
     by_rules: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for protocol in protocols.values():
         by_rules.setdefault(tuple(sorted(protocol.rules.items())), []).append(protocol.name)

@@ -85,3 +85,18 @@ def test_run_on_several_checkpoints_has_a_line_for_each(files: Path, evalkit: Co
         content = json.loads(evalkit("run", pattern.parent / line[0], *options, "--format", "json").out)
         values = [task["accuracy"] for task in content["tasks"]] + [content["averages"][-1]["accuracy"]]
         assert [float(cell) for cell in line[1:]] == pytest.approx([100 * value for value in values], abs=0.051)
+
+
+def test_a_run_under_a_name(files: Path, evalkit: Command) -> None:
+    """Commands find it by the name and by the checkpoint; without the name, the same settings open the same run."""
+    options: list[Any] = ["--data-dir", files / "documents", "--allow-unofficial-data", "--output", "runs",
+                          "--tasks", "piqa,boolq", "--dtype", "float32", "--device", "cpu", "--limit", 3]  # fmt: skip
+    named = evalkit("run", files / "vanilla", *options, "--name", "the first/try")
+    other = evalkit("run", files / "intg-seed1", *options, "--name", "second")
+    folder = Path(named.out.splitlines()[-1])
+    assert (named.code, other.code, folder.name.startswith("the_first_try-zeroshot8-inst-float32-")) == (0, 0, True)
+    assert evalkit("run", files / "vanilla", *options).out == named.out
+    outputs = [evalkit("compare", name, "second", "--in", "runs").out for name in ("the first/try", files / "vanilla")]
+    assert outputs[0] == outputs[1] and "second" in outputs[0] and "the first/try" in outputs[0]
+    assert "the first/try" in evalkit("ls", "runs", "--in", "runs").out
+    complains(evalkit("run", files / "vanilla", files / "intg-seed1", *options, "--name", "both"), 2, "--name")

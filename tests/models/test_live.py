@@ -18,8 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
 from evalkit.display import Progress
-from evalkit.errors import CheckpointError, EvalkitError, UsageError
-from evalkit.models.live import is_stock, state_digest
+from evalkit.errors import CheckpointError, EvalkitError
+from evalkit.models.live import is_stock, live_model, state_digest
+from evalkit.models.loading.fingerprint import Fingerprint, fingerprint
+from evalkit.models.loading.locate import locate
 from evalkit.runs.folder import Run
 from tests.marks import fast
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
@@ -85,7 +87,7 @@ def test_its_identity_is_its_state(
     assert first.folder.name.startswith("a-zeroshot8-inst-float32-")
     assert evalkit.load_run("a", root=first.folder.parent).folder == first.folder
     with monkeypatch.context() as without:
-        without.setattr(type(model), "forward", None)  # running it raises
+        without.setattr(type(model), "forward", lambda *_, **given: pytest.fail("the model ran"))
         tokenizer("A text", truncation=True, max_length=1)  # which the tokenizer keeps as a setting
         assert evaluated(copy.deepcopy(model)).folder == first.folder
     names = ["run/1", "run_1", "a" * 60]
@@ -103,6 +105,33 @@ def test_its_identity_is_its_state(
         model.lm_head.weight[-1, -1] += 1e-3
     others = {run.manifest["id"] for run in (first, *hooked, scaled, evaluated())}
     assert len(others) == 5
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "qwen2"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_its_identity_is_that_of_its_checkpoint(family: Any, tied: bool, tmp_path: Path) -> None:
+    """Of the files that `save_pretrained` writes, mixed dtypes and several files among them; not with other buffers."""
+
+    def identities(folder: Path, **options: Any) -> tuple[Fingerprint, Fingerprint]:
+        model.save_pretrained(folder, **options)
+        tokenizer.save_pretrained(folder)
+        with live_model(model, None, tokenizer=tokenizer, device="auto", dtype="auto", attention="auto") as spec:
+            return fingerprint(spec.locate()), fingerprint(locate(str(folder)))
+
+    source = tiny_checkpoint(tmp_path / "source", family, window=1024, tied=tied)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
+    tokenizer.pad_token = tokenizer.eos_token
+    for name in ("float32", "mixed"):
+        live, saved = identities(tmp_path / name)
+        assert live == saved
+        # Settings of a call, which a trainer saves with the tokenizer
+        tokenizer("A text", truncation=True, max_length=7, padding="max_length")
+        for weight in list(model.parameters())[1::3]:
+            weight.data = weight.data.to(torch.bfloat16)
+    rotary = model.base_model.rotary_emb
+    rotary.inv_freq = 2 * rotary.inv_freq
+    live, saved = identities(tmp_path / "frequencies")
+    assert live.weights != saved.weights and (live.config, live.tokenizer) == (saved.config, saved.tokenizer)
 
 
 def state_of(model: Any) -> dict[str, Any]:
@@ -228,13 +257,11 @@ def test_its_tokenizer_is_the_one_that_is_saved(
         evalkit.evaluate(model, tokenizer=tokenizer, name="mine", **asked)
 
 
-def test_what_does_not_apply_is_refused(folder: Path, model: Any, tokenizer: Any, asked: dict[str, Any]) -> None:
-    """Options about files, of a model without any; a name, of a checkpoint, which has its own."""
+def test_what_does_not_apply_is_refused(model: Any, tokenizer: Any) -> None:
+    """Options about files, of a model without any."""
     for options in ({"context": 4096}, {"revision": "main"}, {"dtype": "bfloat16"}, {"name": ""}, {"tokenizer": None}):
         with pytest.raises(EvalkitError, match=next(iter(options))):
             evalkit.evaluate(model, **({"tokenizer": tokenizer} | options))
-    with pytest.raises(UsageError, match="name mine"):
-        evalkit.evaluate(folder, name="mine", **asked)
 
 
 class FullyShardedDataParallel(torch.nn.Module):

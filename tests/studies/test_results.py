@@ -57,9 +57,9 @@ def steps_of(results: StudyResults) -> list[tuple[str, list[int | None]]]:
 
 def test_models_are_selected_by_name_and_step(results: StudyResults, study: Path, tmp_path: Path) -> None:
     """A name may contain the sign of a step; seeds may have no step in common."""
-    assert folders(results, "vanilla") == ["vanilla"] and folders(results, "intg") == ["intg-seed1", "intg-seed2"]
+    assert folders(results, "vanilla") == ["vanilla"] and folders(results, "intg") == ["intg_seed_1", "intg_seed_2"]
     for step, name in ((10, "diff"), (5, "diff@5")):
-        assert folders(results, name) == [f"diff-seed{seed}-checkpoint-{step}" for seed in (1, 2)]
+        assert folders(results, name) == [f"diff_seed_{seed}_step_{step}" for seed in (1, 2)]
     assert steps_of(results) == [("diff seed 1", [5, 10, 20]), ("diff seed 2", [5, 10])]
     for name, nouns in [
         ("itng", "checkpoint of study .*'itng'.*'intg'"),
@@ -85,7 +85,7 @@ def test_neither_checkpoints_nor_torch_are_needed(study: Path) -> None:
     shutil.rmtree(study.parent / "intg-seed1")
     results = read_results(study)
     assert steps_of(results) == [("diff seed 1", [5, 10, 20]), ("diff seed 2", [5, 10])]
-    assert folders(results, "intg") == ["intg-seed2"]
+    assert folders(results, "intg") == ["intg_seed_2"]
     for name in ("vanilla", "intg-seed2", "train"):
         shutil.rmtree(study.parent / name)
     results = read_results(study)
@@ -131,7 +131,7 @@ def test_changed_checkpoints_are_reported(tmp_path: Path, files: Path) -> None:
 def test_sides(results: StudyResults) -> None:
     """Seeds are groups on every benchmark."""
     chosen = study_sides(results, ["vanilla", "intg"], zs(results))
-    seeds = runs_of(results, "intg-seed1-zeroshot8", "intg-seed2-zeroshot8")
+    seeds = runs_of(results, "intg_seed_1-zeroshot8", "intg_seed_2-zeroshot8")
     expected = [Side("vanilla", runs_of(results, "vanilla-zeroshot8")), Side("intg", seeds)]
     assert compare_sides(chosen.sides) == compare_sides(expected) and chosen.notes == ()
     chosen = study_sides(results, [], zs(results))
@@ -139,7 +139,7 @@ def test_sides(results: StudyResults) -> None:
     assert chosen.notes == ("Training steps: diff 10.",)
     steps = study_sides(results, ["diff@5", "diff"], zs(results))
     assert [[run.folder.name.partition("-zeroshot8")[0] for run in side.runs] for side in steps.sides] == [
-        [f"diff-seed{seed}-checkpoint-{step}" for seed in (1, 2)] for step in (5, 10)
+        [f"diff_seed_{seed}_step_{step}" for seed in (1, 2)] for step in (5, 10)
     ]
     assert steps.notes == ("Training steps: diff@5 5, diff 10.",)
     with pytest.raises(UsageError, match=r"intg with.*: vanilla, intg, diff$"):
@@ -154,7 +154,7 @@ def test_sides(results: StudyResults) -> None:
 
 
 def test_runs_that_are_not_finished(study: Path) -> None:
-    shutil.rmtree(next(study.parent.glob("runs/intg-seed2-needle*")))
+    shutil.rmtree(next(study.parent.glob("runs/intg_seed_2-needle*")))
     results = read_results(study)
     needle, output = results.study.benchmark("needle"), results.study.output
     [failed] = [run for run in results.study.runs if run.label == "diff seed 2 step 10 on needle"]
@@ -172,13 +172,13 @@ def test_curves(study: Path) -> None:
     first, second = study_trainings(results, [], zs(results))
     assert (first.side.name, first.steps, second.steps) == ("diff seed 1", (5, 10, 20), (5, 10))
     assert first.notes == second.notes == ()
-    expected = runs_of(results, "diff-seed2-checkpoint-10-", "diff-seed2-checkpoint-5-")
+    expected = runs_of(results, "diff_seed_2_step_10-", "diff_seed_2_step_5-")
     assert curve(second.side, None, second.steps) == curve(Side("diff seed 2", expected))
     renamed, named = curve(first.side, None, (7, 9, 8)), curve(first.side, None, first.steps)
     assert [(point.step, point.accuracy) for point in renamed.average] == [
         (step, named.average[position].accuracy) for step, position in ((7, 0), (8, 2), (9, 1))
     ]
-    shutil.rmtree(next(study.parent.glob("runs/diff-seed1-checkpoint-10-*")))
+    shutil.rmtree(next(study.parent.glob("runs/diff_seed_1_step_10-*")))
     results = read_results(study)
     first, _ = study_trainings(results, ["diff"], zs(results))
     assert (first.steps, first.notes) == ((5, 20), ("diff seed 1: not finished: step 10.",))

@@ -18,6 +18,7 @@ from evalkit.comparison.sides import find_alike, find_trainings
 from evalkit.display import Progress
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.loading.load import LoadedModel
+from evalkit.runs.finding import find_runs
 from evalkit.runs.folder import Run
 from evalkit.studies.training import logged_metrics
 from tests.tiny import tiny_checkpoint
@@ -92,9 +93,14 @@ def test_a_training_ends_as_without_it_and_its_numbers_are_those_of_the_checkpoi
     for step, logged in logs_of(trainer).items():
         live, saved = (
             evalkit.load_run(f"run 7 step {step}", root=asked["output"]),
-            checkpoint_of(tmp_path / "with", step, asked),
+            checkpoint_of(tmp_path / "with", step, asked | {"output": tmp_path / "saved"}),
         )
         assert live.scores.equals(saved.scores)
+        # Of equal weights the run is opened, which has the checkpoint's path, too
+        opened = checkpoint_of(tmp_path / "with", step, asked)
+        assert opened.folder == live.folder and saved.manifest["id"] == live.manifest["id"]
+        [named] = find_runs(str(tmp_path / "with" / f"checkpoint-{step}"), asked["output"])
+        assert named.folder == live.folder
         results = saved.results()
         assert logged == {
             **{f"evalkit/zeroshot8/{task.task}": task.accuracy for task in results.tasks},
@@ -189,7 +195,7 @@ def test_the_weights_of_another_step_do_not_get_its_name(
     warnings = [record.getMessage() for record in caplog.records if record.name.startswith("evalkit")]
     if when == "saved":
         live = evalkit.load_run("x step 4", root=asked["output"])
-        assert live.scores.equals(checkpoint_of(tmp_path / "x", 4, asked).scores)
+        assert live.scores.equals(checkpoint_of(tmp_path / "x", 4, asked | {"output": tmp_path / "saved"}).scores)
         assert "x step 2" not in names(asked["output"]) and not warnings
     else:
         assert names(asked["output"]) == []

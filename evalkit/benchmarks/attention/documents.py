@@ -156,7 +156,7 @@ def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
     settings = of_choices | settings | {"questions": suite.name, "continuation": request.continuation}
     names = ("documents", "template", "labels", "short")
     more = {name: choices.manifest[name] for name in names if name in choices.manifest}
-    manifest = plain_manifest(ATTENTION, request.model, choices.checkpoint, settings, **more)
+    manifest = plain_manifest(ATTENTION, request, choices.checkpoint, settings, **more)
     return AttentionPlan(request, choices.checkpoint, manifest, choices)
 
 
@@ -173,7 +173,7 @@ def _plan_text(request: AttentionRequest, path: Path, settings: dict[str, Any], 
         # Windows may be shorter than the model's, which no extension shortens
         settings["window"] = int(request.model.context)
     about = {"documents": {TEXT: {"source": str(path), "official": None, "count": 1}}, "template": {"name": TEXT}}
-    manifest = plain_manifest(ATTENTION, request.model, checkpoint, settings, **about)
+    manifest = plain_manifest(ATTENTION, request, checkpoint, settings, **about)
     return AttentionPlan(request, checkpoint, manifest, None, text)
 
 

@@ -110,7 +110,7 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
     with doing("hashing the tasks' documents"):
         specification = _specification(request, tasks, checkpoint, say)
     manifest = plain_manifest(
-        *(LM_EVAL, request.model, checkpoint, specification),
+        *(LM_EVAL, request, checkpoint, specification),
         # The rule of the multiple-choice tasks, which become a group when their score table is written
         rule="acc",
         documents={name: source_of(task, name in tasks.pinned, library) for name, task in tasks.tasks.items()},

@@ -114,7 +114,7 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
         **sources,
         **({"labels": suite.labels, "short": suite.short} if suite.user_defined else {}),
         "template": asdict(template),
-        **provenance(request.model, checkpoint),
+        **provenance(request, checkpoint),
         **({"prompts": prompts.words} if request.vary else {}),
     }
     return ChoicePlan(request, suite, prompts, checkpoint, library, others, manifest, randomness)

@@ -112,7 +112,7 @@ class Perplexity(Benchmark):
         }
         tasks = {name: task.selected(name, request.selection) for name, task in texts.items()}
         about = {"template": {"name": "text"}, "documents": {name: task.about() for name, task in tasks.items()}}
-        manifest = plain_manifest(PERPLEXITY, request.model, checkpoint, specification, **about)
+        manifest = plain_manifest(PERPLEXITY, request, checkpoint, specification, **about)
         return DocumentPlan(request, checkpoint, {name: task.documents for name, task in tasks.items()}, manifest)
 
     def is_missing(self, plan: DocumentPlan, finished: FinishedRows) -> bool:

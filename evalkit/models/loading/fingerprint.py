@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -30,6 +31,8 @@ _KIND = "digests"
 _CHUNK = 2**22
 _SETTLED = 2.0
 """Seconds after the last change from which a new change is detectable: file times have a resolution of up to two."""
+_LAST_CALL = re.compile(rb'^  "(truncation|padding)": \{\n(?:   .*\n)*  \}', re.MULTILINE)
+"""Settings of a tokenizer's last call, which are saved in tokenizer.json and apply to no later call."""
 _PROVENANCE = {"_name_or_path", "name_or_path", "transformers_version"}
 
 
@@ -92,7 +95,7 @@ def fingerprint(checkpoint: Checkpoint, hash_of: Callable[[Path], str] = file_sh
     tokenizer, so the digest of its content is used for all three; its name is not hashed.
     """
     if checkpoint.state is not None:
-        return combine(checkpoint, [("state", checkpoint.state)], hash_file)
+        return combine(checkpoint, checkpoint.state, hash_file)
     return combine(checkpoint, [(path.name, hash_of(path)) for path in checkpoint.weights()], hash_of)
 
 
@@ -123,13 +126,15 @@ def combine(checkpoint: Checkpoint, weights: Iterable[tuple[str, str]], hash_of:
 
 def _tokenizer_digest(checkpoint: Checkpoint, hash_of: Callable[[Path], str]) -> str:
     folder = checkpoint.tokenizer or checkpoint.folder
-    return _digest(
-        (
-            path.relative_to(folder).as_posix(),
-            _json_digest(path) if path.name in ("tokenizer_config.json", "config.json") else hash_of(path),
-        )
-        for path in checkpoint.tokenizer_files()
-    )
+
+    def digest(path: Path) -> str:
+        if path.name in ("tokenizer_config.json", "config.json"):
+            return _json_digest(path)
+        if path.name == "tokenizer.json" and _LAST_CALL.search(content := path.read_bytes()):
+            return hashlib.sha256(_LAST_CALL.sub(rb'  "\1": null', content)).hexdigest()
+        return hash_of(path)
+
+    return _digest((path.relative_to(folder).as_posix(), digest(path)) for path in checkpoint.tokenizer_files())
 
 
 def _json_digest(path: Path) -> str:

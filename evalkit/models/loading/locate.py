@@ -46,8 +46,10 @@ class Checkpoint:
     """Whether pickled weights may be read if there are no safetensors."""
     trust_remote_code: bool = False
     """Whether Python files of the checkpoint may run if transformers does not know its model type."""
-    state: str | None = None
-    """Digest of the weights of a live model, which are in no file."""
+    state: tuple[tuple[str, str], ...] | None = None
+    """Names and digests that stand for the weight files of a live model."""
+    saved_as: Path | None = None
+    """Folder to which a training saves this state of a live model, if it does."""
 
     @property
     def name(self) -> str:
