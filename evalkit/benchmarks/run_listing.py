@@ -211,8 +211,7 @@ def _means(of_runs: Sequence[dict[str, Metric]]) -> dict[str, Metric]:
         return of_runs[0] if of_runs else {}
     means = {}
     for name, metric in of_runs[0].items():
-        known = [metrics[name].value for metrics in of_runs if name in metrics]
-        values = [value for value in known if value is not None]
+        values = [value for of in of_runs if name in of and (value := of[name].value) is not None]
         mean = statistics.fmean(values) if len(values) == len(of_runs) else None
         means[name] = replace(metric, value=mean, stderr=None if mean is None else statistics.stdev(values))
     return means

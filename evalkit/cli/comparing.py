@@ -224,10 +224,7 @@ def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths:
 
 
 def _without_others(given: Sequence[str]) -> list[str]:
-    """Leave out files and folders that are neither runs, damaged ones too, nor checkpoints nor names; say so.
-
-    A pattern may match them.
-    """
+    """Leave out files and folders that are neither runs, checkpoints nor names of runs, as a pattern may match."""
     from evalkit.runs.finding import matching_runs, root_of_runs
     from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS
 

@@ -27,11 +27,7 @@ from evalkit.runs.traits import caveats, is_imported, mixture, origin_notes, tra
 
 def result_panels(benchmark: PageBenchmark, number: int) -> tuple[list[Panel], list[Panel]]:
     """Return the panels of a benchmark's results and of its single runs; a run that has none beside it is a result."""
-    runs = [
-        _run_panel(run, name)
-        for side, names in zip(benchmark.sides, benchmark.names, strict=True)
-        for run, name in zip(side.runs, names, strict=True)
-    ]
+    runs = list(map(_run_panel, benchmark.runs, benchmark.names))
     if len(runs) < 2:
         return runs, []
     folded = Panel(f"runs-{number}", f"{len(runs)} runs of {benchmark.title}", panels=tuple(runs))

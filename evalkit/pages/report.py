@@ -49,15 +49,6 @@ class PageContents:
     notes: tuple[str, ...] = ()
     """For readers of the page: what is not finished, and checkpoints that have changed since."""
 
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        return tuple(run for each in self.benchmarks for side in each.sides for run in side.runs)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the runs, unique in the page."""
-        return tuple(name for each in self.benchmarks for names in each.names for name in names)
-
 
 def contents_of_runs(
     singles: Sequence[Run], groups: Sequence[Group] = (), rule: str | None = None, given_names: Sequence[str] = ()
@@ -77,8 +68,8 @@ def contents_of_runs(
         raise UsageError(f"--names has {given} for {needed}; give one for each run")
     named = list(given_names) or _own_names(singles)
     sides = sides_of(singles, groups, named)
-    shown: list[tuple[str, ...]] = [(name,) for name in named]
-    shown += [tuple(f"{name} {number}" for number in range(1, len(members) + 1)) for name, members in groups]
+    shown = [[name] for name in named]
+    shown += [[f"{name} {number}" for number in range(1, len(members) + 1)] for name, members in groups]
     every = [name for of_side in shown for name in of_side]
     if twice := [name for name in every if every.count(name) > 1]:
         raise UsageError(f"two runs are called '{twice[0]}'; give the groups or the runs other names")
@@ -86,8 +77,8 @@ def contents_of_runs(
     for (kind, suite), numbers in by_suite([side.runs[0] for side in sides]).items():
         # The title has the suite
         members = (replace(sides[number], name=sides[number].name.removesuffix(f" on {suite}")) for number in numbers)
-        of_sides = tuple(shown[number] for number in numbers)
-        benchmarks.append(PageBenchmark(suite, tuple(members), of_sides, rules[kind]))
+        of_runs = tuple(name for number in numbers for name in shown[number])
+        benchmarks.append(PageBenchmark(suite, tuple(members), of_runs, rules[kind]))
     return PageContents(tuple(benchmarks))
 
 
@@ -129,13 +120,12 @@ def contents_of_study(
     pages, notes = list[PageBenchmark](), list[str]()
     for each in benchmarks:
         suffix = f" on {each.name}" if len(benchmarks) > 1 else ""
-        sides, names = list[Side](), list[tuple[str, ...]]()
+        sides, names = list[Side](), list[str]()
         for model in models:
             pairs = zip(model.checkpoints, model.labels, strict=True)
             finished = {label + suffix: run for of, label in pairs if (run := results.run(of, each)) is not None}
-            if finished:
-                sides.append(Side(model.name, tuple(finished.values())))
-                names.append(tuple(finished))
+            sides += [Side(model.name, tuple(finished.values()))] if finished else []
+            names += finished
         check_unique(sides)
         notes += [*results.unfinished(checkpoints, each), *results.changes(checkpoints, each)]
         curves = tuple(_trainings(results, checkpoints, each))
@@ -143,7 +133,8 @@ def contents_of_study(
         pages.append(PageBenchmark(each.name, tuple(sides), tuple(names), compared, each.rule, curves))
     if not any(page.sides for page in pages):
         raise UsageError(f"study {study.path}: no run is finished; run {results.remedy}")
-    return PageContents(tuple(pages), study.name, tuple(dict.fromkeys(notes)))
+    title = study.path.resolve().parent.name if study.path.stem == "study" else study.path.stem
+    return PageContents(tuple(pages), title, tuple(dict.fromkeys(notes)))
 
 
 def _trainings(
@@ -170,7 +161,8 @@ def write_report(
     The title is by default that of the contents; `sample` says which documents of each task are shown, by default all.
     That the file cannot be at this path raises `UsageError` before the runs are read.
     """
-    runs, names, documents = contents.runs, contents.names, None
+    runs = [run for each in contents.benchmarks for run in each.runs]
+    names, documents = [name for each in contents.benchmarks for name in each.names], None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():

@@ -5,7 +5,7 @@ In: a `PageBenchmark`. Out: a `Report`. The numbers are those of `evalkit table 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -29,8 +29,8 @@ class PageBenchmark:
     """The suite, or the benchmark's name in the study."""
     sides: tuple[Side, ...]
     """Models with their seeds; the first is the baseline of comparisons."""
-    names: tuple[tuple[str, ...], ...]
-    """Names of each side's runs, unique in the page."""
+    names: tuple[str, ...]
+    """Names of the sides' runs, in their order, unique in the page."""
     rule: str | None = None
     """Rule or outcome of the comparisons; None: the runs' own."""
     table_rule: str | None = None
@@ -38,37 +38,45 @@ class PageBenchmark:
     trainings: tuple[StudyTraining, ...] = ()
     """Trainings with two finished steps or more, drawn as curves."""
 
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(run for side in self.sides for run in side.runs)
+
 
 class _Row(NamedTuple):
     side: Side
     label: str
     runs: tuple[Run, ...]
     """One run, or all of the side, whose average the row has."""
+    competes: bool
+    """Whether it stands for its side, and compares with the baseline: the best of these rows is bold."""
     metrics: Mapping[str, Metric]
     """Task, or name of an average over tasks → its number."""
 
 
 def benchmark_report(benchmark: PageBenchmark) -> Report:
     """Return the table: the first metric of each task, and averages; the best are bold among rows that compare."""
-    first, *others = benchmark.sides
-    unlike = {side.name: words for side in others if (words := _differences(first, side, benchmark.table_rule))}
-    problems = [f"{name} is measured differently than {first.name} ({words}), so their numbers do not compare"
-                for name, words in unlike.items()]  # fmt: skip
-    rows = list[_Row]()
-    for side, names in zip(benchmark.sides, benchmark.names, strict=True):
-        for name, run in zip(names, side.runs, strict=True):
+    rows, remarks = list[_Row](), list[str]()
+    names, baseline, rule = iter(benchmark.names), benchmark.sides[0], benchmark.table_rule
+    for side in benchmark.sides:
+        several = len(side.runs) > 1
+        unlike = [(a, b) for a, b in differences(baseline.runs[0], side.runs[0], rule) if a.refused]
+        if unlike:
+            listed = "; ".join(f"{a.name}: {b.value}, not {a.value}" for a, b in unlike)
+            remarks.append(f"{side.name} is measured differently than {baseline.name} ({listed}), so their numbers "
+                           "do not compare")  # fmt: skip
+        for run, name in zip(side.runs, names, strict=False):
             label = name.removesuffix(f" on {benchmark.title}")
-            label = label.removeprefix(side.name).strip() if len(side.runs) > 1 else label
-            rows.append(_Row(side, label, (run,), _metrics(benchmark, run)))
+            label = label.removeprefix(side.name).strip() if several else label
+            rows.append(_Row(side, label, (run,), not (several or unlike), _metrics(rule, run)))
         try:
             check_uniform(side)
-            rows += [_Row(side, "average", side.runs, _metrics(benchmark, *side.runs))] if len(side.runs) > 1 else []
+            rows += [_Row(side, "average", side.runs, not unlike, _metrics(rule, *side.runs))] if several else []
         except UsageError as error:
-            problems.append(f"{side.name} has no average: {error}")
+            remarks.append(f"{side.name} has no average: {error}")
     metrics = {name: metric for row in reversed(rows) for name, metric in row.metrics.items()}
-    names_of_columns = dict.fromkeys(name for row in rows for name in row.metrics)
-    ordered = sorted(names_of_columns, key=lambda name: metrics[name].name == AVERAGE)
-    columns = [_column(name, rows, unlike) for name in ordered]
+    every = dict.fromkeys(name for row in rows for name in row.metrics)
+    columns = [_column(name, rows) for name in sorted(every, key=lambda name: metrics[name].name == AVERAGE)]
     has_seeds = any(len(side.runs) > 1 for side in benchmark.sides)
     lines = [
         Line(row.side.name * has_seeds, literal(row.label), len(row.side.runs) > 1, (), tuple(cells))
@@ -79,44 +87,34 @@ def benchmark_report(benchmark: PageBenchmark) -> Report:
         sections.append(Section(literal(name), "heading" if name else "line", tuple(members)))
     group = ColumnGroup((), tuple(literal(heading) for heading, _ in columns))
     table = Table("summary", (), literal("run"), (), (group,), tuple(sections))
-    return Report((table,), notes=(*_notes(benchmark, rows, table), *problems))
+    return Report((table,), notes=(*_notes(rule, rows, table), *remarks))
 
 
-def _metrics(benchmark: PageBenchmark, *runs: Run) -> dict[str, Metric]:
-    results = Summarised("", runs, benchmark.table_rule)
+def _metrics(rule: str | None, *runs: Run) -> dict[str, Metric]:
+    results = Summarised("", runs, rule)
     return results.metrics() | results.averages()
 
 
-def _differences(a: Side, b: Side, rule: str | None) -> str:
-    """Describe in which settings and documents two sides do not compare; empty if they do."""
-    pairs = [(mine, theirs) for mine, theirs in differences(a.runs[0], b.runs[0], rule) if mine.refused]
-    return "; ".join(f"{mine.name}: {theirs.value}, not {mine.value}" for mine, theirs in pairs)
-
-
-def _column(name: str, rows: Sequence[_Row], unlike: Collection[str]) -> tuple[str, list[Cell]]:
-    """Return heading and cells; the best as printed are bold, of single runs and averages that compare."""
+def _column(name: str, rows: Sequence[_Row]) -> tuple[str, list[Cell]]:
+    """Return heading and cells of a column; of rows that compete, if several do, the best as printed are bold."""
     metrics = {number: row.metrics[name] for number, row in enumerate(rows) if name in row.metrics}
     first, better = next(iter(metrics)), {metric.higher_is_better for metric in metrics.values()}
     is_average = metrics[first].name == AVERAGE
     heading = name if is_average else column_heading(rows[first].runs[0], [*metrics.values()])
     cells = [Cell(*formatted(metrics.get(number))) for number in range(len(rows))]
-    rivals: dict[int, float] = {}
-    for number, metric in metrics.items():
-        row = rows[number]
-        if row.runs == row.side.runs and row.side.name not in unlike and metric.value is not None:
-            rivals[number] = metric.value
+    rivals = {number: metric.value for number, metric in metrics.items()
+              if rows[number].competes and metric.value is not None}  # fmt: skip
     if len(rivals) > 1 and better in ({True}, {False}):
         best = cells[(max if better == {True} else min)(rivals, key=rivals.__getitem__)].value
-        for number in rivals:
-            cells[number] = cells[number]._replace(bold=cells[number].value == best)
+        cells = [cell._replace(bold=number in rivals and cell.value == best) for number, cell in enumerate(cells)]
     return heading, cells
 
 
-def _notes(benchmark: PageBenchmark, rows: Sequence[_Row], table: Table) -> Iterator[str]:
+def _notes(rule: str | None, rows: Sequence[_Row], table: Table) -> Iterator[str]:
     metrics = [metric for row in rows for metric in row.metrics.values()]
     measured = ", ".join(dict.fromkeys(metric.name for metric in metrics if metric.name != AVERAGE))
     yield f"{measured}; shares in %" if any(metric.whole for metric in metrics) else measured
-    if rules := dict.fromkeys(str(benchmark.table_rule or row.runs[0].rule) for row in rows if row.runs[0].rule):
+    if rules := dict.fromkeys(str(rule or row.runs[0].rule) for row in rows if row.runs[0].rule):
         yield f"rule: {', '.join(rules)}"
     if any(metric.stderr is not None for metric in metrics):
         over_seeds = "; of averages over seeds their standard deviation" * any(len(row.runs) > 1 for row in rows)

@@ -138,12 +138,11 @@ def _html(text: Text) -> str:
     return "".join(marked(span, _linked(span.text), _HTML) for span in text)
 
 
-_ADDRESS = re.compile(r"(https?://[^\s<>\"'()]*[^\s<>\"'().,;:])")
+_ADDRESS = re.compile(r"https?://(?:[\w/.?#@!$*+=%~,:;-]|&amp;)*[\w/#=-]")  # in escaped text
 
 
 def _linked(text: str) -> str:
-    parts = map(html.escape, _ADDRESS.split(text))  # every second one is an address
-    return "".join(f'<a href="{part}">{part}</a>' if number % 2 else part for number, part in enumerate(parts))
+    return _ADDRESS.sub(r'<a href="\g<0>">\g<0></a>', html.escape(text))
 
 
 _NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?%?")

@@ -158,28 +158,22 @@ def _named(given: str, root: Path) -> list[Run]:
     if matching := matching_runs(given, root):
         return [run if isinstance(run, Run) else load_run(run.folder) for run in matching]
     # Unlike `Path.is_dir`, false for a path that the file system rejects
-    if os.path.isdir(_path(given) or ""):  # noqa: PTH112
+    if os.path.isdir(os.path.expanduser(given)):  # noqa: PTH111, PTH112
         raise RunError(f"{given} is neither a run folder (it has no {MANIFEST}) nor the checkpoint of a run in {root}")
     raise UnknownNameError("run", given, [run.folder.name for run in scan(root)] or [f"none in {root}"])
 
 
 def matching_runs(given: str, root: Path) -> list[Run | DamagedRun]:
     """Return the runs in a folder whose checkpoint, id or folder's name a text may mean; damaged ones too."""
-    path, stored = _path(given), list(scan(root))
+    path, stored = None, list(scan(root))
+    with suppress(OSError, RuntimeError):
+        path = str(Path(given).expanduser().resolve())
     # A checkpoint that is here is meant itself, and no namesake
     is_here = path is not None and is_file(Path(path) / "config.json")
-    matched = (
-        [run for run in stored if matches(run, given, path)]
-        for matches in ((_is_at,) if is_here else (_is_at, _has_name, _begins))
-    )
-    return next(filter(None, matched), [])
-
-
-def _path(given: str) -> str | None:
-    """Return a text as an absolute path; None if it is none."""
-    with suppress(OSError, RuntimeError):
-        return str(Path(given).expanduser().resolve())
-    return None
+    for matches in (_is_at,) if is_here else (_is_at, _has_name, _begins):
+        if matching := [run for run in stored if matches(run, given, path)]:
+            return matching
+    return []
 
 
 def list_runs(root: Path | str = RUNS) -> list[Run]:

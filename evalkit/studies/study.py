@@ -126,11 +126,6 @@ class Study:
     tables: Mapping[str, StudyTable]
 
     @property
-    def name(self) -> str:
-        """Return the name of its file; of a file study.yaml, that of the folder."""
-        return printable(self.path.resolve().parent.name if self.path.stem == "study" else self.path.stem)
-
-    @property
     def runs(self) -> tuple[StudyRun, ...]:
         """Return every checkpoint on every benchmark; those of one checkpoint together."""
         return tuple(
