@@ -43,7 +43,7 @@ class PageBenchmark:
         return tuple(run for side in self.sides for run in side.runs)
 
 
-class _Row(NamedTuple):
+class _PageRow(NamedTuple):
     side: Side
     label: str
     runs: tuple[Run, ...]
@@ -56,7 +56,7 @@ class _Row(NamedTuple):
 
 def benchmark_report(benchmark: PageBenchmark) -> Report:
     """Return the table: the first metric of each task, and averages; the best are bold among rows that compare."""
-    rows, remarks = list[_Row](), list[str]()
+    rows, remarks = list[_PageRow](), list[str]()
     names, baseline, rule = iter(benchmark.names), benchmark.sides[0], benchmark.table_rule
     for side in benchmark.sides:
         several = len(side.runs) > 1
@@ -68,10 +68,10 @@ def benchmark_report(benchmark: PageBenchmark) -> Report:
         for run, name in zip(side.runs, names, strict=False):
             label = name.removesuffix(f" on {benchmark.title}")
             label = label.removeprefix(side.name).strip() if several else label
-            rows.append(_Row(side, label, (run,), not (several or unlike), _metrics(rule, run)))
+            rows.append(_PageRow(side, label, (run,), not (several or unlike), _metrics(rule, run)))
         try:
             check_uniform(side)
-            rows += [_Row(side, "average", side.runs, not unlike, _metrics(rule, *side.runs))] if several else []
+            rows += [_PageRow(side, "average", side.runs, not unlike, _metrics(rule, *side.runs))] if several else []
         except UsageError as error:
             remarks.append(f"{side.name} has no average: {error}")
     metrics = {name: metric for row in reversed(rows) for name, metric in row.metrics.items()}
@@ -95,7 +95,7 @@ def _metrics(rule: str | None, *runs: Run) -> dict[str, Metric]:
     return results.metrics() | results.averages()
 
 
-def _column(name: str, rows: Sequence[_Row]) -> tuple[str, list[Cell]]:
+def _column(name: str, rows: Sequence[_PageRow]) -> tuple[str, list[Cell]]:
     """Return heading and cells of a column; of rows that compete, if several do, the best as printed are bold."""
     metrics = {number: row.metrics[name] for number, row in enumerate(rows) if name in row.metrics}
     first, better = next(iter(metrics)), {metric.higher_is_better for metric in metrics.values()}
@@ -110,7 +110,7 @@ def _column(name: str, rows: Sequence[_Row]) -> tuple[str, list[Cell]]:
     return heading, cells
 
 
-def _notes(rule: str | None, rows: Sequence[_Row], table: Table) -> Iterator[str]:
+def _notes(rule: str | None, rows: Sequence[_PageRow], table: Table) -> Iterator[str]:
     metrics = [metric for row in rows for metric in row.metrics.values()]
     measured = ", ".join(dict.fromkeys(metric.name for metric in metrics if metric.name != AVERAGE))
     yield f"{measured}; shares in %" if any(metric.whole for metric in metrics) else measured
