@@ -134,6 +134,7 @@ def compare_pairing(pairing: Pairing, rule: str | None = None) -> Comparison:
         runs_a=tuple(str(run.folder) for run in pairing.a.runs),
         runs_b=tuple(str(run.folder) for run in pairing.b.runs),
         rule=rule,
+        own_rules=tuple(pairing.own_rules),
         measure=measure,
         tasks=tasks,
         averages=averages,

@@ -136,6 +136,8 @@ class Comparison:
     runs_a: tuple[str, ...]
     runs_b: tuple[str, ...]
     rule: str
+    own_rules: tuple[str, ...]
+    """The runs' own rules; without a requested one, `rule` is the first that all runs support."""
     measure: Measure
     tasks: tuple[TaskDifference, ...]
     averages: tuple[AverageDifference, ...]

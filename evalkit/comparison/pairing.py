@@ -72,13 +72,23 @@ class Pairing:
         return benchmark_of(first).label(first, task)
 
     def key(self, rule: str | None) -> str:
-        """Return the key of a rule or outcome (`outcome_key`), by default and for a margin the runs' own."""
+        """Return the key of a rule or outcome (`outcome_key`), by default and for a margin of the runs' own rule.
+
+        Of several own rules it is the first that all runs support. Raises `UsageError` if they have none in common.
+        """
         if rule not in (None, MARGIN):
             return rule
-        if len(rules := list(dict.fromkeys(graded.run.manifest["rule"] for graded in self.graded))) > 1:
-            listed, common = ", ".join(rules), ", ".join(_common([graded.rules for graded in self.graded]))
-            raise UsageError(f"the runs have different rules ({listed}); give --rule, of those of all runs: {common}")
-        return str(with_default_rule(rule, str(rules[0])))
+        rules = self.own_rules
+        if len(rules) > 1:
+            common = _common([graded.rules for graded in self.graded])
+            rules = [name for name in rules if name in common] or common
+        if not rules:
+            raise UsageError(f"the runs have different rules ({', '.join(self.own_rules)}), and none in common")
+        return str(with_default_rule(rule, rules[0]))
+
+    @property
+    def own_rules(self) -> list[str]:
+        return list(dict.fromkeys(str(graded.run.manifest["rule"]) for graded in self.graded))
 
     def alternatives(self, rule: str) -> list[str]:
         """Return the rules that all runs support and that measure the same as `rule`."""

@@ -179,9 +179,6 @@ compared("group-models", "Seeds of a group are of one model.",
 compared("group-checkpoint", "One checkpoint is not two seeds.",
     lambda bench: [bench.shared.other_run, "--group", _group(bench.shared.run, bench.folder_of(bench.score()))],
     "same checkpoint")  # fmt: skip
-compared("rules-differ", "Runs of two rules are compared under one.",
-    lambda bench: [bench.shared.run, bench.altered("b", lambda content: content.update(rule="acc"))],
-    "different rules")  # fmt: skip
 
 
 def _analyses(bench: Bench) -> list[object]:

@@ -53,14 +53,14 @@ def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
     others = [task for task in request.tasks if task not in default.tasks]
     if not others and request.include_path is None:
         return choose_tasks(default, request.tasks)
-    if request.template not in (None, "plain") or request.rule is not None or request.vary:
+    if request.template is not None or request.rule is not None or request.vary:
         if not request.tasks:
             raise UsageError("lm-eval's tasks must be named: --tasks sciq,arc_easy")
         return suite_of("tasks", request.tasks, request.include_path)
     why = f"{', '.join(others)}: not in suite {DEFAULT_SUITE}" if others else "--include-path"
     say(
-        f"{why}, so this runs lm-eval's tasks with their prompts and metrics; give --template inst or --rule to "
-        "run multiple-choice tasks with evalkit's"
+        f"{why}, so this runs lm-eval's tasks with their prompts and metrics; give --template plain or inst to run "
+        "multiple-choice tasks under every rule of evalkit"
     )
     return None
 
