@@ -63,8 +63,9 @@ def benchmark_report(benchmark: PageBenchmark) -> Report:
         unlike = [(a, b) for a, b in differences(baseline.runs[0], side.runs[0], rule) if a.refused]
         if unlike:
             listed = "; ".join(f"{a.name}: {b.value}, not {a.value}" for a, b in unlike)
-            remarks.append(f"{side.name} is measured differently than {baseline.name} ({listed}), so their numbers "
-                           "do not compare")  # fmt: skip
+            remarks.append(
+                f"{side.name} is measured differently than {baseline.name}, so the rows do not compare ({listed})"
+            )
         for run, name in zip(side.runs, names, strict=False):
             label = name.removesuffix(f" on {benchmark.title}")
             label = label.removeprefix(side.name).strip() if several else label
