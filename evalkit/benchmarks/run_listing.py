@@ -280,10 +280,9 @@ def formatted(metric: Metric | None) -> tuple[str, str]:
     """Return a number and its error as printed, shares in percent; a dash, and empty, where there is none."""
     if metric is None or metric.value is None:
         return "–", ""
-    error, whole = metric.stderr, metric.whole
-    if whole:
-        return percent(metric.value / whole), "" if error is None else percent(error / whole)
-    return fixed(metric.value, 4), "" if error is None else fixed(error, 4)
+    if whole := metric.whole:
+        return percent(metric.value / whole), "" if metric.stderr is None else percent(metric.stderr / whole)
+    return fixed(metric.value, 4), "" if metric.stderr is None else fixed(metric.stderr, 4)
 
 
 def _cell(metric: Metric | None, has_error: bool) -> str:

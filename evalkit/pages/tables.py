@@ -63,12 +63,9 @@ def benchmark_report(benchmark: PageBenchmark) -> Report:
         unlike = [(a, b) for a, b in differences(baseline.runs[0], side.runs[0], rule) if a.refused]
         if unlike:
             listed = "; ".join(f"{a.name}: {b.value}, not {a.value}" for a, b in unlike)
-            remarks.append(
-                f"{side.name} is measured differently than {baseline.name}, so the rows do not compare ({listed})"
-            )
+            remarks.append(f"{side.name} is not measured as {baseline.name}, so they do not compare ({listed})")
         for run, name in zip(side.runs, names, strict=False):
-            label = name.removesuffix(f" on {benchmark.title}")
-            label = label.removeprefix(side.name).strip() if several else label
+            label = name.removesuffix(f" on {benchmark.title}").removeprefix(side.name * several).strip()
             rows.append(_PageRow(side, label, (run,), not (several or unlike), _metrics(rule, run)))
         try:
             check_uniform(side)
@@ -100,8 +97,7 @@ def _column(name: str, rows: Sequence[_PageRow]) -> tuple[str, list[Cell]]:
     """Return heading and cells of a column; of rows that compete, if several do, the best as printed are bold."""
     metrics = {number: row.metrics[name] for number, row in enumerate(rows) if name in row.metrics}
     first, better = next(iter(metrics)), {metric.higher_is_better for metric in metrics.values()}
-    is_average = metrics[first].name == AVERAGE
-    heading = name if is_average else column_heading(rows[first].runs[0], [*metrics.values()])
+    heading = name if metrics[first].name == AVERAGE else column_heading(rows[first].runs[0], [*metrics.values()])
     cells = [Cell(*formatted(metrics.get(number))) for number in range(len(rows))]
     rivals = {number: metric.value for number, metric in metrics.items()
               if rows[number].competes and metric.value is not None}  # fmt: skip
@@ -121,8 +117,7 @@ def _notes(rule: str | None, rows: Sequence[_PageRow], table: Table) -> Iterator
         over_seeds = "; of averages over seeds their standard deviation" * any(len(row.runs) > 1 for row in rows)
         yield f"±: standard error over documents{over_seeds}"
     if any(cell.bold for line in table.lines for cell in line.cells):
-        compared = " of single runs and averages" * any(len(row.runs) > 1 for row in rows)
-        yield f"bold: the best{compared} of a column as printed; the comparisons say whether it is better than another"
+        yield "bold: the best model of a column as printed; the comparisons say whether it is better than another"
     if any(metric.official is False for metric in metrics):
         yield "*: not the official documents of the task"
     if any(metric.higher_is_better is False for metric in metrics):
