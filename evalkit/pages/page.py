@@ -77,7 +77,6 @@ def svg_of(draw: Callable[[Path], None]) -> str:
 _ASSETS = Path(__file__).parent / "assets"
 _TABULATOR = "vendor/tabulator.min"
 _PICTURE = "data:image/svg+xml;base64,"
-_SVG = re.compile(r"<svg\b[^>]*>")
 _DOCUMENT_SCRIPTS = ("blocks.js", "task.js", "filters.js", "table.js", "document.js", "controls.js", "explorer.js")
 """Scripts of the explorer, in the order of their definitions."""
 _COPIED: tuple[tuple[Format, str], ...] = (("latex", "LaTeX"), ("markdown", "Markdown"), ("csv", "CSV"))
@@ -117,7 +116,7 @@ def write_page(page: Page, path: Path) -> None:
     script = f'\n{library}\n(() => {{\n"use strict";\n{body}\n}})();\n'
     if _ENDS_SCRIPT.search(script):
         raise ValueError("a script of evalkit/pages/assets has '</script' or '<!--' in it")
-    dark = partial(_SVG.sub, rf'\g<0><style class="dark">{_asset("figure.css")}</style>', count=1)
+    dark = partial(re.sub, r"<svg\b[^>]*>", rf'\g<0><style class="dark">{_asset("figure.css")}</style>', count=1)
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True,
                               undefined=StrictUndefined)  # fmt: skip
     environment.filters["printable"] = printable

@@ -129,8 +129,7 @@ def contents_of_study(
         check_unique(sides)
         notes += [*results.unfinished(checkpoints, each), *results.changes(checkpoints, each)]
         curves = tuple(_trainings(results, checkpoints, each))
-        compared = with_default_rule(rule, each.rule)
-        pages.append(PageBenchmark(each.name, tuple(sides), tuple(names), compared, each.rule, curves))
+        pages.append(PageBenchmark(each.name, tuple(sides), tuple(names), with_default_rule(rule, each.rule), curves))
     if not any(page.sides for page in pages):
         raise UsageError(f"study {study.path}: no run is finished; run {results.remedy}")
     title = study.path.resolve().parent.name if study.path.stem == "study" else study.path.stem

@@ -33,14 +33,17 @@ class PageBenchmark:
     """Names of the sides' runs, in their order, unique in the page."""
     rule: str | None = None
     """Rule or outcome of the comparisons; None: the runs' own."""
-    table_rule: str | None = None
-    """Rule of the table; None: the runs' own."""
     trainings: tuple[StudyTraining, ...] = ()
     """Trainings with two finished steps or more, drawn as curves."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
         return tuple(run for side in self.sides for run in side.runs)
+
+    @property
+    def table_rule(self) -> str | None:
+        """Return the rule if all runs have results under it; None for their own rules."""
+        return self.rule if all(self.rule in run.stored.get("rules", ()) for run in self.runs) else None
 
 
 class _PageRow(NamedTuple):
@@ -63,7 +66,7 @@ def benchmark_report(benchmark: PageBenchmark) -> Report:
         unlike = [(a, b) for a, b in differences(baseline.runs[0], side.runs[0], rule) if a.refused]
         if unlike:
             listed = "; ".join(f"{a.name}: {b.value}, not {a.value}" for a, b in unlike)
-            remarks.append(f"{side.name} is not measured as {baseline.name}, so they do not compare ({listed})")
+            remarks.append(f"{side.name} is not measured as {baseline.name}, so it has no part in bold ({listed})")
         for run, name in zip(side.runs, names, strict=False):
             label = name.removesuffix(f" on {benchmark.title}").removeprefix(side.name * several).strip()
             rows.append(_PageRow(side, label, (run,), not (several or unlike), _metrics(rule, run)))

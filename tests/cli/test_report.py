@@ -50,11 +50,15 @@ def own_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def written(study: Path, rule: str | None = None) -> str:
+    path = study.with_suffix(".html")
+    write_report(contents_of_study(read_results(study), rule=rule), path, silent, with_documents=False)
+    return path.read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def page(own_study: Path) -> str:
-    path = own_study.with_suffix(".html")
-    write_report(contents_of_study(read_results(own_study)), path, silent, with_documents=False)
-    return path.read_text(encoding="utf-8")
+    return written(own_study)
 
 
 def table_of(page: str, number: int) -> dict[tuple[str, str], dict[str, Printed]]:
@@ -105,14 +109,17 @@ def test_the_page_of_a_study(evalkit: Command, own_study: Path, page: str) -> No
     assert "How it was made" not in "".join(parts[chapter] for chapter in chapters[:4])
 
 
-def test_averages_over_seeds_are_those_of_the_studys_table(evalkit: Command, own_study: Path, page: str) -> None:
+@pytest.mark.parametrize("rule", [None, "acc_norm"])
+def test_averages_over_seeds_are_those_of_the_studys_table(
+    rule: str | None, evalkit: Command, own_study: Path, page: str
+) -> None:
+    shown_page, options = (written(own_study, rule), ("--rule", rule)) if rule else (page, ())
     seeds = {model: [f"seed {seed + 1}" for seed in range(len(SHARES[model]))] for model in ("vanilla", "intg")}
     labels = [(model, label) for model, listed in seeds.items() for label in [*listed, "average"]]
-    for number, benchmark in enumerate(BENCHMARKS, 1):
-        shown = table_of(page, number)
+    for number, benchmark in enumerate(BENCHMARKS if rule is None else ["zs"], 1):
+        shown, words = table_of(shown_page, number), ("--study", own_study, "--benchmark", benchmark, *options)
         assert list(shown) == [*labels, ("", "cog")]
-        content = json.loads(evalkit("table", "--study", own_study, "--benchmark", benchmark, "--format", "json").out)
-        for model in content:
+        for model in json.loads(evalkit("table", *words, "--format", "json").out):
             row = shown["", "cog"] if model["model"] == "cog" else shown[model["model"], "average"]
             numbers = [(task["value"], task["stderr"]) for task in model["tasks"]]
             cells = [*row.values()][: len(numbers)]
@@ -123,6 +130,9 @@ def test_averages_over_seeds_are_those_of_the_studys_table(evalkit: Command, own
                 value, error = (number if number is None else 100 * number for number in pair)
                 assert float(cell.value) == pytest.approx(value, abs=0.0501)
                 assert cell.spread == "" if error is None else float(cell.spread) == pytest.approx(error, abs=0.0501)
+    if rule:
+        assert table_of(page, 1) != table_of(shown_page, 1)
+        return
     for model in seeds:  # by the runs' own files
         folders = (own_study.parent / "runs").glob(f"{model}-*/results.json")
         last = [average for path in folders for average in json.loads(path.read_text("utf-8"))["averages"][-1:]]

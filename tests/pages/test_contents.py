@@ -32,6 +32,7 @@ from evalkit.pages.documents import ABSENT, document_data, encoded
 from evalkit.pages.overview import figure_panels, result_panels
 from evalkit.pages.page import Panel
 from evalkit.pages.report import comparison_panels, contents_of_runs, curve_panel
+from evalkit.pages.tables import benchmark_report
 from evalkit.reporting.table import Cell, Table, plain
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import RESULTS, SCORES, Run, load_run
@@ -105,12 +106,13 @@ def test_the_best_is_bold_among_runs_that_are_measured_alike(tmp_path: Path) -> 
     for runs, bold in (
         ([a, b], "b"), ([a, c], "ac"), ([a, other, b, documents], "b"), ([a, other, c], "ac"), ([b, other], ""),
     ):  # fmt: skip
-        [summary], _ = results_of(runs, [run.model for run in runs])
-        [table], notes = summary.reports[0].tables, summary.reports[0].notes
+        [benchmark] = contents_of_runs(runs, given_names=[run.model for run in runs]).benchmarks
+        report = benchmark_report(benchmark)
+        [table], notes = report.tables, report.notes
         for column in zip(*(line.cells for line in table.lines), strict=True):
             assert [run.model for run, cell in zip(runs, column, strict=True) if cell.bold] == list(bold)
-        assert any("bold" in note for note in notes) == bool(bold)
-        differing = [note.partition(" ")[0] for note in notes if "do not compare" in note]
+        assert any(note.startswith("bold") for note in notes) == bool(bold)
+        differing = [note.partition(" ")[0] for note in notes if "no part in bold" in note]
         assert differing == [run.model for run in runs if run in (other, documents)]
     assert "bfloat16, not float32" in notes[-1]
 
