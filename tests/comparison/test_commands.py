@@ -25,7 +25,7 @@ def test_a_task_of_lm_eval_says_what_its_documents_share(checkpoint: Path, tmp_p
 
 
 def test_an_own_task_is_one_kind_of_run_under_any_template(checkpoint: Path, tmp_path: Path) -> None:
-    """Runs under `plain` and `inst` have different rules of their own; they are compared under one that both support."""
+    """Runs under `plain` and `inst` have different rules; they are compared under the first one that both support."""
     documents = [{"question": f"which {number}", "choices": ["a", "b"], "gold": number % 2} for number in range(9)]
     write_task(tmp_path / "tasks", CHOICE | {"task": "made_own", "metadata": {"version": 1.0}}, documents)
     options = {"include_path": tmp_path / "tasks", "tasks": "made_own", "progress": evalkit.Progress(live=False)}
