@@ -66,7 +66,7 @@ def benchmark_report(benchmark: PageBenchmark) -> Report:
         unlike = [(a, b) for a, b in differences(baseline.runs[0], side.runs[0], rule) if a.refused]
         if unlike:
             listed = "; ".join(f"{a.name}: {b.value}, not {a.value}" for a, b in unlike)
-            remarks.append(f"{side.name} is not measured as {baseline.name}, so it has no part in bold ({listed})")
+            remarks.append(f"{side.name} is not measured as {baseline.name}, so none of its numbers is bold ({listed})")
         for run, name in zip(side.runs, names, strict=False):
             label = name.removesuffix(f" on {benchmark.title}").removeprefix(side.name * several).strip()
             rows.append(_PageRow(side, label, (run,), not (several or unlike), _metrics(rule, run)))

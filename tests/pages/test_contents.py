@@ -112,7 +112,7 @@ def test_the_best_is_bold_among_runs_that_are_measured_alike(tmp_path: Path) -> 
         for column in zip(*(line.cells for line in table.lines), strict=True):
             assert [run.model for run, cell in zip(runs, column, strict=True) if cell.bold] == list(bold)
         assert any(note.startswith("bold") for note in notes) == bool(bold)
-        differing = [note.partition(" ")[0] for note in notes if "no part in bold" in note]
+        differing = [note.partition(" ")[0] for note in notes if "none of its numbers is bold" in note]
         assert differing == [run.model for run in runs if run in (other, documents)]
     assert "bfloat16, not float32" in notes[-1]
 
