@@ -300,12 +300,15 @@ def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths:
 
 
 def _without_others(given: Sequence[str]) -> list[str]:
-    """Leave out files and folders that are neither runs nor checkpoints, as a pattern may match; say so."""
+    """Leave out files and folders that are neither runs, checkpoints nor names of runs, as a pattern may match."""
+    from evalkit.runs.finding import matching_runs, root_of_runs
+    from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS
+
     kept = []
     for name in given:
-        path = Path(name)
-        is_known = path.suffix == ".gguf" or any((path / file).is_file() for file in ("manifest.json", "config.json"))
-        if is_known or not path.exists():
+        path, files = Path(name), (MANIFEST, RESULTS, JOURNAL, "config.json", "adapter_config.json")
+        is_known = path.suffix == ".gguf" or any((path / file).is_file() for file in files)
+        if is_known or not path.exists() or matching_runs(name, root_of_runs()):
             kept.append(name)
         else:
             say(f"left out: {name}: no run folder")
@@ -319,11 +322,11 @@ def report(
     groups: tuple[str, ...] = GROUPS,
     study: Path | None = STUDY,
     benchmark: str | None = typed_option(None, "Benchmark of the study.", "all"),
-    rule: str | None = option(None, "How answers are chosen in comparisons (evalkit ls rules).", "the runs' own"),
+    rule: str | None = option(None, "How answers are chosen, in tables too (evalkit ls rules).", "the runs' own"),
     outcome: str | None = OUTCOME,
     names: tuple[str, ...] | None = typed_option(None, "Names of RUNS in the page, separated by commas.",
                                                  "their models"),
-    title: str | None = typed_option(None, "Title of the page.", "the names of the runs"),
+    title: str | None = typed_option(None, "Title of the page.", "the study's name, or those of the runs"),
     without_documents: bool = typed_option(False, "Leave out the documents: a page of some 100 kB."),
     sample: int | None = typed_option(None, "At most this many random documents of each task.", "all",
                                       shows_least=True),
