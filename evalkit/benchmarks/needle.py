@@ -198,7 +198,7 @@ class Needle(generated.GeneratedBenchmark):
         ]
         return Report((table,), notes=notes, content=run_content(run), records=records)
 
-    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+    def figures(self, runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
         words = "Needles found in %, by length of the text and depth in it"
         return [
             RunFigure(f"heatmap-{run.manifest['id']}", f"{words}: {name}.", partial(draw_heatmap, run.stored))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,7 +83,7 @@ def compare(
         if curve:
             if results:
                 trainings = study_trainings(results, runs, measured)
-                curves = [curve_of(training.side, key, training.steps) for training in trainings]
+                curves = [curve_of(training.side, key, training.steps, training.model) for training in trainings]
                 notes += [note for training in trainings for note in training.notes]
             else:
                 curves = [curve_of(side, key) for side in find_trainings(source.named(runs, root))]
@@ -116,12 +117,13 @@ def figure(
     *,
     figure: str | None = argument(metavar="[NAME]", required=False),
     runs: tuple[str, ...] = RUNS,
+    groups: tuple[str, ...] = GROUPS,
     study: Path | None = STUDY,
     benchmark: str | None = BENCHMARK,
     every: bool = typed_option(False, "Every figure that the runs have measures for, as .pdf and .png in the folder "
                                "--output.", option="--all"),
     listed: bool = typed_option(False, "List the figures and their options.", option="--list"),
-    names: tuple[str, ...] | None = typed_option(None, "Names of the runs in the legend, separated by commas.",
+    names: tuple[str, ...] | None = typed_option(None, "Names in the legend, of runs and groups, separated by commas.",
                                                  "their models"),
     layers: tuple[str, ...] | None = option(None, "From 0, or from -1 for the last one backwards.", "all; bos: the "
                                             "last; position of several runs: first, middle, last", metavar="NUMBERS"),
@@ -134,9 +136,9 @@ def figure(
     """Draw finished runs of evalkit attention: the paper's figures and others. NAME is one of evalkit figure --list.
 
     RUNS are run folders, or ids, names or checkpoints of runs in results/runs or EVALKIT_OUTPUT (evalkit ls runs). With
-    --study they are names of its checkpoints, NAME or NAME@STEP; without any, all that are finished. The drawn numbers
-    are written beside the figure as .csv, shares as fractions. Notes below the figure state what lines and bands are
-    means and deviations of, and in what the runs differ besides their models.
+    --study they are names of its checkpoints, NAME or NAME@STEP; without any, all that are finished. Seeds of a model
+    are one line, their mean. The drawn numbers are written beside the figure as .csv, shares as fractions. Notes below
+    the figure state what lines and bands are means and deviations of, and in what the runs differ besides their models.
 
     \b
     evalkit figure entropy RUN_A RUN_B -o entropy.pdf              and entropy.csv
@@ -157,7 +159,7 @@ def figure(
         runs, figure = (figure, *runs), None
     request, source = (
         FigureRequest(parsed_layers(layers or ()), tasks or (), band, measure, paper),
-        Source(study, benchmark),
+        Source(study, benchmark, groups),
     )
     if figure is not None:
         request.check(figure)
@@ -169,7 +171,7 @@ def figure(
             raise UsageError(f"--output {path} is a file; --all needs a folder")
     else:
         raise UsageError(f"name a figure: {', '.join(KINDS)}; or give --all")
-    if not runs and study is None:
+    if not (runs or groups) and study is None:
         raise UsageError("name runs of evalkit attention (evalkit ls runs lists them), or --study FILE.yaml")
     with doing("reading runs"):
         analysed, notes = _analysed(runs, source, names, request)
@@ -185,7 +187,7 @@ def figure(
             _draw(name, analysed, drawn, [path / f"{name}{suffix}" for suffix in (".pdf", ".png")])
             written = True
         except UsageError as error:
-            say(f"left out: {name}: {error}")
+            say(f"{name}: not drawn, {error}")
     if not written:
         raise UsageError("the runs have the measures of no figure; see the reasons above")
 
@@ -194,13 +196,13 @@ def _analysed(
     given: tuple[str, ...], source: Source, names: tuple[str, ...] | None, request: FigureRequest
 ) -> tuple[list[AnalysedRun], list[str]]:
     from evalkit.benchmarks.attention.figure_runs import AnalysedRun, run_differences
-    from evalkit.comparison.sides import Side, check_unique, sides_of
+    from evalkit.comparison.sides import check_uniform, check_unique, sides_of
     from evalkit.studies.results import study_analyses
 
     sides: Sequence[Side]
     if source.results is None:
         named = source.named(given, usable=lambda run: run.kind == ATTENTION)
-        sides, notes = sides_of(named.singles, ()), tuple[str, ...]()
+        sides, notes = sides_of(named.singles, named.groups), tuple[str, ...]()
     else:
         analyses = study_analyses(source.results, given, source.benchmark)
         sides, notes = analyses.sides, analyses.notes
@@ -208,9 +210,13 @@ def _analysed(
         if len(names) != len(sides):
             known = ", ".join(side.name for side in sides)
             raise UsageError(f"--names has {len(names)} names for {len(sides)} runs ({known}); give as many")
-        sides = [Side(printable(name), side.runs) for name, side in zip(names, sides, strict=True)]
+        sides = [replace(side, name=printable(name)) for name, side in zip(names, sides, strict=True)]
     check_unique(sides)
-    analysed = [AnalysedRun(side.name, side.runs[0], request.tasks) for side in sides]
+    analysed = list[AnalysedRun]()
+    for side in sides:
+        check_uniform(side)
+        named_runs = zip(side.marks, side.runs, strict=True)
+        analysed += [AnalysedRun(f"{side.name}{mark}", run, request.tasks, side.name) for mark, run in named_runs]
     return analysed, [*notes, *(f"warning: {text[0].lower()}{text[1:]}" for text in run_differences(analysed))]
 
 

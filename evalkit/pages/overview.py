@@ -52,21 +52,21 @@ def _run_panel(run: Run, name: str) -> Panel:
     return Panel(address, title, (report,), panels=(*panels, _provenance_panel(run, f"{address}-made")))
 
 
-def figure_panels(runs: Sequence[Run], names: Sequence[str]) -> tuple[Panel, ...]:
+def figure_panels(runs: Sequence[Run], names: Sequence[str], models: Sequence[str] = ()) -> tuple[Panel, ...]:
     """Return a panel with the figures of each benchmark that has any; those that cannot be drawn are named."""
     panels = []
     for kind in dict.fromkeys(run.kind for run in runs):
-        members = [(run, name) for run, name in zip(runs, names, strict=True) if run.kind == kind]
+        members = [each for each in zip(runs, names, models or names, strict=True) if each[0].kind == kind]
         address, figures, problems = f"figures-{anchor(kind)}", [], []
         try:
-            drawn = benchmark_of(members[0][0]).figures([run for run, _ in members], [name for _, name in members])
+            drawn = benchmark_of(members[0][0]).figures(*zip(*members, strict=True))
         except EvalkitError as error:
             drawn, problems = [], [f"the figures cannot be drawn: {error}"]
         for figure in drawn:
             try:
                 figures.append(PageFigure(f"{address}-{figure.name}", figure.words, svg_of(figure.draw)))
             except EvalkitError as error:
-                problems.append(f"figure {figure.name} cannot be drawn: {error}")
+                problems.append(f"{figure.name}: not drawn, {error}")
         if figures or problems:
             reports = (Report((), notes=tuple(problems)),) if problems else ()
             panels.append(Panel(address, f"Figures of {kind}", reports, tuple(figures)))

@@ -26,7 +26,7 @@ from evalkit.comparison.sides import Group, Side, check_unique, names, sides_of
 from evalkit.data.sampling import DocumentSample
 from evalkit.display import doing
 from evalkit.errors import EvalkitError, RunError, UsageError
-from evalkit.escape import counted
+from evalkit.escape import counted, printable
 from evalkit.pages.documents import document_data
 from evalkit.pages.overview import by_suite, figure_panels, result_panels, sources_panel
 from evalkit.pages.page import Page, PageFigure, Panel, svg_of, write_page
@@ -143,7 +143,8 @@ def _trainings(
         for name, of_training in trainings(results.study, model):
             steps = [each.step for each in of_training if results.run(each, benchmark) and each.step is not None]
             if len(steps) > 1:
-                yield StudyTraining(Side(name, results.runs(of_training, benchmark)), tuple(steps), ())
+                side = Side(name, results.runs(of_training, benchmark))
+                yield StudyTraining(side, tuple(steps), (), printable(model))
 
 
 def write_report(
@@ -171,7 +172,8 @@ def write_report(
     with remembering():
         with doing("results"):
             panels = [result_panels(each, number) for number, each in enumerate(contents.benchmarks, 1)]
-            figures = figure_panels(runs, names)
+            models = [side.name for each in contents.benchmarks for side in each.sides for _ in side.runs]
+            figures = figure_panels(runs, names, models)
         with doing("comparisons"):
             several, numbered = len(contents.benchmarks) > 1, enumerate(contents.benchmarks, 1)
             compared = tuple(panel for number, each in numbered for panel in _compared(each, number, several))
@@ -205,7 +207,7 @@ def _compared(comparison: PageBenchmark, number: int, several: bool) -> Iterator
     if comparison.trainings:
         name = f"curves-{number}"
         try:
-            curves = [curve(training.side, comparison.rule, training.steps) for training in comparison.trainings]
+            curves = [curve(each.side, comparison.rule, each.steps, each.model) for each in comparison.trainings]
             yield curve_panel(curves, suite, name)
         except EvalkitError as error:
             yield Panel(name, "Training curves", (Report((), facts=(f"There are no curves: {error}",)),))

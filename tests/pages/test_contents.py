@@ -131,6 +131,14 @@ def test_a_figure_that_cannot_be_drawn_is_named(tmp_path: Path) -> None:
     assert {"1,000", "23,456", "100", "25"} <= drawn(needle.figures[0].svg)
 
 
+def test_seeds_share_a_line_and_a_figure_of_zeros_is_named(tmp_path: Path) -> None:
+    runs = [made_analysis(tmp_path, f"models/{name}", groups=("negative", "entropy"), unsigned=True) for name in "abc"]
+    [panel] = figure_panels(runs, ["x seed 1", "x seed 2", "y"], ["x", "x", "y"])
+    assert [figure.name.rpartition("-")[2] for figure in panel.figures] == ["entropy"]
+    assert {"x (2 seeds)", "y"} <= drawn(panel.figures[0].svg)
+    assert panel.reports[0].notes == ("negative: not drawn, no run has negative weights on BOS",)
+
+
 # Comparisons
 
 

@@ -218,7 +218,7 @@ def scores_by_length(
     return points
 
 
-def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
     figures = []
     for run, name in zip(runs, names, strict=True):
         words = f"Scores of the tasks of {run.suite} by the length of their documents, with standard errors: {name}."
