@@ -70,7 +70,7 @@ class ListedRun:
     imported: bool = False
     """Whether it was imported from another program's log, which has no journal."""
     journal: bool = True
-    """Whether the journal exists; no table can be recomputed without it."""
+    """Whether the journal exists, from which a missing table is rebuilt."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -227,7 +227,7 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
     averages = [next(reversed(entry.averages().values()), None) for entry in summarised]  # the last is that of all
     seeds = any(len(entry.runs) > 1 for entry in summarised)
     tasks = list(dict.fromkeys(task for firsts in metrics for task in firsts))
-    headers = ["checkpoint", *(["seeds"] if seeds else [])]
+    headers = ["model", "seeds"] if seeds else ["checkpoint"]
     for task in tasks:
         run = next(
             entry.runs[0] for entry, firsts in zip(summarised, metrics, strict=True) if entry.runs and task in firsts
@@ -259,12 +259,15 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
         ids, folders = [run.manifest["id"] for run in entry.runs], [str(run.folder) for run in entry.runs]
         about = {"model": entry.model, "state": entry.state, "message": entry.message,
                  "run": ", ".join(ids) or None, "folder": ", ".join(folders) or None}  # fmt: skip
-        of_all = average and {"name": average.task, "accuracy": average.value, "stderr": average.stderr}
-        content.append(about | {"tasks": [asdict(metric) for metric in firsts.values()], "average": of_all})
+        # A deviation over seeds is no standard error
+        kind, other = ("deviation", "stderr") if len(entry.runs) > 1 else ("stderr", "deviation")
+        of_tasks = [asdict(metric) | {kind: metric.stderr, other: None} for metric in firsts.values()]
+        of_all = average and {"name": average.task, "accuracy": average.value, kind: average.stderr, other: None}
+        content.append(about | {"tasks": of_tasks, "average": of_all})
         values = {task: metric.value for task, metric in firsts.items()}
         records.append(about | values | {"average": average and average.value})
-    count = sum(bool(entry.runs) for entry in summarised)
-    verdict = f"{count} of {len(summarised)} checkpoints are finished{_shared(summarised)}"
+    count = sum(entry.state == "finished" for entry in summarised)
+    verdict = f"{count} of {len(summarised)} {headers[0]}s are finished{_shared(summarised)}"
     table = simple_table(name, headers, rows)
     return Report((table,), (verdict,), notes=tuple(notes), content=content, records=records)
 

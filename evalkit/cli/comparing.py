@@ -13,7 +13,7 @@ import click
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.groups import KINDS, Band, FigureRequest, parsed_layers
 from evalkit.cli.parameters import argument, command, exclude, option, require, typed_option
-from evalkit.cli.running import BENCHMARK, GROUPS, OUTCOME, PLOT, RUNS_IN, STUDY, Printer, Source, say
+from evalkit.cli.running import BENCHMARK, GROUPS, OUTCOME, PLOT, RUNS_IN, STUDY, Printer, Source, named_run, say
 from evalkit.display import doing
 from evalkit.errors import UsageError
 from evalkit.escape import printable
@@ -65,7 +65,7 @@ def compare(
     from evalkit.comparison.curves import curve as curve_of
     from evalkit.comparison.curves import curve_report
     from evalkit.comparison.differences import exit_code
-    from evalkit.comparison.sides import find_trainings, sides_of
+    from evalkit.comparison.sides import find_trainings
     from evalkit.runs.score_table import outcome_key, with_default_rule
 
     exclude(curve=curve, fail_if_worse=fail_if_worse)
@@ -75,29 +75,22 @@ def compare(
         raise UsageError(f"--margin {margin}: is not a finite number")
     source, key, notes = Source(study, benchmark, groups), outcome_key(outcome, rule), list[str]()
     with doing("reading and comparing runs"):
-        if results := source.results:
-            from evalkit.studies.results import study_sides, study_trainings
-
-            measured = results.study.benchmark(source.benchmark)
-            key = with_default_rule(key, measured.rule)
-        if curve:
-            if results:
-                trainings = study_trainings(results, runs, measured)
-                curves = [curve_of(training.side, key, training.steps, training.model) for training in trainings]
-                notes += [note for training in trainings for note in training.notes]
-            else:
-                curves = [curve_of(side, key) for side in find_trainings(source.named(runs, root))]
-            shown = curve_report(curves)
-        else:
-            sides: Sequence[Side]
-            if results:
-                chosen = study_sides(results, runs, measured)
-                sides, notes = chosen.sides, [*chosen.notes]
-            else:
-                named = source.named(runs, root, is_strict=fail_if_worse)
-                sides = sides_of(named.singles, named.groups)
+        if not curve:
+            sides, key, notes = _sides(source, runs, root, key, is_strict=fail_if_worse)
             comparisons = compare_sides(sides, key)
             shown = comparison_report(comparisons)
+        elif results := source.results:
+            from evalkit.studies.results import study_trainings
+
+            measured = results.study.benchmark(source.benchmark)
+            trainings = study_trainings(results, runs, measured)
+            notes = [note for training in trainings for note in training.notes]
+            key = with_default_rule(key, measured.rule)
+            curves = [curve_of(training.side, key, training.steps, training.model) for training in trainings]
+        else:
+            curves = [curve_of(side, key) for side in find_trainings(source.named(runs, root))]
+        if curve:
+            shown = curve_report(curves)
     printer(shown.with_notes(tuple(notes)))
     if plot:
         from evalkit.comparison import plots
@@ -110,6 +103,83 @@ def compare(
         return 0
     # Percentage points for shares, else the measure's own unit
     return exit_code(comparisons, margin / (100 if comparisons[0].measure.is_share else 1))
+
+
+@command()
+def plan(
+    *,
+    runs: tuple[str, ...] = RUNS,
+    groups: tuple[str, ...] = GROUPS,
+    study: Path | None = STUDY,
+    benchmark: str | None = BENCHMARK,
+    rule: str | None = option(None, "How the answer is chosen (evalkit ls rules).", "the runs' own"),
+    outcome: str | None = OUTCOME,
+    difference: float | None = typed_option(None, "Expected difference: points, or the outcome's unit.",
+                                            "of two sides the observed one; else 1"),
+    discordant: float | None = typed_option(None, "Without two sides: documents that only one will get right, in %.",
+                                            "as of independent answers"),
+    accuracy: float | None = typed_option(None, "Without runs: of both sides, in %.", "50"),
+    printer: Printer,
+    root: Path | None = RUNS_IN,
+) -> None:  # fmt: skip
+    """Plan a comparison: the documents, the seeds and the outcome that a difference needs, before it is computed.
+
+    From two finished sides, named as for evalkit compare: of a small sample, or of similar checkpoints. Or from one
+    run, or none (the eight tasks), and a guess of how often both sides' answers differ.
+
+    \b
+    evalkit plan RUN_A RUN_B --difference 1
+    evalkit plan --group old=RUN,RUN,RUN --group new=RUN,RUN,RUN       also the number of seeds
+    evalkit plan RUN --discordant 15 --difference 1
+    evalkit plan --accuracy 40 --difference 2                          40 % right, answers independent
+    """
+    from evalkit.comparison.pairing import pair
+    from evalkit.comparison.planning import plan_guess, plan_pairing
+    from evalkit.runs.score_table import outcome_key
+
+    exclude(study=study, **{"in": root})
+    source, notes, is_guess = Source(study, benchmark, groups), list[str](), not (groups or study or len(runs) > 1)
+    if (discordant is not None and not is_guess) or (accuracy is not None and (runs or not is_guess)):
+        raise UsageError("--discordant and --accuracy are guesses of what runs show; leave them out")
+    with doing("reading runs"):
+        if not is_guess:
+            sides, key, notes = _sides(source, runs, root, outcome_key(outcome, rule))
+            if len(sides) != 2:
+                raise UsageError(f"a plan is about two sides; name two of {', '.join(side.name for side in sides)}")
+            pairing = pair(sides[0], sides[1], {})
+            if difference is not None and pairing.measure(pairing.key(key)).is_share:
+                difference /= 100
+            shown = plan_pairing(pairing, key, difference)
+        else:
+            require("two sides", False, outcome=outcome)
+            require("a run", bool(runs), rule=rule)
+            run = named_run(runs[0], root) if runs else None
+            share = None if discordant is None else discordant / 100
+            shown = plan_guess(
+                run,
+                rule,
+                (50 if accuracy is None else accuracy) / 100,
+                share,
+                (1 if difference is None else difference) / 100,
+            )
+    printer(shown.with_notes(tuple(notes)))
+
+
+def _sides(
+    source: Source, runs: Sequence[str], root: Path | None, key: str | None, is_strict: bool = False
+) -> tuple[Sequence[Side], str | None, list[str]]:
+    """Return the sides that a command names, the key under a study's default rule, and notes."""
+    from evalkit.comparison.sides import sides_of
+    from evalkit.runs.score_table import with_default_rule
+
+    if results := source.results:
+        from evalkit.studies.results import study_sides
+
+        measured = results.study.benchmark(source.benchmark)
+        chosen = study_sides(results, runs, measured)
+        return chosen.sides, with_default_rule(key, measured.rule), [*chosen.notes]
+    named = source.named(runs, root, is_strict=is_strict)
+    return sides_of(named.singles, named.groups), key, []
 
 
 @command()
