@@ -37,11 +37,11 @@ def models_report() -> Report:
             "layers": list(variant.layers), "of_layers": layers, "heads": heads, "signals": signals,
             "parameters": total,
         })  # fmt: skip
-        rows.append([model.name, shape.backbone, variant.name, f"{ranges}/{layers}" if variant.layers else "",
+        rows.append([model.name, variant.name, f"{ranges}/{layers}" if variant.layers else "",
                      model.description, f"{heads} × {signals}" if signals else str(heads), f"{total:,}"])  # fmt: skip
-    headers = ("name", "backbone", "attention", "layers", "of the paper's", "heads × signals", "parameters")
+    headers = ("name", "attention", "layers", "of the paper's", "heads × signals", "parameters")
     records = [record | {"layers": layer_ranges(record["layers"])} for record in content]
-    return Report((simple_table("models", headers, rows, texts=5),), content=content, records=records)
+    return Report((simple_table("models", headers, rows, texts=4),), content=content, records=records)
 
 
 def model_report(given: str) -> Report:
