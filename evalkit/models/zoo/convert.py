@@ -22,7 +22,7 @@ from evalkit.models.loading.fingerprint import Fingerprint, combine, fingerprint
 from evalkit.models.loading.locate import Checkpoint, silent
 from evalkit.models.variants.settings import DIFFERENTIAL
 from evalkit.models.zoo.named import new_folder
-from evalkit.models.zoo.readings import GivenReading, ScoredReading, Source, score_readings
+from evalkit.models.zoo.readings import GivenReading, ScoredReading, StoredModel, score_readings
 from evalkit.models.zoo.shapes import read_shape
 
 if TYPE_CHECKING:
@@ -94,11 +94,11 @@ def convert(
             weights = {name: stored.tensors[name] for name in names}
             with reading_as(checkpoint.given, "a checkpoint with one of the paper's attentions", CheckpointError):
                 if kind == "diffllama":
-                    source = Source("llama", weights, _config_from_diffllama(config), is_known=True)
+                    source = StoredModel("llama", weights, _config_from_diffllama(config), is_known=True)
                 elif layers := _layers_with_lambda(weights):
                     source = _read_authors(config, weights, layers, given)
                 else:
-                    source = Source(kind, weights, given.keys(checkpoint.given, kind, config))
+                    source = StoredModel(kind, weights, given.keys(checkpoint.given, kind, config))
                 reading = given.reading(source)
                 model_config, tensors = source.read(reading)
             _check_weights(checkpoint, model_config, tensors)
@@ -145,7 +145,7 @@ def _layers_with_lambda(weights: Weights) -> list[int]:
     return sorted(int(match[1]) for name in weights if (match := re.fullmatch(vector, name)))
 
 
-def _read_authors(config: dict[str, Any], weights: Weights, layers: list[int], given: GivenReading) -> Source:
+def _read_authors(config: dict[str, Any], weights: Weights, layers: list[int], given: GivenReading) -> StoredModel:
     """Return the keys of an evalkit config, and the weights under evalkit's names."""
     if given.variant not in (None, DIFFERENTIAL) or given.layers or given.signals or given.settings:
         raise UsageError("the weights have λ's vectors, so their layers are differential; leave out all but --rope, "
@@ -177,7 +177,7 @@ def _read_authors(config: dict[str, Any], weights: Weights, layers: list[int], g
         "diff_subln_eps": _SUBLN_EPS,
         "lambda_index": "absolute",
     }
-    return Source("llama", weights, keys, rope="interleaved")
+    return StoredModel("llama", weights, keys, rope="interleaved")
 
 
 def _check_weights(checkpoint: Checkpoint, config: Any, weights: Weights) -> None:

@@ -66,7 +66,7 @@ CLEAR = 3.0
 readings, 5 % by Bonferroni's bound are at 2.9 standard errors."""
 
 
-class Reading(NamedTuple):
+class WeightReading(NamedTuple):
     keys: dict[str, Any]
     """Attention settings of an evalkit config."""
     rope: Rope
@@ -107,14 +107,14 @@ class GivenReading:
         layers = upto_last(settings, layers_of(self.layers or "all", count), count)
         return kept | settings | {"attention_variant": self.variant, "variant_layers": layers}
 
-    def reading(self, source: Source) -> Reading:
+    def reading(self, source: StoredModel) -> WeightReading:
         rope = self.rope or source.rope
         keys = {key: source.keys[key] for key in ALL_KEYS if source.keys.get(key) is not None}
-        return Reading(keys, rope, self.vanilla_rope or rope)
+        return WeightReading(keys, rope, self.vanilla_rope or rope)
 
 
 @dataclass(frozen=True)
-class Source:
+class StoredModel:
     """A checkpoint whose weights have transformers' names."""
 
     backbone: str
@@ -125,7 +125,7 @@ class Source:
     is_known: bool = False
     """Whether its format leaves nothing open."""
 
-    def read(self, reading: Reading) -> tuple[Any, Weights]:
+    def read(self, reading: WeightReading) -> tuple[Any, Weights]:
         """Return config and weights of a reading in evalkit's format. Raises `ValueError` if it is impossible."""
         from transformers import AutoConfig
 
@@ -159,13 +159,13 @@ class Source:
                 heads = weights[name].unflatten(0, (-1, size // 2, 2))
                 weights[name] = heads.transpose(1, 2).flatten(0, 2).contiguous()
 
-    def others(self, reading: Reading) -> Iterator[Reading]:
+    def others(self, reading: WeightReading) -> Iterator[WeightReading]:
         """Yield the other readings of the same weights."""
         keys, variant = reading.keys, str(reading.keys["attention_variant"])
         choices, ropes = _CHOICES[variant], list(product(_ROPES, _ROPES))
         settings = [keys | dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
         if variant == DIFFERENTIAL:
-            yield from (Reading(chosen, *both) for chosen, both in product(settings, ropes) if not self.is_known)
+            yield from (WeightReading(chosen, *both) for chosen, both in product(settings, ropes) if not self.is_known)
             return
         if variant == INTEGRAL:
             settings += [keys | {"num_signals": signals} for signals in _SIGNALS]
@@ -177,7 +177,7 @@ class Source:
             own = attention_settings(other) | {"attention_variant": other, "variant_layers": keys["variant_layers"]}
             settings += [own | {"num_signals": signals} for signals in _SIGNALS] if other == INTEGRAL else [own]
         yield from (reading._replace(keys=chosen) for chosen in settings)
-        yield from (Reading(keys, *both) for both in ropes)
+        yield from (WeightReading(keys, *both) for both in ropes)
 
 
 def with_attention(
@@ -198,7 +198,7 @@ def with_attention(
     config = model.config.to_dict()
     given = GivenReading(variant, layers, signals, settings, rope, vanilla_rope)
     kind = str(config["model_type"])
-    source = Source(kind, model.state_dict(), given.keys(type(model).__name__, kind, config))
+    source = StoredModel(kind, model.state_dict(), given.keys(type(model).__name__, kind, config))
     try:
         return _built(*source.read(given.reading(source)), str(model.dtype).removeprefix("torch."))
     except ValueError as error:
@@ -206,7 +206,7 @@ def with_attention(
 
 
 class ScoredReading(NamedTuple):
-    reading: Reading
+    reading: WeightReading
     perplexity: float
     difference: float
     """Mean loss in nats per token, less that of the requested reading."""
@@ -228,7 +228,7 @@ class ScoredReading(NamedTuple):
 
 
 def score_readings(
-    name: str, source: Source, reading: Reading, folder: Path, text: Path | None, say: Say
+    name: str, source: StoredModel, reading: WeightReading, folder: Path, text: Path | None, say: Say
 ) -> list[ScoredReading]:
     """Compute the perplexity of a text under the requested reading, which is the first, and under all others.
 
