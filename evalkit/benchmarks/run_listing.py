@@ -247,9 +247,6 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
     notes += [f"{entry.model}: {entry.state}: {entry.message}" for entry in summarised if entry.message]
     notes += [f"{entry.model}: {note}" for entry in summarised for run in entry.runs for note in mixture(run.manifest)]
     every = [metric for firsts in metrics for metric in firsts.values()]
-    if errors:
-        notes.append("±: standard deviation over seeds, where there are several" if seeds else "±: standard error over "
-                     "documents")  # fmt: skip
     if any(metric.official is False for metric in every):
         notes.append("*: not the official documents of the task")
     if any(metric.higher_is_better is False for metric in every):
@@ -267,9 +264,15 @@ def summary_report(summarised: Sequence[Summarised], name: str = "summary", erro
         values = {task: metric.value for task, metric in firsts.items()}
         records.append(about | values | {"average": average and average.value})
     count = sum(entry.state == "finished" for entry in summarised)
-    verdict = f"{count} of {len(summarised)} {headers[0]}s are finished{_shared(summarised)}"
+    words = [
+        _shared(summarised),
+        f"{count} of {len(summarised)} {headers[0]}s are finished" if count < len(summarised) else "",
+        "means over seeds" if seeds else "",
+        f"±: {'standard deviation over seeds' if seeds else 'standard error over documents'}" if errors else "",
+    ]
     table = simple_table(name, headers, rows)
-    return Report((table,), (verdict,), notes=tuple(notes), content=content, records=records)
+    caption = f"{'; '.join(filter(None, words))}."
+    return Report((table,), (caption,), notes=tuple(notes), content=content, records=records)
 
 
 def column_heading(run: Run, metrics: Sequence[Metric]) -> str:
@@ -303,11 +306,13 @@ def _labels(models: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _shared(summarised: Sequence[Summarised]) -> str:
-    """Describe what all runs share: the suite and, where rules apply, template and rule."""
+    """Describe what all runs share: the suite and, where rules apply, template and rule; else the metrics."""
     for entry in summarised:
         for run in entry.runs[:1]:
             several = "prompts" in run.manifest["specification"]
             prompts = f"mean over {run.template} and other prompts" if several else f"{run.template} prompts"
-            by_rule = f", {prompts}, rule {entry.rule or run.rule}" if "rules" in run.stored else ""
-            return f" on {run.suite}{by_rule}"
+            if "rules" in run.stored:
+                return f"{run.suite}, {prompts}, rule {entry.rule or run.rule}"
+            measured = dict.fromkeys(metric.name for metric in entry.metrics().values())
+            return f"{run.suite}: {', '.join(measured)}"
     return ""

@@ -218,6 +218,8 @@ def _compute(current: OpenRun, progress: Progress, holder: ModelHolder) -> None:
         computer = kind.computer(kind.setup(plan), loaded, current.budget(), progress.say)
         facts = current.start(Prepared(computer.facts, computer.about, computer.place(), loaded.tokenizer))
         planned = current.batches(facts, loaded.tokenizer)
+    if planned.done:
+        progress.say(f"continuing an interrupted run, of which {planned.done / planned.total:.0%} is done")
     progress.start(planned.total, planned.done)
     task = None
     with closing(planned.batches) as batches:

@@ -66,6 +66,7 @@ def run(
     evalkit run CKPT --workers 8                                    by eight GPUs, or shares of the cores
     evalkit run --watch TRAINING --sample 200 --plot curve.png      each checkpoint of a training, as it appears
     """
+    from evalkit.benchmarks.multiple_choice.suites import load_suite
     from evalkit.benchmarks.registry import benchmark, benchmark_of
     from evalkit.cli.lm_eval import with_model_args, with_task_files
 
@@ -77,6 +78,9 @@ def run(
     if model_args and checkpoints:
         raise UsageError(f"--model-args {model_args} and {checkpoints[0]} both name a checkpoint; give one")
     model, options = with_model_args(model, model_args, with_task_files(options))
+    in_suite = model_args and not any(options[name] for name in ("template", "rule", "suite", "include_path"))
+    if in_suite and {*options["tasks"]} <= {*load_suite("zeroshot8").tasks}:
+        running.say("suite zeroshot8 has the paper's prompt and rule; lm-eval's are --template plain --rule acc_norm")
     exclude(watch=watching.watch, dry_run=dry, show_prompts=show_prompts or None)
     exclude(watch=watching.watch, name=options["name"])
     if watching.watch is not None:

@@ -183,9 +183,14 @@ def _sides(
     if results := source.results:
         from evalkit.studies.results import study_sides
 
-        measured = results.study.benchmark(source.benchmark)
+        name, notes = source.benchmark, list[str]()
+        choices = [each.name for each in results.study.benchmarks if each.kind != ATTENTION]
+        if name is None and key is None and len(choices) == 1 < len(results.study.benchmarks):
+            [name] = choices  # attention has no measure by default
+            notes = [f"benchmark {name}; --benchmark chooses another"]
+        measured = results.study.benchmark(name)
         chosen = study_sides(results, runs, measured)
-        return chosen.sides, with_default_rule(key, measured.rule), [*chosen.notes]
+        return chosen.sides, with_default_rule(key, measured.rule), [*notes, *chosen.notes]
     named = source.named(runs, root, is_strict=is_strict)
     return sides_of(named.singles, named.groups), key, []
 
@@ -310,7 +315,7 @@ def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths:
 def _without_others(given: Sequence[str]) -> list[str]:
     """Leave out files and folders that are neither runs, checkpoints nor names of runs, as a pattern may match."""
     from evalkit.runs.finding import matching_runs, root_of_runs
-    from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS
+    from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, is_file
 
     kept = []
     for name in given:
@@ -319,7 +324,8 @@ def _without_others(given: Sequence[str]) -> list[str]:
         if is_known or not path.exists() or matching_runs(name, root_of_runs()):
             kept.append(name)
         else:
-            say(f"left out: {name}: no run folder")
+            inside = any(is_file(child / MANIFEST) for child in path.iterdir()) if path.is_dir() else False
+            say(f"left out: {name}: no run folder" + f"; for the runs in it give {name.rstrip('/')}/*" * inside)
     return kept
 
 

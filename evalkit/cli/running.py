@@ -75,9 +75,12 @@ def checkpoints_of(given: Sequence[str], model: str | None) -> tuple[str, ...]:
 
 def named_run(given: str, root: Path | None = None, usable: Callable[[Run], bool] = lambda _: True) -> Run:
     """Return the finished run that a command's RUN names, the only usable one, in a folder of runs or the default."""
-    from evalkit.runs.finding import find_run, root_of_runs
+    from evalkit.runs.finding import find_run, is_completed, root_of_runs
 
-    return find_run(given, root or root_of_runs(), usable)
+    run = find_run(given, root or root_of_runs(), usable)
+    if is_completed(run, given):
+        say(f"{given}: {run.folder.name}")
+    return run
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from evalkit.benchmarks.outcomes import CONTENT, Comparable, Label, Measure
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
-from evalkit.runs.folder import Run
+from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.score_table import CLUSTER, MARGIN, with_default_rule
 from evalkit.runs.traits import is_imported, unofficial
 from evalkit.stats.estimates import Codes, Floats
@@ -137,7 +137,9 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
     for run in runs:
         if run.suite != runs[0].suite:
             suites = f"suite {runs[0].suite} and run {run.folder.name} of {run.suite}"
-            raise UsageError(f"run {runs[0].folder.name} is of {suites}; compare runs of one suite")
+            advice = "; with --template plain, lm-eval's prompt, a task is of suite tasks, too"
+            advice *= {run.suite, runs[0].suite} == {LM_EVAL, "tasks"}
+            raise UsageError(f"run {runs[0].folder.name} is of {suites}; compare runs of one suite{advice}")
         if str(run.folder) not in graded:
             graded[str(run.folder)] = benchmark_of(run).comparable(run)
     of_runs = tuple(graded[str(run.folder)] for run in runs)

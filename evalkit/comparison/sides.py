@@ -18,7 +18,7 @@ from evalkit.benchmarks.differences import differences
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.escape import printable
 from evalkit.inputs.reading import MOST_TEXT_BYTES, read_json
-from evalkit.runs.finding import find_runs, is_generic, only_run, settings_words
+from evalkit.runs.finding import find_runs, is_completed, is_generic, only_run, settings_words
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, checkpoint_of, model_differences, same_checkpoint
 
@@ -98,9 +98,10 @@ def find_alike(
     chosen = dict(zip(names, _alike([*matching.values()]), strict=True))
     notes = []
     for name, run in chosen.items():
-        if others := len(matching[name]) - 1:
+        others = len(matching[name]) - 1
+        if others or is_completed(run, name):
             about = ", ".join(filter(None, (run.suite, *settings_words(run))))
-            notes.append(f"{name}: {run.folder.name} ({about}), of {others + 1} runs that match")
+            notes.append(f"{name}: {run.folder.name} ({about})" + f", of {others + 1} runs that match" * bool(others))
     of_groups: list[Group] = [(name, [chosen[member] for member in members]) for name, members in read]
     return NamedRuns([chosen[name] for name in given], of_groups, notes)
 
@@ -168,13 +169,7 @@ def check_unique(sides: Sequence[Side]) -> None:
 
 def names(runs: Sequence[Run]) -> list[str]:
     """Return a unique name for each run: its model, with the settings that distinguish runs of models of that name."""
-    models, settings = [], []
-    for run in runs:
-        parts = [part for part in str(run.manifest["model"]).rstrip("/").split("/") if part]
-        # The last part of a folder or hub name, with its parent if that is a step or a common word
-        count = 2 if len(parts) > 1 and (is_generic(parts[-1]) or step_in(parts[-1]) is not None) else 1
-        models.append(run.manifest.get("name") or "/".join(parts[-count:]) or run.folder.name)
-        settings.append(settings_words(run))
+    models, settings = _model_names(runs), list(map(settings_words, runs))
     unique = []
     for model, mine in zip(models, settings, strict=True):
         alike = zip(*(theirs for other, theirs in zip(models, settings, strict=True) if other == model), strict=True)
@@ -182,6 +177,23 @@ def names(runs: Sequence[Run]) -> list[str]:
         unique.append(printable(" ".join([model, *differing])))
     ids = [run.manifest["id"] for run in runs]
     return [name if unique.count(name) == 1 else f"{name} {ids[n]}" for n, name in enumerate(unique)]
+
+
+def _model_names(runs: Sequence[Run]) -> list[str]:
+    """Return each run's given name, or the last parts of its checkpoint's path, as many as tell checkpoints apart.
+
+    A seed, a step or a common word is no name without its parent.
+    """
+    paths = [tuple(part for part in str(run.manifest["model"]).split("/") if part) for run in runs]
+    shown = []
+    for run, path in zip(runs, paths, strict=True):
+        others = [other for other in paths if other != path]
+        counts = range(1, len(path) + 1)
+        named = (path[-n:] for n in counts if not (is_generic(path[-n]) or step_in(path[-n]) is not None))
+        count = len(next(named, path[-2:]))
+        count = next((n for n in counts if n >= count and all(other[-n:] != path[-n:] for other in others)), count)
+        shown.append(run.manifest.get("name") or "/".join(path[-count:]) or run.folder.name)
+    return shown
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from evalkit.models.loading.locate import Checkpoint
 
 _GENERIC = re.compile(
-    r"(best|checkpoints?|ckpts?|epoch|final|global|hf|iter(ation)?|last|latest|main|models?|outputs?|step|weights"
+    r"(best|checkpoints?|ckpts?|epoch|final|global|hf|iter(ation)?|last|latest|main|models?|outputs?|seed|step|weights"
     r"|\d+[km]?|[-_=.])*",
     re.IGNORECASE,
 )
-"""Folder names that do not identify a training: steps, and words for any checkpoint."""
+"""Folder names that do not identify a training: seeds, steps, and words for any checkpoint."""
 _MOST_LISTED = 10
 _ID_SHOWN = 7
 
@@ -176,6 +176,12 @@ def matching_runs(given: str, root: Path) -> list[Run | DamagedRun]:
     return []
 
 
+def is_completed(run: Run, given: str) -> bool:
+    """Return whether a name is only the beginning of the name of a run's folder, which may be another's than meant."""
+    is_whole = run.folder.name == given or _has_name(run, given, None)
+    return run.folder.name.startswith(given) and not is_whole
+
+
 def list_runs(root: Path | str = RUNS) -> list[Run]:
     """Return all readable runs in a folder, finished or not, sorted by name."""
     return [run for run in scan(values.path("folder of runs", root)) if isinstance(run, Run)]
@@ -205,7 +211,7 @@ def _is_at(run: Run | DamagedRun, _: str, path: str | None) -> bool:
 
 
 def _has_name(run: Run | DamagedRun, given: str, _: str | None) -> bool:
-    """Return whether a run is of the checkpoint with a name, or with its last part."""
+    """Return whether a run is of the checkpoint with a name, or with the last parts of its path or name."""
     if isinstance(run, DamagedRun):
         return False
     model, local = run.manifest["model"].rstrip("/"), run.manifest.get("path")
@@ -213,7 +219,8 @@ def _has_name(run: Run | DamagedRun, given: str, _: str | None) -> bool:
     if local is None:  # of the hub: also without its revision, and with its commit
         name = model.partition("@")[0]
         names |= {name, f"{name}@{run.manifest['revision']}"}
-    return given.rstrip("/") in names
+    name = given.rstrip("/")
+    return name in names or (local is not None and bool(name) and local.endswith(f"/{name}"))
 
 
 def _begins(run: Run | DamagedRun, given: str, _: str | None) -> bool:

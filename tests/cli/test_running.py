@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_run_on_several_checkpoints_has_a_line_for_each(files: Path, evalkit: Co
     assert not Path("adhoc").exists()
     pattern = files / "train" / "diff-seed2" / "checkpoint-*"
     outcome = evalkit("run", "--model", pattern, *options)
-    assert (outcome.code, "2 of 2 checkpoints are finished on zeroshot8" in outcome.out) == (0, True), outcome.err
+    assert (outcome.code, "zeroshot8, inst prompts, rule ppl." in outcome.out) == (0, True), outcome.err
     lines = [line.split() for line in outcome.out.splitlines() if "checkpoint-" in line]
     assert [line[0] for line in lines] == ["checkpoint-5", "checkpoint-10"]
     for line in lines:
@@ -100,3 +101,18 @@ def test_a_run_under_a_name(files: Path, evalkit: Command) -> None:
     assert outputs[0] == outputs[1] and "second" in outputs[0] and "the first/try" in outputs[0]
     assert "the first/try" in evalkit("ls", "runs", "--in", "runs").out
     complains(evalkit("run", files / "vanilla", files / "intg-seed1", *options, "--name", "both"), 2, "--name")
+
+
+def test_names_of_seeds_and_beginnings(files: Path, evalkit: Command, tmp_path: Path) -> None:
+    """Seeds of two models in folders of the same names are told apart; a name that is completed is reported."""
+    options: list[Any] = ["--data-dir", files / "documents", "--allow-unofficial-data", "--output", "runs",
+                          "--tasks", "piqa,boolq", "--dtype", "float32", "--device", "cpu", "--limit", 3]  # fmt: skip
+    for name, source in (("alpha", "vanilla"), ("beta", "intg-seed1")):
+        shutil.copytree(files / source, tmp_path / name / "seed1" / "model")
+        outcome = evalkit("run", tmp_path / name / "seed1" / "model", *options)
+        assert outcome.code == 0
+    first = evalkit("compare", "alpha/seed1/model", "beta/seed1/model", "--in", "runs")
+    assert first.code == 0 and "alpha/seed1/model:" not in first.err
+    assert "beta/seed1/model" in first.out.splitlines()[0] and "alpha/seed1/model" in first.out
+    completed = evalkit("compare", "alpha", "beta-seed1", "--in", "runs")
+    assert completed.out == first.out and "alpha: alpha-seed1-model-zeroshot8" in completed.err
