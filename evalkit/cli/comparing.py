@@ -17,6 +17,7 @@ from evalkit.cli.running import BENCHMARK, GROUPS, OUTCOME, PLOT, RUNS_IN, STUDY
 from evalkit.display import doing
 from evalkit.errors import UsageError
 from evalkit.escape import printable
+from evalkit.reporting.figures import Size
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.figure_runs import AnalysedRun
@@ -200,15 +201,18 @@ def figure(
     tasks: tuple[str, ...] | None = option(None, "Documents of these tasks only.", "all", metavar="NAMES"),
     band: Band | None = typed_option(None, "What the standard deviation is over.", "the paper's of each figure"),
     measure: str | None = typed_option(None, "Of bos, negative, rank and heatmap: another measure (see --list)."),
-    paper: bool = typed_option(False, "Of entropy and categories: the paper's definition alone."),
+    paper: bool = typed_option(False, "The paper's definition alone; with --all only the paper's figures."),
+    size: Size | None = typed_option(None, "Width of print: 3.3 or 6.9 inches.", "that of the panels"),
+    with_notes: bool = typed_option(False, "Print the caption below the figure too.", option="--notes"),
     output: Path | None = typed_option(None, "File .pdf, .png or .svg; with --all a folder.", "NAME.pdf", short="-o"),
 ) -> None:  # fmt: skip
     """Draw finished runs of evalkit attention: the paper's figures and others. NAME is one of evalkit figure --list.
 
     RUNS are run folders, or ids, names or checkpoints of runs in results/runs or EVALKIT_OUTPUT (evalkit ls runs). With
     --study they are names of its checkpoints, NAME or NAME@STEP; without any, all that are finished. Seeds of a model
-    are one line, their mean. The drawn numbers are written beside the figure as .csv, shares as fractions. Notes below
-    the figure state what lines and bands are means and deviations of, and in what the runs differ besides their models.
+    are one line, their mean. Beside the figure are written the drawn numbers, as .csv with shares as fractions, and a
+    caption for LaTeX, NAME-caption.tex: what lines and bands are means and deviations of, and in what the runs differ
+    besides their models.
 
     \b
     evalkit figure entropy RUN_A RUN_B -o entropy.pdf              and entropy.csv
@@ -216,12 +220,13 @@ def figure(
     evalkit figure heatmap RUN --measure distance -o distance.png
     evalkit figure categories --paper --study study.yaml -o categories.pdf
     evalkit figure --all RUN_A RUN_B -o figures/
+    evalkit figure --all --paper --study study.yaml --size column -o figures/
     """
     from evalkit.reporting.figures import check_figure_path
 
     if listed:
         for name, kind in KINDS.items():
-            click.echo(f"{name:<11} {kind.words}")
+            click.echo(f"{name:<11} {kind.words}{f' (the paper: {kind.paper})' * bool(kind.paper)}")
             if kind.measures:
                 click.echo(f"{'':<11} --measure {', '.join(kind.measures)}")
         return
@@ -235,7 +240,7 @@ def figure(
         request.check(figure)
         check_figure_path(path := output or Path(f"{figure}.pdf"))
     elif every:
-        exclude(all=True, measure=measure, paper=paper)
+        exclude(all=True, measure=measure)
         require("--output FOLDER", output is not None, all=True)
         if (path := output or Path()).exists() and not path.is_dir():
             raise UsageError(f"--output {path} is a file; --all needs a folder")
@@ -248,13 +253,16 @@ def figure(
     for note in notes:
         say(note)
     if figure is not None:
-        _draw(figure, analysed, request, [path])
+        _draw(figure, analysed, request, [path], size, with_notes)
         return
     written = False
     for name, kind in KINDS.items():
-        drawn = FigureRequest(request.layers, request.tasks, request.band if kind.band else None)
+        if paper and not kind.paper:
+            continue
+        drawn = replace(request, band=request.band if kind.band else None)
         try:
-            _draw(name, analysed, drawn, [path / f"{name}{suffix}" for suffix in (".pdf", ".png")])
+            files = [path / f"{name}{suffix}" for suffix in (".pdf", ".png")]
+            _draw(name, analysed, drawn, files, size, with_notes)
             written = True
         except UsageError as error:
             say(f"{name}: not drawn, {error}")
@@ -290,11 +298,13 @@ def _analysed(
     return analysed, [*notes, *(f"warning: {text[0].lower()}{text[1:]}" for text in run_differences(analysed))]
 
 
-def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths: list[Path]) -> None:
+def _draw(
+    name: str, analysed: list[AnalysedRun], request: FigureRequest, paths: list[Path], size: Size | None, notes: bool
+) -> None:
     from evalkit.benchmarks.attention.figures import make, write
 
     with doing(f"figure {name}"):
-        files = write(make(name, analysed, request), analysed, paths)
+        files = write(make(name, analysed, request), analysed, paths, size, notes)
     for path in files:
         click.echo(printable(str(path)))
 

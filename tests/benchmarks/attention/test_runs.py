@@ -30,7 +30,7 @@ from tests.benchmarks.attention.made import made_run
 from tests.models.variants.building import VARIANTS, model_of
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
-WITHOUT_TAGGER = "bos,entropy,negative,sink,distance,similarity,rank,all_tokens"
+WITHOUT_TAGGER = "bos,bos_tokens,entropy,negative,sink,distance,similarity,rank,all_tokens"
 
 
 def checkpoint_of(variant: str, folder: Path) -> Path:
@@ -80,8 +80,9 @@ def test_every_value_equals_that_of_whole_maps_in_float64(run: Run, documents: P
                 expected = plainly.measures(seen.numpy(), None, [], sequence.last, sequence.bos)
                 for name, values in expected.items():
                     measure = name.removesuffix("_by_position")
-                    for power, column in enumerate(values.T) if name != measure else [(None, values)]:
-                        position = 0 if power is None else 2**power
+                    for number, column in enumerate(values.T) if name != measure else [(None, values)]:
+                        each = measure == "bos_token"
+                        position = 0 if number is None else 1 + number if each else 2**number
                         own = rows[batch.task, sequence.doc_id, layer, measure, position]
                         np.testing.assert_allclose(own, column, rtol=2e-4, atol=2e-6, err_msg=f"{name}, layer {layer}")
                         compared[measure] = compared.get(measure, 0) + len(own)
