@@ -203,16 +203,15 @@ def figure(
     measure: str | None = typed_option(None, "Of bos, negative, rank and heatmap: another measure (see --list)."),
     paper: bool = typed_option(False, "The paper's definition alone; with --all only the paper's figures."),
     size: Size | None = typed_option(None, "Width of print: 3.3 or 6.9 inches.", "that of the panels"),
-    with_notes: bool = typed_option(False, "Print the caption below the figure too.", option="--notes"),
+    notes: bool = typed_option(False, "Print the caption below the figure too."),
     output: Path | None = typed_option(None, "File .pdf, .png or .svg; with --all a folder.", "NAME.pdf", short="-o"),
 ) -> None:  # fmt: skip
     """Draw finished runs of evalkit attention: the paper's figures and others. NAME is one of evalkit figure --list.
 
     RUNS are run folders, or ids, names or checkpoints of runs in results/runs or EVALKIT_OUTPUT (evalkit ls runs). With
     --study they are names of its checkpoints, NAME or NAME@STEP; without any, all that are finished. Seeds of a model
-    are one line, their mean. Beside the figure are written the drawn numbers, as .csv with shares as fractions, and a
-    caption for LaTeX, NAME-caption.tex: what lines and bands are means and deviations of, and in what the runs differ
-    besides their models.
+    are one line, their mean. Beside the figure are written its numbers, as .csv with shares as fractions, and a caption,
+    NAME-caption.tex: what lines and bands are, and in what the runs differ besides their models.
 
     \b
     evalkit figure entropy RUN_A RUN_B -o entropy.pdf              and entropy.csv
@@ -233,7 +232,7 @@ def figure(
     if every and figure is not None:
         runs, figure = (figure, *runs), None
     request, source = (
-        FigureRequest(parsed_layers(layers or ()), tasks or (), band, measure, paper),
+        FigureRequest(parsed_layers(layers or ()), tasks or (), band, measure, paper, size, notes),
         Source(study, benchmark, groups),
     )
     if figure is not None:
@@ -249,20 +248,17 @@ def figure(
     if not (runs or groups) and study is None:
         raise UsageError("name runs of evalkit attention (evalkit ls runs lists them), or --study FILE.yaml")
     with doing("reading runs"):
-        analysed, notes = _analysed(runs, source, names, request)
-    for note in notes:
-        say(note)
+        analysed, remarks = _analysed(runs, source, names, request)
+    for remark in remarks:
+        say(remark)
     if figure is not None:
-        _draw(figure, analysed, request, [path], size, with_notes)
+        _draw(figure, analysed, request, [path])
         return
     written = False
-    for name, kind in KINDS.items():
-        if paper and not kind.paper:
-            continue
+    for name, kind in ((name, kind) for name, kind in KINDS.items() if kind.paper or not paper):
         drawn = replace(request, band=request.band if kind.band else None)
         try:
-            files = [path / f"{name}{suffix}" for suffix in (".pdf", ".png")]
-            _draw(name, analysed, drawn, files, size, with_notes)
+            _draw(name, analysed, drawn, [path / f"{name}{suffix}" for suffix in (".pdf", ".png")])
             written = True
         except UsageError as error:
             say(f"{name}: not drawn, {error}")
@@ -298,13 +294,11 @@ def _analysed(
     return analysed, [*notes, *(f"warning: {text[0].lower()}{text[1:]}" for text in run_differences(analysed))]
 
 
-def _draw(
-    name: str, analysed: list[AnalysedRun], request: FigureRequest, paths: list[Path], size: Size | None, notes: bool
-) -> None:
+def _draw(name: str, analysed: list[AnalysedRun], request: FigureRequest, paths: list[Path]) -> None:
     from evalkit.benchmarks.attention.figures import make, write
 
     with doing(f"figure {name}"):
-        files = write(make(name, analysed, request), analysed, paths, size, notes)
+        files = write(make(name, analysed, request), analysed, paths)
     for path in files:
         click.echo(printable(str(path)))
 

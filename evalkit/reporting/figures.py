@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -174,9 +175,9 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 Size = Literal["column", "page"]
 """Width of a printed figure."""
-_INCHES: dict[Size | None, float] = {"column": 3.3, "page": 6.9}
-_WIDTH, _WIDEST, _HEIGHT = 3.5, 5.4, 2.5
-"""Inches of a panel; of a single one; height."""
+_INCHES: dict[str | None, float] = {"column": 3.3, "page": 6.9}
+_WIDTH, _WIDEST, _HEIGHT, _LOW = 3.5, 5.4, 2.5, 1.9
+"""Inches of a panel; of a single one; height; height in a printed column."""
 _LEGEND_LINE, _LEGEND_SIZE, _LEGEND_LOOK = 0.2, 8, 0.66
 """Inches of a legend's line; points of its text; inches of a line's look and of the space beside it."""
 _MOST_TICKS, _MOST_MARKED = 12, 40
@@ -200,8 +201,8 @@ class FigurePanel:
     x_label: str = ""
     """Empty: the column's name, capitalised."""
     percent: bool = False
-    doubling: bool = False
-    """Whether the horizontal axis is logarithmic, with base 2."""
+    ticks: Literal["measured", "doubling", "round"] = "measured"
+    """Of the horizontal axis: at measured values, also on a logarithmic axis with base 2, or at round numbers."""
     reference: float | None = None
     """Height of a dotted line, such as that of chance."""
 
@@ -221,12 +222,14 @@ def draw_panels(
     """
     columns = 1 if size == "column" else min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    width = _WIDEST if len(panels) == 1 else _WIDTH * columns + 0.7 * bool(panels[0].y)
-    width = _INCHES.get(size, width)
+    width = _INCHES.get(size) or (_WIDEST if len(panels) == 1 else _WIDTH * columns + 0.7 * bool(panels[0].y))
     lines = wrapped(notes, width) if notes else []
+    drawn = {*chain.from_iterable(panel.table["run"] for panel in panels)}
+    entries = {number: text for number, (run, text) in enumerate(runs.items()) if run in drawn}
     in_row = max(1, int(width / (_LEGEND_LOOK + max(text_width(text, _LEGEND_SIZE) for text in runs.values()))))
-    legend = 0 if panels[0].y else -(-len(runs) // in_row)
-    figure = new_figure(width, _HEIGHT * rows + notes_height(lines) + _LEGEND_LINE * legend + 0.2)
+    legend = 0 if panels[0].y else -(-len(entries) // in_row)
+    height = rows * (_LOW if size == "column" else _HEIGHT)
+    figure = new_figure(width, height + notes_height(lines) + _LEGEND_LINE * legend + 0.2)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y).flatten()
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
@@ -242,7 +245,7 @@ def draw_panels(
     if panels[0].y:
         _draw_maps(figure, panels)
     elif legend:
-        _draw_legend(figure, runs.values(), in_row)
+        _draw_legend(figure, entries, in_row)
     if lines:
         write_notes(figure, lines)
     save_figure(figure, path)
@@ -270,16 +273,17 @@ def _draw_lines(axis: Axes, panel: FigurePanel, runs: Iterable[str]) -> None:
         bottom, top = axis.get_ylim()
         axis.set_ylim(max(bottom, -4), min(top, 104))
     ticks = tick_values(measured := sorted({*panel.table[panel.x]}), _MOST_TICKS)
-    if panel.doubling:
+    if panel.ticks == "doubling":
         axis.set_xscale("log", base=2)
         ticks = [measured[number] for number in tick_values(range(len(measured)), _MOST_TICKS)]
-    axis.set_xticks(ticks, map(str, ticks))
+    if panel.ticks != "round":
+        axis.set_xticks(ticks, map(str, ticks))
 
 
-def _draw_legend(figure: Figure, texts: Iterable[str], in_row: int) -> None:
+def _draw_legend(figure: Figure, entries: Mapping[int, str], in_row: int) -> None:
     from matplotlib.lines import Line2D
 
-    looks: list[dict[str, Any]] = [{"label": text} | line_look(number) for number, text in enumerate(texts)]
+    looks: list[dict[str, Any]] = [{"label": text} | line_look(number) for number, text in entries.items()]
     # A legend is filled column by column, and read row by row
     looks = [look for column in range(in_row) for look in looks[column::in_row]]
     lines = [Line2D([], [], linewidth=1.3, markersize=3.5, **look) for look in looks]

@@ -8,8 +8,8 @@ numbers, with shares as fractions, and a caption for LaTeX. Every number is a gr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -23,15 +23,7 @@ from evalkit.benchmarks.attention.results import SAMPLE
 from evalkit.errors import RunError, UsageError
 from evalkit.escape import in_latex
 from evalkit.paths import replace_file
-from evalkit.reporting.figures import (
-    FigurePanel,
-    RunFigure,
-    Size,
-    check_figure_path,
-    draw_panels,
-    legend_texts,
-    short_name,
-)
+from evalkit.reporting.figures import FigurePanel, RunFigure, check_figure_path, draw_panels, legend_texts, short_name
 from evalkit.reporting.formats import records_csv
 from evalkit.runs.folder import Run
 
@@ -63,6 +55,7 @@ class Figure:
     share_y: bool = False
     about: str = ""
     """What it shows."""
+    request: FigureRequest = field(default_factory=FigureRequest)
 
 
 def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
@@ -70,8 +63,7 @@ def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
     request.check(name)
     if request.band and _have_seeds(runs):
         raise UsageError(f"--band {request.band}: the band of several seeds is over the seeds; leave it out")
-    words = KINDS[name].words
-    return replace(_made(name, runs, request), about=f"{words[:1].upper()}{words[1:]}")
+    return replace(_made(name, runs, request), about=_described([KINDS[name].words]), request=request)
 
 
 def _made(name: str, runs: Runs, request: FigureRequest) -> Figure:
@@ -99,22 +91,17 @@ def _made(name: str, runs: Runs, request: FigureRequest) -> Figure:
             return _heatmap(runs, request.measure_of(name), layers)
 
 
-def draw(figure: Figure, runs: Runs, path: Path, size: Size | None = None, with_notes: bool = True) -> None:
+def draw(figure: Figure, runs: Runs, path: Path) -> None:
     """Draw a figure from `make` of the same runs into a .png, .pdf or .svg file; raise a `RunError` if it fails."""
     drawn = pd.concat([panel.table for panel in figure.panels])
     if drawn["measure"].str.startswith("bos_negative").all() and not drawn["value"].any():
         raise UsageError("no run has negative weights on BOS")
-    names, notes = legend_texts(run.model for run in runs), figure_notes(figure, runs) if with_notes else ""
-    draw_panels(figure.panels, names, figure.columns, notes, path, figure.share_y, size)
+    names, notes = legend_texts(run.model for run in runs), figure_notes(figure, runs) if figure.request.notes else ""
+    draw_panels(figure.panels, names, figure.columns, notes, path, figure.share_y, figure.request.size)
 
 
-def write(
-    figure: Figure, runs: Runs, paths: Sequence[Path], size: Size | None = None, with_notes: bool = False
-) -> list[Path]:
-    """Draw a figure into .png, .pdf or .svg files, and write its numbers and caption beside the first one.
-
-    Returns all files.
-    """
+def write(figure: Figure, runs: Runs, paths: Sequence[Path]) -> list[Path]:
+    """Draw into .png, .pdf or .svg files, and write numbers and caption beside the first one; return all files."""
     for path in paths:
         check_figure_path(path)
     numbers, caption = paths[0].with_suffix(".csv"), paths[0].with_name(f"{paths[0].stem}-caption.tex")
@@ -124,7 +111,7 @@ def write(
                 if not file.readline().startswith(start):
                     raise UsageError(f"{path} exists and is not of a figure; choose another --output")
     for path in paths:
-        draw(figure, runs, path, size, with_notes)
+        draw(figure, runs, path)
     titled = [panel.table.assign(panel=panel.title) for panel in figure.panels]
     joined = pd.concat(titled, ignore_index=True).astype(object)
     joined.insert(0, "panel", joined.pop("panel"))
@@ -144,7 +131,7 @@ def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]
     figures = []
     for name, kind in KINDS.items():
         try:
-            figure = make(name, analysed, FigureRequest())
+            figure = make(name, analysed, FigureRequest(notes=True))
         except UsageError:  # a run lacks its measure
             continue
         measure = f" ({FigureRequest().measure_of(name)})" if kind.measures else ""
@@ -159,7 +146,8 @@ def _by_layer(
 ) -> Figure:  # fmt: skip
     tables = {measure: over_seeds(runs, [run.line(measure, band, layers) for run in runs]) for measure in measures}
     panels = [_panel(measure, table, "layer", reference=reference) for measure, table in tables.items()]
-    return Figure(panels, columns, f"{_line_words(runs, band)}. {_described(measures)}{more}", share_y)
+    words = _described(MEASURES[measure].words for measure in measures)
+    return Figure(panels, columns, f"{_line_words(runs, band)}. {words}{more}", share_y)
 
 
 def _by_position(
@@ -238,7 +226,7 @@ def _rank(runs: Runs, measure: str, layers: Sequence[int], paper: bool) -> Figur
         band = pair if _have_seeds(runs) else "band: ± 1 standard error"
         share = f"share of documents whose median is above that of the first model, {band}"
         panels, words = (panels[1:], f"Line: {share}") if paper else (panels, f"{words}; right: {share}")
-    return Figure(panels, 2, f"{words}. {_described([measure])}")
+    return Figure(panels, 2, f"{words}. {_described([MEASURES[measure].words])}")
 
 
 def _heatmap(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
@@ -247,8 +235,8 @@ def _heatmap(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
         table = run.labelled(run.values(measure, "heads", layers), measure).assign(run=run.name)
         panels.append(_panel(measure, table, "head", short_name(run.name), y="layer"))
     uneven = any(panel.table.groupby("layer").size().nunique() > 1 for panel in panels)
-    words = "; cells are wider in layers with fewer heads" * uneven
-    words = f"Colour: mean over documents of each head, one scale for all runs{words}. {_described([measure])}"
+    words = f"one scale for all runs{'; cells are wider in layers with fewer heads' * uneven}"
+    words = f"Colour: mean over documents of each head, {words}. {_described([MEASURES[measure].words])}"
     return Figure(panels, 2 if len(panels) == 4 else 3, words)
 
 
@@ -259,7 +247,7 @@ def _panel(measure: str, table: pd.DataFrame, x: str, title: str = "", y: str = 
     label = ", ".join(filter(None, (info.title, unit))) if y else unit
     if x == "position":
         x_label = f"Position of the query{'' if info.of_tokens else ' (first of its bin)'}"
-        more["doubling"] = not info.of_tokens
+        more["ticks"] = "round" if info.of_tokens else "doubling"
     return FigurePanel(title or info.title, table, x, label, y, x_label, percent=info.in_percent, **more)
 
 
@@ -274,13 +262,14 @@ def _line_words(runs: Runs, band: Band, value: str = "") -> str:
     return f"Line: {value}; band: ± 1 standard deviation over {over}"
 
 
-def _described(measures: Sequence[str]) -> str:
-    return "; ".join(f"{measure}: {MEASURES[measure].words}" for measure in measures)
+def _described(words: Iterable[str]) -> str:
+    joined = "; ".join(words)
+    return f"{joined[:1].upper()}{joined[1:]}"
 
 
 def _described_bins(measures: Sequence[str], panels: Sequence[FigurePanel]) -> str:
     # The rest of a description is about whole sequences
-    about = "; ".join(f"{measure}: {MEASURES[measure].words.partition(',')[0]}" for measure in measures)
+    about = _described(MEASURES[measure].words.partition(",")[0] for measure in measures)
     bins = pd.concat([panel.table for panel in panels]).groupby("position")["n"].min()
     many = f"{bins.iloc[0]:,} to {bins.iloc[-1]:,} documents"
     if MEASURES[measures[0]].of_tokens:
@@ -302,10 +291,10 @@ def figure_notes(figure: Figure, runs: Runs) -> str:
     # Measures that apply to some documents only, such as those of sinks to 64 tokens or more
     few: dict[str, int] = {}
     least = min(len(run.samples) for run in runs)
-    for table in tables:
-        if "n" in table and "position" not in table and (most := int(table.groupby("id")["n"].max().min())) < least:
-            few |= dict.fromkeys(table["measure"].unique(), most)
-    listed = "; ".join(f"{name}: {count:,} documents, to which it applies" for name, count in few.items())
+    for title, table in ((panel.title, panel.table) for panel in figure.panels if panel.x != "position"):
+        if (most := int(table.groupby("id")["n"].max().min())) < least:
+            few[title] = most
+    listed = "; ".join(f"{title}: {count:,} documents, to which it applies" for title, count in few.items())
     about = f"{figure.words}. Weights are those of the effective maps."
     shares = pd.concat([panel.table for panel in figure.panels if panel.percent and not panel.y] or [pd.DataFrame()])
     if len(shares) and ((shares["value"] - shares["spread"] < 0) | (shares["value"] + shares["spread"] > 1)).any():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.reporting.figures import Size
 
 MASS, RANK, BOS_TOKENS = "mass", "rank", "bos_tokens"
 CATEGORIES = ("bos", "special", "punctuation", "content", "function", "other")
@@ -74,17 +75,19 @@ _INFOS = [
                 unsigned="sink_abs"),
     MeasureInfo("sink_abs", "sink", "Share of |weights| on the first token",
                 "mean share of |weights| on the first token, first 64 tokens", _SHARE),
-    MeasureInfo("sink_rate", "sink", "Heads with a sink", f"share of heads whose sink is above {SINK_SHARE}", _SHARE,
+    MeasureInfo("sink_rate", "sink", "Heads with a sink",
+                f"share of heads with a mean weight above {SINK_SHARE} on the first token, first 64 tokens", _SHARE,
                 unsigned="sink_abs_rate"),
     MeasureInfo("sink_abs_rate", "sink", "Heads with a sink of |weights|",
-                f"share of heads whose sink_abs is above {SINK_SHARE}", _SHARE),
+                f"share of heads with a mean share of |weights| above {SINK_SHARE} on the first token, first 64 tokens",
+                _SHARE),
     MeasureInfo("distance", "distance", "Mean distance", "mean distance of |weights|, of tokens after the first, in "
                 "tokens", unit="tokens"),
     MeasureInfo("similarity", "similarity", "Similarity of heads", "mean cosine between a head's map and the layer's "
                 "others", unit="cosine"),
     MeasureInfo("rank", RANK, "Effective rank",
                 "effective rank: exp of the entropy of singular values (Roy and Vetterli)"),
-    MeasureInfo("rank_squares", RANK, "Effective rank, squared values", "the same with squared singular values"),
+    MeasureInfo("rank_squares", RANK, "Effective rank, squared values", "effective rank of squared singular values"),
     MeasureInfo("rank_stable", RANK, "Stable rank",
                 "stable rank: squared Frobenius norm / squared largest singular value"),
     MeasureInfo("bos_all", "all_tokens", "Weight on BOS", "weight on BOS, mean over all tokens, as in the paper"),
@@ -199,6 +202,9 @@ class FigureRequest:
     measure: str | None = None
     paper: bool = False
     """Whether to draw what the paper draws, without its alternative."""
+    size: Size | None = None
+    notes: bool = False
+    """Whether the caption is below the figure too."""
 
     def check(self, name: str) -> None:
         if name not in KINDS:

@@ -310,13 +310,11 @@ def rows_of(measured: Sequence[tuple[AnalysedSequence, Mapping[int, Mapping[str,
     for sequence, by_layer in measured:
         for layer, values_of in by_layer.items():
             for name, values in values_of.items():
-                measure = name.removesuffix(_BY_POSITION)
-                bins: Sequence[int | None] = (None,)
-                if name.endswith(_BY_POSITION):
-                    each = MEASURES[measure].of_tokens
-                    bins = range(1, 1 + values.shape[1]) if each else position_edges(len(sequence.tokens))[:-1]
+                measure, bins = name.removesuffix(_BY_POSITION), position_edges(len(sequence.tokens))[:-1]
+                bins = tuple(range(1, 1 + values.shape[-1])) if MEASURES[measure].of_tokens else bins
                 about = *_key(sequence), layer, measure
-                rows += [(*about, *of_bin) for of_bin in zip(bins, values.reshape(len(values), -1).T, strict=True)]
+                firsts = (None,) if measure == name else bins
+                rows += [(*about, *of_bin) for of_bin in zip(firsts, values.reshape(len(values), -1).T, strict=True)]
     columns = [name for name in AttentionRow._fields if name != "head"]
     table = pd.DataFrame(rows, columns=columns).explode("value")
     # Rounded as in the final table: the journal's compression halves

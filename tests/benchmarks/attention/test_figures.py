@@ -312,7 +312,7 @@ def test_notes_are_in_the_caption_and_on_request_below_the_figure(runs: list[Run
         "\\caption{Share of negative weights on BOS, by layer. Line: mean"
     )
     assert "band: $\\pm$ 1 standard deviation over heads" in written[1] and "50 \\%" in written[1]
-    write(figure, members, [path], with_notes=True)
+    write(make("negative", members, FigureRequest(notes=True)), members, [path])
     assert any("standard deviation over heads" in text for text in texts(path))
     caption.write_text("\\caption{Mine}\n")
     with pytest.raises(UsageError, match="caption"):
@@ -323,7 +323,7 @@ def test_notes_are_in_the_caption_and_on_request_below_the_figure(runs: list[Run
 def test_sizes_of_print(runs: list[Run], tmp_path: Path, size: Size, inches: float) -> None:
     for name in ("bos", "categories", "heatmap"):
         members, paths = analysed(runs), [tmp_path / f"{name}.pdf", tmp_path / f"{name}.svg"]
-        write(make(name, members, FigureRequest()), members, paths, size)
+        write(make(name, members, FigureRequest(size=size)), members, paths)
         [box] = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ", paths[0].read_bytes())
         assert float(box) == pytest.approx(72 * inches, abs=0.1)
         sizes = re.findall(r"font-size: ([\d.]+)px", paths[1].read_text(encoding="utf-8"))
