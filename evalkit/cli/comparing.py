@@ -210,8 +210,8 @@ def figure(
 
     RUNS are run folders, or ids, names or checkpoints of runs in results/runs or EVALKIT_OUTPUT (evalkit ls runs). With
     --study they are names of its checkpoints, NAME or NAME@STEP; without any, all that are finished. Seeds of a model
-    are one line, their mean. Beside the figure are written its numbers, as .csv with shares as fractions, and a caption,
-    NAME-caption.tex: what lines and bands are, and in what the runs differ besides their models.
+    are one line, their mean. Beside the figure are written its numbers, as .csv with shares as fractions, and a caption
+    in NAME-caption.tex: what lines and bands are, and in what the runs differ besides their models.
 
     \b
     evalkit figure entropy RUN_A RUN_B -o entropy.pdf              and entropy.csv
