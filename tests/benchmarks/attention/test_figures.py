@@ -294,6 +294,7 @@ def test_titles_and_axes_are_words(runs: list[Run], tmp_path: Path) -> None:
             printed = texts(tmp_path / f"{name}.svg")
             assert not [text for text in printed if "_" in text or text in ("layer", "head", "position")]
             assert printed.count("Layer") + printed.count("Head") + sum("Position of" in text for text in printed)
+    assert "vanilla" not in texts(tmp_path / "rank.svg")  # it has no line: the others are compared with it
     write(make("bos", members, FigureRequest(paper=True)), members, [tmp_path / "bos.svg"])
     assert [text for text in texts(tmp_path / "bos.svg") if not re.match(r"−?[\d.]+$", text)] == [
         "Position of the query", "Weight on BOS", "vanilla", "cog", "diff",
