@@ -179,6 +179,9 @@ compared("group-models", "Seeds of a group are of one model.",
 compared("group-checkpoint", "One checkpoint is not two seeds.",
     lambda bench: [bench.shared.other_run, "--group", _group(bench.shared.run, bench.folder_of(bench.score()))],
     "same checkpoint")  # fmt: skip
+compared("rules-differ", "A verdict that a program acts on is of one rule, which it names.",
+    lambda bench: [bench.shared.run, bench.altered("b", lambda content: content.update(rule="acc")), "--fail-if-worse"],
+    "different rules")  # fmt: skip
 
 
 def _analyses(bench: Bench) -> list[object]:

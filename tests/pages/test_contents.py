@@ -9,6 +9,7 @@ import base64
 import gzip
 import json
 import re
+from base64 import b64decode
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ from evalkit.models.loading.locate import silent
 from evalkit.pages.documents import ABSENT, document_data, encoded
 from evalkit.pages.overview import figure_panels, result_panels
 from evalkit.pages.page import Panel
-from evalkit.pages.report import comparison_panels, contents_of_runs, curve_panel
-from evalkit.pages.tables import benchmark_report
+from evalkit.pages.report import PageContents, comparison_panels, contents_of_runs, curve_panel, write_report
+from evalkit.pages.tables import PageBenchmark, benchmark_report
 from evalkit.reporting.table import Cell, Table, plain
 from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import RESULTS, SCORES, Run, load_run
@@ -308,3 +309,17 @@ def test_prompts_are_the_texts_that_were_scored(checkpoint: Path, documents: Pat
                     for pieces in choices
                 ]
                 assert shown == [option.strip() for option in text.options]
+
+
+def test_two_analyses_of_a_model_are_no_seeds(tmp_path: Path) -> None:
+    """Of two benchmarks of a study, whose sides have the same name, figures show a line each."""
+
+    def figures(*benchmarks: PageBenchmark) -> str:
+        write_report(PageContents(benchmarks), tmp_path / "page.html", print, with_documents=False)
+        content = (tmp_path / "page.html").read_text(encoding="utf-8")
+        return "".join(b64decode(coded).decode() for coded in re.findall(r"svg\+xml;base64,([\w+/=]+)", content))
+
+    runs = tuple(made_analysis(tmp_path / name, f"models/{name}", seed=seed) for seed, name in enumerate("ab"))
+    apart = [PageBenchmark(f"text {n}", (Side("model", (run,)),), (f"model {n}",)) for n, run in enumerate(runs)]
+    together = PageBenchmark("text", (Side("model", runs),), ("model 1", "model 2"))
+    assert "model (2 seeds)" not in figures(*apart) and "model (2 seeds)" in figures(together)
