@@ -49,7 +49,7 @@ _LATEX = {
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': r"\textquotedbl{}", "`": r"\textasciigrave{}", "*": r"{*}",
     "[": "{[}", "]": "{]}",  # after \\ the first one would start an optional argument
-    "–": r"\textendash{}", "—": r"\textemdash{}", "†": r"\textdagger{}",
+    "–": r"\textendash{}", "—": r"\textemdash{}", "…": r"\dots{}", "†": r"\textdagger{}",
     "×": r"$\times$", "±": r"$\pm$", "−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$",
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from evalkit.cli.running import BENCHMARK, GROUPS, OUTCOME, PLOT, RUNS_IN, STUDY
 from evalkit.display import doing
 from evalkit.errors import UsageError
 from evalkit.escape import printable
+from evalkit.reporting.figures import Size
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.figure_runs import AnalysedRun
@@ -213,15 +214,17 @@ def figure(
     tasks: tuple[str, ...] | None = option(None, "Documents of these tasks only.", "all", metavar="NAMES"),
     band: Band | None = typed_option(None, "What the standard deviation is over.", "the paper's of each figure"),
     measure: str | None = typed_option(None, "Of bos, negative, rank and heatmap: another measure (see --list)."),
-    paper: bool = typed_option(False, "Of entropy and categories: the paper's definition alone."),
+    paper: bool = typed_option(False, "The paper's definition alone; with --all only the paper's figures."),
+    size: Size | None = typed_option(None, "Width of print: 3.3 or 6.9 inches.", "that of the panels"),
+    notes: bool = typed_option(False, "Print the caption below the figure too."),
     output: Path | None = typed_option(None, "File .pdf, .png or .svg; with --all a folder.", "NAME.pdf", short="-o"),
 ) -> None:  # fmt: skip
     """Draw finished runs of evalkit attention: the paper's figures and others. NAME is one of evalkit figure --list.
 
     RUNS are run folders, or ids, names or checkpoints of runs in results/runs or EVALKIT_OUTPUT (evalkit ls runs). With
     --study they are names of its checkpoints, NAME or NAME@STEP; without any, all that are finished. Seeds of a model
-    are one line, their mean. The drawn numbers are written beside the figure as .csv, shares as fractions. Notes below
-    the figure state what lines and bands are means and deviations of, and in what the runs differ besides their models.
+    are one line, their mean. Beside the figure are written its numbers, as .csv with shares as fractions, and a caption
+    in NAME-caption.tex: what lines and bands are, and in what the runs differ besides their models.
 
     \b
     evalkit figure entropy RUN_A RUN_B -o entropy.pdf              and entropy.csv
@@ -229,26 +232,27 @@ def figure(
     evalkit figure heatmap RUN --measure distance -o distance.png
     evalkit figure categories --paper --study study.yaml -o categories.pdf
     evalkit figure --all RUN_A RUN_B -o figures/
+    evalkit figure --all --paper --study study.yaml --size column -o figures/
     """
     from evalkit.reporting.figures import check_figure_path
 
     if listed:
         for name, kind in KINDS.items():
-            click.echo(f"{name:<11} {kind.words}")
+            click.echo(f"{name:<11} {kind.words}{f' (the paper: {kind.paper})' * bool(kind.paper)}")
             if kind.measures:
                 click.echo(f"{'':<11} --measure {', '.join(kind.measures)}")
         return
     if every and figure is not None:
         runs, figure = (figure, *runs), None
     request, source = (
-        FigureRequest(parsed_layers(layers or ()), tasks or (), band, measure, paper),
+        FigureRequest(parsed_layers(layers or ()), tasks or (), band, measure, paper, size, notes),
         Source(study, benchmark, groups),
     )
     if figure is not None:
         request.check(figure)
         check_figure_path(path := output or Path(f"{figure}.pdf"))
     elif every:
-        exclude(all=True, measure=measure, paper=paper)
+        exclude(all=True, measure=measure)
         require("--output FOLDER", output is not None, all=True)
         if (path := output or Path()).exists() and not path.is_dir():
             raise UsageError(f"--output {path} is a file; --all needs a folder")
@@ -257,15 +261,15 @@ def figure(
     if not (runs or groups) and study is None:
         raise UsageError("name runs of evalkit attention (evalkit ls runs lists them), or --study FILE.yaml")
     with doing("reading runs"):
-        analysed, notes = _analysed(runs, source, names, request)
-    for note in notes:
-        say(note)
+        analysed, remarks = _analysed(runs, source, names, request)
+    for remark in remarks:
+        say(remark)
     if figure is not None:
         _draw(figure, analysed, request, [path])
         return
     written = False
-    for name, kind in KINDS.items():
-        drawn = FigureRequest(request.layers, request.tasks, request.band if kind.band else None)
+    for name, kind in ((name, kind) for name, kind in KINDS.items() if kind.paper or not paper):
+        drawn = replace(request, band=request.band if kind.band else None)
         try:
             _draw(name, analysed, drawn, [path / f"{name}{suffix}" for suffix in (".pdf", ".png")])
             written = True

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -172,8 +173,11 @@ def save_figure(figure: Figure, path: Path) -> None:
         raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-_WIDTH, _WIDEST, _HEIGHT = 3.5, 5.4, 2.5
-"""Inches of a panel; of a single one; height."""
+Size = Literal["column", "page"]
+"""Width of a printed figure."""
+_INCHES: dict[str | None, float] = {"column": 3.3, "page": 6.9}
+_WIDTH, _WIDEST, _HEIGHT, _LOW = 3.5, 5.4, 2.5, 1.9
+"""Inches of a panel; of a single one; height; height in a printed column."""
 _LEGEND_LINE, _LEGEND_SIZE, _LEGEND_LOOK = 0.2, 8, 0.66
 """Inches of a legend's line; points of its text; inches of a line's look and of the space beside it."""
 _MOST_TICKS, _MOST_MARKED = 12, 40
@@ -195,10 +199,10 @@ class FigurePanel:
     y: str = ""
     """Column of a map's vertical axis; empty: lines."""
     x_label: str = ""
-    """Empty: the column's name."""
+    """Empty: the column's name, capitalised."""
     percent: bool = False
-    doubling: bool = False
-    """Whether the horizontal axis is logarithmic, with base 2."""
+    ticks: Literal["measured", "doubling", "round"] = "measured"
+    """Of the horizontal axis: at measured values, also on a logarithmic axis with base 2, or at round numbers."""
     reference: float | None = None
     """Height of a dotted line, such as that of chance."""
 
@@ -208,34 +212,42 @@ class FigurePanel:
 
 
 def draw_panels(
-    panels: Sequence[FigurePanel], runs: Mapping[str, str], columns: int, notes: str, path: Path, share_y: bool = False
-) -> None:
+    panels: Sequence[FigurePanel], runs: Mapping[str, str], columns: int, notes: str, path: Path,
+    share_y: bool = False, size: Size | None = None,
+) -> None:  # fmt: skip
     """Draw panels (all of lines, or all maps), `columns` in a row, a legend above them and paragraphs of notes below.
 
-    A run has the same look in each panel; `runs` has its text in the legend. `path` ends in .png, .pdf or .svg.
+    A run has the same look in each panel; `runs` has its text in the legend. `path` ends in .png, .pdf or .svg. A
+    figure of a printed column has its panels below each other. The title of a single panel of lines labels its axis.
     """
-    columns = min(columns, len(panels))
+    columns = 1 if size == "column" else min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    width = _WIDEST if len(panels) == 1 else _WIDTH * columns + 0.7 * bool(panels[0].y)
-    lines = wrapped(notes, width)
+    width = _INCHES.get(size) or (_WIDEST if len(panels) == 1 else _WIDTH * columns + 0.7 * bool(panels[0].y))
+    lines = wrapped(notes, width) if notes else []
+    drawn = {*chain.from_iterable(panel.table["run"] for panel in panels)}
+    entries = {number: text for number, (run, text) in enumerate(runs.items()) if run in drawn}
     in_row = max(1, int(width / (_LEGEND_LOOK + max(text_width(text, _LEGEND_SIZE) for text in runs.values()))))
-    legend = 0 if panels[0].y else -(-len(runs) // in_row)
-    figure = new_figure(width, _HEIGHT * rows + notes_height(lines) + _LEGEND_LINE * legend + 0.2)
+    legend = 0 if panels[0].y else -(-len(entries) // in_row)
+    height = rows * (_LOW if size == "column" else _HEIGHT)
+    figure = new_figure(width, height + notes_height(lines) + _LEGEND_LINE * legend + 0.2)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y).flatten()
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     for number, (axis, panel) in enumerate(zip(axes, panels, strict=False)):
-        axis.set_title(panel.title, fontsize=9, loc="left", color=INK, **PLAIN)
-        axis.set_xlabel(panel.x_label or panel.x, fontsize=8, color=INK)
+        if titled := bool(panel.y) or len(panels) > 1:
+            axis.set_title(panel.title, fontsize=9, loc="left", color=INK, **PLAIN)
+        axis.set_xlabel(panel.x_label or panel.x.capitalize(), fontsize=8, color=INK)
         if not panel.y:
             _draw_lines(axis, panel, runs)
             if number % columns == 0 or not share_y:
-                axis.set_ylabel(panel.label, fontsize=8, color=INK)
+                label = panel.label if titled else ", ".join(filter(None, (panel.title, panel.label)))
+                axis.set_ylabel(label, fontsize=8, color=INK, **PLAIN)
     if panels[0].y:
         _draw_maps(figure, panels)
     elif legend:
-        _draw_legend(figure, runs.values(), in_row)
-    write_notes(figure, lines)
+        _draw_legend(figure, entries, in_row)
+    if lines:
+        write_notes(figure, lines)
     save_figure(figure, path)
 
 
@@ -249,26 +261,31 @@ def _draw_lines(axis: Axes, panel: FigurePanel, runs: Iterable[str]) -> None:
         heights = panel.scale * points["value"].to_numpy(float)
         spread = panel.scale * points["spread"].to_numpy(float)
         low, high = heights - spread, heights + spread
+        if panel.percent:  # a deviation may reach where no share can be
+            low, high = low.clip(0), high.clip(max=100)
         axis.fill_between(across, low, high, color=look["color"], alpha=0.13, linewidth=0, zorder=1)
         size = 3.2 if len(across) <= _MOST_MARKED else 0
         axis.plot(across, heights, linewidth=1.3, markersize=size, zorder=2, **look)
     if panel.reference is not None:
         axis.axhline(panel.scale * panel.reference, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
     style_axes(axis, "y")
-    if panel.percent:  # a band may reach where no share can be
+    if panel.percent:
         bottom, top = axis.get_ylim()
         axis.set_ylim(max(bottom, -4), min(top, 104))
     ticks = tick_values(measured := sorted({*panel.table[panel.x]}), _MOST_TICKS)
-    if panel.doubling:
+    if panel.ticks == "doubling":
         axis.set_xscale("log", base=2)
         ticks = [measured[number] for number in tick_values(range(len(measured)), _MOST_TICKS)]
-    axis.set_xticks(ticks, map(str, ticks))
+    if panel.ticks != "round":
+        axis.set_xticks(ticks, map(str, ticks))
 
 
-def _draw_legend(figure: Figure, texts: Iterable[str], in_row: int) -> None:
+def _draw_legend(figure: Figure, entries: Mapping[int, str], in_row: int) -> None:
     from matplotlib.lines import Line2D
 
-    looks: list[dict[str, Any]] = [{"label": text} | line_look(number) for number, text in enumerate(texts)]
+    looks: list[dict[str, Any]] = [{"label": text} | line_look(number) for number, text in entries.items()]
+    # A legend is filled column by column, and read row by row
+    looks = [look for column in range(in_row) for look in looks[column::in_row]]
     lines = [Line2D([], [], linewidth=1.3, markersize=3.5, **look) for look in looks]
     form: dict[str, Any] = {"loc": "outside upper left", "ncols": min(in_row, len(lines)), "frameon": False}
     form |= {"handlelength": 3.2, "borderpad": 0.2, "labelspacing": 0.3, "fontsize": _LEGEND_SIZE}
@@ -301,7 +318,7 @@ def _draw_maps(figure: Figure, panels: Sequence[FigurePanel]) -> None:
                 ticks = tick_values(range(len(labels)), _MOST_TICKS)
                 set_ticks(ticks, [f"{labels[tick]}" for tick in ticks])
             axis.tick_params(labelsize=8, colors="#444444")
-            axis.set_ylabel(panel.y, fontsize=8, color=INK)
+            axis.set_ylabel(panel.y.capitalize(), fontsize=8, color=INK)
         bar = figure.colorbar(image, ax=[axis for axis, _ in members], aspect=28, pad=0.02)
         bar.set_label(label, fontsize=8, color=INK)
         bar.ax.set_ylim(low, high)  # of a scale about zero, what the data span

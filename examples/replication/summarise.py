@@ -259,7 +259,8 @@ def draw_figures(runs: dict[str, list[evalkit.Run]]) -> None:
     first = [str(runs[name][0].folder) for name in MODELS]
     for name in FIGURES:
         figure = TABLES / f"figure_{name}.png"
-        call("figure", name, *first, "--names", ",".join(MODELS), "-o", str(figure))
+        call("figure", name, *first, "--names", ",".join(MODELS), "--notes", "-o", str(figure))
+        figure.with_name(f"{figure.stem}-caption.tex").unlink()
         figure.replace(images / f"replication_{name}.png")
 
 

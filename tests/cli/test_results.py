@@ -219,7 +219,8 @@ def test_figures_that_cannot_be_drawn_are_left_out(evalkit: Command, tmp_path: P
     run = made_run(tmp_path, "models/less", documents=1, groups=("rank",))
     outcome = evalkit("figure", "--all", run.folder, "-o", "figures")
     assert outcome.code == 0
-    assert {path.name for path in Path("figures").iterdir()} == {f"rank.{ending}" for ending in ("pdf", "png", "csv")}
+    written = {"rank.pdf", "rank.png", "rank.csv", "rank-caption.tex"}
+    assert {path.name for path in Path("figures").iterdir()} == written
     left = [line.split(": ")[0] for line in outcome.err.splitlines() if ": not drawn, " in line]
     assert left == [name for name in KINDS if name != "rank"]
     complains(evalkit("figure", "--all", run.folder, "-o", "other", "--layers", "7"), 2)
@@ -259,6 +260,19 @@ def test_figures_of_a_study(evalkit: Command, tmp_path: Path) -> None:
     assert outcome.code == 0 and "intg seed 1 on maps" in outcome.err
     drawn = rows_of(Path("heatmap.csv").read_text(encoding="utf-8"))
     assert list(dict.fromkeys(row["run"] for row in drawn)) == ["base", "intg seed 2"]
+
+
+def test_all_figures_of_the_paper(evalkit: Command, tmp_path: Path) -> None:
+    """By its definitions, and no others; of entropy that of shifted weights alone."""
+    a, b = (made_run(tmp_path, f"models/{name}", documents=2).folder for name in "ab")
+    outcome = evalkit("figure", "--all", "--paper", a, b, "--size", "column", "--notes", "-o", "figures")
+    assert outcome.code == 0
+    measured = {}
+    for path in Path("figures").glob("*.csv"):
+        measured[path.stem] = {row["measure"].partition(":")[0] for row in rows_of(path.read_text(encoding="utf-8"))}
+    assert measured == {"bos": {"bos_token"}, "categories": {"mass"}, "entropy": {"entropy_shifted"},
+                        "negative": {"bos_negative_all"}, "rank": {"rank"}}  # fmt: skip
+    complains(evalkit("figure", "summary", a, "--paper"), 2)
 
 
 def test_figures_of_groups_are_of_seeds(evalkit: Command, tmp_path: Path) -> None:

@@ -72,7 +72,10 @@ class AttentionRequest(Request):
 
     measures: tuple[str, ...] = setting((), f"Of {', '.join(GROUPS)}.", "all", metavar="NAMES")
     layers: tuple[str, ...] = setting(
-        (), "From 0, or from -1 for the last one backwards.", "all; for the rank the last four", metavar="NUMBERS"
+        (),
+        "From 0, or from -1 for the last one backwards.",
+        "all; rank: the last four; bos_tokens: the last",
+        metavar="NUMBERS",
     )
     sample: int = setting(200, "Random documents of each task, or windows of a text.", metavar="N", shows_least=True)
     seed: int = setting(0, "Seed of the random sample.", metavar="N", least=0, shows_least=True)

@@ -61,7 +61,8 @@ class AnalysedRun:
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
-        known = {*self.documents["measure"].unique()}
+        """Measures of whole sequences."""
+        known = {*self.documents.loc[self.documents["position"].isna(), "measure"].unique()}
         return tuple(name for name in MEASURES if name in known)
 
     @cached_property
@@ -79,7 +80,7 @@ class AnalysedRun:
 
     def layers(self, measure: str, chosen: Sequence[int] = (), option: str = "--layers ") -> list[int]:
         """Layers that have a measure: all, or the chosen ones, from -1 for the last one backwards."""
-        known = sorted(map(int, self._rows(self.documents, measure)["layer"].unique()))
+        known = sorted(map(int, self._rows(self.documents, measure, MEASURES[measure].of_tokens)["layer"].unique()))
         return chosen_layers(chosen, self.run.manifest["attention_layers"], known, option)
 
     def values(

@@ -1,14 +1,15 @@
 """Figures of finished analyses: the paper's, and what others plot.
 
 In: runs, a figure's name and its options. Out: the figure as .png, .pdf or .svg, and beside it a .csv of the drawn
-numbers, with shares as fractions. Every number is a group-by of the run's tables (`figure_runs.py`).
+numbers, with shares as fractions, and a caption for LaTeX. Every number is a group-by of the run's tables
+(`figure_runs.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -20,6 +21,7 @@ from evalkit.benchmarks.attention.figure_runs import AnalysedRun, over_seeds, ru
 from evalkit.benchmarks.attention.groups import KINDS, MEASURES, Band, FigureRequest
 from evalkit.benchmarks.attention.results import SAMPLE
 from evalkit.errors import RunError, UsageError
+from evalkit.escape import in_latex
 from evalkit.paths import replace_file
 from evalkit.reporting.figures import FigurePanel, RunFigure, check_figure_path, draw_panels, legend_texts, short_name
 from evalkit.reporting.formats import records_csv
@@ -33,10 +35,13 @@ _FOUR = {
     "other": ("other",),
 }
 """Kinds of tokens in the paper → categories."""
-_QUERY = "position of the query (first of its bin)"
+_LEAST_REACHED = 0.05
+"""Share of the documents that reach the last drawn position of single tokens."""
 _SUMMARY = ("sink_abs_rate", "bos_abs", "distance", "similarity")
 _OVER = {"heads": "mean over heads of the mean over documents", "samples": "mean over documents of the mean over heads"}
 _MOST_NAMED = 3
+_CAPTION = "% By evalkit figure"
+"""First line of a caption's file."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,9 @@ class Figure:
     words: str
     """What its values and bands are, for the notes."""
     share_y: bool = False
+    about: str = ""
+    """What it shows."""
+    request: FigureRequest = field(default_factory=FigureRequest)
 
 
 def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
@@ -55,6 +63,10 @@ def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
     request.check(name)
     if request.band and _have_seeds(runs):
         raise UsageError(f"--band {request.band}: the band of several seeds is over the seeds; leave it out")
+    return replace(_made(name, runs, request), about=_described([KINDS[name].words]), request=request)
+
+
+def _made(name: str, runs: Runs, request: FigureRequest) -> Figure:
     band, layers = request.band_of(name), request.layers
     match name:
         case "bos":
@@ -74,7 +86,7 @@ def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
             measures = [measure for measure in _SUMMARY if all(measure in run.measures for run in runs)]
             return _by_layer(runs, measures or _SUMMARY, band, layers, 2)
         case "rank":
-            return _rank(runs, request.measure_of(name), layers)
+            return _rank(runs, request.measure_of(name), layers, request.paper)
         case _:
             return _heatmap(runs, request.measure_of(name), layers)
 
@@ -84,30 +96,33 @@ def draw(figure: Figure, runs: Runs, path: Path) -> None:
     drawn = pd.concat([panel.table for panel in figure.panels])
     if drawn["measure"].str.startswith("bos_negative").all() and not drawn["value"].any():
         raise UsageError("no run has negative weights on BOS")
-    names, notes = legend_texts(run.model for run in runs), figure_notes(figure, runs)
-    draw_panels(figure.panels, names, figure.columns, notes, path, figure.share_y)
+    names, notes = legend_texts(run.model for run in runs), figure_notes(figure, runs) if figure.request.notes else ""
+    draw_panels(figure.panels, names, figure.columns, notes, path, figure.share_y, figure.request.size)
 
 
 def write(figure: Figure, runs: Runs, paths: Sequence[Path]) -> list[Path]:
-    """Draw a figure into .png, .pdf or .svg files, and write its numbers beside the first one; return all files."""
+    """Draw into .png, .pdf or .svg files, and write numbers and caption beside the first one; return all files."""
     for path in paths:
         check_figure_path(path)
-    numbers = paths[0].with_suffix(".csv")
-    if numbers.is_file():
-        with numbers.open(encoding="utf-8", errors="replace") as file:
-            if not file.readline().startswith("panel,run,id,"):
-                raise UsageError(f"{numbers} exists and is not of a figure; choose another --output")
+    numbers, caption = paths[0].with_suffix(".csv"), paths[0].with_name(f"{paths[0].stem}-caption.tex")
+    for path, start in ((numbers, "panel,run,id,"), (caption, _CAPTION)):
+        if path.is_file():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                if not file.readline().startswith(start):
+                    raise UsageError(f"{path} exists and is not of a figure; choose another --output")
     for path in paths:
         draw(figure, runs, path)
     titled = [panel.table.assign(panel=panel.title) for panel in figure.panels]
     joined = pd.concat(titled, ignore_index=True).astype(object)
     joined.insert(0, "panel", joined.pop("panel"))
     records: Any = joined.where(joined.notna(), None).to_dict("records")
-    try:
-        replace_file(numbers, f"{records_csv(records)}\n".encode())
-    except OSError as error:
-        raise RunError(f"{numbers} cannot be written: {error.strerror or error}") from error
-    return [*paths, numbers]
+    words = in_latex(" ".join(f"{figure.about}. {figure_notes(figure, runs)}".split()))
+    for path, text in ((numbers, records_csv(records)), (caption, f"{_CAPTION}\n\\caption{{{words}}}")):
+        try:
+            replace_file(path, f"{text}\n".encode())
+        except OSError as error:
+            raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
+    return [*paths, numbers, caption]
 
 
 def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]) -> list[RunFigure]:
@@ -116,11 +131,11 @@ def run_figures(runs: Sequence[Run], names: Sequence[str], models: Sequence[str]
     figures = []
     for name, kind in KINDS.items():
         try:
-            figure = make(name, analysed, FigureRequest())
+            figure = make(name, analysed, FigureRequest(notes=True))
         except UsageError:  # a run lacks its measure
             continue
         measure = f" ({FigureRequest().measure_of(name)})" if kind.measures else ""
-        words = f"{kind.words[:1].upper()}{kind.words[1:]}{measure}: {', '.join(names)}."
+        words = f"{figure.about}{measure}: {', '.join(names)}."
         figures.append(RunFigure(name, words, partial(draw, figure, analysed)))
     return figures
 
@@ -131,7 +146,8 @@ def _by_layer(
 ) -> Figure:  # fmt: skip
     tables = {measure: over_seeds(runs, [run.line(measure, band, layers) for run in runs]) for measure in measures}
     panels = [_panel(measure, table, "layer", reference=reference) for measure, table in tables.items()]
-    return Figure(panels, columns, f"{_line_words(runs, band)}. {_described(measures)}{more}", share_y)
+    words = _described(MEASURES[measure].words for measure in measures)
+    return Figure(panels, columns, f"{_line_words(runs, band)}. {words}{more}", share_y)
 
 
 def _by_position(
@@ -139,10 +155,15 @@ def _by_position(
 ) -> Figure:
     panels = []
     for measure, layer in product(measures, layers):
-        table = over_seeds(runs, [run.line(measure, band, (layer,), ("layer", "position")) for run in runs])
+        lines = [run.line(measure, band, (layer,), ("layer", "position")) for run in runs]
+        if MEASURES[measure].of_tokens:
+            counts = [_LEAST_REACHED * len(run.samples) for run in runs]
+            lines = [line[line["n"] >= least] for line, least in zip(lines, counts, strict=True)]
+        table = over_seeds(runs, lines)
         drawn = sorted(table["layer"].unique())
-        where = f"layer {drawn[0]}" if len(drawn) == 1 else "last layer" if layer == -1 else f"layer {layer}"
-        panels.append(_panel(measure, table, "position", f"{measure}, {where}", x_label=_QUERY, doubling=True))
+        where = f", layer {drawn[0]}" if len(drawn) == 1 else ", last layer" if layer == -1 else f", layer {layer}"
+        title = MEASURES[measure].title + where * (len(measures) * len(layers) > 1)
+        panels.append(_panel(measure, table, "position", title))
     return Figure(panels, columns, f"{_line_words(runs, band)}. {_described_bins(measures, panels)}", share_y)
 
 
@@ -158,7 +179,7 @@ def _position(runs: Runs, band: Band, layers: Sequence[int]) -> Figure:
         layers = layers or tuple(spaced)
         return _by_position(runs, measures, band, layers, max(2, len(layers)))
     tables = {measure: runs[0].line(measure, band, layers, ("layer", "position")) for measure in measures}
-    panels = [_panel(measure, table, "position", y="layer", x_label=_QUERY) for measure, table in tables.items()]
+    panels = [_panel(measure, table, "position", y="layer") for measure, table in tables.items()]
     return Figure(panels, 2, f"{runs[0].name}; colour: {_OVER[band]}. {_described_bins(measures, panels)}")
 
 
@@ -179,8 +200,8 @@ def _categories(runs: Runs, band: Band, layers: Sequence[int], paper: bool) -> F
         for title, members in tables.items():
             spread = spread_of(sums.rename(columns={title: "value"}), ["layer"])
             members.append(run.labelled(spread, f"{kind}: {title}"))
-    label = "softmax" if paper else "%"
-    lines = {title: over_seeds(runs, members) for title, members in tables.items()}
+    label = "Softmax of weights" if paper else "Share of |weights|, %"
+    lines = {f"{title[0].upper()}{title[1:]}": over_seeds(runs, members) for title, members in tables.items()}
     panels = [FigurePanel(title, table, "layer", label, percent=not paper) for title, table in lines.items()]
     value = "share of |weights| of the continuation's tokens on each kind of tokens"
     if paper:
@@ -191,20 +212,21 @@ def _categories(runs: Runs, band: Band, layers: Sequence[int], paper: bool) -> F
     return Figure(panels, 2, f"{_line_words(runs, band)}. Value: {value}")
 
 
-def _rank(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
+def _rank(runs: Runs, measure: str, layers: Sequence[int], paper: bool) -> Figure:
     ranks = over_seeds(runs, [run.line(measure, "samples", layers) for run in runs])
-    panels = [FigurePanel(f"{measure}, median over heads", ranks, "layer", measure)]
+    panels = [_panel(measure, ranks, "layer", f"{MEASURES[measure].title}, median over heads")]
     words = _line_words(runs, "samples", "mean over documents of the median over heads")
     first, others = runs[0].model, [run for run in runs if run.model != runs[0].model]
     if others:
         pairs = [(base, run) for base in runs if base.model == first for run in others]
         above = [run.labelled(share_above(base, run, measure, layers), measure) for base, run in pairs]
-        title = f"documents above {short_name(first)}"
+        title = f"Documents above {short_name(first)}"
         panels.append(FigurePanel(title, over_seeds(runs, above), "layer", "%", percent=True, reference=0.5))
         pair = "mean over pairs of seeds, band: ± 1 standard deviation over the pairs"
         band = pair if _have_seeds(runs) else "band: ± 1 standard error"
-        words += f"; right: share of documents whose median is above that of the first model, {band}"
-    return Figure(panels, 2, f"{words}. {_described([measure])}")
+        share = f"share of documents whose median is above that of the first model, {band}"
+        panels, words = (panels[1:], f"Line: {share}") if paper else (panels, f"{words}; right: {share}")
+    return Figure(panels, 2, f"{words}. {_described([MEASURES[measure].words])}")
 
 
 def _heatmap(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
@@ -213,17 +235,20 @@ def _heatmap(runs: Runs, measure: str, layers: Sequence[int]) -> Figure:
         table = run.labelled(run.values(measure, "heads", layers), measure).assign(run=run.name)
         panels.append(_panel(measure, table, "head", short_name(run.name), y="layer"))
     uneven = any(panel.table.groupby("layer").size().nunique() > 1 for panel in panels)
-    words = "; cells are wider in layers with fewer heads" * uneven
-    words = f"Colour: mean over documents of each head, one scale for all runs{words}. {_described([measure])}"
+    words = f"one scale for all runs{'; cells are wider in layers with fewer heads' * uneven}"
+    words = f"Colour: mean over documents of each head, {words}. {_described([MEASURES[measure].words])}"
     return Figure(panels, 2 if len(panels) == 4 else 3, words)
 
 
 def _panel(measure: str, table: pd.DataFrame, x: str, title: str = "", y: str = "", **more: Any) -> FigurePanel:
-    """Return a panel of lines, or with `y` a map, whose values are labelled with their unit or what they are."""
-    info = MEASURES[measure]
-    unit = "%" if info.in_percent else info.unit or measure
-    label = f"{measure}, {unit}" if y and unit != measure else unit
-    return FigurePanel(title or measure, table, x, label, y, percent=info.in_percent, **more)
+    """Return a panel of lines with their unit, or with `y` a map, labelled with the measure's title and unit."""
+    info, x_label = MEASURES[measure], x.capitalize()
+    unit = "%" if info.in_percent else info.unit
+    label = ", ".join(filter(None, (info.title, unit))) if y else unit
+    if x == "position":
+        x_label = f"Position of the query{'' if info.of_tokens else ' (first of its bin)'}"
+        more["ticks"] = "round" if info.of_tokens else "doubling"
+    return FigurePanel(title or info.title, table, x, label, y, x_label, percent=info.in_percent, **more)
 
 
 def _have_seeds(runs: Runs) -> bool:
@@ -237,15 +262,19 @@ def _line_words(runs: Runs, band: Band, value: str = "") -> str:
     return f"Line: {value}; band: ± 1 standard deviation over {over}"
 
 
-def _described(measures: Sequence[str]) -> str:
-    return "; ".join(f"{measure}: {MEASURES[measure].words}" for measure in measures)
+def _described(words: Iterable[str]) -> str:
+    joined = "; ".join(words)
+    return f"{joined[:1].upper()}{joined[1:]}"
 
 
 def _described_bins(measures: Sequence[str], panels: Sequence[FigurePanel]) -> str:
     # The rest of a description is about whole sequences
-    about = "; ".join(f"{measure}: {MEASURES[measure].words.partition(',')[0]}" for measure in measures)
+    about = _described(MEASURES[measure].words.partition(",")[0] for measure in measures)
     bins = pd.concat([panel.table for panel in panels]).groupby("position")["n"].min()
-    few = f"; bins have {bins.iloc[0]:,} to {bins.iloc[-1]:,} documents" if bins.iloc[0] != bins.iloc[-1] else ""
+    many = f"{bins.iloc[0]:,} to {bins.iloc[-1]:,} documents"
+    if MEASURES[measures[0]].of_tokens:
+        return f"{about}, to the last position that {_LEAST_REACHED:.0%} of the documents reach ({many})"
+    few = f"; bins have {many}" if bins.iloc[0] != bins.iloc[-1] else ""
     return f"{about}; mean over the positions 1, 2–3, 4–7, … of a document{few}"
 
 
@@ -262,11 +291,14 @@ def figure_notes(figure: Figure, runs: Runs) -> str:
     # Measures that apply to some documents only, such as those of sinks to 64 tokens or more
     few: dict[str, int] = {}
     least = min(len(run.samples) for run in runs)
-    for table in tables:
-        if "n" in table and "position" not in table and (most := int(table.groupby("id")["n"].max().min())) < least:
-            few |= dict.fromkeys(table["measure"].unique(), most)
-    listed = "; ".join(f"{name}: {count:,} documents, to which it applies" for name, count in few.items())
+    for title, table in ((panel.title, panel.table) for panel in figure.panels if panel.x != "position"):
+        if (most := int(table.groupby("id")["n"].max().min())) < least:
+            few[title] = most
+    listed = "; ".join(f"{title}: {count:,} documents, to which it applies" for title, count in few.items())
     about = f"{figure.words}. Weights are those of the effective maps."
+    shares = pd.concat([panel.table for panel in figure.panels if panel.percent and not panel.y] or [pd.DataFrame()])
+    if len(shares) and ((shares["value"] - shares["spread"] < 0) | (shares["value"] + shares["spread"] > 1)).any():
+        about += " Bands are cut off at 0 and 100 %."
     return "\n".join(
         [about, f"{', '.join([drawn, *facts])}.", *([f"{listed}."] if listed else []), *run_differences(runs)]
     )

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.reporting.figures import Size
 
-MASS, RANK = "mass", "rank"
+MASS, RANK, BOS_TOKENS = "mass", "rank", "bos_tokens"
 CATEGORIES = ("bos", "special", "punctuation", "content", "function", "other")
 """Names of the categories of tokens, by number; "special" are special tokens but BOS, and the prompt's markers."""
 SINK_SHARE = 0.3
 """A head's first token is a sink above this share (Attention-Sink, arXiv 2410.10781)."""
 RANKED_LAYERS = 4
 """Layers from the last one whose rank is measured by default; section 5.3 of the paper."""
+MOST_POSITIONS = 512
+"""Positions of queries of which each is measured by itself, in the last layer by default."""
 FINISHED = ""
 """Measure of a row that every sequence has, also one that no measure applies to; not in the final tables."""
 _SHARE = (0.0, 1.0)
@@ -29,16 +32,20 @@ class MeasureInfo:
 
     name: str
     group: str
+    title: str
+    """Of panels and axes."""
     words: str
     bounds: tuple[float, float] | None = None
     """Smallest and largest value; None if unbounded, as for anything signed: rows of cog attention are not bounded
     below by 0."""
     by_position: bool = False
     """Whether it is also measured by position of the query."""
+    of_tokens: bool = False
+    """Whether it is measured of each position alone, without a mean."""
     unsigned: str = ""
     """The measure of |weights| that it equals where no weight is negative; empty: none."""
     unit: str = ""
-    """Where it is no share, which is in percent; empty: its name."""
+    """Empty: none, or percent of a share."""
 
     @property
     def in_percent(self) -> bool:
@@ -46,30 +53,45 @@ class MeasureInfo:
 
 
 _INFOS = [
-    MeasureInfo("bos", "bos", "weight on BOS, mean over tokens after the first", None, True, "bos_abs", "weight"),
-    MeasureInfo("bos_abs", "bos", "share of |weights| on BOS, mean over tokens after the first", _SHARE, True),
+    MeasureInfo("bos", "bos", "Weight on BOS", "weight on BOS, mean over tokens after the first", None, True,
+                unsigned="bos_abs"),
+    MeasureInfo("bos_abs", "bos", "Share of |weights| on BOS",
+                "share of |weights| on BOS, mean over tokens after the first", _SHARE, True),
+    MeasureInfo("bos_token", BOS_TOKENS, "Weight on BOS",
+                f"weight on BOS of each token after the first, to position {MOST_POSITIONS}", of_tokens=True),
     *(info for name in CATEGORIES for info in (
-        MeasureInfo(f"mass_{name}", MASS, f"weight of the continuation's tokens on category {name}",
-                    unsigned=f"mass_abs_{name}", unit="weight"),
-        MeasureInfo(f"mass_abs_{name}", MASS, f"share of the continuation's |weights| on category {name}", _SHARE),
+        MeasureInfo(f"mass_{name}", MASS, f"Weight on tokens: {name}",
+                    f"weight of the continuation's tokens on category {name}", unsigned=f"mass_abs_{name}"),
+        MeasureInfo(f"mass_abs_{name}", MASS, f"Share of |weights| on tokens: {name}",
+                    f"share of the continuation's |weights| on category {name}", _SHARE),
     )),
-    MeasureInfo("entropy", "entropy", "entropy of |weights|, last continuation token, in nats", None, True,
-                unit="nats"),
-    MeasureInfo("entropy_shifted", "entropy", "entropy of weights − min, as in the paper, in nats", unit="nats"),
-    MeasureInfo("bos_negative", "negative", "share of tokens after the first with a negative weight on BOS", _SHARE),
-    MeasureInfo("sink", "sink", "mean weight on the first token, first 64 tokens", unsigned="sink_abs", unit="weight"),
-    MeasureInfo("sink_abs", "sink", "mean share of |weights| on the first token, first 64 tokens", _SHARE),
-    MeasureInfo("sink_rate", "sink", f"share of heads whose sink is above {SINK_SHARE}", _SHARE,
+    MeasureInfo("entropy", "entropy", "Entropy of |weights|", "entropy of |weights|, last continuation token, in nats",
+                None, True, unit="nats"),
+    MeasureInfo("entropy_shifted", "entropy", "Entropy of weights − min",
+                "entropy of weights − min, as in the paper, in nats", unit="nats"),
+    MeasureInfo("bos_negative", "negative", "Negative weights on BOS",
+                "share of tokens after the first with a negative weight on BOS", _SHARE),
+    MeasureInfo("sink", "sink", "Weight on the first token", "mean weight on the first token, first 64 tokens",
+                unsigned="sink_abs"),
+    MeasureInfo("sink_abs", "sink", "Share of |weights| on the first token",
+                "mean share of |weights| on the first token, first 64 tokens", _SHARE),
+    MeasureInfo("sink_rate", "sink", "Heads with a sink",
+                f"share of heads with a mean weight above {SINK_SHARE} on the first token, first 64 tokens", _SHARE,
                 unsigned="sink_abs_rate"),
-    MeasureInfo("sink_abs_rate", "sink", f"share of heads whose sink_abs is above {SINK_SHARE}", _SHARE),
-    MeasureInfo("distance", "distance", "mean distance of |weights|, of tokens after the first, in tokens",
-                unit="tokens"),
-    MeasureInfo("similarity", "similarity", "mean cosine between a head's map and the layer's others", unit="cosine"),
-    MeasureInfo("rank", RANK, "effective rank: exp of the entropy of singular values (Roy and Vetterli)"),
-    MeasureInfo("rank_squares", RANK, "the same with squared singular values"),
-    MeasureInfo("rank_stable", RANK, "stable rank: squared Frobenius norm / squared largest singular value"),
-    MeasureInfo("bos_all", "all_tokens", "weight on BOS, mean over all tokens, as in the paper"),
-    MeasureInfo("bos_negative_all", "all_tokens",
+    MeasureInfo("sink_abs_rate", "sink", "Heads with a sink of |weights|",
+                f"share of heads with a mean share of |weights| above {SINK_SHARE} on the first token, first 64 tokens",
+                _SHARE),
+    MeasureInfo("distance", "distance", "Mean distance", "mean distance of |weights|, of tokens after the first, in "
+                "tokens", unit="tokens"),
+    MeasureInfo("similarity", "similarity", "Similarity of heads", "mean cosine between a head's map and the layer's "
+                "others", unit="cosine"),
+    MeasureInfo("rank", RANK, "Effective rank",
+                "effective rank: exp of the entropy of singular values (Roy and Vetterli)"),
+    MeasureInfo("rank_squares", RANK, "Effective rank, squared values", "effective rank of squared singular values"),
+    MeasureInfo("rank_stable", RANK, "Stable rank",
+                "stable rank: squared Frobenius norm / squared largest singular value"),
+    MeasureInfo("bos_all", "all_tokens", "Weight on BOS", "weight on BOS, mean over all tokens, as in the paper"),
+    MeasureInfo("bos_negative_all", "all_tokens", "Negative weights on BOS",
                 "share of all tokens with a negative weight on BOS, as in the paper", _SHARE),
 ]  # fmt: skip
 MEASURES = {info.name: info for info in _INFOS}
@@ -144,26 +166,27 @@ class FigureKind:
     """The default; None: `--band` does not apply."""
     measures: tuple[str, ...] = ()
     """What `--measure` chooses from, the default first; empty: it does not apply."""
-    as_in_paper: bool = False
-    """Whether `--paper` applies."""
+    paper: str = ""
+    """The paper's figure or table that `--paper` draws; empty: none."""
+    paper_measure: str = ""
+    """The default with `--paper`; empty: the same."""
 
 
-_BY_POSITION = tuple(info.name for info in _INFOS if info.by_position)
+_WHOLE = tuple(info.name for info in _INFOS if not info.of_tokens)
 _RANKS = tuple(info.name for info in _INFOS if info.group == RANK)
 
 KINDS = {
-    "bos": FigureKind("attention to BOS by position of the query, in one layer (the paper's fig:bos_attn_main)",
-                      "heads", _BY_POSITION),
-    "categories": FigureKind("shares of four kinds of tokens, by layer (fig:attn_cat_anly)", "heads", as_in_paper=True),
-    "entropy": FigureKind("entropy of the last token's weights, by layer: shifted as in fig:entropy_anly_main, and of "
-                          "|weights|", "samples", as_in_paper=True),
-    "negative": FigureKind("share of negative weights on BOS, by layer (fig:diff_cog_neg_app)", "heads",
-                           ("bos_negative", "bos_negative_all")),
-    "rank": FigureKind("effective rank by layer, and share of documents above the first model (tab:anly_rank_main)",
-                       None, _RANKS),
+    "bos": FigureKind("attention to BOS by position of the query, in one layer", "heads",
+                      ("bos", "bos_abs", "entropy", "bos_token"), "fig:bos_attn_main", "bos_token"),
+    "categories": FigureKind("attention to four kinds of tokens, by layer", "heads", paper="fig:attn_cat_anly"),
+    "entropy": FigureKind("entropy of the last token's weights, by layer", "samples", paper="fig:entropy_anly_main"),
+    "negative": FigureKind("share of negative weights on BOS, by layer", "heads", ("bos_negative", "bos_negative_all"),
+                           "fig:diff_cog_neg_app", "bos_negative_all"),
+    "rank": FigureKind("effective rank by layer, and share of documents above the first model", None, _RANKS,
+                       "tab:anly_rank_main"),
     "position": FigureKind("share on BOS and entropy by position of the query: lines by run, of one run all layers",
                            "heads"),
-    "heatmap": FigureKind("a measure of each layer and head", None, tuple(dict.fromkeys(("bos_abs", *MEASURES)))),
+    "heatmap": FigureKind("a measure of each layer and head", None, tuple(dict.fromkeys(("bos_abs", *_WHOLE)))),
     "summary": FigureKind("sink rate, share on BOS, distance and similarity of heads, by layer", "heads"),
 }  # fmt: skip
 
@@ -179,13 +202,16 @@ class FigureRequest:
     measure: str | None = None
     paper: bool = False
     """Whether to draw what the paper draws, without its alternative."""
+    size: Size | None = None
+    notes: bool = False
+    """Whether the caption is below the figure too."""
 
     def check(self, name: str) -> None:
         if name not in KINDS:
             raise UnknownNameError("figure", name, KINDS)
         kind = KINDS[name]
         given = ("--band", self.band, kind.band), ("--measure", self.measure, kind.measures)
-        for option, value, applies in (*given, ("--paper", self.paper, kind.as_in_paper)):
+        for option, value, applies in (*given, ("--paper", self.paper, kind.paper)):
             if value and not applies:
                 raise UsageError(f"{option} does not apply to figure {name}; leave it out")
         if self.measure is not None and self.measure not in kind.measures:
@@ -199,4 +225,5 @@ class FigureRequest:
         return (self.band if kind.band else None) or kind.band or "samples"
 
     def measure_of(self, name: str) -> str:
-        return self.measure or KINDS[name].measures[0]
+        kind = KINDS[name]
+        return self.measure or (self.paper and kind.paper_measure) or kind.measures[0]

@@ -19,12 +19,13 @@ itself, and is left out of means over rows, but of those over all tokens.
 - sink: `sink`, `sink_abs`: mean over the first 64 rows of the first token's weight, and of its normalised weight;
   `sink_rate`, `sink_abs_rate`: whether that is above 0.3.
 - distance: `distance`: mean over rows i ≥ 1 of Σ_j (i − j) under the normalised weights, in tokens.
+- bos_tokens: `bos_token`: the first token's weight in each of the rows 1 to 512, by position alone.
 - all_tokens: `bos_all`, `bos_negative_all`: as `bos` and `bos_negative`, over all rows, as in the paper.
 - similarity: `similarity`: mean over the layer's other heads of the cosine of the two flattened maps.
 
-Absent measures: those of bos, negative and all_tokens where the first token is not BOS (`sink` stays, since it is about
-the first token); means over rows i ≥ 1 of a single token; mass without readers; sink of less than 64 tokens; similarity
-of a single head.
+Absent measures: those of bos, bos_tokens, negative and all_tokens where the first token is not BOS (`sink` stays, since
+it is about the first token); means over rows i ≥ 1 of a single token; mass without readers; sink of less than 64
+tokens; similarity of a single head.
 
 Sources: the Integral Transformer's paper, section 5 and appendix C, for bos, mass, `entropy_shifted`, `bos_negative`
 and `rank`; arXiv 2410.10781 (Attention-Sink) for sink, α of the first token at T = 64, whose share of α > 0.3 is its
@@ -49,10 +50,13 @@ from numpy.typing import NDArray
 from evalkit.benchmarks.attention.attention_calls import MapBlocks
 from evalkit.benchmarks.attention.documents import AnalysedSequence, Reading
 from evalkit.benchmarks.attention.groups import (
+    BOS_TOKENS,
     CATEGORIES,
     FINISHED,
     GROUPS,
     MASS,
+    MEASURES,
+    MOST_POSITIONS,
     RANK,
     RANKED_LAYERS,
     SINK_SHARE,
@@ -74,7 +78,7 @@ Floats = NDArray[np.float64]
 
 SINK_TOKENS = 64
 """Rows that the measures of the sink use; T of arXiv 2410.10781."""
-_OF_WEIGHTS = frozenset({"negative", "similarity", "all_tokens", RANK})
+_OF_WEIGHTS = frozenset({"negative", "similarity", "all_tokens", BOS_TOKENS, RANK})
 """Groups that need no magnitudes of rows."""
 _BY_POSITION = "_by_position"
 _CHECKED_TOKENS = 48
@@ -83,7 +87,8 @@ _CHECKED_TOKENS = 48
 def measures_of(blocks: MapBlocks, reading: Reading, groups: Collection[str]) -> dict[str, Floats]:
     """Compute groups of measures of one layer, of `GROUPS`; a `ValueError` if the reading does not fit the map.
 
-    Returns [heads] by name, and [heads, bins] for names that end in `_by_position`, with the bins of `position_edges`.
+    Returns [heads] by name, and [heads, bins] for names that end in `_by_position`, with the bins of `position_edges`,
+    of `bos_token` one for each token.
     """
     if unknown := sorted(set(groups) - set(GROUPS)):
         raise ValueError(f"no group of measures '{unknown[0]}'; there are {', '.join(GROUPS)}")
@@ -178,6 +183,8 @@ class _MapSums:
             measured |= _means("entropy", self._entropy) | {"entropy": last}
         if bos and tokens > 1 and "negative" in self._groups:
             measured["bos_negative"] = negative[:, 1:].astype(float).mean(1)
+        if bos and tokens > 1 and BOS_TOKENS in self._groups:
+            measured[f"bos_token{_BY_POSITION}"] = first[:, 1 : MOST_POSITIONS + 1]
         if tokens >= SINK_TOKENS and "sink" in self._groups:
             measured |= {"sink": first[:, :SINK_TOKENS].mean(1), "sink_abs": shares[:, :SINK_TOKENS].mean(1)}
         if tokens > 1 and "distance" in self._groups:
@@ -259,8 +266,8 @@ class Analysis:
         self._reader = reader = MapReader(loaded.model, say)
         requested, names = specification["layers"], specification["measures"]
         chosen = chosen_layers(requested, reader.layers)
-        ranked = chosen if requested else chosen[-RANKED_LAYERS:]
-        groups = {layer: [name for name in names if name != RANK or layer in ranked] for layer in chosen}
+        last = {} if requested else {RANK: chosen[-RANKED_LAYERS:], BOS_TOKENS: chosen[-1:]}
+        groups = {layer: [name for name in names if layer in last.get(name, chosen)] for layer in chosen}
         self._groups = {layer: members for layer, members in groups.items() if members}
         sample = np.arange(_CHECKED_TOKENS, dtype=np.int64) * 37 % loaded.tokenizer.vocab_size
         sample[0] = loaded.bos_id if loaded.bos_id is not None else 0
@@ -303,9 +310,11 @@ def rows_of(measured: Sequence[tuple[AnalysedSequence, Mapping[int, Mapping[str,
     for sequence, by_layer in measured:
         for layer, values_of in by_layer.items():
             for name, values in values_of.items():
-                bins = position_edges(len(sequence.tokens))[:-1] if name.endswith(_BY_POSITION) else (None,)
-                about = *_key(sequence), layer, name.removesuffix(_BY_POSITION)
-                rows += [(*about, *of_bin) for of_bin in zip(bins, values.reshape(len(values), -1).T, strict=True)]
+                measure, bins = name.removesuffix(_BY_POSITION), position_edges(len(sequence.tokens))[:-1]
+                bins = tuple(range(1, 1 + values.shape[-1])) if MEASURES[measure].of_tokens else bins
+                about = *_key(sequence), layer, measure
+                firsts = (None,) if measure == name else bins
+                rows += [(*about, *of_bin) for of_bin in zip(firsts, values.reshape(len(values), -1).T, strict=True)]
     columns = [name for name in AttentionRow._fields if name != "head"]
     table = pd.DataFrame(rows, columns=columns).explode("value")
     # Rounded as in the final table: the journal's compression halves

@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 
 from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.groups import FINISHED, MASS, MEASURES, RANK, SUMMARY
+from evalkit.benchmarks.attention.groups import BOS_TOKENS, FINISHED, MASS, MEASURES, RANK, SUMMARY
 from evalkit.benchmarks.outcomes import run_content
 from evalkit.errors import RunError, ScoringError
 from evalkit.escape import counted
@@ -211,7 +211,7 @@ def _notes(run: Run, names: list[str], detail: bool) -> list[str]:
         if measured["n"] < total:
             few.setdefault(measured["n"], []).append(name)
     notes += [f"{', '.join(few[n])}: of {counted(n, 'document')}, to which they apply" for n in few]
-    present = {MEASURES[name].group for name in measures}
+    present = {BOS_TOKENS, *(MEASURES[name].group for name in measures)}  # the former by position alone
     if absent := [group for group in specification["measures"] if group not in present]:
         notes.append(f"apply to no document: {', '.join(absent)}")
     if "tagger" in specification:

@@ -31,6 +31,7 @@ def of_head(seen: Any, categories: Any, readers: Any, last: int, bos: bool) -> d
     if bos and tokens > 1:
         measured["bos"] = mean(weights[i][0] for i in rows)
         measured["bos_by_position"] = by_position([row[0] for row in weights])
+        measured["bos_token_by_position"] = [row[0] for row in weights[1:513]]
         measured["bos_abs"] = mean(normalised[i][0] for i in rows)
         measured["bos_abs_by_position"] = by_position([row[0] for row in normalised])
         measured["bos_negative"] = mean(float(weights[i][0] < 0) for i in rows)

@@ -17,9 +17,9 @@ from PIL import Image
 
 from evalkit.benchmarks.attention.figure_runs import AnalysedRun
 from evalkit.benchmarks.attention.figures import make, write
-from evalkit.benchmarks.attention.groups import FigureRequest
+from evalkit.benchmarks.attention.groups import KINDS, FigureRequest
 from evalkit.errors import RunError, UsageError
-from evalkit.reporting.figures import line_look
+from evalkit.reporting.figures import Size, line_look
 from evalkit.runs.folder import Run
 from tests.benchmarks.attention.made import made_run, sequence, whole_table, write_analysis
 
@@ -39,7 +39,8 @@ def analysed(runs: list[Run], *tasks: str) -> list[AnalysedRun]:
 def drawn(name: str, runs: list[Run], folder: Path, *tasks: str, **options: Any) -> pd.DataFrame:
     """Draw a figure and read its numbers back from the CSV. The PDF's text is text: TrueType, with a map to Unicode."""
     members, path = analysed(runs, *tasks), folder / f"{name}.pdf"
-    assert write(make(name, members, FigureRequest(**options)), members, [path]) == [path, path.with_suffix(".csv")]
+    files = [path, path.with_suffix(".csv"), folder / f"{name}-caption.tex"]
+    assert write(make(name, members, FigureRequest(**options)), members, [path]) == files
     assert path.read_bytes().startswith(b"%PDF") and b"/Subtype /Type0" in path.read_bytes()
     return pd.read_csv(path.with_suffix(".csv"))
 
@@ -92,12 +93,23 @@ def test_by_position(runs: list[Run], tmp_path: Path) -> None:
     numbers = drawn("bos", runs, tmp_path, measure="entropy", band="heads")
     several = drawn("position", runs, tmp_path, layers=(0, 2), band="samples")
     maps = drawn("position", runs[:1], tmp_path, band="heads")
+    tokens = drawn("bos", runs, tmp_path, paper=True)
     for run in runs:
+        each = rows_of(run, "bos_token", by_position=True)
+        same(tokens, run, "bos_token", spread(each[each["layer"] == 2], "heads", "position"))
         rows = rows_of(run, "entropy", by_position=True)
         same(numbers, run, "entropy", spread(rows[rows["layer"] == 2], "heads", "position"))
         same(several, run, "entropy", spread(rows[rows["layer"] != 1], "samples", "layer", "position"))
     for measure in ("bos_abs", "entropy"):
         same(maps, runs[0], measure, spread(rows_of(runs[0], measure, by_position=True), "heads", "layer", "position"))
+
+
+def test_single_tokens_are_drawn_where_a_twentieth_of_the_documents_reaches(tmp_path: Path) -> None:
+    run = made_run(tmp_path, "models/a", tasks={"piqa": ("piqa",)}, documents=60)
+    numbers = drawn("bos", [run], tmp_path, paper=True)
+    reached = rows_of(run, "bos_token", by_position=True).groupby("position")["doc_id"].nunique()
+    assert reached.min() < 3 < reached.max() == 60
+    assert numbers.set_index("position")["n"].to_dict() == reached[reached >= 3].to_dict()
 
 
 FOUR = {
@@ -129,6 +141,8 @@ def test_categories(runs: list[Run], tmp_path: Path) -> None:
 def test_ranks(runs: list[Run], tmp_path: Path) -> None:
     numbers = drawn("rank", runs, tmp_path, measure="rank_stable")
     left, right = (numbers[numbers["panel"] == panel] for panel in dict.fromkeys(numbers["panel"]))
+    paper = drawn("rank", runs, tmp_path, measure="rank_stable", paper=True)
+    pd.testing.assert_frame_equal(paper, right.reset_index(drop=True))
     medians = []
     for run in runs:
         rows = rows_of(run, "rank_stable")
@@ -196,14 +210,14 @@ def test_lines_of_seeds(seeds: list[AnalysedRun], tmp_path: Path) -> None:
         same_over_seeds(by_position, model, runs, values)
         rows = [rows_of(run, "mass_abs_content") for run in runs]
         values = [spread(of_run, "heads", "layer")["mean"] for of_run in rows]
-        same_over_seeds(categories[categories["panel"] == "content words"], model, runs, values)
+        same_over_seeds(categories[categories["panel"] == "Content words"], model, runs, values)
         values = [spread(rows_of(run, "rank"), "samples", "layer", how="median")["mean"] for run in runs]
-        same_over_seeds(ranks[ranks["panel"].str.startswith("rank")], model, runs, values)
+        same_over_seeds(ranks[ranks["panel"].str.startswith("Effective")], model, runs, values)
 
 
 def test_documents_above_of_seeds_are_over_pairs(seeds: list[AnalysedRun], tmp_path: Path) -> None:
     numbers = drawn_of_seeds("rank", seeds, tmp_path)
-    right = numbers[numbers["panel"] == "documents above vanilla"]
+    right = numbers[numbers["panel"] == "Documents above vanilla"]
     assert {*right["run"]} == {"cog", "diff"}
 
     def medians(run: Run) -> pd.Series[float]:
@@ -225,7 +239,7 @@ def test_a_mean_over_seeds_is_of_all_of_them(tmp_path: Path) -> None:
     runs = [made_run(tmp_path, f"models/{name}", ranked=ranked) for name, ranked in (("a", 2), ("b", 1), ("c", 2))]
     members = [AnalysedRun(str(n), run, (), model) for n, (run, model) in enumerate(zip(runs, "xxy", strict=True))]
     numbers = drawn_of_seeds("rank", members, tmp_path)
-    layers = numbers[numbers["panel"] == "rank, median over heads"].groupby("run")["layer"].agg(list)
+    layers = numbers[numbers["panel"] == "Effective rank, median over heads"].groupby("run")["layer"].agg(list)
     assert layers.to_dict() == {"x": [2], "y": [1, 2]}
 
 
@@ -255,12 +269,88 @@ def test_every_model_has_its_own_look(tmp_path: Path) -> None:
     drawn_of_seeds("entropy", members, tmp_path)
     root = ElementTree.parse(tmp_path / "entropy.svg").getroot()
     [legend] = [element for element in root.iter(f"{SVG}g") if element.get("id") == "legend_1"]
-    assert [text.text for text in legend.iter(f"{SVG}text")] == [f"m{model} (2 seeds)" for model in range(12)]
+    # Read row by row
+    entries = [(float(text.get("y", "")), float(text.get("x", "")), text.text) for text in legend.iter(f"{SVG}text")]
+    assert [text for *_, text in sorted(entries)] == [f"m{model} (2 seeds)" for model in range(12)]
+    assert 1 < len({y for y, *_ in entries}) < 12
     strokes = [re.findall(r"stroke: (#\w+)", line.get("style", "")) for line in legend.iter(f"{SVG}path")]
     looks = [colour for [colour] in filter(None, strokes)]
     assert len({*looks}) == 12
     # Without their colours the lines differ in dashes or markers
     assert len({(line_look(number)["marker"], str(line_look(number)["linestyle"])) for number in range(36)}) == 36
+
+
+def texts(path: Path) -> list[str]:
+    return [text.text or "" for text in ElementTree.parse(path).iter(f"{SVG}text")]
+
+
+def test_titles_and_axes_are_words(runs: list[Run], tmp_path: Path) -> None:
+    for name, paper in [
+        *((name, False) for name in KINDS),
+        *((name, True) for name, kind in KINDS.items() if kind.paper),
+    ]:
+        for members in (analysed(runs[:1]), analysed(runs)):
+            write(make(name, members, FigureRequest(paper=paper)), members, [tmp_path / f"{name}.svg"])
+            printed = texts(tmp_path / f"{name}.svg")
+            assert not [text for text in printed if "_" in text or text in ("layer", "head", "position")]
+            assert printed.count("Layer") + printed.count("Head") + sum("Position of" in text for text in printed)
+    assert "vanilla" not in texts(tmp_path / "rank.svg")  # it has no line: the others are compared with it
+    write(make("bos", members, FigureRequest(paper=True)), members, [tmp_path / "bos.svg"])
+    assert [text for text in texts(tmp_path / "bos.svg") if not re.match(r"−?[\d.]+$", text)] == [
+        "Position of the query", "Weight on BOS", "vanilla", "cog", "diff",
+    ]  # fmt: skip
+    write(make("bos", members, FigureRequest(measure="bos_abs")), members, [tmp_path / "bos.svg"])
+    assert "Share of |weights| on BOS, %" in texts(tmp_path / "bos.svg")
+
+
+def test_notes_are_in_the_caption_and_on_request_below_the_figure(runs: list[Run], tmp_path: Path) -> None:
+    members, path, caption = analysed(runs), tmp_path / "negative.svg", tmp_path / "negative-caption.tex"
+    figure = make("negative", members, FigureRequest())
+    write(figure, members, [path])
+    assert not any("standard deviation" in text for text in texts(path))
+    written = caption.read_text(encoding="utf-8").splitlines()
+    assert len(written) == 2 and written[1].startswith(
+        "\\caption{Share of negative weights on BOS, by layer. Line: mean"
+    )
+    assert "band: $\\pm$ 1 standard deviation over heads" in written[1] and "50 \\%" in written[1]
+    write(make("negative", members, FigureRequest(notes=True)), members, [path])
+    assert any("standard deviation over heads" in text for text in texts(path))
+    caption.write_text("\\caption{Mine}\n")
+    with pytest.raises(UsageError, match="caption"):
+        write(figure, members, [path])
+
+
+@pytest.mark.parametrize(("size", "inches"), [("column", 3.3), ("page", 6.9)])
+def test_sizes_of_print(runs: list[Run], tmp_path: Path, size: Size, inches: float) -> None:
+    for name in ("bos", "categories", "heatmap"):
+        members, paths = analysed(runs), [tmp_path / f"{name}.pdf", tmp_path / f"{name}.svg"]
+        write(make(name, members, FigureRequest(size=size)), members, paths)
+        [box] = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ", paths[0].read_bytes())
+        assert float(box) == pytest.approx(72 * inches, abs=0.1)
+        sizes = re.findall(r"font-size: ([\d.]+)px", paths[1].read_text(encoding="utf-8"))
+        assert {*map(float, sizes)} <= {8.0, 9.0} and sizes
+
+
+def test_bands_of_shares_end_at_0_and_100(tmp_path: Path) -> None:
+    """Of two heads with 0 and 50 % the deviation is 35 points, below 0 of the mean; with 50 and 100 % above 100."""
+    shares = {0: np.array([0.0, 0.5]), 1: np.array([0.0, 0.5]), 2: np.array([0.5, 1.0])}
+    run = given(tmp_path, "a", {layer: {"bos_negative": heads} for layer, heads in shares.items()})
+    path = tmp_path / "negative.svg"
+    write(make("negative", [run], FigureRequest()), [run], [path])
+    assert "cut off at 0 and 100" in (tmp_path / "negative-caption.tex").read_text(encoding="utf-8")
+    root = ElementTree.parse(path).getroot()
+    [band] = [group for group in root.iter(f"{SVG}g") if group.get("id", "").startswith("FillBetween")]
+    [outline], [base] = band.iter(f"{SVG}path"), band.iter(f"{SVG}use")
+    points = re.findall(r"[\d.-]+ ([\d.-]+)", outline.get("d", ""))
+    heights = [float(y) + float(base.get("y", "")) for y in points]
+    marks = {}
+    for tick in (group for group in root.iter(f"{SVG}g") if group.get("id", "").startswith("ytick_")):
+        [label], [mark] = [text.text for text in tick.iter(f"{SVG}text")], [*tick.iter(f"{SVG}use")]
+        marks[label] = float(mark.get("y", ""))
+    assert (max(heights), min(heights)) == pytest.approx((marks["0"], marks["100"]), abs=0.01)
+    inside = given(tmp_path, "b", {0: {"bos_negative": np.array([0.5, 0.6])}})
+    write(make("negative", [inside], FigureRequest()), [inside], [path])
+    assert "cut off" not in (tmp_path / "negative-caption.tex").read_text(encoding="utf-8")
 
 
 def given(root: Path, model: str, by_layer: dict[int, dict[str, Any]]) -> AnalysedRun:
@@ -328,7 +418,7 @@ def test_options_that_cannot_be_used(runs: list[Run]) -> None:
     for request, name, noun in (
         (FigureRequest(measure="distance"), "bos", "'distance'"),
         (FigureRequest(band="heads"), "heatmap", "--band"),
-        (FigureRequest(paper=True), "rank", "--paper"),
+        (FigureRequest(paper=True), "summary", "--paper"),
         (FigureRequest(layers=(-4,)), "bos", "--layers -4"),
     ):
         with pytest.raises(UsageError, match=noun):

@@ -15,7 +15,7 @@ import evalkit
 from evalkit.benchmarks.attention.documents import AttentionRequest, batches_of, plan_attention
 from evalkit.benchmarks.attention.groups import MEASURES
 from evalkit.benchmarks.attention.map_blocks import stream_attention_maps
-from evalkit.benchmarks.attention.results import ALL, DOCUMENTS, HEADS, results_of
+from evalkit.benchmarks.attention.results import ALL, DOCUMENTS, HEADS, attention_report, results_of
 from evalkit.benchmarks.request import request_of
 from evalkit.comparison.comparison import compare_pairing
 from evalkit.comparison.pairing import pair
@@ -30,7 +30,7 @@ from tests.benchmarks.attention.made import made_run
 from tests.models.variants.building import VARIANTS, model_of
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
-WITHOUT_TAGGER = "bos,entropy,negative,sink,distance,similarity,rank,all_tokens"
+WITHOUT_TAGGER = "bos,bos_tokens,entropy,negative,sink,distance,similarity,rank,all_tokens"
 
 
 def checkpoint_of(variant: str, folder: Path) -> Path:
@@ -80,8 +80,9 @@ def test_every_value_equals_that_of_whole_maps_in_float64(run: Run, documents: P
                 expected = plainly.measures(seen.numpy(), None, [], sequence.last, sequence.bos)
                 for name, values in expected.items():
                     measure = name.removesuffix("_by_position")
-                    for power, column in enumerate(values.T) if name != measure else [(None, values)]:
-                        position = 0 if power is None else 2**power
+                    for number, column in enumerate(values.T) if name != measure else [(None, values)]:
+                        each = measure == "bos_token"
+                        position = 0 if number is None else 1 + number if each else 2**number
                         own = rows[batch.task, sequence.doc_id, layer, measure, position]
                         np.testing.assert_allclose(own, column, rtol=2e-4, atol=2e-6, err_msg=f"{name}, layer {layer}")
                         compared[measure] = compared.get(measure, 0) + len(own)
@@ -113,17 +114,20 @@ def test_the_other_tables_and_the_results_are_group_bys_of_the_first(run: Run) -
 
 
 def test_layers_and_continuations(tmp_path: Path, documents: Path) -> None:
-    """The rank is of the last four layers unless layers are named."""
+    """The rank is of the last four layers, BOS by single positions of the last, unless layers are named."""
     model = tiny_checkpoint(tmp_path / "six", window=1024, layers=6)
-    settings = {"measures": "rank,bos", "continuation": "all"}
+    settings = {"measures": "rank,bos,bos_tokens", "continuation": "all"}
     every = run_of(model, documents, tmp_path, sample=1, settings=settings)
     heads, rows = every.table(HEADS), every.table(DOCUMENTS)
     assert set(heads[heads["measure"] == "rank"]["layer"]) == {2, 3, 4, 5}
     assert set(heads[heads["measure"] == "bos"]["layer"]) == {*range(6)}
+    assert set(heads[heads["measure"] == "bos_token"]["layer"]) == {5}
     assert sorted(rows[rows["task"] == "piqa"]["choice"].unique()) == [0, 1]
     assert {task["task"]: task["n"] for task in every.stored["tasks"]} == {"piqa": 1, "boolq": 1}
-    named = run_of(model, documents, tmp_path, sample=1, settings={"measures": "rank", "layers": "1,-1"})
-    assert set(named.table(HEADS)["layer"]) == {1, 5}
+    for measures in ("rank", "bos_tokens"):
+        named = run_of(model, documents, tmp_path, sample=1, settings={"measures": measures, "layers": "1,-1"})
+        assert set(named.table(HEADS)["layer"]) == {1, 5}
+        assert attention_report(named, detail=True).notes
     with pytest.raises(UsageError, match=r"--layers 6"):
         run_of(model, documents, tmp_path, sample=1, settings={"measures": "rank", "layers": "6"})
 
