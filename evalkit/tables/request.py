@@ -76,7 +76,7 @@ def _recomputed(layout: TableLayout, numbers: Numbers) -> tuple[Text, ...]:
     if not averages:
         return ()
     differ = sum(half_up(value, layout.decimals) != printed[key] for key, value in averages.items())
-    counts = f"{differ} of the {len(averages)} printed averages differ"
+    counts = f"printed averages that differ: {differ} of {len(averages)}"
     return (literal(f"Averages are recomputed from the tasks' published numbers; {counts}."),)
 
 
@@ -148,7 +148,8 @@ def _legend(layout: TableLayout, request: TableRequest, measured: Measured) -> l
         kinds = {False: error, True: "standard deviation over seeds (rows of several runs)"}
         legend.append(f"±: {', '.join(kinds[kind] for kind in several)}.")
     if request.source == "both":
-        legend.append("In brackets: difference from the published number; averages of those are recomputed.")
+        averages = "; averages of those are recomputed" if layout.averages.keys() & layout.measures.keys() else ""
+        legend.append(f"In brackets: difference from the published number{averages}.")
     if request.significance:
         legend.append(_SIGNIFICANT)
         if len(several) > 1:

@@ -65,7 +65,11 @@ def test_recomputed_averages_are_stated(name: str) -> None:
              for cell, other in zip(row.cells, beside.cells, strict=True)]  # fmt: skip
     averages = sum(measure in load_layout(name).averages for measure in load_layout(name).measures)
     count, differ = averages * len(load_layout(name).model_items), sum(a != b for a, b in cells)
-    notes = [f"{differ} of the {count} printed averages differ." in plain(note) for note in recomputed.notes]
+    notes = [
+        f"recomputed from the tasks' published numbers; printed averages that differ: {differ} of {count}."
+        in plain(note)
+        for note in recomputed.notes
+    ]
     assert (notes, as_printed.notes) == ([True] * bool(averages), ())
     assert averages or not differ
 
