@@ -11,7 +11,7 @@ from evalkit.reporting.table import Cell, Span, Table, Text, marked
 _WIDE = 9
 """Minimum columns of a table that spans both columns of a page."""
 _DAGGER = r"$^{\dagger}$"
-_MINUS, _NEGATIVE = re.compile(r"(?<![^ ])-(?=\d| )"), re.compile(r"(?<![^ ])-(?=\d)")
+_MINUS, _NEGATIVE = re.compile(r"(?<![^ ])-(?=\d| )"), re.compile(r"(?<![^ (])-(?=\d)")
 """A hyphen that is meant as a minus in a cell; in a sentence."""
 
 

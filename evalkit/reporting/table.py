@@ -178,7 +178,11 @@ def beside(cell: Cell, plus_minus: str = " ± ") -> str:
 
 
 def column_names(table: Table) -> list[str]:
-    """Return one name for each column, for formats with a single header row; titles precede repeated labels."""
-    columns = [(plain(group.title), plain(label)) for group in table.columns for label in group.labels]
-    labels = [label for _, label in columns]
-    return [f"{title} {label}" if title and labels.count(label) > 1 else label for title, label in columns]
+    """Return one name for each column, for formats with a single header row.
+
+    Titles precede labels that are repeated, references to notes aside.
+    """
+    columns = [(plain(group.title), label) for group in table.columns for label in group.labels]
+    bare = [plain(tuple(span for span in label if not span.superscript)) for _, label in columns]
+    repeated = [bool(title) and bare.count(label) > 1 for (title, _), label in zip(columns, bare, strict=True)]
+    return [f"{title} " * prefixed + plain(label) for (title, label), prefixed in zip(columns, repeated, strict=True)]

@@ -1,7 +1,8 @@
 """Terminal output: tables as plain text, in the terminal's width.
 
-In: a `Table` and a width. Out: text. In a table that is too wide, headings and texts are wrapped; where that is not
-enough, further columns are in a block below, with the labels repeated.
+In: a `Table` and a width. Out: text. Titles of groups of columns have a line of their own, with a rule over the group.
+In a table that is too wide, headings and texts are wrapped; where that is not enough, further columns are in a block
+below, with the labels repeated.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import click
 from wcwidth import wcswidth, wrap
 
 from evalkit.escape import printable
-from evalkit.reporting.table import Cell, Table, beside, column_names, plain
+from evalkit.reporting.table import Cell, Table, beside, plain
 
 WIDTH = 100
 """Columns where the output is not a terminal."""
@@ -58,7 +59,12 @@ def _blocks(table: Table, width: int) -> list[str]:
         bodies = _widths(rows) if rows else [0] * len(head)
         head = [_wrap(name, max(_longest_word([name]), body)) for name, body in zip(head, bodies, strict=True)]
         widths = _widths([head, *rows])
-    numbers = widths[texts:]
+    numbers, start = widths[texts:], 0
+    for group in table.columns:  # room for a title over narrow columns
+        end = start + len(group.labels)
+        if (lacking := _longest_word([plain(group.title)]) - _total(numbers[start:end], 1)) > 0:
+            numbers[start] += lacking
+        start = end
     if _total(widths, gap) > width >= sum(widths[:texts]) + _GAP * texts + _total(numbers, 1):
         gap = 1
     least = [_longest_word(column) for column in zip(*[head, *rows], strict=True)][:texts]
@@ -79,36 +85,55 @@ def _blocks(table: Table, width: int) -> list[str]:
         fitting = sum(total <= width - columns[0] for total in accumulate(steps[start:]))
         chosen = [0, *range(1 + start, len(columns))[: max(1, fitting)]]
         rows_of_block = [[row[column] for column in chosen] for row in (head, *rows)]
-        shown_texts = sum(column < texts for column in chosen)
-        blocks.append(_block(table, rows_of_block, [columns[column] for column in chosen], shown_texts, gap, width))
+        blocks.append(_block(table, rows_of_block, chosen, [columns[column] for column in chosen], gap, width))
         start += max(1, fitting)
     return blocks
 
 
-def _block(table: Table, rows: list[list[str]], sizes: list[int], texts: int, gap: int, width: int) -> str:
-    """Render some columns: `rows` of cells, the headings first; `texts` columns are wrapped and have the full gap."""
-    between = " " * gap
+def _block(table: Table, rows: list[list[str]], chosen: list[int], sizes: list[int], gap: int, width: int) -> str:
+    """Render the `chosen` columns: `rows` of cells, the headings first. Texts are wrapped and have the full gap."""
+    between, texts = " " * gap, sum(column <= len(table.facts) for column in chosen)
     padded = [size + (_GAP - gap) * (number < texts) for number, size in enumerate(sizes)]
 
     def laid_out(row: list[str], above: bool = False) -> list[str]:
-        cells = [_wrap(cell, size).split("\n") for cell, size in zip(row, sizes, strict=True)]
-        tall = max(map(len, cells))
-        filled = [[""] * (tall - len(cell)) + cell if above else cell + [""] * (tall - len(cell)) for cell in cells]
-        lines = []
-        for line in zip(*filled, strict=True):
-            space = [" " * (size - _columns(part)) for part, size in zip(line, padded, strict=True)]
-            parts = [part + space[n] if n < texts else space[n] + part for n, part in enumerate(line)]
-            lines.append(between.join(parts).rstrip())
-        return lines
+        cells = [_wrap(cell, size) for cell, size in zip(row, sizes, strict=True)]
+        return _joined(cells, padded, texts, between, above)
 
     head, *body = rows
     rule, remaining = between.join("-" * size for size in padded), iter(body)
-    lines = [*laid_out(head, above=True), rule]
+    lines = [*_titles(table, chosen, padded, between), *laid_out(head, above=True), rule]
     for number, section in enumerate(table.sections):
         lines += [rule] if number and section.lines else []
         lines += [wrapped(plain(section.title), width)] if section.title else []
         lines += [line for _ in section.lines for line in laid_out(next(remaining))]
     return "\n".join(lines)
+
+
+def _titles(table: Table, chosen: list[int], sizes: list[int], between: str) -> list[str]:
+    """Return lines with the titles of the chosen columns' groups and rules below them; none without titles."""
+    groups = [-1 - text for text in range(1 + len(table.facts))]
+    groups += [number for number, group in enumerate(table.columns) for _ in group.labels]
+    spans, titles = list[int](), list[str]()
+    for number, members in groupby(zip(chosen, sizes, strict=True), lambda column: groups[column[0]]):
+        spans.append(_total([size for _, size in members], len(between)))
+        titles.append(_wrap(plain(table.columns[number].title) if number >= 0 else "", spans[-1]))
+    if not any(titles):
+        return []
+    rules = ["-" * (span if title else 0) for title, span in zip(titles, spans, strict=True)]
+    return [line for row in (titles, rules) for line in _joined(row, spans, len(spans), between, above=True)]
+
+
+def _joined(row: Sequence[str], sizes: Sequence[int], texts: int, between: str, above: bool) -> list[str]:
+    """Return the lines of a row of wrapped cells, `texts` of them on the left; the first lines are empty if `above`."""
+    cells = [cell.split("\n") for cell in row]
+    tall = max(map(len, cells))
+    filled = [[""] * (tall - len(cell)) + cell if above else cell + [""] * (tall - len(cell)) for cell in cells]
+    lines = []
+    for line in zip(*filled, strict=True):
+        space = [" " * (size - _columns(part)) for part, size in zip(line, sizes, strict=True)]
+        parts = [part + space[n] if n < texts else space[n] + part for n, part in enumerate(line)]
+        lines.append(between.join(parts).rstrip())
+    return lines
 
 
 def _strings(table: Table) -> tuple[list[str], list[list[str]]]:
@@ -119,7 +144,8 @@ def _strings(table: Table) -> tuple[list[str], list[list[str]]]:
         cells = [printable(cell.value) + _marks(cell).ljust(width) + beside(cell) for cell in line.cells]
         label, *facts = map(plain, line.texts)
         rows.append(["  " * line.indent + label, *facts, *cells])
-    return [*map(plain, table.headings), *column_names(table)], rows
+    labels = (label for group in table.columns for label in group.labels)
+    return [*map(plain, (*table.headings, *labels))], rows
 
 
 def _marks(cell: Cell) -> str:

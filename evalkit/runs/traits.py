@@ -152,11 +152,14 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
 
 
 def summary(run: Run, rule: str | None = None) -> str:
-    """Return a run's measurement settings in one line, without hashes and versions."""
+    """Return a run's measurement settings in one line, without hashes and versions.
+
+    That the context is not extended is said where prompts have a length of their own, as in LongBench.
+    """
     by_name = traits(run, rule)
     names = ("limit", "continuation", "windows", "template", "prompts", "solved examples", "prompt tokens", "rule",
              "dtype", "context extension")  # fmt: skip
-    usual = {("context extension", "none"), ("prompts", "one")}
+    usual = {("prompts", "one")} | ({("context extension", "none")} if "prompt tokens" not in by_name else set())
     shown = [by_name[name] for name in names if name in by_name]
     return ", ".join(trait.words for trait in shown if (trait.name, trait.value) not in usual)
 

@@ -81,7 +81,7 @@ def published_numbers(layout: TableLayout) -> dict[str, dict[str, Number]]:
 
 def printed_cells(layout: TableLayout) -> Printed:
     """Read a layout's averages and marks as printed: lines of model, measure, printed, marks."""
-    path = layout.data_file.parent / "printed" / f"{layout.name}.csv"
+    path = layout.printed_file
     if not path.is_file():
         raise UsageError(f"table {layout.name} has no printed averages and marks ({path} does not exist)")
     (_, header), *rows = _rows(path) or [(1, [])]
@@ -133,7 +133,7 @@ class Contest(NamedTuple):
     models: tuple[str, ...]
     """In the table's order; some may have no number."""
     winners: frozenset[str]
-    """Models with the extreme value: several if tied, none where there is no number."""
+    """Models with the extreme value: several if tied, none where fewer than two models have a number."""
 
 
 def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterator[Contest]:
@@ -144,7 +144,7 @@ def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterato
             for models in sections if rule.endswith("section") else [tuple(layout.model_items)]:
                 known = [model for model in models if (model, measure) in values]
                 shown = {model: half_up(values[model, measure], layout.decimals) for model in known}
-                best = choose(shown.values()) if shown else None
+                best = choose(shown.values()) if len(shown) > 1 else None
                 winners = frozenset(model for model, value in shown.items() if value == best)
                 yield Contest(mark, measure, models, winners)
 
@@ -187,7 +187,8 @@ def fill(
     def cell(key: CellKey) -> Cell:
         if (number := cells.get(key)) is None:
             return Cell()
-        spread = to_text(number.spread, places) if spreads and number.spread is not None else ""
+        # At least a decimal, so that the error of a share in whole percent is not printed as 0
+        spread = to_text(number.spread, max(places, 1)) if spreads and number.spread is not None else ""
         difference, kinds = "", marks.get(key, ())
         if key in others:  # of the rounded numbers, so that it agrees with the printed ones
             rounded = half_up(number.value, places) - half_up(others[key].value, places)

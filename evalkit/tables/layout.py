@@ -63,7 +63,7 @@ class LayoutItem(FileSettings):
     model: BySize = Field(default_factory=dict)
     """Models of its runs, as `zoo.named_model` accepts, files relative to the layout; with `pairs`, by size."""
     no_model: str = ""
-    """Why no named model belongs to it."""
+    """Why no named model belongs to it; without a run it then has its published numbers, marked as quoted."""
 
 
 class Group(FileSettings):
@@ -87,6 +87,8 @@ class PairedSize(FileSettings):
 
 class _LayoutFile(FileSettings):
     caption: Markup = ()
+    published: Markup = ()
+    """A sentence on the published numbers alone, printed wherever they are."""
     suite: str | None = None
     data: str | None = None
     models: Literal["rows", "columns"] = "rows"
@@ -108,9 +110,14 @@ class TableLayout(_LayoutFile):
 
     @property
     def data_file(self) -> Path:
-        """CSV of its published numbers; it need not exist, as that of printed averages and marks in `printed/`."""
+        """CSV of its published numbers; it need not exist."""
         data = self.data or self.path.stem
         return self.path.parent / data if data.endswith(".csv") else resource("results", "published", f"{data}.csv")
+
+    @property
+    def printed_file(self) -> Path:
+        """CSV of its averages and marks as printed; it need not exist."""
+        return self.data_file.parent / "printed" / f"{self.name}.csv"
 
     @property
     def models_are_rows(self) -> bool:

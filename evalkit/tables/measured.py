@@ -9,6 +9,7 @@ always marked, as are unofficial documents and a run whose model is not the row'
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -30,10 +31,12 @@ from evalkit.reporting.table import Text, literal
 from evalkit.runs.folder import Run
 from evalkit.runs.score_table import MARGIN
 from evalkit.runs.traits import model_differences, origin_notes, same_checkpoint, summary, unofficial_notes
-from evalkit.stats.estimates import error_of_average, error_of_mean
+from evalkit.stats.adjusted import with_one_won_and_one_lost
+from evalkit.stats.estimates import error_of_average
+from evalkit.stats.estimates import mean as mean_over_documents
 from evalkit.stats.power import ALPHA
 from evalkit.stats.significance import holm
-from evalkit.tables.fill import CellKey, Number, leads, read_numbers
+from evalkit.tables.fill import CellKey, Number, leads, published_numbers, read_numbers
 from evalkit.tables.layout import BASELINE, TableLayout, rows_by_key, run_key, without_baseline
 from evalkit.tables.rows import RunMapping, check_suite, row_mismatch
 
@@ -85,6 +88,20 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
         heading.append(f"Means over several runs: {', '.join(several)}.")
     shown = {row: seeds for row, seeds in runs.items() if row in rows_by_key(layout)}
     return Measured(numbers, shown, used, row_marks, tuple(map(literal, [*heading, *notes])))
+
+
+def with_quoted(layout: TableLayout, measured: Measured) -> Measured:
+    """Add the published numbers of rows that belong to no named model and have no run, with a mark and a note."""
+    rows = [key for key, item in layout.model_items.items() if item.no_model and key not in measured.numbers]
+    if not rows or not layout.data_file.is_file():
+        return measured
+    published, letter = published_numbers(layout), chr(ord("a") + len(measured.row_marks))
+    note = f"{letter}: published numbers, not measured here and perhaps under another protocol."
+    return measured._replace(
+        numbers=measured.numbers | {row: published[row] for row in rows if row in published},
+        row_marks=measured.row_marks | dict.fromkeys(rows, letter),
+        notes=(*measured.notes, literal(note)),
+    )
 
 
 def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | None]]:
@@ -190,15 +207,20 @@ def _paired_numbers(layout: TableLayout, runs: Mapping[str, tuple[Run, ...]]) ->
 def _exceeding_share(pairing: Pairing, rule: str) -> Number:
     """Return the share of documents on which B exceeds A under a rule, in percent, with its standard error.
 
-    The error of one run of B is that of a mean over documents: √(p (1 - p) / (n - 1)) if A has one run too. Of several
-    seeds it is the standard deviation of their shares.
+    The error of one run of B is over documents, clustered by their sources, with the tasks as strata. One document won
+    and one lost are added, as in the interval of a comparison, so that it is not 0 at 0 and 100 %. Of several seeds it
+    is the standard deviation of their shares.
     """
-    scores = [pairing.scores(task, rule) for task in pairing.tasks]
+    tasks = pairing.tasks
+    scores = [pairing.scores(task, rule) for task in tasks]
     baseline, ours = (np.concatenate(side, axis=1) for side in zip(*scores, strict=True))
     exceeds = ours[:, None] > baseline[None]  # [runs of B, runs of A, documents]
     shares = [PERCENT * Fraction(int(of_run.sum()), of_run.size) for of_run in exceeds]
-    error = error_of_mean(exceeds[0].mean(axis=0))
-    return _over_seeds(shares, None if error is None else PERCENT * error)
+    clusters = np.concatenate([np.arange(task.n) if task.clusters is None else task.clusters for task in tasks])
+    strata = np.repeat(np.arange(len(tasks)), [task.n for task in tasks])
+    won_or_lost = mean_over_documents(2.0 * exceeds[0].mean(axis=0) - 1, clusters, strata)
+    error = with_one_won_and_one_lost(won_or_lost, sum(task.sources for task in tasks)).stderr / 2
+    return _over_seeds(shares, None if math.isnan(error) else PERCENT * error)
 
 
 def significant_leads(layout: TableLayout, measured: Measured) -> set[CellKey]:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.reporting.table import Table, literal
+from evalkit.reporting.decimals import half_up
+from evalkit.reporting.table import Table, Text, literal
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.score_table import ACCURACY, OUTCOMES, outcome_key
-from evalkit.tables.fill import fill, printed_cells, published_numbers
+from evalkit.tables.fill import Numbers, computed, fill, printed_cells, published_numbers
 from evalkit.tables.layout import TableLayout, load_layout
-from evalkit.tables.measured import Measured, measure, significant_leads
+from evalkit.tables.measured import Measured, measure, significant_leads, with_quoted
 from evalkit.tables.rows import RunMapping, map_runs, read_mapping
 
 _DECIMALS = 3
@@ -59,11 +60,24 @@ def make(request: TableRequest) -> Table:
     check_options(request)
     layout = requested_layout(request)
     if not has_runs:
-        printed = printed_cells(layout) if request.as_printed else None
-        return fill(layout, published_numbers(layout), printed=printed)
+        numbers, printed = published_numbers(layout), printed_cells(layout) if request.as_printed else None
+        if layout.published:
+            layout = layout.model_copy(update={"caption": (*layout.caption, *literal(" "), *layout.published)})
+        return fill(layout, numbers, printed=printed, notes=() if printed else _recomputed(layout, numbers))
     if request.mapping is not None:
         return made_of_runs(layout, read_mapping(request.mapping), request)
     return made_of_runs(layout, map_runs(layout, [find_run(name, root_of_runs()) for name in request.runs]), request)
+
+
+def _recomputed(layout: TableLayout, numbers: Numbers) -> tuple[Text, ...]:
+    """Return a note that averages are recomputed, with how many differ from the printed ones; none without those."""
+    printed = printed_cells(layout).values if layout.printed_file.is_file() else {}
+    averages = {key: number.value for key, number in computed(layout, numbers).items() if key in printed}
+    if not averages:
+        return ()
+    differ = sum(half_up(value, layout.decimals) != printed[key] for key, value in averages.items())
+    counts = f"printed averages that differ: {differ} of {len(averages)}"
+    return (literal(f"Averages are recomputed from the tasks' published numbers; {counts}."),)
 
 
 def check_options(request: TableRequest) -> None:
@@ -107,6 +121,10 @@ def made_of_runs(layout: TableLayout, mapping: RunMapping, request: TableRequest
         key = outcome_key(request.other_outcome, request.rule or mapping.rule)
     measured = measure(layout, mapping, key, request.mixed)
     published = published_numbers(layout) if request.source == "both" else None
+    if published is not None:  # quoted rows have no difference
+        published = {row: numbers for row, numbers in published.items() if row in measured.numbers}
+    if not request.other_outcome:
+        measured = with_quoted(layout, measured)
     if request.drop_empty:
         layout = layout.without_empty(measured.numbers)
         if not layout.model_items:
@@ -114,21 +132,24 @@ def made_of_runs(layout: TableLayout, mapping: RunMapping, request: TableRequest
     if request.significance and (layout.pairs or "bold" not in layout.marks):
         raise UsageError(f"table {layout.name} marks no best means, so --significance has nothing to test; omit it")
     significant = significant_leads(layout, measured) if request.significance else ()
-    notes = (*measured.notes, *map(literal, (*_legend(request, measured), *remarks)))
+    of_published = [layout.published] if published and layout.published else []
+    notes = (*measured.notes, *map(literal, _legend(layout, request, measured)), *of_published, *map(literal, remarks))
     return fill(layout, measured.numbers, published, None, significant, request.spreads, measured.row_marks, notes)
 
 
-def _legend(request: TableRequest, measured: Measured) -> list[str]:
+def _legend(layout: TableLayout, request: TableRequest, measured: Measured) -> list[str]:
     several = sorted({len(runs) > 1 for runs in measured.runs.values()})
     legend = []
     if request.spreads and measured.runs:
         run = next(iter(measured.runs.values()))[0]
         known = any(metric.stderr is not None for metric in benchmark_of(run).metrics(run, measured.rule))
-        error = "standard error over documents" if known else f"not stored by single runs of {run.kind}"
+        added = ", one won and one lost added" if layout.pairs else ""
+        error = f"standard error over documents{added}" if known else f"not stored by single runs of {run.kind}"
         kinds = {False: error, True: "standard deviation over seeds (rows of several runs)"}
         legend.append(f"±: {', '.join(kinds[kind] for kind in several)}.")
     if request.source == "both":
-        legend.append("In brackets: difference from the published number.")
+        averages = "; averages of those are recomputed" if layout.averages.keys() & layout.measures.keys() else ""
+        legend.append(f"In brackets: difference from the published number{averages}.")
     if request.significance:
         legend.append(_SIGNIFICANT)
         if len(several) > 1:

@@ -40,7 +40,7 @@ from evalkit.runs.folder import RESULTS, SCORES, Run, load_run
 from evalkit.runs.rules import decide, find_rule, row_scores
 from evalkit.runs.score_table import SEGMENTS
 from tests.benchmarks.attention.made import made_run as made_analysis
-from tests.comparison.made import finished_run, make_longbench
+from tests.comparison.made import compared, finished_run, make_longbench
 from tests.sealed import specification, write_run
 
 NAMES = ["first", "second"]
@@ -116,6 +116,25 @@ def test_the_best_is_bold_among_runs_that_are_measured_alike(tmp_path: Path) -> 
         differing = [note.partition(" ")[0] for note in notes if "none of its numbers is bold" in note]
         assert differing == [run.model for run in runs if run in (other, documents)]
     assert "bfloat16, not float32" in notes[-1]
+
+
+def test_own_rules_that_differ_are_compared_under_one_that_both_support(tmp_path: Path) -> None:
+    """As by `compare`, with a note; the numbers under different rules have no best."""
+    a = finished_run(tmp_path, "a", 0.4, seed=5)
+    b = finished_run(tmp_path, "b", 0.9, seed=6, manifest={"rule": "acc_norm"})
+    [benchmark] = contents_of_runs([a, b], given_names=["a", "b"]).benchmarks
+    report = benchmark_report(benchmark)
+    assert not any(cell.bold for line in report.tables[0].lines for cell in line.cells)
+    assert "b is not measured as a" in report.notes[-1] and "rule: acc_norm, not acc" in report.notes[-1]
+    [panel], expected = comparison_panels(benchmark.sides, benchmark.rule), compared(a, b, rule="acc")
+    shown = texts(panel.reports[0].tables[0])
+    for task in expected.tasks:
+        difference = next(
+            cells[3] for label, cells in shown.items() if label.startswith(expected.labels[task.name].full)
+        )
+        assert float(difference) == pytest.approx(100 * task.difference, abs=0.051)
+    assert any("own rules differ: acc, acc_norm" in note for note in panel.reports[0].notes)
+    assert any(note.startswith("rule acc: ") for note in panel.reports[0].notes)
 
 
 def drawn(svg: str) -> set[str]:

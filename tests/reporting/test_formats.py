@@ -38,7 +38,7 @@ Row = tuple[str, list[str]]
 
 def from_csv(text: str) -> list[Row]:
     _, *lines = csv.reader(io.StringIO(text))
-    return [(label, cells) for _, label, *cells in lines]
+    return [(label, cells) for key, label, *cells in lines if key != "note"]
 
 
 def from_markdown(text: str) -> list[Row]:

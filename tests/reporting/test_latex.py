@@ -79,3 +79,11 @@ def test_a_dagger_is_given_room_in_every_number_of_its_column() -> None:
     assert r"x & \phantom{0}9.3\phantom{$^{\dagger}$}\,{\scriptsize$\pm$1.4} \\" in text
     assert r"x & \textbf{52.9}$^{\dagger}$\,{\scriptsize$\pm$1.2} \\" in text
     assert r"x & - \\" in text
+
+
+def test_a_hyphen_before_a_number_is_a_minus() -> None:
+    """In captions, labels and notes, after a bracket too; ranges and names keep their hyphen."""
+    for name, shown in (("abl_top_main", r"bottom 50\% ($-$50\%)"), ("anly_rank_main", "the last layer ($-$1)")):
+        assert shown in printed(make(TableRequest(name)), "latex")
+    text = printed(of_rows(("-0.5", Cell("-1.5")), name="layers 2-3 of run-4 (at -2)"), "latex")
+    assert r"\caption{layers 2-3 of run-4 (at $-$2)}" in text and "$-$0.5" in text and "$-$1.5" in text

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from evalkit.errors import TableError
 from evalkit.reporting.decimals import to_text
+from evalkit.reporting.table import plain
 from evalkit.tables.fill import Number, fill, leads, printed_cells, read_numbers
 from evalkit.tables.layout import TableLayout, layout_names, load_layout
 from evalkit.tables.request import TableRequest, make
@@ -55,6 +56,24 @@ def test_by_default_the_best_is_marked_and_the_mean_is_computed() -> None:
     assert backbones[-1][1][-1] == Printed("41.2", True, True)
 
 
+@pytest.mark.parametrize("name", layout_names())
+def test_recomputed_averages_are_stated(name: str) -> None:
+    """Averages that differ are counted in both tables as LaTeX, by another program."""
+    recomputed, as_printed = (make(TableRequest(name, as_printed=printed)) for printed in (False, True))
+    ours, theirs = (read_tabular(printed(table, "latex")) for table in (recomputed, as_printed))
+    cells = [(cell.text, other.text) for row, beside in zip(ours.rows, theirs.rows, strict=True)
+             for cell, other in zip(row.cells, beside.cells, strict=True)]  # fmt: skip
+    averages = sum(measure in load_layout(name).averages for measure in load_layout(name).measures)
+    count, differ = averages * len(load_layout(name).model_items), sum(a != b for a, b in cells)
+    notes = [
+        f"recomputed from the tasks' published numbers; printed averages that differ: {differ} of {count}."
+        in plain(note)
+        for note in recomputed.notes
+    ]
+    assert (notes, as_printed.notes) == ([True] * bool(averages), ())
+    assert averages or not differ
+
+
 @pytest.fixture(scope="module")
 def layout(tmp_path_factory: pytest.TempPathFactory) -> TableLayout:
     """Two sections of two models; bold is the highest of a section, underline the lowest of the table."""
@@ -74,13 +93,15 @@ def of_arc_easy(**values: str | Fraction) -> dict[str, dict[str, Number]]:
 
 @given(st.dictionaries(st.sampled_from(MODELS), st.integers(0, 400).map(lambda n: Fraction(n, 40))))
 def test_marks_are_of_what_is_printed(layout: TableLayout, values: dict[str, Fraction]) -> None:
-    """A cell is marked exactly where no other of its scope prints a better number; so ties are all marked."""
+    """A cell is marked exactly where no other of its scope prints a better number, and another has a number: ties are
+    all marked, and a number alone is neither the best nor the worst."""
     shown = {model: float(to_text(value, 1)) for model, value in values.items()}
     for line in fill(layout, of_arc_easy(**values)).lines:
         section = MODELS[:2] if line.key in MODELS[:2] else MODELS[2:]
         value = shown.get(line.key)
-        bold = value is not None and all(shown[other] <= value for other in section if other in shown)
-        underline = value is not None and all(other >= value for other in shown.values())
+        rivals = [shown[other] for other in section if other in shown]
+        bold = value is not None and len(rivals) > 1 and all(other <= value for other in rivals)
+        underline = value is not None and len(shown) > 1 and all(other >= value for other in shown.values())
         assert (line.cells[1].bold, line.cells[1].underline) == (bold, underline)
 
 

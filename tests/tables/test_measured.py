@@ -15,15 +15,20 @@ from scipy import stats
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import UsageError
+from evalkit.models.context.extension import Extension
 from evalkit.reporting.table import Table, plain
 from evalkit.runs.folder import RESULTS, SCORES, Run
+from evalkit.studies.results import read_results
+from evalkit.studies.tables import study_table
 from evalkit.tables.fill import Number
 from evalkit.tables.layout import load_layout
 from evalkit.tables.measured import measure
 from evalkit.tables.request import TableRequest, make
 from evalkit.tables.rows import read_mapping
-from tests.comparison.made import make_run, scores_of
+from tests.comparison.made import make_longbench, make_run, scores_of
+from tests.printed import printed
 from tests.sealed import reseal
+from tests.studies.made import recorded, write_study
 from tests.tables.runs import altered, lines, mapped, written
 
 OWN: dict[str, Any] = {
@@ -126,6 +131,54 @@ def test_what_no_run_measures_comes_from_a_csv(tmp_path: Path, finished: Run) ->
     assert table.sections[4].lines[0].cells[2].difference == "+1.69"
     alone = filled("app_long_contx", tmp_path, values=str(values), options={"drop_empty": True})
     assert [[plain(label) for label in group.labels] for group in alone.columns] == [["Intg"]]
+
+
+def test_rows_off_the_shelf_are_quoted(tmp_path: Path, finished: Run) -> None:
+    """As the paper does: its own model is measured, and the others have the numbers of their reports, marked."""
+    published, quoted = lines(make(TableRequest("res_intg_app"))), {"tinyllama", "cosmo"}
+
+    def marks(table: Table) -> dict[str, str]:
+        return {line.key: line.label[-1].text for line in table.lines if line.label[-1].superscript}
+
+    rows, options = {"vanilla_1b": str(finished.folder)}, {"spreads": True, "drop_empty": True}
+    table = filled("res_intg_app", tmp_path, "both", rows=rows, options=options)
+    results = finished.results()
+    measured = [f"{100 * task.accuracy:.1f}" for task in (*results.tasks, results.average)]
+    assert lines(table) == {key: published[key] for key in ("tinyllama", "cosmo")} | {"vanilla_1b": measured}
+    for line in table.lines:
+        assert [bool(cell.difference) for cell in line.cells] == [line.key not in quoted] * 9
+        assert [bool(cell.spread) for cell in line.cells] == [line.key not in quoted] * 9
+    assert marks(table) == {"vanilla_1b": "a"} | dict.fromkeys(quoted, "b")  # the run's documents are not official
+    assert any(plain(note).startswith("b: published numbers, not measured here") for note in table.notes)
+    path = write_study(tmp_path / "study.yaml", {"ours": "gone"}, {"zs": {"suite": "zeroshot8"}}, settings={})
+    recorded(path, finished, {"ours on zs": "llama-1.2b-vanilla"})
+    assert lines(study_table(read_results(path), TableRequest("res_intg_app", "runs"), None).table) == lines(table)
+    both = rows | {"cosmo": altered(finished, tmp_path / "cosmo")}
+    assert lines(filled("res_intg_app", tmp_path, rows=both)) == lines(table) | {"cosmo": measured}
+    bits = filled("res_intg_app", tmp_path, rows=rows, options={"outcome": "bits_per_byte"})
+    assert all(lines(bits)[key] == ["-"] * 9 for key in quoted) and not quoted & marks(bits).keys()
+
+
+def test_a_table_of_longbench_says_what_was_run(tmp_path: Path) -> None:
+    scores = {"trec": [0.5, 1.0], "lcc": [0.25, 0.75]}
+    yarn = Extension("yarn", 8192, 2048, 4.0).specification()
+    as_it_is, stretched = "no context extension", "context stretched from 2,048 to 8,192 tokens by yarn"
+    runs = {words: str(make_longbench(tmp_path, scores, model=f"org/{n}", context_extension=of))
+            for n, (words, of) in enumerate({as_it_is: None, stretched: yarn}.items())}  # fmt: skip
+    for words, run in runs.items():
+        table = filled("app_long_contx", tmp_path, rows={"vanilla_1b": run})
+        assert {other: other in printed(table) for other in runs} == {other: other == words for other in runs}
+        assert "YaRN" not in printed(table)
+        assert lines(table)["trec"] == ["75.00", "-", "-"]
+        both = filled("app_long_contx", tmp_path, "both", rows={"vanilla_1b": run})
+        assert "YaRN" not in plain(both.caption) and any("published" in plain(note) and "YaRN" in plain(note)
+                                                         for note in both.notes)  # fmt: skip
+    assert all("YaRN" in plain(make(TableRequest("app_long_contx", as_printed=way)).caption) for way in (True, False))
+    rows = {"vanilla_1b": runs[stretched], "intg_1b": runs[as_it_is]}
+    with pytest.raises(UsageError, match=f"row 'intg_1b'.*{as_it_is}.*{stretched}.*--allow-mixed"):
+        filled("app_long_contx", tmp_path, rows=rows)
+    mixed = filled("app_long_contx", tmp_path, rows=rows, options={"mixed": True})
+    assert f"a: {Path(runs[as_it_is]).name}: {as_it_is}, not {stretched}" in "\n".join(map(plain, mixed.notes))
 
 
 @pytest.mark.parametrize("outcome", ["bits_per_byte", "margin"])

@@ -58,6 +58,16 @@ def numbers(base: list[Run], row: str, runs: list[Run]) -> dict[str, Number]:
     return measure(load_layout(TABLE), mapping).numbers[row]
 
 
+def error(by_task: list[list[float]]) -> float:
+    """The error of a mean of shares: squares about the tasks' means, and about the whole mean of two documents that
+    are added, one won and one lost; each task's squares are scaled by n / (n - 1)."""
+    shares, n = [np.array(task, float) for task in by_task], sum(map(len, by_task))
+    mean = (np.concatenate(shares).sum() + 1) / (n + 2)
+    squares = sum(float(((task - task.mean()) ** 2).sum()) * len(task) / (len(task) - 1) for task in shares)
+    value = np.concatenate(shares).mean()
+    return math.sqrt(squares + (1 - mean) ** 2 + mean**2 + n * (value - mean) ** 2) / (n + 2)
+
+
 def test_shares_and_their_errors_by_hand(small: dict[str, Run]) -> None:
     table = of_runs(*small.values(), spreads=True)
     shown = lines(table)
@@ -65,14 +75,16 @@ def test_shares_and_their_errors_by_hand(small: dict[str, Run]) -> None:
     assert shown["intg"] == ["0%", "20%", "0%", "-", "-", "-"]
     assert shown["cog"] == ["-"] * 6
     notes = "\n".join(map(plain, table.notes))
-    assert "±: standard error over documents." in notes
+    assert "±: standard error over documents, one won and one lost added." in notes
     assert "200 random documents of each task (seed 0), gold continuations" in notes
     row = next(line for line in printed(table, "latex").splitlines() if "Diff" in line)
     assert row.replace(r"\phantom{0}", "").replace(r"\scriptsize", "") == (
-        r"\textsc{Diff} & 40\%\,{$\pm$24} & 80\%\,{$\pm$20} & 100\%\,{$\pm$0} & - & - & - \\"
+        r"\textsc{Diff} & 40\%\,{$\pm$17.6} & 80\%\,{$\pm$18.2} & 100\%\,{$\pm$13.2} & - & - & - \\"
     )
-    share = numbers([small["vanilla"]], "diff", [small["diff"]])["125m_last1"]
-    assert float(share.spread or 0) == pytest.approx(100 * math.sqrt(0.4 * 0.6 / 4))
+    shares = numbers([small["vanilla"]], "diff", [small["diff"]])
+    for name, won in (("125m_last1", [[1, 1, 0], [0, 0]]), ("125m_last3", [[1, 1, 1], [1, 1]])):
+        assert float(shares[name].spread or 0) == pytest.approx(100 * error(won))
+    assert error([[1, 1, 1, 1, 1]]) == pytest.approx(math.sqrt(6 / 7**3))  # √(p (1 - p) / 7) of p = 6/7
     assert [line.key for line in of_runs(small["vanilla"], small["diff"], drop_empty=True).lines] == ["diff"]
 
 
@@ -100,8 +112,8 @@ def test_seeds_are_compared_with_every_baseline(tmp_path: Path, small: dict[str,
     assert float(number.spread or 0) == pytest.approx(40 / 2**0.5)  # of 20 and 60
     # One run against two baselines: the error over documents of the mean of both
     number = numbers(bases, "diff", seeds[1:])["125m_last1"]
-    each = np.array([0.5, 0.5, 0.5, 0.5, 1.0])
-    assert (number.value, float(number.spread or 0)) == (60, pytest.approx(100 * each.std(ddof=1) / 5**0.5))
+    each = [[0.5, 0.5, 0.5], [0.5, 1.0]]
+    assert (number.value, float(number.spread or 0)) == (60, pytest.approx(100 * error(each)))
     notes = list(map(plain, of_runs(*bases, *seeds, spreads=True).notes))
     assert "Means over several runs: 'baseline/125m' (2 runs), 'diff/125m' (2 runs)." in notes
 
