@@ -171,18 +171,25 @@ def figure(
         raise UsageError(f"name a figure: {', '.join(KINDS)}; or give --all")
     if not runs and study is None:
         raise UsageError("name runs of evalkit attention (evalkit ls runs lists them), or --study FILE.yaml")
-    with doing("reading runs"):
-        analysed, notes = _analysed(runs, source, names, request)
-    for note in notes:
-        say(note)
+    of_study = source.results.study.figures if source.results and not runs else {}
+    read = dict[tuple[str, ...], list[AnalysedRun]]()
+
+    def analysed(name: str) -> list[AnalysedRun]:
+        if (chosen := of_study.get(name, runs)) not in read:
+            with doing("reading runs"):
+                read[chosen], notes = _analysed(chosen, source, names, request)
+            for note in notes:
+                say(note)
+        return read[chosen]
+
     if figure is not None:
-        _draw(figure, analysed, request, [path])
+        _draw(figure, analysed(figure), request, [path])
         return
     written = False
     for name, kind in KINDS.items():
         drawn = FigureRequest(request.layers, request.tasks, request.band if kind.band else None)
         try:
-            _draw(name, analysed, drawn, [path / f"{name}{suffix}" for suffix in (".pdf", ".png")])
+            _draw(name, analysed(name), drawn, [path / f"{name}{suffix}" for suffix in (".pdf", ".png")])
             written = True
         except UsageError as error:
             say(f"left out: {name}: {error}")
