@@ -172,7 +172,7 @@ def figure(
     if not runs and study is None:
         raise UsageError("name runs of evalkit attention (evalkit ls runs lists them), or --study FILE.yaml")
     of_study = source.results.study.figures if source.results and not runs else {}
-    read = dict[tuple[str, ...], list[AnalysedRun]]()
+    read: dict[tuple[str, ...], list[AnalysedRun]] = {}
 
     def analysed(name: str) -> list[AnalysedRun]:
         if (chosen := of_study.get(name, runs)) not in read:

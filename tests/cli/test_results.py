@@ -26,7 +26,7 @@ from tests.benchmarks.attention.made import made_run
 from tests.cli.conftest import Command, complains, completed
 from tests.documents import rewrite
 from tests.studies.conftest import computed_study, files, study
-from tests.studies.made import write_study
+from tests.studies.made import changed, write_study
 from tests.studies.test_tables import own, with_tables
 from tests.tables.runs import written
 
@@ -239,5 +239,19 @@ def test_figures_of_a_study(evalkit: Command, tmp_path: Path) -> None:
     ):
         outcome = evalkit("figure", "entropy", *words, "--study", path)
         assert outcome.code == 0 and ("new on maps" in outcome.err) == (not words)
-        drawn = rows_of(Path("entropy.csv").read_text(encoding="utf-8"))
-        assert list(dict.fromkeys(row["run"] for row in drawn)) == order
+        assert drawn_in("entropy.csv") == order
+    changed(path, figures={"entropy": ["intg", "base"], "bos": ["base"]})
+    for words, order in (((), ["intg seed 1", "intg seed 2", "base"]), (("base",), ["base"])):
+        outcome = evalkit("figure", "entropy", *words, "--study", path)
+        assert outcome.code == 0 and drawn_in("entropy.csv") == order and "new on maps" not in outcome.err
+    assert evalkit("figure", "--all", "--study", path, "-o", "all").code == 0
+    assert [drawn_in(f"all/{name}.csv") for name in ("bos", "entropy", "summary")] == [
+        ["base"], ["intg seed 1", "intg seed 2", "base"], ["base", "intg seed 1", "intg seed 2"]
+    ]  # fmt: skip
+    changed(path, figures={"entropy": ["new"]})
+    complains(evalkit("figure", "entropy", "--study", path), 2, "new on maps")
+
+
+def drawn_in(path: str) -> list[str]:
+    """Return the runs of a figure's numbers, in order."""
+    return list(dict.fromkeys(row["run"] for row in rows_of(Path(path).read_text(encoding="utf-8"))))
